@@ -1,0 +1,5 @@
+"""`python -m hf_vit` is the `hf-vit` program."""
+
+from hf_vit.cli.main import main
+
+main()
