@@ -1,1 +1,46 @@
-"""hf_vit."""
+"""hf_vit: the original Vision Transformer and its variants as first-class transformers models.
+
+Importing the package registers its families with transformers' Auto classes. Everything else is imported when used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
+
+from hf_vit.errors import UserError
+from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
+
+if TYPE_CHECKING:
+    from hf_vit.variants import VARIANTS, variant_config
+
+__version__ = "0.1.0"
+
+# Public names that cost an import of their own: name -> module.
+_LAZY = {"VARIANTS": "hf_vit.variants", "variant_config": "hf_vit.variants"}
+
+__all__ = [
+    "VARIANTS",
+    "HfViTConfig",
+    "HfViTForImageClassification",
+    "HfViTModel",
+    "UserError",
+    "variant_config",
+]
+
+
+def _register() -> None:
+    for config, model, classifier in ((HfViTConfig, HfViTModel, HfViTForImageClassification),):
+        AutoConfig.register(config.model_type, config)
+        AutoModel.register(config, model)
+        AutoModelForImageClassification.register(config, classifier)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'hf_vit' has no attribute '{name}'")
+
+
+_register()

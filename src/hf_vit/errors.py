@@ -2,4 +2,7 @@
 
 
 class UserError(ValueError):
-    """Bad input. The message says what was given, what is needed and the remedy; the command line prints it as one line."""
+    """Bad input: the message says what was given, what is needed and the remedy.
+
+    The command line prints it as one line.
+    """

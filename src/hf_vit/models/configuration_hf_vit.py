@@ -1,0 +1,222 @@
+"""Configuration of the plain Vision Transformer, and the fields that all families share.
+
+Sources: Dosovitskiy et al., "An Image is Worth 16x16 Words" (arXiv 2010.11929); the defaults are the original code's.
+"""
+
+import difflib
+import math
+import warnings
+from dataclasses import fields
+from typing import Any, ClassVar, Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers.activations import ACT2FN
+from transformers.backbone_utils import BackboneConfigMixin
+from transformers.configuration_utils import PreTrainedConfig
+
+# Keys that transformers writes into configs or passes along without declaring them as fields.
+FOREIGN_KEYS = frozenset({"auto_map", "attn_implementation", "torch_dtype", "quantization_config", "stage_names"})
+
+
+def as_pair(value: int | tuple[int, int] | list[int]) -> tuple[int, int]:
+    """Read a side length that may be one int or (height, width)."""
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+@strict
+class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
+    """Abstract: the fields that every family of the package has (one legend: px are pixels of the input image)."""
+
+    base_model_tp_plan: ClassVar[dict[str, str]] = {
+        "layers.*.attention.q_proj": "colwise",
+        "layers.*.attention.k_proj": "colwise",
+        "layers.*.attention.v_proj": "colwise",
+        "layers.*.attention.o_proj": "rowwise",
+        "layers.*.mlp.fc1": "colwise",
+        "layers.*.mlp.fc2": "rowwise",
+    }
+
+    image_size: int | tuple[int, int] | list[int] = 224
+    num_channels: int = 3
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu_pytorch_tanh"
+    layer_norm_eps: float = 1e-6
+    qkv_bias: bool = True
+    hidden_dropout_prob: float | int = 0.0
+    attention_probs_dropout_prob: float | int = 0.0
+    drop_path_rate: float | int = 0.0
+    initializer_range: float = 0.02
+    position_embedding: Literal["learned", "learned_2d", "sincos_2d", "sincos_1d", "relative", "none"] = "learned"
+    position_on_class_token: bool = True
+    position_interpolation: Literal["bilinear_corners", "bicubic"] = "bilinear_corners"
+    pooling: Literal["token", "gap", "map"] = "token"
+    use_class_token: bool | None = None
+    representation_size: int | None = None
+    layer_scale_init_value: float | int | None = None
+    num_hidden_groups: int | None = None
+    is_causal: bool = False
+    use_distillation_token: bool = False
+    reshape_hidden_states: bool = True
+    apply_layernorm: bool = True
+    use_feature_pyramid: bool = False
+    _out_features: list[str] | None = None
+    _out_indices: list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for name in ("image_size", "patch_size"):
+            if isinstance(getattr(self, name, None), list):
+                setattr(self, name, tuple(getattr(self, name)))
+        self.stage_names = ["stem"] + [f"stage{index}" for index in range(1, self.num_hidden_layers + 1)]
+        self.set_output_features_output_indices(
+            out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
+        )
+        self._warn_about_misspelt(kwargs)
+        super().__post_init__(**kwargs)
+
+    def _warn_about_misspelt(self, unknown: dict[str, Any]) -> None:
+        """Unknown keys are kept, as newer versions may write them; one that looks like a field's name is told."""
+        known = [field.name for field in fields(self) if not field.name.startswith("_")]
+        for key in unknown:
+            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+            if nearest and key not in FOREIGN_KEYS and not key.startswith("_") and not hasattr(type(self), key):
+                warnings.warn(
+                    f"{type(self).__name__} has no field '{key}' (value {unknown[key]!r}), so it changes nothing; "
+                    f"did you mean '{nearest[0]}'?",
+                    UserWarning,
+                    stacklevel=4,
+                )
+
+    @property
+    def patch_stride(self) -> tuple[int, int]:
+        """(height, width) in px of the image area behind one patch token."""
+        return as_pair(self.patch_size)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(h, w): patches of the nominal image, the size of the position table."""
+        (height, width), (stride_h, stride_w) = as_pair(self.image_size), self.patch_stride
+        return height // stride_h, width // stride_w
+
+    @property
+    def has_class_token(self) -> bool:
+        return self.pooling == "token" if self.use_class_token is None else self.use_class_token
+
+    @property
+    def num_special_tokens(self) -> int:
+        """Class and distillation tokens; they stand before the patches (after them when `is_causal`)."""
+        return int(self.has_class_token) + int(self.use_distillation_token)
+
+    def validate_sizes(self) -> None:
+        for name in ("num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+            _need_positive(name, getattr(self, name))
+        for name in ("representation_size", "num_hidden_groups"):
+            if getattr(self, name) is not None:
+                _need_positive(name, getattr(self, name))
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}; "
+                "choose a number of heads that divides the hidden size"
+            )
+        groups = self.num_hidden_groups
+        if groups is not None and groups > self.num_hidden_layers:
+            raise ValueError(
+                f"num_hidden_groups={groups} exceeds num_hidden_layers={self.num_hidden_layers}; "
+                "a group holds at least one layer"
+            )
+
+    def validate_image_fits_patch(self) -> None:
+        for name in ("image_size", "patch_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) and len(value) != 2:
+                raise ValueError(f"{name}={value} has {len(value)} numbers; give one int or (height, width) in px")
+            for side in as_pair(value):
+                _need_positive(name, side, value)
+        for side, stride in zip(as_pair(self.image_size), self.patch_stride, strict=True):
+            if side % stride:
+                raise ValueError(
+                    f"image_size={self.image_size} px is not divisible by the patch of {stride} px; "
+                    f"the nearest sizes that fit are {side // stride * stride} and {(side // stride + 1) * stride}"
+                )
+
+    def validate_rates(self) -> None:
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is not a probability; it needs 0 <= {name} < 1")
+        for name in ("layer_norm_eps", "initializer_range"):
+            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
+                raise ValueError(f"{name}={getattr(self, name)} must be a finite number above 0")
+
+    def validate_names(self) -> None:
+        if self.hidden_act not in ACT2FN:
+            nearest = difflib.get_close_matches(self.hidden_act, list(ACT2FN), n=1)
+            hint = f"did you mean '{nearest[0]}'?" if nearest else "use a name of transformers.activations.ACT2FN"
+            raise ValueError(f"hidden_act='{self.hidden_act}' is not an activation of transformers; {hint}")
+
+    def validate_combinations(self) -> None:
+        """The table of what goes together; every row says the remedy."""
+        if self.pooling == "token" and self.use_class_token is False:
+            raise ValueError("pooling='token' reads the class token, but use_class_token=False; use pooling='gap'")
+        if self.use_distillation_token and self.pooling != "token":
+            raise ValueError(
+                f"use_distillation_token=True needs pooling='token' (got '{self.pooling}'): "
+                "the distillation token stands beside a class token"
+            )
+        if self.is_causal and self.position_embedding == "relative":
+            raise ValueError("is_causal=True does not go with position_embedding='relative'; use 'learned'")
+        parts = {"learned_2d": 2, "sincos_1d": 2, "sincos_2d": 4}.get(self.position_embedding, 1)
+        if self.hidden_size % parts:
+            raise ValueError(
+                f"position_embedding='{self.position_embedding}' splits hidden_size={self.hidden_size} into {parts} "
+                f"parts; choose a hidden size divisible by {parts}"
+            )
+        if self.position_embedding.startswith("sincos") and self.hidden_size <= parts:
+            raise ValueError(
+                f"position_embedding='{self.position_embedding}' needs at least two frequencies; "
+                f"hidden_size={self.hidden_size} must exceed {parts}"
+            )
+
+
+@strict
+class HfViTConfig(HfViTBaseConfig):
+    """Configuration of `HfViTModel` and its heads; the default is ViT-B/16 at 224 px (arXiv 2010.11929, table 1).
+
+    Args:
+        image_size: nominal image in px, int or (height, width); the size of the position table. Other sizes work too.
+        patch_size: px, int or (height, width).
+        num_channels, hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: as in transformers' ViT.
+        hidden_act: the original's tanh GELU by default; other origins carry their own.
+        layer_norm_eps: 1e-6, the original's value.
+        qkv_bias: whether query, key and value projections have a bias.
+        hidden_dropout_prob: after the position embedding and every dense layer but q, k, v (table 3).
+        attention_probs_dropout_prob: on the attention probabilities.
+        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 with depth.
+        initializer_range: standard deviation of the learned position tables.
+        position_embedding: "learned", "learned_2d" (two tables of D/2), "sincos_2d", "sincos_1d", "relative"
+            (offsets as keys; appendix D.4) or "none".
+        position_on_class_token: False: the table is added before the class token is attached (big_vision).
+        position_interpolation: how a learned table is resampled to another grid; "bilinear_corners" is the original's.
+        pooling: "token" (class token), "gap" (mean of the patch tokens) or "map" (attention pooling).
+        use_class_token: None means pooling == "token".
+        representation_size: width of the tanh layer before the head (`pre_logits`), or None.
+        layer_scale_init_value: initial LayerScale (CaiT, arXiv 2103.17239), or None for no LayerScale.
+        num_hidden_groups: layers that share weights (ALBERT); None means that every layer has its own.
+        is_causal: GPT-style attention in raster order; the special tokens then stand last.
+        use_distillation_token: DeiT's second token and head (arXiv 2012.12877).
+        reshape_hidden_states, apply_layernorm, use_feature_pyramid: of `HfViTBackbone`; see there.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: a value is of a wrong type or does not go with another; the
+            message names field, value and remedy.
+    """
+
+    model_type = "hf_vit"
+
+    patch_size: int | tuple[int, int] | list[int] = 16
+
+
+def _need_positive(name: str, number: int, value: Any = None) -> None:
+    if number < 1:
+        raise ValueError(f"{name}={number if value is None else value} must be at least 1")

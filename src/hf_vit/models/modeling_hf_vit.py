@@ -1,0 +1,605 @@
+"""The Vision Transformer: embeddings, blocks, encoder, heads. Reads top to bottom.
+
+Legend: B batch, C channels, H x W px, h x w patch grid, P patch side, N tokens, D hidden size, A heads, K labels.
+Sources: Dosovitskiy et al., arXiv 2010.11929 (section 3.1, appendix D.3); the original JAX code fixes what the paper
+leaves open (tanh GELU, eps 1e-6, initialisation).
+"""
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .attention_hf_vit import AttentionMaps, HfViTAttention
+from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
+from .pooling_hf_vit import AttentionPooling, HfViTPooler, patch_token_slice
+from .positions_hf_vit import (
+    Grid,
+    PositionTable,
+    RelativePositionBias,
+    own_places,
+    resample_patch_kernel,
+)
+
+
+class HfViTPatchEmbeddings(nn.Module):
+    """Cut an image into patches and project each: [B, C, H, W] -> [B, h*w, D], row by row."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        super().__init__()
+        self.projection = nn.Conv2d(
+            config.num_channels, config.hidden_size, kernel_size=config.patch_stride, stride=config.patch_stride
+        )
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.projection(pixel_values).flatten(2).transpose(1, 2)
+
+    def resize_to(self, config: HfViTConfig) -> None:
+        """Stretch the kernel to the patch of another config."""
+        stride = config.patch_stride
+        self.projection.weight = nn.Parameter(resample_patch_kernel(self.projection.weight, stride))
+        self.projection.kernel_size = self.projection.stride = stride
+
+
+@dataclass
+class Tokens:
+    """What the embeddings hand to the blocks.
+
+    Attributes:
+        hidden_states: [B, N, D].
+        grid: (h, w), the patch grid of the (padded) image.
+        token_mask: [B, N] bool, False on padding; None when nothing is padded.
+        image_grids: the part of the grid that each image fills; None when all fill it.
+    """
+
+    hidden_states: torch.Tensor
+    grid: Grid
+    token_mask: torch.Tensor | None = None
+    image_grids: list[Grid] | None = None
+
+
+class HfViTEmbeddings(PositionTable):
+    """Patches + position table + special tokens: image [B, C, H, W] -> `Tokens`.
+
+    Args:
+        patch_embeddings: [B, C, H, W] -> [B, h*w, D]; the hybrid's holds its ResNet stem.
+    """
+
+    def __init__(self, config: HfViTBaseConfig, patch_embeddings: nn.Module) -> None:
+        super().__init__(config)
+        self.patch_embeddings = patch_embeddings
+        self.patch_stride = config.patch_stride
+        self.num_channels = config.num_channels
+        self.special_last = config.is_causal
+        if config.has_class_token:
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        if config.use_distillation_token:
+            self.distillation_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None) -> Tokens:
+        grid = self.patch_grid(pixel_values)
+        patches = self.patch_embeddings(pixel_values)
+        image_grids = None if patch_attention_mask is None else image_grids_of(patch_attention_mask, grid)
+        if image_grids is None:
+            table, special_rows = self.position_table(grid, like=patches)
+        else:
+            table, special_rows = self._padded_table(grid, image_grids, like=patches)
+        if table is not None:
+            patches = patches + table
+        hidden_states = self._attach_special(patches, self._special_tokens(patches.shape[0], special_rows))
+        token_mask = None
+        if patch_attention_mask is not None:
+            flat = patch_attention_mask.flatten(1).bool()
+            special = self._special_tokens(1, None)
+            count = sum(token.shape[1] for token in special)
+            token_mask = self._attach_special(flat, [flat.new_ones(flat.shape[0], count)])
+        return Tokens(self.dropout(hidden_states), grid, token_mask, image_grids)
+
+    def resize_to(self, config: HfViTBaseConfig) -> None:
+        super().resize_to(config)
+        self.patch_stride = config.patch_stride
+
+    def patch_grid(self, pixel_values: torch.Tensor) -> Grid:
+        """(h, w) of a batch; an image that does not fit raises with what was given and what is needed."""
+        if pixel_values.ndim != 4 or pixel_values.shape[1] != self.num_channels:
+            raise ValueError(
+                f"pixel_values of shape {tuple(pixel_values.shape)}; the model needs [B, {self.num_channels}, H, W]"
+            )
+        if not pixel_values.is_floating_point():
+            raise ValueError(
+                f"pixel_values are {pixel_values.dtype}; the model needs normalised floats: use the image processor"
+            )
+        height, width = pixel_values.shape[2:]
+        stride_h, stride_w = self.patch_stride
+        if height % stride_h or width % stride_w or height < stride_h or width < stride_w:
+            raise ValueError(
+                f"image {height}x{width} px is not divisible by patch {stride_h}x{stride_w} px; resize or pad it first"
+            )
+        return height // stride_h, width // stride_w
+
+    def _special_tokens(self, batch: int, rows: torch.Tensor | None) -> list[torch.Tensor]:
+        tokens = [getattr(self, name) for name in ("cls_token", "distillation_token") if hasattr(self, name)]
+        if rows is not None:
+            tokens = [token + rows[:, i : i + 1] for i, token in enumerate(tokens)]
+        return [token.expand(batch, -1, -1) for token in tokens]
+
+    def _attach_special(self, patches: torch.Tensor, special: list[torch.Tensor]) -> torch.Tensor:
+        if not special:
+            return patches
+        return torch.cat([patches, *special] if self.special_last else [*special, patches], dim=1)
+
+    def _padded_table(self, grid: Grid, image_grids: list[Grid], like: torch.Tensor):
+        """[B, h*w, D]: every image gets the table it has on its own, at the top left of the padded grid."""
+        table, special_rows = None, None
+        for own in set(image_grids):
+            rows, special_rows = self.position_table(own, like=like)
+            if rows is None:
+                return None, None
+            table = like.new_zeros(like.shape[0], grid[0] * grid[1], rows.shape[-1]) if table is None else table
+            images = torch.tensor([i for i, g in enumerate(image_grids) if g == own], device=like.device)
+            places = own_places(own, grid, like.device)
+            table = table.index_put((images[:, None], places), rows.to(table.dtype))
+        return table, special_rows
+
+
+def image_grids_of(patch_attention_mask: torch.Tensor, grid: Grid) -> list[Grid]:
+    """Read from a mask [B, h, w] the (h_i, w_i) that every image fills at the top left of a padded batch.
+
+    Raises:
+        ValueError: the mask has another shape, or an image is empty or not a top-left rectangle.
+    """
+    if tuple(patch_attention_mask.shape[1:]) != grid:
+        raise ValueError(
+            f"patch_attention_mask of shape {tuple(patch_attention_mask.shape)}; it needs [B, {grid[0]}, {grid[1]}], "
+            "one entry a patch, 1 on the image and 0 on padding"
+        )
+    mask = patch_attention_mask.bool()
+    heights, widths = mask.any(dim=2).sum(dim=1).tolist(), mask.any(dim=1).sum(dim=1).tolist()
+    for index, (h, w) in enumerate(zip(heights, widths, strict=True)):
+        if not h or int(mask[index].sum()) != h * w or not bool(mask[index, :h, :w].all()):
+            raise ValueError(
+                f"patch_attention_mask of image {index} is not a rectangle at the top left; "
+                "pad every image at its right and bottom"
+            )
+    return list(zip(heights, widths, strict=True))
+
+
+class HfViTMLP(nn.Module):
+    """Two dense layers with an activation between, [.., D] -> [.., D]; dropout after both (table 3's note)."""
+
+    def __init__(self, config: HfViTBaseConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation_fn = ACT2FN[config.hidden_act]
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.dropout(self.fc2(self.dropout(self.activation_fn(self.fc1(hidden_states)))))
+
+
+class HfViTLayerScale(nn.Module):
+    """A learned factor a channel on a residual branch (CaiT, arXiv 2103.17239)."""
+
+    def __init__(self, config: HfViTBaseConfig) -> None:
+        super().__init__()
+        self.initial_value = config.layer_scale_init_value
+        self.lambda1 = nn.Parameter(torch.full((config.hidden_size,), float(config.layer_scale_init_value)))
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states * self.lambda1
+
+
+class HfViTDropPath(nn.Module):
+    """Stochastic depth (arXiv 1603.09382): drops a whole residual branch for an image, keeps its expectation."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, branch: torch.Tensor) -> torch.Tensor:
+        if not self.training or self.rate == 0.0:
+            return branch
+        keep = torch.empty(branch.shape[0], *[1] * (branch.ndim - 1), device=branch.device, dtype=branch.dtype)
+        return branch * keep.bernoulli_(1.0 - self.rate) / (1.0 - self.rate)
+
+
+class HfViTLayer(GradientCheckpointingLayer):
+    """Pre-norm block: attention, then MLP, each with a residual. [B, N, D] -> [B, N, D]."""
+
+    def __init__(self, config: HfViTBaseConfig, drop_path_rate: float) -> None:
+        super().__init__()
+        scale = nn.Identity if config.layer_scale_init_value is None else lambda: HfViTLayerScale(config)
+        self.layernorm_before = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention = HfViTAttention(config)
+        self.layer_scale1 = scale()
+        self.layernorm_after = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp = HfViTMLP(config)
+        self.layer_scale2 = scale()
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.drop_path = HfViTDropPath(drop_path_rate)
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, **kwargs)
+        hidden_states = hidden_states + self.drop_path(self.layer_scale1(self.dropout(attended)))
+        transformed = self.mlp(self.layernorm_after(hidden_states))
+        return hidden_states + self.drop_path(self.layer_scale2(transformed))
+
+
+SIZE_KEYS = ("image_size", "patch_size")
+HUB_KEYS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+
+
+class HfViTPreTrainedModel(PreTrainedModel):
+    """Abstract: initialisation, sharing and resizing for every model of the package."""
+
+    config_class: ClassVar[type] = HfViTConfig
+    base_model_prefix = "vit"
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    supports_gradient_checkpointing = True
+    _no_split_modules: ClassVar[list[str]] = ["HfViTEmbeddings", "HfViTLayer"]
+    _input_embed_layer = "patch_embeddings"
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs: ClassVar[dict[str, Any]] = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}
+    # Every class that loads from one saved folder, so that each Auto class finds its own (`AutoConfig` included).
+    auto_map: ClassVar[dict[str, str]] = {
+        "AutoConfig": "configuration_hf_vit.HfViTConfig",
+        "AutoModel": "modeling_hf_vit.HfViTModel",
+        "AutoModelForImageClassification": "modeling_hf_vit.HfViTForImageClassification",
+    }
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """The original code's initialisation (vit_jax): xavier-uniform kernels, zero biases, zero class token."""
+        if isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Conv2d):
+            init.lecun_normal_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm | nn.GroupNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, PositionTable):
+            for name, parameter in module.named_parameters(recurse=False):
+                if "position" in name:
+                    init.normal_(parameter, std=self.config.initializer_range)
+                else:
+                    init.zeros_(parameter)
+        elif isinstance(module, RelativePositionBias):
+            init.normal_(module.offset_embeddings, std=self.config.initializer_range)
+        elif isinstance(module, AttentionPooling):
+            init.xavier_uniform_(module.probe)
+        elif isinstance(module, HfViTLayerScale):
+            init.constant_(module.lambda1, float(module.initial_value))
+        self._init_special_cases(module)
+
+    def _init_special_cases(self, module: nn.Module) -> None:
+        """Runs after the children of `module` were initialised: what a parent knows better than its parts."""
+        if isinstance(module, HfViTMLP):
+            for dense in (module.fc1, module.fc2):
+                init.normal_(dense.bias, std=1e-6)
+        elif isinstance(module, HfViTPooler) and module.dense is not None:
+            init.lecun_normal_(module.dense.weight)
+
+    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
+        """As transformers', with a complete `auto_map`; `_auto_class` makes transformers copy the code it names."""
+        self.config.auto_map = dict(self.auto_map)
+        kwargs.setdefault("save_original_format", False)
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Self:
+        """As transformers'; another `image_size` or `patch_size` than the checkpoint's resamples its tables.
+
+        Position tables are stretched (arXiv 2010.11929, section 3.2), patch kernels by the pseudo-inverse of the
+        resize (FlexiViT, arXiv 2212.08013). Both may come as keywords or in `config`.
+        """
+        sizes = {name: kwargs.pop(name) for name in SIZE_KEYS if name in kwargs}
+        if isinstance(config, PreTrainedConfig) and pretrained_model_name_or_path is not None:
+            hub = {name: kwargs[name] for name in HUB_KEYS if name in kwargs}
+            stored = type(config).from_pretrained(pretrained_model_name_or_path, **hub)
+            sizes = {
+                name: getattr(config, name) for name in SIZE_KEYS if getattr(config, name) != getattr(stored, name)
+            }
+            if sizes:
+                config = copy.deepcopy(config)
+                for name in sizes:
+                    setattr(config, name, getattr(stored, name))
+        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
+        if sizes:
+            model = loaded[0] if isinstance(loaded, tuple) else loaded
+            model.resize_to(**sizes)
+        return loaded
+
+    @torch.no_grad()
+    def resize_to(
+        self, image_size: int | Iterable[int] | None = None, patch_size: int | Iterable[int] | None = None
+    ) -> None:
+        """Make another image or patch size (px, int or (height, width)) the model's own, in place.
+
+        Learned positions are resampled to the new grid, and the patch kernel to the new patch.
+
+        Raises:
+            StrictDataclassError: the new image size does not fit the patch.
+        """
+        new = copy.deepcopy(self.config)
+        for name, value in (("image_size", image_size), ("patch_size", patch_size)):
+            if value is not None:
+                setattr(new, name, value if isinstance(value, int) else tuple(value))
+        new.validate()
+        for module in self.modules():
+            if isinstance(module, PositionTable | RelativePositionBias | HfViTPatchEmbeddings):
+                module.resize_to(new)
+        for name in SIZE_KEYS:
+            if getattr(self.config, name) != getattr(new, name):
+                setattr(self.config, name, getattr(new, name))
+
+
+class HfViTBaseModel(HfViTPreTrainedModel):
+    """Abstract: image -> tokens -> blocks -> last LayerNorm -> pooled. A family supplies embeddings and blocks."""
+
+    def __init__(self, config: HfViTBaseConfig) -> None:
+        super().__init__(config)
+        self.embeddings = HfViTEmbeddings(config, self.build_patch_embeddings(config))
+        groups = config.num_hidden_groups or config.num_hidden_layers
+        rate_step = config.drop_path_rate / max(groups - 1, 1)
+        self.layers = nn.ModuleList([self.build_layer(config, i * rate_step) for i in range(groups)])
+        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.pooler = HfViTPooler(config, HfViTMLP(config) if config.pooling == "map" else None)
+        self.post_init()
+
+    def build_patch_embeddings(self, config: HfViTBaseConfig) -> nn.Module:
+        raise NotImplementedError(f"{type(self).__name__} is abstract: a family supplies its patch embeddings")
+
+    def build_layer(self, config: HfViTBaseConfig, drop_path_rate: float) -> nn.Module:
+        raise NotImplementedError(f"{type(self).__name__} is abstract: a family supplies its block")
+
+    def layer_sequence(self) -> list[nn.Module]:
+        """The blocks in the order they run; layers of one group share a block (ALBERT)."""
+        depth, groups = self.config.num_hidden_layers, len(self.layers)
+        return [self.layers[index * groups // depth] for index in range(depth)]
+
+    def embed(self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None) -> Tokens:
+        dtype = self.layernorm.weight.dtype
+        if pixel_values.is_floating_point() and pixel_values.dtype != dtype:
+            pixel_values = pixel_values.to(dtype)
+        return self.embeddings(pixel_values, patch_attention_mask)
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        pixel_values: torch.Tensor,
+        patch_attention_mask: torch.Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPooling:
+        """Encode images.
+
+        Args:
+            pixel_values: [B, C, H, W]; H and W any multiples of the patch.
+            patch_attention_mask: [B, h, w], 1 on the image and 0 on padding, for batches of mixed sizes; every image
+                stands at the top left and gets the outputs it has on its own.
+            interpolate_pos_encoding: accepted for transformers' sake; positions always follow the image's grid.
+
+        Returns:
+            last_hidden_state [B, N, D], special tokens first (last when `is_causal`); pooler_output [B, D or R].
+
+        Raises:
+            ValueError: an image does not fit the patch; `output_attentions` without eager attention.
+        """
+        self._refuse_silent_attentions(kwargs)
+        tokens = self.embed(pixel_values, patch_attention_mask)
+        hidden_states = tokens.hidden_states
+        attention_mask = self._attention_mask(tokens)
+        for layer in self.layer_sequence():
+            hidden_states = layer(
+                hidden_states, attention_mask, grid=tokens.grid, image_grids=tokens.image_grids, **kwargs
+            )
+        hidden_states = self.layernorm(hidden_states)
+        return BaseModelOutputWithPooling(
+            last_hidden_state=hidden_states, pooler_output=self.pooler(hidden_states, tokens.token_mask)
+        )
+
+    def _attention_mask(self, tokens: Tokens) -> Any:
+        if self.config.is_causal:
+            return create_causal_mask(self.config, tokens.hidden_states, tokens.token_mask, past_key_values=None)
+        return create_bidirectional_mask(self.config, tokens.hidden_states, tokens.token_mask)
+
+    def _refuse_silent_attentions(self, kwargs: dict[str, Any]) -> None:
+        asked = kwargs.get("output_attentions", self.config.output_attentions)
+        if asked and self.config._attn_implementation != "eager":
+            raise ValueError(
+                f"output_attentions=True gives nothing under attn_implementation="
+                f"'{self.config._attn_implementation}'; use model.attention_maps(pixel_values), which works under "
+                "every implementation, or model.set_attn_implementation('eager')"
+            )
+
+    def attention_maps(
+        self,
+        pixel_values: torch.Tensor,
+        layers: Iterable[int] | None = None,
+        patch_attention_mask: torch.Tensor | None = None,
+    ) -> AttentionMaps:
+        """Attention probabilities under every attention implementation, recomputed from q and k for `layers` only.
+
+        Args:
+            pixel_values: [B, C, H, W].
+            layers: indices of layers (negative ones count from the end); None means all.
+            patch_attention_mask: [B, h, w], as in `forward`.
+
+        Raises:
+            ValueError: there is no such layer.
+        """
+        depth = self.config.num_hidden_layers
+        wanted = set(range(depth)) if layers is None else {i + depth if i < 0 else i for i in layers}
+        if not wanted or not wanted <= set(range(depth)):
+            raise ValueError(
+                f"layers={layers} of a model with {depth} layers; indices run from {-depth} to {depth - 1}"
+            )
+        tokens = self.embed(pixel_values, patch_attention_mask)
+        hidden_states, attention_mask = tokens.hidden_states, self._attention_mask(tokens)
+        maps: dict[int, torch.Tensor] = {}
+        for index, layer in enumerate(self.layer_sequence()[: max(wanted) + 1]):
+            if index in wanted:
+                normed = layer.layernorm_before(hidden_states)
+                maps[index] = layer.attention.probabilities(normed, tokens.token_mask, tokens.grid, tokens.image_grids)
+            if index < max(wanted):
+                hidden_states = layer(hidden_states, attention_mask, grid=tokens.grid, image_grids=tokens.image_grids)
+        return AttentionMaps(maps, tokens.grid, patch_token_slice(self.config))
+
+
+@dataclass
+class HfViTImageClassifierOutput(ImageClassifierOutput):
+    """`ImageClassifierOutput`, and with a distillation token the logits of each head [B, K]."""
+
+    cls_logits: torch.Tensor | None = None
+    distillation_logits: torch.Tensor | None = None
+
+
+class HfViTBaseForImageClassification(HfViTPreTrainedModel):
+    """Abstract: a family's model with a zero-initialised linear head (2010.11929, section 3.2)."""
+
+    model_class: ClassVar[type[HfViTBaseModel]]
+
+    def __init__(self, config: HfViTBaseConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.vit = self.model_class(config)
+        self.classifier = self._head(config, config.representation_size or config.hidden_size)
+        if config.use_distillation_token:
+            self.distillation_classifier = self._head(config, config.hidden_size)
+        self.post_init()
+
+    @staticmethod
+    def _head(config: HfViTBaseConfig, width: int) -> nn.Module:
+        return nn.Linear(width, config.num_labels) if config.num_labels else nn.Identity()
+
+    def _init_special_cases(self, module: nn.Module) -> None:
+        super()._init_special_cases(module)
+        if module is self:
+            for name in ("classifier", "distillation_classifier"):
+                head = getattr(self, name, None)
+                if isinstance(head, nn.Linear):
+                    init.zeros_(head.weight)
+
+    def attention_maps(self, pixel_values: torch.Tensor, **kwargs: Any) -> AttentionMaps:
+        """See `HfViTModel.attention_maps`."""
+        return self.vit.attention_maps(pixel_values, **kwargs)
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        patch_attention_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> HfViTImageClassifierOutput:
+        """Classify images.
+
+        Args:
+            pixel_values: [B, C, H, W]; H and W any multiples of the patch.
+            labels: [B] class indices, or [B, K] probabilities (soft cross-entropy; 0/1 targets with
+                `problem_type="multi_label_classification"`).
+            patch_attention_mask: [B, h, w], as in `HfViTModel.forward`.
+
+        Returns:
+            logits [B, K] (the mean of both heads with a distillation token, arXiv 2012.12877), and loss with labels.
+        """
+        num_items_in_batch = kwargs.pop("num_items_in_batch", None)
+        outputs = self.vit(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
+        logits, heads = self.classifier(outputs.pooler_output), {}
+        if self.config.use_distillation_token:
+            token = outputs.last_hidden_state[:, self.vit.pooler.class_token + 1]
+            heads = {"cls_logits": logits, "distillation_logits": self.distillation_classifier(token)}
+            logits = (heads["cls_logits"] + heads["distillation_logits"]) / 2
+        loss = None
+        if labels is not None:
+            loss = classification_loss(logits, labels, self.config.problem_type, num_items_in_batch)
+        return HfViTImageClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions, **heads
+        )
+
+
+def classification_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    problem_type: str | None = None,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """Mean loss over the batch, or over `num_items_in_batch` of all accumulated batches.
+
+    Args:
+        logits: [B, K].
+        labels: [B] int: cross-entropy (-100 is ignored); [B, K] float: soft cross-entropy, or binary cross-entropy
+            summed over classes if `problem_type` is "multi_label_classification"; K = 1 or "regression": squared error.
+        num_items_in_batch: label elements of the accumulated batches, as transformers' Trainer counts them.
+
+    Raises:
+        ValueError: labels and logits do not fit each other.
+    """
+    labels = labels.to(logits.device)
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    if problem_type == "regression" or (problem_type is None and logits.shape[1] == 1):
+        each = (wide.squeeze(-1) - labels.to(wide.dtype).view_as(wide.squeeze(-1))) ** 2
+    elif labels.ndim == 1 and not labels.is_floating_point():
+        each = F.cross_entropy(wide, labels, reduction="none")
+        if num_items_in_batch is None:
+            return each.sum() / (labels != -100).sum().clamp(min=1)
+    elif labels.shape == logits.shape:
+        if problem_type == "multi_label_classification":
+            each = F.binary_cross_entropy_with_logits(wide, labels.to(wide.dtype), reduction="none").sum(dim=-1)
+        else:
+            each = F.cross_entropy(wide, labels.to(wide.dtype), reduction="none")
+    else:
+        raise ValueError(
+            f"labels of shape {tuple(labels.shape)} and {labels.dtype} for logits {tuple(logits.shape)}; "
+            "give class indices [B] or probabilities [B, K]"
+        )
+    if num_items_in_batch is None:
+        return each.mean()
+    return each.sum() * labels[0].numel() / num_items_in_batch
+
+
+class HfViTModel(HfViTBaseModel):
+    """The bare Vision Transformer: tokens and the pooled output. See `HfViTConfig` for every choice."""
+
+    _auto_class = "AutoModel"
+
+    def build_patch_embeddings(self, config: HfViTConfig) -> nn.Module:
+        return HfViTPatchEmbeddings(config)
+
+    def build_layer(self, config: HfViTConfig, drop_path_rate: float) -> nn.Module:
+        return HfViTLayer(config, drop_path_rate)
+
+
+class HfViTForImageClassification(HfViTBaseForImageClassification):
+    """The Vision Transformer with a linear classifier on the pooled output."""
+
+    _auto_class = "AutoModelForImageClassification"
+    model_class = HfViTModel
