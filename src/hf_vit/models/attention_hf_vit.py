@@ -5,6 +5,7 @@ Legend: B batch, N tokens, D hidden size, A heads, K head size.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -42,7 +43,7 @@ def eager_attention_forward(
     dropout: float = 0.0,
     position_bias: torch.Tensor | None = None,
     is_causal: bool = False,
-    **kwargs,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The explicit formula; returns the output [B, N, A, K] and the probabilities [B, A, N, N]."""
     probabilities = attention_probabilities(query, key, scaling, attention_mask, position_bias)
@@ -88,13 +89,13 @@ class HfViTAttention(nn.Module):
         attention_mask: torch.Tensor | None = None,
         grid: Grid | None = None,
         image_grids: list[Grid] | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         query = self.heads(self.q_proj(hidden_states))
         key = self.heads(self.k_proj(hidden_states))
         value = self.heads(self.v_proj(hidden_states))
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
+            self.config._attn_implementation or "eager", eager_attention_forward
         )
         bias = self.position_bias(query, grid, image_grids)
         if bias is not None:

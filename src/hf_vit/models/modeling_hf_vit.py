@@ -196,13 +196,18 @@ class HfViTMLP(nn.Module):
 class HfViTLayerScale(nn.Module):
     """A learned factor a channel on a residual branch (CaiT, arXiv 2103.17239)."""
 
-    def __init__(self, config: HfViTBaseConfig) -> None:
+    def __init__(self, hidden_size: int, initial_value: float) -> None:
         super().__init__()
-        self.initial_value = config.layer_scale_init_value
-        self.lambda1 = nn.Parameter(torch.full((config.hidden_size,), float(config.layer_scale_init_value)))
+        self.initial_value = initial_value
+        self.lambda1 = nn.Parameter(torch.full((hidden_size,), initial_value))
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return hidden_states * self.lambda1
+
+
+def build_layer_scale(config: HfViTBaseConfig) -> nn.Module:
+    value = config.layer_scale_init_value
+    return nn.Identity() if value is None else HfViTLayerScale(config.hidden_size, float(value))
 
 
 class HfViTDropPath(nn.Module):
@@ -224,13 +229,12 @@ class HfViTLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: HfViTBaseConfig, drop_path_rate: float) -> None:
         super().__init__()
-        scale = nn.Identity if config.layer_scale_init_value is None else lambda: HfViTLayerScale(config)
         self.layernorm_before = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.attention = HfViTAttention(config)
-        self.layer_scale1 = scale()
+        self.layer_scale1 = build_layer_scale(config)
         self.layernorm_after = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = HfViTMLP(config)
-        self.layer_scale2 = scale()
+        self.layer_scale2 = build_layer_scale(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.drop_path = HfViTDropPath(drop_path_rate)
 
@@ -250,10 +254,11 @@ HUB_KEYS = ("cache_dir", "force_download", "local_files_only", "token", "revisio
 class HfViTPreTrainedModel(PreTrainedModel):
     """Abstract: initialisation, sharing and resizing for every model of the package."""
 
+    config: Any
     config_class: ClassVar[type] = HfViTConfig
     base_model_prefix = "vit"
     main_input_name = "pixel_values"
-    input_modalities = ("image",)
+    input_modalities = "image"
     supports_gradient_checkpointing = True
     _no_split_modules: ClassVar[list[str]] = ["HfViTEmbeddings", "HfViTLayer"]
     _input_embed_layer = "patch_embeddings"
@@ -273,14 +278,12 @@ class HfViTPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """The original code's initialisation (vit_jax): xavier-uniform kernels, zero biases, zero class token."""
+        if isinstance(module, nn.Linear | nn.Conv2d) and isinstance(module.bias, nn.Parameter):
+            init.zeros_(module.bias)
         if isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                init.zeros_(module.bias)
         elif isinstance(module, nn.Conv2d):
             init.lecun_normal_(module.weight)
-            if module.bias is not None:
-                init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm | nn.GroupNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
@@ -295,7 +298,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         elif isinstance(module, AttentionPooling):
             init.xavier_uniform_(module.probe)
         elif isinstance(module, HfViTLayerScale):
-            init.constant_(module.lambda1, float(module.initial_value))
+            init.constant_(module.lambda1, module.initial_value)
         self._init_special_cases(module)
 
     def _init_special_cases(self, module: nn.Module) -> None:
@@ -373,13 +376,13 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         self.pooler = HfViTPooler(config, HfViTMLP(config) if config.pooling == "map" else None)
         self.post_init()
 
-    def build_patch_embeddings(self, config: HfViTBaseConfig) -> nn.Module:
+    def build_patch_embeddings(self, config: Any) -> nn.Module:
         raise NotImplementedError(f"{type(self).__name__} is abstract: a family supplies its patch embeddings")
 
-    def build_layer(self, config: HfViTBaseConfig, drop_path_rate: float) -> nn.Module:
+    def build_layer(self, config: Any, drop_path_rate: float) -> nn.Module:
         raise NotImplementedError(f"{type(self).__name__} is abstract: a family supplies its block")
 
-    def layer_sequence(self) -> list[nn.Module]:
+    def layer_sequence(self) -> list[Any]:
         """The blocks in the order they run; layers of one group share a block (ALBERT)."""
         depth, groups = self.config.num_hidden_layers, len(self.layers)
         return [self.layers[index * groups // depth] for index in range(depth)]
@@ -589,12 +592,13 @@ def classification_loss(
 class HfViTModel(HfViTBaseModel):
     """The bare Vision Transformer: tokens and the pooled output. See `HfViTConfig` for every choice."""
 
+    config: HfViTConfig
     _auto_class = "AutoModel"
 
-    def build_patch_embeddings(self, config: HfViTConfig) -> nn.Module:
+    def build_patch_embeddings(self, config: Any) -> nn.Module:
         return HfViTPatchEmbeddings(config)
 
-    def build_layer(self, config: HfViTConfig, drop_path_rate: float) -> nn.Module:
+    def build_layer(self, config: Any, drop_path_rate: float) -> nn.Module:
         return HfViTLayer(config, drop_path_rate)
 
 

@@ -16,8 +16,11 @@ Grid = tuple[int, int]
 def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str) -> torch.Tensor:
     """Stretch [h, w, D] to [h', w', D]; computed in at least float32, returned in the dtype of `table`."""
     wide = table if table.dtype == torch.float64 else table.float()
-    options = {"mode": "bicubic"} if mode == "bicubic" else {"mode": "bilinear", "align_corners": True}
-    stretched = F.interpolate(wide.permute(2, 0, 1)[None], size=new_grid, **options)
+    planes = wide.permute(2, 0, 1)[None]
+    if mode == "bicubic":
+        stretched = F.interpolate(planes, size=new_grid, mode="bicubic")
+    else:
+        stretched = F.interpolate(planes, size=new_grid, mode="bilinear", align_corners=True)
     return stretched[0].permute(1, 2, 0).to(table.dtype)
 
 
