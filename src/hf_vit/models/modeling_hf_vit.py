@@ -268,12 +268,22 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs: ClassVar[dict[str, Any]] = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}
-    # Every class that loads from one saved folder, so that each Auto class finds its own (`AutoConfig` included).
-    auto_map: ClassVar[dict[str, str]] = {
-        "AutoConfig": "configuration_hf_vit.HfViTConfig",
-        "AutoModel": "modeling_hf_vit.HfViTModel",
-        "AutoModelForImageClassification": "modeling_hf_vit.HfViTForImageClassification",
-    }
+
+    @classmethod
+    def auto_classes(cls) -> dict[str, type]:
+        """The family's class for each Auto class: all that load from one saved folder.
+
+        The modules of the other heads import this one, hence the imports here. They have a second use: transformers
+        copies with a model every file that the text of its own names in a relative import.
+        """
+        from .backbone_hf_vit import HfViTBackbone
+
+        return {
+            "AutoConfig": HfViTConfig,
+            "AutoModel": HfViTModel,
+            "AutoModelForImageClassification": HfViTForImageClassification,
+            "AutoBackbone": HfViTBackbone,
+        }
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -311,7 +321,10 @@ class HfViTPreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
         """As transformers', with a complete `auto_map`; `_auto_class` makes transformers copy the code it names."""
-        self.config.auto_map = dict(self.auto_map)
+        self.config.auto_map = {
+            auto_class: f"{own.__module__.rpartition('.')[2]}.{own.__name__}"
+            for auto_class, own in self.auto_classes().items()
+        }
         kwargs.setdefault("save_original_format", False)
         super().save_pretrained(save_directory, *args, **kwargs)
 
@@ -366,14 +379,14 @@ class HfViTPreTrainedModel(PreTrainedModel):
 class HfViTBaseModel(HfViTPreTrainedModel):
     """Abstract: image -> tokens -> blocks -> last LayerNorm -> pooled. A family supplies embeddings and blocks."""
 
-    def __init__(self, config: HfViTBaseConfig) -> None:
+    def __init__(self, config: HfViTBaseConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
         self.embeddings = HfViTEmbeddings(config, self.build_patch_embeddings(config))
         groups = config.num_hidden_groups or config.num_hidden_layers
         rate_step = config.drop_path_rate / max(groups - 1, 1)
         self.layers = nn.ModuleList([self.build_layer(config, i * rate_step) for i in range(groups)])
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.pooler = HfViTPooler(config, HfViTMLP(config) if config.pooling == "map" else None)
+        self.pooler = build_pooler(config) if add_pooling_layer else None
         self.post_init()
 
     def build_patch_embeddings(self, config: Any) -> nn.Module:
@@ -411,7 +424,8 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             interpolate_pos_encoding: accepted for transformers' sake; positions always follow the image's grid.
 
         Returns:
-            last_hidden_state [B, N, D], special tokens first (last when `is_causal`); pooler_output [B, D or R].
+            last_hidden_state [B, N, D], special tokens first (last when `is_causal`); pooler_output [B, D or R], None
+            without a pooling layer.
 
         Raises:
             ValueError: an image does not fit the patch; `output_attentions` without eager attention.
@@ -425,9 +439,8 @@ class HfViTBaseModel(HfViTPreTrainedModel):
                 hidden_states, attention_mask, grid=tokens.grid, image_grids=tokens.image_grids, **kwargs
             )
         hidden_states = self.layernorm(hidden_states)
-        return BaseModelOutputWithPooling(
-            last_hidden_state=hidden_states, pooler_output=self.pooler(hidden_states, tokens.token_mask)
-        )
+        pooled = None if self.pooler is None else self.pooler(hidden_states, tokens.token_mask)
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
     def _attention_mask(self, tokens: Tokens) -> Any:
         if self.config.is_causal:

@@ -1,0 +1,46 @@
+# Two commands matter: `make demo` and `make test`. Each makes or reuses .venv from this project's own files.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test slow lint format bench clean
+
+demo: $(VENV)/.base
+	$(BIN)/hf-vit demo
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+slow: $(VENV)/.test
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	$(BIN)/pyright
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/import_time.py
+
+clean:
+	rm -rf $(VENV) build out
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hf_vit needs Python 3.11 or newer; run make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing hf_vit and what it needs into $(VENV) (a few minutes the first time) ..."
+	$(PIP_INSTALL) --editable .
+	touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing hf_vit and its test tools into $(VENV) (a few minutes the first time) ..."
+	$(PIP_INSTALL) --editable '.[test,export,peft,quantization]'
+	touch $@ $(VENV)/.base
