@@ -6,9 +6,18 @@ Importing the package registers its families with transformers' Auto classes. Ev
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
+from transformers import (
+    AutoBackbone,
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageClassification,
+    ViTImageProcessor,
+    ViTImageProcessorPil,
+)
 
 from hf_vit.errors import UserError
+from hf_vit.models.backbone_hf_vit import HfViTBackbone
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 
@@ -22,6 +31,7 @@ _LAZY = {"VARIANTS": "hf_vit.variants", "variant_config": "hf_vit.variants"}
 
 __all__ = [
     "VARIANTS",
+    "HfViTBackbone",
     "HfViTConfig",
     "HfViTForImageClassification",
     "HfViTModel",
@@ -31,10 +41,13 @@ __all__ = [
 
 
 def _register() -> None:
-    for config, model, classifier in ((HfViTConfig, HfViTModel, HfViTForImageClassification),):
+    processors = {"torchvision": ViTImageProcessor, "pil": ViTImageProcessorPil}
+    for config, model, classifier, backbone in ((HfViTConfig, HfViTModel, HfViTForImageClassification, HfViTBackbone),):
         AutoConfig.register(config.model_type, config)
         AutoModel.register(config, model)
         AutoModelForImageClassification.register(config, classifier)
+        AutoImageProcessor.register(config, image_processor_classes=processors)
+        AutoBackbone.register(config, backbone)
 
 
 def __getattr__(name: str) -> Any:
