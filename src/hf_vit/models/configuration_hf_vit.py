@@ -62,6 +62,7 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
     reshape_hidden_states: bool = True
     apply_layernorm: bool = True
     use_feature_pyramid: bool = False
+    fpn_hidden_size: int = 256
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
 
@@ -110,7 +111,14 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
         return int(self.has_class_token) + int(self.use_distillation_token)
 
     def validate_sizes(self) -> None:
-        for name in ("num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        for name in (
+            "num_channels",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "fpn_hidden_size",
+        ):
             _need_positive(name, getattr(self, name))
         for name in ("representation_size", "num_hidden_groups"):
             if getattr(self, name) is not None:
@@ -178,6 +186,22 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
                 f"hidden_size={self.hidden_size} must exceed {parts}"
             )
 
+    def validate_feature_pyramid(self) -> None:
+        if not self.use_feature_pyramid:
+            return
+        height, width = self.patch_stride
+        if height != width or height & (height - 1):
+            raise ValueError(
+                f"use_feature_pyramid=True makes maps of strides 4, 8, 16 and 32 px by doubling and halving, which a "
+                f"patch of {height}x{width} px does not fit; it needs a square patch whose side is a power of two "
+                "(load the model with patch_size=16 and save it: its kernel is resampled)"
+            )
+        if not self.reshape_hidden_states or len(self.out_features or ()) != 1:
+            raise ValueError(
+                f"use_feature_pyramid=True is built from one map [B, D, h, w]; got out_features={self.out_features} "
+                f"and reshape_hidden_states={self.reshape_hidden_states}; name one stage, keep reshape_hidden_states"
+            )
+
 
 @strict
 class HfViTConfig(HfViTBaseConfig):
@@ -205,7 +229,7 @@ class HfViTConfig(HfViTBaseConfig):
         num_hidden_groups: layers that share weights (ALBERT); None means that every layer has its own.
         is_causal: GPT-style attention in raster order; the special tokens then stand last.
         use_distillation_token: DeiT's second token and head (arXiv 2012.12877).
-        reshape_hidden_states, apply_layernorm, use_feature_pyramid: of `HfViTBackbone`; see there.
+        reshape_hidden_states, apply_layernorm, use_feature_pyramid, fpn_hidden_size: of `HfViTBackbone`; see there.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: a value is of a wrong type or does not go with another; the

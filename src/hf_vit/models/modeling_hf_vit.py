@@ -26,7 +26,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention_hf_vit import AttentionMaps, HfViTAttention
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
-from .pooling_hf_vit import AttentionPooling, HfViTPooler, patch_token_slice
+from .pooling_hf_vit import AttentionPooling, HfViTPooler, class_token_index, patch_token_slice
 from .positions_hf_vit import (
     Grid,
     PositionTable,
@@ -386,7 +386,9 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         rate_step = config.drop_path_rate / max(groups - 1, 1)
         self.layers = nn.ModuleList([self.build_layer(config, i * rate_step) for i in range(groups)])
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.pooler = build_pooler(config) if add_pooling_layer else None
+        self.pooler: HfViTPooler | None = None
+        if add_pooling_layer:
+            self.pooler = HfViTPooler(config, HfViTMLP(config) if config.pooling == "map" else None)
         self.post_init()
 
     def build_patch_embeddings(self, config: Any) -> nn.Module:
@@ -551,7 +553,7 @@ class HfViTBaseForImageClassification(HfViTPreTrainedModel):
         outputs = self.vit(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
         logits, heads = self.classifier(outputs.pooler_output), {}
         if self.config.use_distillation_token:
-            token = outputs.last_hidden_state[:, self.vit.pooler.class_token + 1]
+            token = outputs.last_hidden_state[:, class_token_index(self.config) + 1]
             heads = {"cls_logits": logits, "distillation_logits": self.distillation_classifier(token)}
             logits = (heads["cls_logits"] + heads["distillation_logits"]) / 2
         loss = None

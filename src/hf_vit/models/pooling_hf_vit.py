@@ -44,7 +44,7 @@ class HfViTPooler(nn.Module):
     def __init__(self, config: HfViTBaseConfig, mlp: nn.Module | None) -> None:
         super().__init__()
         self.patch_tokens = patch_token_slice(config)
-        self.class_token = 0 if not config.is_causal else -config.num_special_tokens
+        self.class_token = class_token_index(config)
         if mlp is not None:
             self.map = AttentionPooling(config, mlp)
         self._pool = {"token": self._token, "gap": self._gap, "map": self._map}[config.pooling]
@@ -71,6 +71,11 @@ class HfViTPooler(nn.Module):
 
     def _map(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
         return self.map(hidden_states, token_mask)
+
+
+def class_token_index(config: HfViTBaseConfig) -> int:
+    """Where the class token stands in the sequence; the distillation token follows it."""
+    return -config.num_special_tokens if config.is_causal else 0
 
 
 def patch_token_slice(config: HfViTBaseConfig) -> slice:

@@ -1,0 +1,176 @@
+"""The Vision Transformer as a backbone: feature maps for detection, segmentation and depth.
+
+Legend: B batch, C channels, H x W px, h x w patch grid, N tokens, D hidden size, L layers.
+Sources: transformers' backbone contract; the simple feature pyramid of ViTDet (arXiv 2203.16527, section 3).
+"""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
+from transformers.modeling_outputs import BackboneOutput
+from transformers.utils.generic import can_return_tuple
+
+from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
+from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel
+from .pooling_hf_vit import patch_token_slice
+from .positions_hf_vit import Grid
+
+PYRAMID_STRIDES = (4, 8, 16, 32)  # px of the image behind one place of a map
+
+
+class ChannelNorm(nn.LayerNorm):
+    """LayerNorm over the channels of every place of a map [B, C, h, w]."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2).contiguous()
+
+
+def build_resize(config: HfViTBaseConfig, stride: int) -> tuple[nn.Sequential, int]:
+    """From the patch stride to `stride` px, and the channels that come out.
+
+    Each doubling is a 2x2 deconvolution to half the channels, with norm and GELU between two of them; a map is made
+    smaller by max-pooling.
+    """
+    steps, width = nn.Sequential(), config.hidden_size
+    doublings = int(math.log2(config.patch_stride[0] / stride))
+    for index in range(doublings):
+        if index:
+            steps.extend([ChannelNorm(width, eps=config.layer_norm_eps), nn.GELU()])
+        steps.append(nn.ConvTranspose2d(width, max(width // 2, 1), kernel_size=2, stride=2))
+        width = max(width // 2, 1)
+    if doublings < 0:
+        # An odd side keeps its last row or column, so that a map is never empty.
+        steps.append(nn.MaxPool2d(2**-doublings, ceil_mode=True))
+    return steps, width
+
+
+class PyramidLevel(nn.Module):
+    """One scale of the pyramid: resize, 1x1 and 3x3 convolution, each with a norm. [B, D, h, w] -> [B, F, h', w']."""
+
+    def __init__(self, config: HfViTBaseConfig, stride: int) -> None:
+        super().__init__()
+        self.resize, width = build_resize(config, stride)
+        size = config.fpn_hidden_size
+        self.projection = nn.Conv2d(width, size, kernel_size=1, bias=False)
+        self.projection_norm = ChannelNorm(size, eps=config.layer_norm_eps)
+        self.convolution = nn.Conv2d(size, size, kernel_size=3, padding=1, bias=False)
+        self.convolution_norm = ChannelNorm(size, eps=config.layer_norm_eps)
+
+    def forward(self, feature_map: torch.Tensor) -> torch.Tensor:
+        hidden = self.projection_norm(self.projection(self.resize(feature_map)))
+        return self.convolution_norm(self.convolution(hidden))
+
+
+class SimpleFeaturePyramid(nn.Module):
+    """ViTDet's pyramid from the last map alone: strides 4, 8, 16 and 32 px (arXiv 2203.16527, section 3)."""
+
+    def __init__(self, config: HfViTBaseConfig) -> None:
+        super().__init__()
+        self.patch_stride = config.patch_stride
+        self.levels = nn.ModuleList([PyramidLevel(config, stride) for stride in PYRAMID_STRIDES])
+
+    def forward(self, feature_map: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """[B, D, h, w] -> four maps [B, fpn_hidden_size, .., ..], the finest first."""
+        return tuple(level(feature_map) for level in self.levels)
+
+
+class HfViTBaseBackbone(BackboneMixin, HfViTPreTrainedModel):
+    """Abstract: the stages of a family's model as feature maps.
+
+    Config fields:
+        out_features, out_indices: which of "stem" (the embedded patches), "stage1" ... "stageL" (after each block).
+        apply_layernorm: whether each stage passes the model's last LayerNorm.
+        reshape_hidden_states: maps [B, D, h, w] of the patches alone; False: all tokens [B, N, D], as the model's.
+        use_feature_pyramid: instead of stages, ViTDet's four maps of strides 4, 8, 16 and 32 px, made of the one
+            stage of `out_features`, each of `fpn_hidden_size` channels.
+
+    Checkpoints of a family's model and of its classifier load straight into its backbone, and the other way.
+    """
+
+    model_class: ClassVar[type[HfViTBaseModel]]
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"pooler\.", r"classifier\."]
+
+    def __init__(self, config: HfViTBaseConfig) -> None:
+        super().__init__(config)
+        config.validate_feature_pyramid()  # out_features may have been set since the config was made
+        self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
+        self.vit = self.model_class(config, add_pooling_layer=False)
+        self.pyramid = SimpleFeaturePyramid(config) if config.use_feature_pyramid else None
+        self.post_init()
+
+    @property
+    def channels(self) -> list[int]:
+        """Channels of each of the `feature_maps`."""
+        if self.pyramid is not None:
+            return [self.config.fpn_hidden_size] * len(PYRAMID_STRIDES)
+        return super().channels
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, nn.ConvTranspose2d):
+            # Kernel and stride are equal, so that each output sees every input channel once: LeCun's variance.
+            init.normal_(module.weight, std=module.in_channels**-0.5)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+
+    def resize_to(self, image_size: Any = None, patch_size: Any = None) -> None:
+        """As every model's; a pyramid belongs to its patch.
+
+        Raises:
+            ValueError: another patch size for a backbone with a pyramid.
+        """
+        super().resize_to(image_size, patch_size)
+        if self.pyramid is not None and self.pyramid.patch_stride != self.config.patch_stride:
+            raise ValueError(
+                f"the feature pyramid is built for a patch of {self.pyramid.patch_stride[0]} px, not for "
+                f"patch_size={patch_size}; load the model without a pyramid and with the new patch_size, save it, "
+                "and load that with use_feature_pyramid=True"
+            )
+
+    @can_return_tuple
+    @filter_output_hidden_states
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (the mixin's own forward is a placeholder)
+        self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> BackboneOutput:
+        """Encode images to feature maps.
+
+        Args:
+            pixel_values: [B, C, H, W]; H and W any multiples of the patch.
+            patch_attention_mask: [B, h, w], as in the model's forward; what the maps hold on padding means nothing.
+
+        Returns:
+            feature_maps, one [B, D, h, w] (or [B, N, D]) for each of `out_features`, or the pyramid's four;
+            hidden_states and attentions where asked for.
+        """
+        outputs = self.vit(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
+        grid = self.vit.embeddings.patch_grid(pixel_values)
+        stages = zip(self.stage_names, outputs.hidden_states, strict=True)
+        # transformers writes tuple[Tensor] for a tuple of any length.
+        feature_maps: Any = tuple(self.feature_map(state, grid) for name, state in stages if name in self.out_features)
+        if self.pyramid is not None:
+            feature_maps = self.pyramid(feature_maps[0])
+        return BackboneOutput(
+            feature_maps=feature_maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+    def feature_map(self, hidden_state: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """One stage's tokens [B, N, D] -> [B, D, h, w], or all tokens when they are not to be reshaped."""
+        if self.config.apply_layernorm:
+            hidden_state = self.vit.layernorm(hidden_state)
+        if not self.config.reshape_hidden_states:
+            return hidden_state
+        patches = hidden_state[:, patch_token_slice(self.config)]
+        return patches.transpose(1, 2).unflatten(2, grid).contiguous()
+
+
+class HfViTBackbone(HfViTBaseBackbone):
+    """The Vision Transformer as a backbone for transformers' and torchvision's detectors and segmenters."""
+
+    config: HfViTConfig
+    _auto_class = "AutoBackbone"
+    model_class = HfViTModel
