@@ -1,0 +1,303 @@
+"""Converting a checkpoint file into a folder that `from_pretrained` reads."""
+
+import copy
+import json
+import shutil
+import time
+import uuid
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from hf_vit.errors import UserError
+from hf_vit.facts import append_record, new_record, write_atomically
+
+from .families import find_origin, refuse_other_formats
+from .planning import Plan, make_plan
+from .reader import NpzReader, Shape
+from .sizes import Pair, size_text
+from .verification import Comparison, Recording, Verification, verify
+from .weights import Weights, load_weights
+
+
+@dataclass(frozen=True)
+class ConversionResult:
+    """What was converted, and how well it was shown to be right.
+
+    Attributes:
+        output: the folder that was written.
+        plan: every source key and parameter, and the configuration.
+        rounded: source key -> values that float32 cannot hold exactly (float64 sources only).
+        verification: the comparison with recorded results, if one was asked for; it agreed, or there were no result.
+        seconds: from opening the source to the finished folder.
+    """
+
+    output: Path
+    plan: Plan
+    rounded: Mapping[str, int]
+    verification: Verification | None
+    seconds: float
+
+
+def plan(
+    shapes: Mapping[str, Shape],
+    *,
+    image_size: Pair | None = None,
+    resize_to: Pair | None = None,
+    num_labels: int | None = None,
+    labels: Sequence[str] | None = None,
+    file_name: str = "the checkpoint",
+) -> Plan:
+    """Decide a conversion on names and shapes alone; nothing is read.
+
+    Args:
+        shapes: key -> shape of every array of the checkpoint.
+        image_size: (height, width) in px the source was made for; needed if its position table is not square.
+        resize_to: (height, width) in px to resample the position table to, as the original's fine-tuning does.
+        num_labels: size of a new, zero head.
+        labels: names of the classes of a new, zero head.
+        file_name: what messages call the checkpoint.
+
+    Raises:
+        UserError: the checkpoint is of an unknown kind, incomplete, holds more than a model, or does not fit itself.
+    """
+    if num_labels is not None and labels is not None:
+        raise UserError("give either the number of labels or their names, not both")
+    if num_labels is not None and num_labels < 1:
+        raise UserError(f"{num_labels} labels make no classifier; give at least 1")
+    origin = find_origin(shapes, file_name)
+    return make_plan(origin, shapes, image_size=image_size, resize_to=resize_to, num_labels=num_labels, labels=labels)
+
+
+def convert(
+    source: str | Path,
+    output: str | Path,
+    *,
+    image_size: Pair | None = None,
+    resize_to: Pair | None = None,
+    num_labels: int | None = None,
+    labels: Sequence[str] | None = None,
+    recording: str | Path | None = None,
+    report: str | Path | None = None,
+) -> ConversionResult:
+    """Convert a checkpoint of an original code base; the folder appears complete or not at all.
+
+    Args:
+        source: the checkpoint file.
+        output: folder to write: weights, code, processor, facts.json. Must be absent or empty.
+        image_size, resize_to, num_labels, labels: see `plan`.
+        recording: .npz with images and results of the original code; the converted model must give the same
+            (see `verification`), or nothing is written.
+        report: file for a list of every source key, its shape, transform and target (JSON).
+
+    Raises:
+        UserError: the source cannot be read or mapped completely, the output is not free, or the converted model does
+            not give the recorded results.
+    """
+    started = time.perf_counter()
+    source, output = Path(source), Path(output)
+    refuse_used_folder(output)
+    if report is not None and not Path(report).absolute().parent.is_dir():
+        raise UserError(f"the folder of --report {report} does not exist; create it first")
+    recorded = None if recording is None else Recording(recording)
+    refuse_other_formats(source)
+    with NpzReader(source) as reader, _without_progress_bars():
+        made = plan(
+            reader.shapes,
+            image_size=image_size,
+            resize_to=resize_to,
+            num_labels=num_labels,
+            labels=labels,
+            file_name=source.name,
+        )
+        weights = load_weights(reader, made)
+        with _new_folder(output) as folder:
+            _save(made, weights.state, folder)
+            verification = None
+            if recorded is not None:
+                verification = _verify(reader, made, weights, folder, recorded)
+            facts = _facts(reader, made, weights, recorded, verification)
+            seconds = time.perf_counter() - started
+            append_record(folder, new_record("conversion", values=facts, seconds=seconds))
+    if report is not None:
+        write_report(made, reader.shapes, Path(report))
+    return ConversionResult(output, made, weights.rounded, verification, seconds)
+
+
+def refuse_used_folder(output: Path) -> None:
+    """Raise a UserError unless `output` is absent or an empty folder."""
+    if output.is_dir():
+        if any(output.iterdir()):
+            raise UserError(f"the folder {output} is not empty; give a new folder, or empty this one first")
+    elif output.exists() or output.is_symlink():
+        raise UserError(f"{output} exists and is no folder; give another name")
+
+
+def write_report(plan: Plan, shapes: Mapping[str, Shape], path: Path) -> None:
+    """Write every source key with its shape, transform and target as JSON, one key a line."""
+    rows = [
+        {
+            "source": row.source,
+            "shape": row.source_shape,
+            "transform": row.transform,
+            "target": plan.parameter_name(row),
+            "target_shape": row.target_shape,
+        }
+        | ({"resampled": asdict(row.resample)} if row.resample else {})
+        for row in plan.rows
+    ]
+    ignored = [{"source": key, "shape": shapes[key], "ignored": reason} for key, reason in plan.ignored.items()]
+    lines = ",\n ".join(json.dumps(line) for line in (*rows, *ignored))
+    write_atomically(path, f'{{"origin": {json.dumps(plan.origin)}, "keys": [\n {lines}\n]}}\n')
+
+
+@contextmanager
+def _without_progress_bars() -> Generator[None]:
+    """transformers shows a bar for every load and save; a conversion ends within seconds."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def _new_folder(output: Path) -> Generator[Path]:
+    """A temporary folder beside `output` that takes its place at the end, or vanishes if anything goes wrong."""
+    output.absolute().parent.mkdir(parents=True, exist_ok=True)
+    folder = output.absolute().with_name(f".{output.absolute().name}.{uuid.uuid4().hex[:8]}.tmp")
+    folder.mkdir()
+    try:
+        yield folder
+        refuse_used_folder(output)  # someone else may have been faster
+        folder.replace(output)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _save(plan: Plan, state: dict[str, torch.Tensor], folder: Path) -> None:
+    from transformers import ViTImageProcessor
+
+    model = _build(plan, state)
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:  # a full disk, said by the Rust side
+        raise UserError(f"the weights cannot be written beside {folder.parent.name}: {error}") from error
+    height, width = (side * stride for side, stride in zip(plan.config.grid, plan.config.patch_stride, strict=True))
+    channels = plan.config.num_channels
+    # The original scales pixels to [-1, 1] and resizes bilinearly (vit_jax/input_pipeline.py).
+    ViTImageProcessor(
+        size={"height": height, "width": width},
+        image_mean=[0.5] * channels,
+        image_std=[0.5] * channels,
+        do_convert_rgb=channels == 3,
+    ).save_pretrained(folder)
+
+
+def _build(plan: Plan, state: dict[str, torch.Tensor]) -> PreTrainedModel:
+    """The model with exactly this state; no parameter is initialised first."""
+    dtype = next(iter(state.values())).dtype
+    loaded: Any = plan.model_class.from_pretrained(
+        None, config=copy.deepcopy(plan.config), state_dict=state, dtype=dtype, output_loading_info=True
+    )
+    model, info = loaded
+    wrong = {name: found for name, found in info.items() if found}
+    if wrong:
+        raise RuntimeError(f"the planned state does not load: {wrong}")
+    return model.eval()
+
+
+def _verify(reader: NpzReader, plan: Plan, weights: Weights, folder: Path, recording: Recording) -> Verification:
+    """Compare the model as written (float32), and the same plan carried out in float64, with the recording."""
+
+    def written() -> torch.nn.Module:
+        model = plan.model_class.from_pretrained(folder).eval()
+        state = model.state_dict()
+        if not all(torch.equal(state[name], value) for name, value in weights.state.items()):
+            raise RuntimeError(f"the model in {folder} does not hold the weights that were saved")
+        return model
+
+    def in_double() -> torch.nn.Module:
+        return _build(plan, load_weights(reader, plan, torch.float64).state)
+
+    found = verify(recording, plan, {torch.float32: written, torch.float64: in_double})
+    first = found.first_difference
+    if first is not None:
+        raise UserError(
+            f"the converted model does not give the results of {recording.name}, so nothing is written: the first "
+            f"stage that differs is '{first.stage}' ({first.array}: {_text(first)})"
+        )
+    return found
+
+
+def _facts(
+    reader: NpzReader,
+    plan: Plan,
+    weights: Weights,
+    recording: Recording | None,
+    verification: Verification | None,
+) -> dict[str, Any]:
+    """What facts.json says about a conversion."""
+    facts: dict[str, Any] = {
+        "source": reader.path.name,
+        "sha256": reader.sha256(),
+        "origin": plan.origin,
+        "keys": {"in_file": len(reader.members), "used": len(plan.consumed), "ignored": len(plan.ignored)},
+        "ignored": dict(Counter(plan.ignored.values())),
+        "parameters": sum(tensor.numel() for tensor in weights.state.values()),
+        "new_head": plan.new_head,
+        "rounded_to_float32": sum(weights.rounded.values()),
+    }
+    resample = next((row.resample for row in plan.rows if row.resample), None)
+    if resample is not None:
+        facts["positions"] = {"from_grid": list(resample.old_grid), "to_grid": list(resample.new_grid)}
+    if recording is not None and verification is not None:
+        facts["verification"] = {
+            "recording": recording.name,
+            "arrays_compared": len(verification.comparisons),
+            "arrays_not_compared": dict(Counter(verification.skipped.values())),
+        } | {
+            precision: {"stage": worst.stage, "largest_difference": worst.difference, "tolerance": worst.tolerance}
+            for precision in ("float32", "float64")
+            if (worst := verification.largest(precision)) is not None
+        }
+    return facts
+
+
+def _text(comparison: Comparison) -> str:
+    return f"{comparison.precision} differs by {comparison.difference:.1e}, tolerance {comparison.tolerance:.0e}"
+
+
+def describe(result: ConversionResult) -> str:
+    """A few lines for people: what the model is, what was counted and what was compared."""
+    config, plan = result.plan.config, result.plan
+    height, width = (side * stride for side, stride in zip(config.grid, config.patch_stride, strict=True))
+    head = f"{config.num_labels} labels{' (new head)' if plan.new_head else ''}" if plan.has_head else "no head"
+    lines = [
+        f"{plan.origin}: {config.num_hidden_layers} layers, {config.hidden_size} wide, {config.num_attention_heads} "
+        f"heads, patch {size_text(config.patch_stride)}, {height}x{width} px, {config.pooling} pooling, {head}",
+        f"keys: {len(plan.consumed)} used, {len(plan.ignored)} ignored"
+        + "".join(f"; {count} {reason}" for reason, count in Counter(plan.ignored.values()).items()),
+    ]
+    if result.rounded:
+        lines.append(f"rounded: {sum(result.rounded.values())} float64 values that float32 cannot hold exactly")
+    if result.verification is not None:
+        found = result.verification
+        worst = [one for precision in ("float32", "float64") if (one := found.largest(precision)) is not None]
+        lines.append(
+            f"verified: {len(found.comparisons)} recorded arrays agree; nearest to its tolerance: "
+            + ", ".join(f"{one.precision} {one.difference:.1e} at {one.stage}" for one in worst)
+        )
+        lines += [f"not compared: {array} ({reason})" for array, reason in found.skipped.items()]
+    return "\n".join([*lines, f"saved in {result.output} after {result.seconds:.1f} s"])

@@ -1,0 +1,186 @@
+"""From the keys and shapes of a file to a complete plan, or a refusal that lists everything that does not fit."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers.modeling_utils import PreTrainedModel
+
+from hf_vit.errors import UserError
+
+from .layout import Layout, listing, refuse
+from .origins import KeyRule, Origin
+from .reader import Shape
+from .sizes import Pair, grid_of, size_text, square_or_pair
+from .transforms import TRANSFORMS
+
+POSITION_TABLE = "embeddings.position_embeddings"
+CLASSIFIER = "classifier."
+
+
+@dataclass(frozen=True)
+class Resample:
+    """A position table stretched from one (h, w) patch grid to another; `prefix` rows are copied."""
+
+    old_grid: Pair
+    new_grid: Pair
+    prefix: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One parameter of the model and where it comes from. A row without a source is filled with zeros (a new head).
+
+    `target` is the name in the bare model, without the prefix that it has inside a classifier.
+    """
+
+    target: str
+    target_shape: Shape
+    source: str | None
+    source_shape: Shape | None
+    transform: str
+    resample: Resample | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a conversion will do, decided on names and shapes alone.
+
+    Attributes:
+        origin: name of the origin.
+        config: the model's configuration.
+        model_class: what will be saved: the classifier, or the bare model if the source has no head.
+        rows: one for every parameter of the model.
+        ignored: source key -> why it is left out.
+        has_head: whether there is a classifier.
+        new_head: whether the classifier is new (zeros).
+    """
+
+    origin: str
+    config: Any
+    model_class: type[PreTrainedModel]
+    rows: tuple[Row, ...]
+    ignored: Mapping[str, str]
+    has_head: bool
+    new_head: bool
+
+    @property
+    def consumed(self) -> list[str]:
+        """The source keys that fill a parameter."""
+        return [row.source for row in self.rows if row.source is not None]
+
+    def parameter_name(self, row: Row) -> str:
+        """The row's parameter as `model_class` names it."""
+        bare = row.target.startswith(CLASSIFIER) or not self.has_head
+        return row.target if bare else f"{self.model_class.base_model_prefix}.{row.target}"
+
+
+def make_plan(
+    origin: Origin,
+    shapes: Mapping[str, Shape],
+    *,
+    image_size: Pair | None = None,
+    resize_to: Pair | None = None,
+    num_labels: int | None = None,
+    labels: Sequence[str] | None = None,
+) -> Plan:
+    """Map every key of a file of this origin, or refuse.
+
+    Args:
+        shapes: key -> shape of every array in the file.
+        image_size: (height, width) in px that the source was made for, if its position table is not square.
+        resize_to: (height, width) in px to resample the positions to.
+        num_labels: size of a new, zero head.
+        labels: names of the classes of a new, zero head.
+
+    Raises:
+        UserError: a key is missing, left over or of a wrong shape (all are listed), or the sizes make no model.
+    """
+    layout = Layout(origin, origin.names(shapes), shapes)
+    layout.refuse_misfits()
+    has_head, new_head = "head" in layout.parts, num_labels is not None or labels is not None
+    fields = origin.configure(layout.dims, layout.parts, image_size) | {"num_hidden_layers": layout.depth}
+    fields |= _label_fields(layout.dims["L"] if has_head else None, num_labels, labels)
+    config, resample = _config(fields, resize_to)
+    model_class, targets = _targets(config, has_head or new_head)
+    ignored, rows = dict(layout.names.ignored), list[Row]()
+    for name, rule in layout.present.items():
+        key = layout.names.normal[name]
+        if new_head and rule.target.startswith(CLASSIFIER):
+            ignored[key] = "replaced by a new head"
+        else:
+            rows.append(_row(rule, key, shapes[key], resample if rule.target == POSITION_TABLE else None))
+    if new_head:
+        new = {name: shape for name, shape in targets.items() if name.startswith(CLASSIFIER)}
+        rows += [Row(name, shape, None, None, "zeros") for name, shape in new.items()]
+    plan = Plan(origin.name, config, model_class, tuple(rows), ignored, has_head or new_head, new_head)
+    check_accounting(plan, shapes, targets)
+    return plan
+
+
+def check_accounting(plan: Plan, shapes: Mapping[str, Shape], targets: Mapping[str, Shape]) -> None:
+    """Hold the promise: every source key used once or ignored, every parameter filled once and with its shape.
+
+    Raises:
+        UserError: it does not hold; what is wrong is listed.
+    """
+    used = Counter([*plan.consumed, *plan.ignored])
+    filled = Counter(row.target for row in plan.rows)
+    misshapen = [
+        f"{row.target} {size_text(row.target_shape)} (needs {size_text(targets[row.target])})"
+        for row in plan.rows
+        if row.target in targets and row.target_shape != targets[row.target]
+    ]
+    refuse(
+        listing("keys left over", [key for key in shapes if not used[key]]),
+        listing("keys used twice", [key for key, count in used.items() if count > 1]),
+        listing("keys used that are not there", [key for key in used if key not in shapes]),
+        listing("parameters not filled", [name for name in targets if not filled[name]]),
+        listing("parameters filled twice", [name for name, count in filled.items() if count > 1]),
+        listing("parameters that the model does not have", [name for name in filled if name not in targets]),
+        listing("parameters of another shape", misshapen),
+    )
+
+
+def _label_fields(found: int | None, num_labels: int | None, labels: Sequence[str] | None) -> dict[str, Any]:
+    if labels is not None:
+        return {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+    size = found if num_labels is None else num_labels
+    return {} if size is None else {"num_labels": size}
+
+
+def _config(fields: dict[str, Any], resize_to: Pair | None) -> tuple[Any, Resample | None]:
+    from hf_vit.models.configuration_hf_vit import HfViTConfig
+
+    try:
+        config = HfViTConfig(**fields)
+        if resize_to is None:
+            return config, None
+        resample = Resample(
+            config.grid, grid_of(resize_to, config.patch_stride, "--resize-to"), config.num_special_tokens
+        )
+        fields["image_size"] = square_or_pair(resize_to)
+        return HfViTConfig(**fields), resample
+    except StrictDataclassError as error:
+        raise UserError(f"the checkpoint's sizes make no model: {error}") from error
+
+
+def _targets(config: Any, with_head: bool) -> tuple[type[PreTrainedModel], dict[str, Shape]]:
+    """The class to save, and the shapes of its parameters under the names that key tables use."""
+    from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
+
+    model_class = HfViTForImageClassification if with_head else HfViTModel
+    with torch.device("meta"):
+        state = model_class(config).state_dict()
+    prefix = f"{model_class.base_model_prefix}."
+    return model_class, {name.removeprefix(prefix): tuple(value.shape) for name, value in state.items()}
+
+
+def _row(rule: KeyRule, key: str, shape: Shape, resample: Resample | None) -> Row:
+    target_shape = tuple(TRANSFORMS[rule.transform].apply(torch.empty(shape, device="meta")).shape)
+    if resample is not None:
+        target_shape = (1, resample.prefix + resample.new_grid[0] * resample.new_grid[1], target_shape[2])
+    return Row(rule.target, target_shape, key, shape, rule.transform, resample)

@@ -1,0 +1,250 @@
+"""Reading .npz files of unknown origin: no pickle, no extraction, nothing taken on trust.
+
+A .npz file is a zip archive of .npy members. Members that are stored uncompressed are mapped into memory, the others
+are inflated; either way the checksum is verified and a member gives exactly the bytes that its .npy header declares.
+"""
+
+import hashlib
+import io
+import math
+import mmap
+import re
+import struct
+import sys
+import tokenize
+import warnings
+import zipfile
+import zlib
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+
+from hf_vit.errors import UserError
+
+Shape = tuple[int, ...]
+
+MAX_MEMBERS = 100_000
+MAX_HEADER = 10_000  # bytes of a .npy header: 128 in practice
+# Deflate cannot expand more than this (RFC 1951: 258 bytes for 2 bits); a larger claim is a lie.
+MAX_DEFLATE_RATIO = 1032
+# Weights hardly compress. A file that grows this much AND to this size is made to fill the machine.
+MAX_TOTAL_RATIO, FREE_BYTES = 50, 256 * 2**20
+LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+
+# What zipfile, zlib and the .npy header parser raise on damaged bytes.
+DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    SyntaxError,
+    tokenize.TokenError,
+    NotImplementedError,
+    RuntimeError,
+    OverflowError,
+    MemoryError,
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One array of the file: where it lies, and what its .npy header declares."""
+
+    info: zipfile.ZipInfo
+    shape: Shape
+    dtype: np.dtype[Any]
+    fortran_order: bool
+    header_bytes: int
+
+    @property
+    def data_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class NpzReader:
+    """The arrays of one .npz file by key, read on demand; use as a context manager.
+
+    Opening reads the directory and every array's header; `shapes` is then complete and honest: declared sizes agree
+    with the archive's. Arrays are checked when read.
+
+    Raises:
+        UserError: the file is missing, empty, no .npz, truncated, damaged, or unsafe in any of the ways named above.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise UserError(f"{self.path} is no file; give the path of a checkpoint")
+        if not self.path.stat().st_size:
+            raise UserError(f"{self.path.name} is empty; get the file again")
+        self._file = self.path.open("rb")
+        try:
+            # A private copy-on-write view: torch wants writable memory, and the file must never change.
+            self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
+            with self._refusing("is no readable .npz archive"):
+                self._zip = zipfile.ZipFile(self._file)
+            self.members: Mapping[str, Member] = self._directory()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self.close()
+
+    def close(self) -> None:
+        """Close the file. Arrays that were read stay valid: the mapping lives as long as they do."""
+        self._zip.close()
+        self._file.close()
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return {key: member.shape for key, member in self.members.items()}
+
+    def sha256(self) -> str:
+        """Hash of the whole file, in hexadecimal."""
+        return hashlib.sha256(self._map).hexdigest()
+
+    def read(self, key: str) -> torch.Tensor:
+        """One array as a CPU tensor in the machine's byte order; stored ones share memory with the file's mapping.
+
+        Raises:
+            UserError: the array is damaged, or holds neither numbers nor truth values.
+        """
+        member = self.members[key]
+        with self._refusing(f"is damaged at '{key}'"):
+            data = self._stored(member) if member.info.compress_type == zipfile.ZIP_STORED else self._inflated(member)
+            flat = np.frombuffer(data, dtype=member.dtype, count=math.prod(member.shape))
+            array = flat.reshape(member.shape, order="F" if member.fortran_order else "C")
+            if not array.dtype.isnative:
+                array = array.astype(array.dtype.newbyteorder("="))
+            return torch.from_numpy(array)
+
+    def read_floats(self, key: str) -> torch.Tensor:
+        """One array of finite floats, in the precision of the file.
+
+        Raises:
+            UserError: as `read`, or the array holds no floats, or NaN or infinite values.
+        """
+        dtype = self.members[key].dtype
+        if dtype.kind != "f" or dtype.itemsize not in (2, 4, 8):
+            raise UserError(f"'{key}' in {self.path.name} holds {dtype}; weights need float16, float32 or float64")
+        tensor = self.read(key)
+        if tensor.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all()):
+            raise UserError(
+                f"'{key}' in {self.path.name} holds NaN or infinite values, {int((~torch.isfinite(tensor)).sum())} of "
+                f"{tensor.numel()}; the training run that wrote it has diverged or the file is damaged"
+            )
+        return tensor
+
+    @contextmanager
+    def _refusing(self, complaint: str) -> Generator[None]:
+        """Turn what the parsers raise on bad bytes into one clear line."""
+        try:
+            yield
+        except UserError:
+            raise
+        except DAMAGE as error:
+            reason = " ".join(str(error).split())[:120] or type(error).__name__
+            raise UserError(f"{self.path.name} {complaint} ({reason}); get the file again") from error
+
+    def _directory(self) -> dict[str, Member]:
+        infos = self._zip.infolist()
+        if not infos:
+            raise UserError(f"{self.path.name} is an archive without any array; get the file again")
+        if len(infos) > MAX_MEMBERS:
+            raise UserError(f"{self.path.name} holds {len(infos)} members; a checkpoint has at most {MAX_MEMBERS}")
+        members: dict[str, Member] = {}
+        for info in infos:
+            key = self._key(info)
+            if key in members:
+                raise UserError(f"{self.path.name} holds '{key}' twice; which one counts is unknown")
+            with self._refusing(f"is damaged at '{key}'"):
+                members[key] = self._member(info)
+        total, size = sum(member.info.file_size for member in members.values()), self.path.stat().st_size
+        if total > max(FREE_BYTES, MAX_TOTAL_RATIO * size):
+            raise UserError(f"{self.path.name} would grow from {size} to {total} bytes: a zip bomb, no checkpoint")
+        return members
+
+    def _key(self, info: zipfile.ZipInfo) -> str:
+        """The array's name, after the checks that a member's name must pass."""
+        name = info.filename
+        # zipfile normalises NULs and, on some systems, separators: the raw name must already be clean.
+        raw = info.orig_filename
+        if re.search(r"[\\\0]|^[A-Za-z]:", raw) or any(part in ("", ".", "..") for part in name.split("/")):
+            raise UserError(f"{self.path.name} holds a member with the unsafe name {raw!r}")
+        if not name.isprintable() or not name.endswith(".npy"):
+            raise UserError(f"{self.path.name} holds {name!r}, which is no .npy array: this is no .npz of weights")
+        return name.removesuffix(".npy")
+
+    def _member(self, info: zipfile.ZipInfo) -> Member:
+        if info.flag_bits & 0x1:
+            raise ValueError("encrypted")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"compression method {info.compress_type} is not one that numpy writes")
+        stored = info.compress_type == zipfile.ZIP_STORED
+        if info.file_size > info.compress_size * (1 if stored else MAX_DEFLATE_RATIO):
+            raise ValueError(f"{info.compress_size} compressed bytes cannot hold {info.file_size}")
+        with self._zip.open(info) as file:
+            header = io.BytesIO(file.read(MAX_HEADER))
+        shape, fortran_order, dtype = _npy_header(header)
+        if dtype.hasobject:
+            raise ValueError("it holds pickled Python objects, which are never loaded")
+        member = Member(info, shape, dtype, fortran_order, header.tell())
+        if member.data_bytes + member.header_bytes != info.file_size:
+            raise ValueError(
+                f"shape {list(shape)} of {dtype} needs {member.data_bytes} bytes, "
+                f"{info.file_size - member.header_bytes} are there"
+            )
+        return member
+
+    def _stored(self, member: Member) -> memoryview:
+        """The array's bytes in the mapping, after the same checks that zipfile makes when it reads a member."""
+        info = member.info
+        start = info.header_offset
+        name = info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
+        fields = LOCAL_HEADER.unpack(self._map[start : start + LOCAL_HEADER.size])
+        start += LOCAL_HEADER.size
+        if fields[0] != b"PK\x03\x04" or self._map[start : start + fields[9]] != name:
+            raise ValueError("the local header does not fit the archive's directory")
+        start += fields[9] + fields[10]
+        view = memoryview(self._map)[start : start + info.file_size]
+        if len(view) != info.file_size or zlib.crc32(view) != info.CRC:
+            raise ValueError("bad checksum")
+        return view[member.header_bytes :]
+
+    def _inflated(self, member: Member) -> bytearray:
+        data = bytearray(member.data_bytes)
+        with self._zip.open(member.info) as file:
+            file.read(member.header_bytes)
+            # Exactly the declared bytes; zipfile verifies the checksum when the last one is read.
+            if cast("io.BufferedIOBase", file).readinto(data) != len(data) or file.read(1):
+                raise ValueError("the array is shorter or longer than its header says")
+        return data
+
+
+def _npy_header(file: io.BytesIO) -> tuple[Shape, bool, np.dtype[Any]]:
+    """Parse a .npy header: shape, whether in Fortran order, dtype. Leaves the file at the first byte of data."""
+    version = npy.read_magic(file)
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f".npy version {version} is not one that holds weights")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # headers written by Python 2 are fine, and published files may have them
+        shape, fortran_order, dtype = readers[cast("Any", version)](file)
+    if any(side < 0 for side in shape) or math.prod(shape) > sys.maxsize:
+        raise ValueError(f"impossible shape {shape}")
+    return tuple(int(side) for side in shape), bool(fortran_order), dtype

@@ -1,0 +1,63 @@
+"""Carrying out a plan: the state dict of the converted model."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from hf_vit.errors import UserError
+
+from .planning import Plan, Row
+from .reader import NpzReader
+from .transforms import TRANSFORMS
+
+
+@dataclass
+class Weights:
+    """The parameters of a converted model.
+
+    Attributes:
+        state: parameter name in the model -> contiguous tensor of the wanted dtype.
+        rounded: source key -> how many of its values the wanted dtype cannot hold exactly.
+    """
+
+    state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    rounded: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def load_weights(reader: NpzReader, plan: Plan, dtype: torch.dtype = torch.float32) -> Weights:
+    """Read and move every array of the plan.
+
+    Raises:
+        UserError: an array is damaged, holds no floats, NaN or infinite values, or values too large for `dtype`.
+    """
+    weights = Weights()
+    for row in plan.rows:
+        if row.source is None:
+            tensor = torch.zeros(row.target_shape, dtype=dtype)
+        else:
+            source = reader.read_floats(row.source)
+            tensor = _move(source, row, dtype)
+            if source.dtype == torch.float64 and dtype != torch.float64:
+                _account_for_rounding(weights, source, row.source, dtype)
+        weights.state[plan.parameter_name(row)] = tensor
+    return weights
+
+
+def _move(source: torch.Tensor, row: Row, dtype: torch.dtype) -> torch.Tensor:
+    tensor = TRANSFORMS[row.transform].apply(source)
+    if row.resample is not None:
+        from hf_vit.models.positions_hf_vit import resample_position_table
+
+        # The original resamples in double precision (scipy.ndimage.zoom) and rounds once, at the end.
+        old_grid, new_grid, prefix = row.resample.old_grid, row.resample.new_grid, row.resample.prefix
+        tensor = resample_position_table(tensor.double(), old_grid, new_grid, prefix)
+    return tensor.to(dtype).contiguous()
+
+
+def _account_for_rounding(weights: Weights, source: torch.Tensor, key: str, dtype: torch.dtype) -> None:
+    held = source.to(dtype)
+    if not bool(torch.isfinite(held).all()):
+        raise UserError(f"'{key}' holds values beyond the range of {dtype}; the file is damaged or no checkpoint")
+    lost = int((held.double() != source).sum())
+    if lost:
+        weights.rounded[key] = lost

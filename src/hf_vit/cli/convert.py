@@ -1,0 +1,47 @@
+"""`hf-vit convert`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="Checkpoint file (.npz of Google's vision_transformer).")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the converted model.")],
+    image_size: Annotated[
+        str | None,
+        typer.Option(metavar="HxW", help="Declare the size in px the source was made for (a table that is no square)."),
+    ] = None,
+    resize_to: Annotated[
+        str | None, typer.Option(metavar="HxW", help="Resample the positions to another image size in px.")
+    ] = None,
+    num_labels: Annotated[
+        int | None, typer.Option(metavar="N", help="Replace the head by a new one of zeros for N classes.")
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The same with names: a text file, one a line, or a JSON list."),
+    ] = None,
+    verify: Annotated[
+        Path | None,
+        typer.Option(metavar="IO.npz", help="Images and results of the original code that the model must reproduce."),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every source key, shape, transform and target (JSON).")
+    ] = None,
+) -> None:
+    """Convert an original checkpoint into a folder that from_pretrained reads; all or nothing."""
+    from hf_vit import conversion
+
+    result = conversion.convert(
+        source,
+        output,
+        image_size=None if image_size is None else conversion.parse_size(image_size, "--image-size"),
+        resize_to=None if resize_to is None else conversion.parse_size(resize_to, "--resize-to"),
+        num_labels=num_labels,
+        labels=None if labels is None else conversion.read_labels(labels),
+        recording=verify,
+        report=report,
+    )
+    typer.echo(conversion.describe(result))
