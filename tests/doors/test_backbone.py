@@ -1,0 +1,329 @@
+"""HfViTBackbone: its maps are the model's hidden states, its pyramid is ViTDet's, its folders load everywhere."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoBackbone
+
+from hf_vit import HfViTBackbone, HfViTConfig, HfViTForImageClassification, HfViTModel
+
+CHOICES = {
+    "token": {},
+    "gap": {"pooling": "gap", "position_embedding": "sincos_2d"},
+    "map": {"pooling": "map", "representation_size": 8},
+    "gap with class token": {"pooling": "gap", "use_class_token": True},
+    "distilled": {"use_distillation_token": True},
+    "causal": {"is_causal": True},
+    "causal distilled": {"is_causal": True, "use_distillation_token": True},
+    "relative, layer scale": {"position_embedding": "relative", "layer_scale_init_value": 0.1},
+    "shared layers": {"num_hidden_groups": 2, "position_embedding": "learned_2d"},
+}
+
+
+def randomise(model: torch.nn.Module) -> None:
+    """No parameter stays at an initial value that would hide a mistake (zero biases, unit norms)."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+
+
+def expected_maps(model: HfViTModel, pixel_values: torch.Tensor) -> list[torch.Tensor]:
+    """Written out place by place from the model's own hidden states."""
+    config, outputs = model.config, model(pixel_values, output_hidden_states=True)
+    h, w = (side // patch for side, patch in zip(pixel_values.shape[2:], config.patch_stride, strict=True))
+    first = 0 if config.is_causal else config.num_special_tokens
+    maps = []
+    for hidden_state in outputs.hidden_states:
+        normed = F.layer_norm(
+            hidden_state, (config.hidden_size,), model.layernorm.weight, model.layernorm.bias, config.layer_norm_eps
+        )
+        feature_map = torch.zeros(pixel_values.shape[0], config.hidden_size, h, w)
+        for y in range(h):
+            for x in range(w):
+                feature_map[:, :, y, x] = normed[:, first + y * w + x]
+        maps.append(feature_map)
+    return maps
+
+
+@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
+@torch.no_grad()
+def test_maps_are_the_models_hidden_states(choice, tiny_config, tmp_path):
+    model = HfViTModel(tiny_config(**choice)).eval()
+    randomise(model)
+    model.save_pretrained(tmp_path)
+    stages = ["stem", "stage1", "stage2", "stage3", "stage4"]
+    backbone, info = HfViTBackbone.from_pretrained(tmp_path, out_features=stages, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert not info["mismatched_keys"]
+    assert backbone.channels == [32] * 5
+    pixel_values = torch.randn(2, 3, 48, 80)  # neither square nor the nominal 64 px
+    maps = backbone(pixel_values).feature_maps
+    assert [tuple(feature_map.shape) for feature_map in maps] == [(2, 32, 3, 5)] * 5
+    for ours, reference in zip(maps, expected_maps(model, pixel_values), strict=True):
+        torch.testing.assert_close(ours, reference, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_selection_norm_and_tokens(tiny_config):
+    pixel_values = torch.randn(1, 3, 64, 64)
+    backbone = HfViTBackbone(tiny_config(out_indices=[0, -2], apply_layernorm=False, reshape_hidden_states=False))
+    outputs = backbone.eval()(pixel_values, output_hidden_states=True)
+    assert backbone.out_features == ["stem", "stage3"]
+    assert torch.equal(outputs.feature_maps[0], outputs.hidden_states[0])
+    assert torch.equal(outputs.feature_maps[1], outputs.hidden_states[3])
+    assert outputs.feature_maps[1].shape == (1, 17, 32)  # the class token is among them
+    assert len(outputs.hidden_states) == 5
+    assert "hidden_states" not in backbone(pixel_values)
+    backbone.out_features = ["stage4"]
+    assert torch.equal(backbone(pixel_values).feature_maps[0], outputs.hidden_states[4])
+    assert HfViTBackbone(tiny_config()).out_features == ["stage4"]
+
+
+@torch.no_grad()
+def test_tuples_and_attentions(tiny_config):
+    pixel_values = torch.randn(1, 3, 64, 64)
+    backbone = HfViTBackbone(tiny_config()).eval()
+    as_tuple = backbone(pixel_values, return_dict=False)
+    assert torch.equal(as_tuple[0][0], backbone(pixel_values).feature_maps[0])
+    backbone.config.return_dict = False
+    assert torch.equal(backbone(pixel_values)[0][0], as_tuple[0][0])
+    backbone.config.return_dict = True
+    with pytest.raises(ValueError, match="eager"):
+        backbone(pixel_values, output_attentions=True)
+    backbone.set_attn_implementation("eager")
+    attentions = backbone(pixel_values, output_attentions=True).attentions
+    assert [tuple(attention.shape) for attention in attentions] == [(1, 2, 17, 17)] * 4
+    torch.testing.assert_close(attentions[0].sum(-1), torch.ones(1, 2, 17))
+
+
+@torch.no_grad()
+def test_padded_batch_gives_each_image_its_own_maps(tiny_config):
+    backbone = HfViTBackbone(tiny_config()).eval()
+    small = torch.randn(1, 3, 32, 48)
+    mask = torch.ones(1, 4, 4)
+    mask[:, 2:], mask[:, :, 3:] = 0, 0
+    padded = backbone(F.pad(small, (0, 16, 0, 32)), patch_attention_mask=mask).feature_maps[0]
+    torch.testing.assert_close(padded[:, :, :2, :3], backbone(small).feature_maps[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pyramid", [False, True])
+@pytest.mark.parametrize("pooling", ["token", "map"])
+def test_every_parameter_learns_and_checkpointing_changes_nothing(pooling, pyramid, tiny_config):
+    pixel_values = torch.randn(2, 3, 64, 64)
+    gradients = []
+    for checkpointing in (False, True):
+        torch.manual_seed(1)
+        backbone = HfViTBackbone(tiny_config(pooling=pooling, use_feature_pyramid=pyramid, fpn_hidden_size=8)).train()
+        if checkpointing:
+            backbone.activation_checkpointing_enable()
+        sum(feature_map.pow(3).sum() for feature_map in backbone(pixel_values).feature_maps).backward()
+        # The class token leaves the last stage's map by way of attention alone: its gradient is there, and small.
+        assert all(parameter.grad is not None for parameter in backbone.parameters())
+        zero = [name for name, parameter in backbone.named_parameters() if not parameter.grad.abs().sum()]
+        assert not zero
+        gradients.append({name: parameter.grad for name, parameter in backbone.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, msg=name)
+
+
+@torch.no_grad()
+def test_folders_load_into_each_other(tiny_config, tmp_path):
+    """Classifier -> backbone -> model and classifier: the shared part keeps every bit."""
+    pixel_values = torch.randn(1, 3, 64, 64)
+    classifier = HfViTForImageClassification(tiny_config()).eval()
+    randomise(classifier)
+    classifier.save_pretrained(tmp_path / "classifier")
+    backbone, info = HfViTBackbone.from_pretrained(tmp_path / "classifier", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    backbone.save_pretrained(tmp_path / "backbone")
+    again = HfViTBackbone.from_pretrained(tmp_path / "backbone")
+    assert torch.equal(again(pixel_values).feature_maps[0], backbone(pixel_values).feature_maps[0])
+    model, info = HfViTModel.from_pretrained(tmp_path / "backbone", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert torch.equal(model(pixel_values).last_hidden_state, classifier.vit(pixel_values).last_hidden_state)
+    _, info = HfViTForImageClassification.from_pretrained(tmp_path / "backbone", output_loading_info=True)
+    assert info["missing_keys"] == {"classifier.weight", "classifier.bias"}
+
+
+def test_auto_backbone_builds_it(tiny_config):
+    backbone = AutoBackbone.from_config(tiny_config(out_features=["stage2"]))
+    assert type(backbone) is HfViTBackbone
+    assert backbone.out_features == ["stage2"]
+
+
+@torch.no_grad()
+def test_folders_load_where_the_package_is_not(tiny_config, tmp_path):
+    """As from the Hub: a backbone's folder and a classifier's, loaded, saved again and loaded once more."""
+    pixel_values = torch.randn(1, 3, 64, 64)
+    expected = {"pixel_values": pixel_values}
+    for name, kind in (("backbone", HfViTBackbone), ("classifier", HfViTForImageClassification)):
+        model = kind(tiny_config(use_feature_pyramid=name == "backbone"))
+        randomise(model)
+        model.save_pretrained(tmp_path / name)
+        expected[name] = HfViTBackbone.from_pretrained(tmp_path / name)(pixel_values).feature_maps
+    torch.save(expected, tmp_path / "expected.pt")
+    script = """
+        import sys
+        sys.modules["hf_vit"] = None  # any import of the package now fails
+        import torch
+        from transformers import AutoBackbone, AutoModel, AutoModelForImageClassification
+        from transformers.models.auto import auto_factory
+
+        class Hub:  # AutoBackbone asks the Hub whether the repository exists, for folders too
+            def repo_exists(self, name):
+                return True
+
+        auto_factory.hf_api = Hub
+        torch.set_num_threads(1)
+        expected = torch.load("expected.pt")
+        for name in ("backbone", "classifier"):
+            for folder in (name, name + "-again"):
+                backbone = AutoBackbone.from_pretrained("./" + folder, trust_remote_code=True)
+                assert type(backbone).__module__.startswith("transformers_modules."), type(backbone)
+                maps = backbone(expected["pixel_values"]).feature_maps
+                assert all(torch.equal(ours, theirs) for ours, theirs in zip(maps, expected[name], strict=True)), name
+                backbone.save_pretrained(name + "-again")
+            for auto_class in (AutoModel, AutoModelForImageClassification):
+                auto_class.from_pretrained("./" + name + "-again", trust_remote_code=True)
+        print("loaded")
+    """
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == "loaded"
+
+
+def norm(feature_map: torch.Tensor, module: torch.nn.LayerNorm) -> torch.Tensor:
+    mean = feature_map.mean(dim=1, keepdim=True)
+    variance = feature_map.var(dim=1, keepdim=True, unbiased=False)
+    scaled = (feature_map - mean) / torch.sqrt(variance + module.eps)
+    return scaled * module.weight[:, None, None] + module.bias[:, None, None]
+
+
+@torch.no_grad()
+def test_pyramid_is_the_papers_formula(tiny_config):
+    """arXiv 2203.16527, section 3, for a patch of 16 px, from the functional operations."""
+    config = tiny_config(use_feature_pyramid=True, fpn_hidden_size=12)
+    backbone = HfViTBackbone(config).double().eval()
+    randomise(backbone)
+    assert backbone.channels == [12] * 4
+    pixel_values = torch.randn(2, 3, 64, 96, dtype=torch.float64)
+    plain = HfViTBackbone(tiny_config()).double().eval()
+    plain.load_state_dict({k: v for k, v in backbone.state_dict().items() if not k.startswith("pyramid.")})
+    last = plain(pixel_values).feature_maps[0]
+    up, levels = F.conv_transpose2d, backbone.pyramid.levels
+    first, middle, _, second = levels[0].resize
+    quarter = up(last, first.weight, first.bias, stride=2)
+    quarter = up(F.gelu(norm(quarter, middle)), second.weight, second.bias, stride=2)
+    eighth = up(last, levels[1].resize[0].weight, levels[1].resize[0].bias, stride=2)
+    scales = [quarter, eighth, last, F.max_pool2d(last, 2)]
+    maps = backbone(pixel_values).feature_maps
+    assert [tuple(m.shape) for m in maps] == [(2, 12, 16, 24), (2, 12, 8, 12), (2, 12, 4, 6), (2, 12, 2, 3)]
+    for level, scale, ours in zip(levels, scales, maps, strict=True):
+        reference = norm(F.conv2d(scale, level.projection.weight), level.projection_norm)
+        reference = norm(F.conv2d(reference, level.convolution.weight, padding=1), level.convolution_norm)
+        torch.testing.assert_close(ours, reference, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("patch_size", [2, 4, 8, 16, 32])
+@torch.no_grad()
+def test_pyramid_has_the_same_strides_for_every_patch(patch_size, tiny_config):
+    backbone = HfViTBackbone(tiny_config(patch_size=patch_size, use_feature_pyramid=True, fpn_hidden_size=8)).eval()
+    maps = backbone(torch.randn(1, 3, 96, 64)).feature_maps
+    assert [tuple(m.shape[2:]) for m in maps] == [(24, 16), (12, 8), (6, 4), (3, 2)]
+
+
+@torch.no_grad()
+def test_pyramid_keeps_the_rest_of_an_odd_grid(tiny_config):
+    backbone = HfViTBackbone(tiny_config(use_feature_pyramid=True, fpn_hidden_size=8)).eval()
+    maps = backbone(torch.randn(1, 3, 16, 48)).feature_maps
+    assert [tuple(m.shape[2:]) for m in maps] == [(4, 12), (2, 6), (1, 3), (1, 2)]
+
+
+@torch.no_grad()
+def test_pyramid_of_a_plain_checkpoint_is_new_and_initialised(tiny_config, tmp_path):
+    HfViTForImageClassification(tiny_config(hidden_size=64)).save_pretrained(tmp_path / "plain")
+    backbone, info = HfViTBackbone.from_pretrained(
+        tmp_path / "plain", use_feature_pyramid=True, output_loading_info=True
+    )
+    assert info["missing_keys"] == {name for name in backbone.state_dict() if name.startswith("pyramid.")}
+    assert not info["unexpected_keys"]
+    first = backbone.pyramid.levels[0].resize[0]
+    assert first.weight.std().item() == pytest.approx(64**-0.5, rel=0.05)
+    assert not first.bias.any()
+    backbone.save_pretrained(tmp_path / "pyramid")
+    again, info = HfViTBackbone.from_pretrained(tmp_path / "pyramid", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    pixel_values = torch.randn(1, 3, 64, 64)
+    for ours, theirs in zip(again(pixel_values).feature_maps, backbone(pixel_values).feature_maps, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@torch.no_grad()
+def test_a_deconvolution_keeps_the_variance(tiny_config):
+    backbone = HfViTBackbone(tiny_config(hidden_size=256, use_feature_pyramid=True))
+    raised = backbone.pyramid.levels[1].resize(torch.randn(4, 256, 8, 8))
+    assert raised.std().item() == pytest.approx(1.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"image_size": 56, "patch_size": 14}, "patch of 14x14 px does not fit.*patch_size=16"),
+        ({"patch_size": (16, 8)}, "patch of 16x8 px does not fit"),
+        ({"out_features": ["stage2", "stage4"]}, r"one map.*out_features=\['stage2', 'stage4'\]"),
+        ({"reshape_hidden_states": False}, "reshape_hidden_states=False"),
+        ({"fpn_hidden_size": 0}, "fpn_hidden_size=0 must be at least 1"),
+    ],
+)
+def test_wrong_pyramids_are_refused_at_construction(wrong, message, tiny_config):
+    with pytest.raises(Exception, match=message):
+        tiny_config(use_feature_pyramid=True, **wrong)
+
+
+def test_stages_named_later_are_checked_too(tiny_config):
+    config = tiny_config(use_feature_pyramid=True)
+    config.out_features = ["stage1", "stage4"]
+    with pytest.raises(ValueError, match="one map"):
+        HfViTBackbone(config)
+
+
+@torch.no_grad()
+def test_another_size_resamples_and_a_pyramid_stays_with_its_patch(tiny_config, tmp_path):
+    HfViTModel(tiny_config()).save_pretrained(tmp_path / "plain")
+    backbone = HfViTBackbone.from_pretrained(tmp_path / "plain", image_size=(32, 96), patch_size=8)
+    assert backbone.config.grid == (4, 12)
+    assert backbone(torch.randn(1, 3, 32, 96)).feature_maps[0].shape == (1, 32, 4, 12)
+    with pytest.raises(ValueError, match=r"built for a patch of 16 px.*load the model without a pyramid"):
+        HfViTBackbone.from_pretrained(tmp_path / "plain", patch_size=8, use_feature_pyramid=True)
+    backbone.save_pretrained(tmp_path / "patch8")  # the remedy that the message names
+    pyramid = HfViTBackbone.from_pretrained(tmp_path / "patch8", use_feature_pyramid=True)
+    assert [m.shape[2] for m in pyramid(torch.randn(1, 3, 32, 96)).feature_maps] == [8, 4, 2, 1]
+
+
+def test_an_image_that_does_not_fit_is_refused(tiny_config):
+    with pytest.raises(ValueError, match="image 60x64 px is not divisible by patch 16x16 px"):
+        HfViTBackbone(tiny_config())(torch.randn(1, 3, 60, 64))
+
+
+def test_config_keeps_the_stages(tiny_config, tmp_path):
+    tiny_config(out_features=["stage1", "stage3"]).save_pretrained(tmp_path)
+    config = HfViTConfig.from_pretrained(tmp_path)
+    assert config.out_features == ["stage1", "stage3"]
+    assert config.out_indices == [1, 3]
