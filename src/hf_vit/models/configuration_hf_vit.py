@@ -95,11 +95,25 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
         """(height, width) in px of the image area behind one patch token."""
         return as_pair(self.patch_size)
 
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        """(h, w): the patches of an image of height x width px.
+
+        Raises:
+            ValueError: the image does not fit the patch.
+        """
+        stride_h, stride_w = self.patch_stride
+        if height % stride_h or width % stride_w or not height or not width:
+            fitting = f"{-(-height // stride_h) * stride_h}x{-(-width // stride_w) * stride_w}"
+            raise ValueError(
+                f"image {height}x{width} px is not divisible by patch {stride_h}x{stride_w} px; "
+                f"resize or pad it first, for example to {fitting}"
+            )
+        return height // stride_h, width // stride_w
+
     @property
     def grid(self) -> tuple[int, int]:
         """(h, w): patches of the nominal image, the size of the position table."""
-        (height, width), (stride_h, stride_w) = as_pair(self.image_size), self.patch_stride
-        return height // stride_h, width // stride_w
+        return self.grid_of(*as_pair(self.image_size))
 
     @property
     def has_class_token(self) -> bool:
@@ -142,12 +156,12 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
                 raise ValueError(f"{name}={value} has {len(value)} numbers; give one int or (height, width) in px")
             for side in as_pair(value):
                 _need_positive(name, side, value)
-        for side, stride in zip(as_pair(self.image_size), self.patch_stride, strict=True):
-            if side % stride:
-                raise ValueError(
-                    f"image_size={self.image_size} px is not divisible by the patch of {stride} px; "
-                    f"the nearest sizes that fit are {side // stride * stride} and {(side // stride + 1) * stride}"
-                )
+        try:
+            self.grid_of(*as_pair(self.image_size))
+        except ValueError as misfit:
+            raise ValueError(
+                f"image_size={self.image_size} does not fit patch_size={self.patch_size}: {misfit}"
+            ) from None
 
     def validate_rates(self) -> None:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"):

@@ -82,9 +82,7 @@ class HfViTEmbeddings(PositionTable):
     def __init__(self, config: HfViTBaseConfig, patch_embeddings: nn.Module) -> None:
         super().__init__(config)
         self.patch_embeddings = patch_embeddings
-        self.patch_stride = config.patch_stride
-        self.num_channels = config.num_channels
-        self.special_last = config.is_causal
+        self.config = config
         if config.has_class_token:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
         if config.use_distillation_token:
@@ -92,45 +90,50 @@ class HfViTEmbeddings(PositionTable):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None) -> Tokens:
-        grid = self.patch_grid(pixel_values)
-        patches = self.patch_embeddings(pixel_values)
-        image_grids = None if patch_attention_mask is None else image_grids_of(patch_attention_mask, grid)
-        if image_grids is None:
-            table, special_rows = self.position_table(grid, like=patches)
+        grid, token_mask, image_grids = self.patch_grid(pixel_values), None, None
+        if patch_attention_mask is None:
+            patches, special_rows = self._positioned_patches(pixel_values, grid)
         else:
-            table, special_rows = self._padded_table(grid, image_grids, like=patches)
-        if table is not None:
-            patches = patches + table
-        hidden_states = self._attach_special(patches, self._special_tokens(patches.shape[0], special_rows))
-        token_mask = None
-        if patch_attention_mask is not None:
+            image_grids = image_grids_of(patch_attention_mask, grid)
+            patches, special_rows = self._padded_patches(pixel_values, grid, image_grids)
             flat = patch_attention_mask.flatten(1).bool()
-            special = self._special_tokens(1, None)
-            count = sum(token.shape[1] for token in special)
-            token_mask = self._attach_special(flat, [flat.new_ones(flat.shape[0], count)])
+            token_mask = self._attach_special(flat, [flat.new_ones(flat.shape[0], 1)] * self.config.num_special_tokens)
+        hidden_states = self._attach_special(patches, self._special_tokens(patches.shape[0], special_rows))
         return Tokens(self.dropout(hidden_states), grid, token_mask, image_grids)
-
-    def resize_to(self, config: HfViTBaseConfig) -> None:
-        super().resize_to(config)
-        self.patch_stride = config.patch_stride
 
     def patch_grid(self, pixel_values: torch.Tensor) -> Grid:
         """(h, w) of a batch; an image that does not fit raises with what was given and what is needed."""
-        if pixel_values.ndim != 4 or pixel_values.shape[1] != self.num_channels:
+        if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
             raise ValueError(
-                f"pixel_values of shape {tuple(pixel_values.shape)}; the model needs [B, {self.num_channels}, H, W]"
+                f"pixel_values of shape {tuple(pixel_values.shape)}; "
+                f"the model needs [B, {self.config.num_channels}, H, W]"
             )
         if not pixel_values.is_floating_point():
             raise ValueError(
                 f"pixel_values are {pixel_values.dtype}; the model needs normalised floats: use the image processor"
             )
-        height, width = pixel_values.shape[2:]
-        stride_h, stride_w = self.patch_stride
-        if height % stride_h or width % stride_w or height < stride_h or width < stride_w:
-            raise ValueError(
-                f"image {height}x{width} px is not divisible by patch {stride_h}x{stride_w} px; resize or pad it first"
-            )
-        return height // stride_h, width // stride_w
+        return self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
+
+    def _positioned_patches(self, pixel_values: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[B, h*w, D] with positions, and the position rows of the special tokens."""
+        patches = self.patch_embeddings(pixel_values)
+        table, special_rows = self.position_table(grid, like=patches)
+        return (patches if table is None else patches + table), special_rows
+
+    def _padded_patches(
+        self, pixel_values: torch.Tensor, grid: Grid, image_grids: list[Grid]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same for a padded batch: every image is embedded at its own size and placed at the top left."""
+        batch, (stride_h, stride_w) = pixel_values.shape[0], self.config.patch_stride
+        padded = pixel_values.new_zeros(batch, grid[0] * grid[1], self.config.hidden_size)
+        special_rows = None
+        for own in sorted(set(image_grids)):
+            images = torch.tensor([i for i, g in enumerate(image_grids) if g == own], device=pixel_values.device)
+            crops = pixel_values[images, :, : own[0] * stride_h, : own[1] * stride_w]
+            patches, special_rows = self._positioned_patches(crops, own)
+            places = own_places(own, grid, pixel_values.device)
+            padded = padded.to(patches.dtype).index_put((images[:, None], places), patches)
+        return padded, special_rows
 
     def _special_tokens(self, batch: int, rows: torch.Tensor | None) -> list[torch.Tensor]:
         tokens = [getattr(self, name) for name in ("cls_token", "distillation_token") if hasattr(self, name)]
@@ -141,20 +144,7 @@ class HfViTEmbeddings(PositionTable):
     def _attach_special(self, patches: torch.Tensor, special: list[torch.Tensor]) -> torch.Tensor:
         if not special:
             return patches
-        return torch.cat([patches, *special] if self.special_last else [*special, patches], dim=1)
-
-    def _padded_table(self, grid: Grid, image_grids: list[Grid], like: torch.Tensor):
-        """[B, h*w, D]: every image gets the table it has on its own, at the top left of the padded grid."""
-        table, special_rows = None, None
-        for own in set(image_grids):
-            rows, special_rows = self.position_table(own, like=like)
-            if rows is None:
-                return None, None
-            table = like.new_zeros(like.shape[0], grid[0] * grid[1], rows.shape[-1]) if table is None else table
-            images = torch.tensor([i for i, g in enumerate(image_grids) if g == own], device=like.device)
-            places = own_places(own, grid, like.device)
-            table = table.index_put((images[:, None], places), rows.to(table.dtype))
-        return table, special_rows
+        return torch.cat([patches, *special] if self.config.is_causal else [*special, patches], dim=1)
 
 
 def image_grids_of(patch_attention_mask: torch.Tensor, grid: Grid) -> list[Grid]:
@@ -245,6 +235,11 @@ class HfViTLayer(GradientCheckpointingLayer):
         hidden_states = hidden_states + self.drop_path(self.layer_scale1(self.dropout(attended)))
         transformed = self.mlp(self.layernorm_after(hidden_states))
         return hidden_states + self.drop_path(self.layer_scale2(transformed))
+
+    def attention_map(self, hidden_states: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+        """[B, A, N, N] of this block on its input [B, N, D]."""
+        normed = self.layernorm_before(hidden_states)
+        return self.attention.probabilities(normed, tokens.token_mask, tokens.grid, tokens.image_grids)
 
 
 SIZE_KEYS = ("image_size", "patch_size")
@@ -482,11 +477,10 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             )
         tokens = self.embed(pixel_values, patch_attention_mask)
         hidden_states, attention_mask = tokens.hidden_states, self._attention_mask(tokens)
-        maps: dict[int, torch.Tensor] = {}
+        maps: dict[int, Any] = {}
         for index, layer in enumerate(self.layer_sequence()[: max(wanted) + 1]):
             if index in wanted:
-                normed = layer.layernorm_before(hidden_states)
-                maps[index] = layer.attention.probabilities(normed, tokens.token_mask, tokens.grid, tokens.image_grids)
+                maps[index] = layer.attention_map(hidden_states, tokens)
             if index < max(wanted):
                 hidden_states = layer(hidden_states, attention_mask, grid=tokens.grid, image_grids=tokens.image_grids)
         return AttentionMaps(maps, tokens.grid, patch_token_slice(self.config))
