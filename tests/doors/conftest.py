@@ -1,7 +1,6 @@
 """Tiny models and the one training loop that every door walks through."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -26,18 +25,25 @@ def tiny_config() -> Callable[..., HfViTConfig]:
 
 @pytest.fixture
 def train() -> Callable[..., list[float]]:
-    """Steps of AdamW on one batch; returns the losses, the one before the first step first."""
+    """Steps of AdamW on one batch; returns the losses, that of the untrained model first.
 
-    def run(model: torch.nn.Module, loss: Callable[[], torch.Tensor], steps: int = 8, lr: float = 2e-3) -> list[float]:
+    Asserts that every trainable parameter of `backbone` got a gradient in the first step.
+    """
+
+    def run(
+        model: torch.nn.Module, backbone: torch.nn.Module, loss: Callable[[], torch.Tensor], steps: int = 25
+    ) -> list[float]:
         model.train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         losses: list[float] = []
         for _ in range(steps):
             optimizer.zero_grad()
-            value: Any = loss()
+            value = loss()
             value.backward()
+            if not losses:
+                assert not [name for name, parameter in backbone.named_parameters() if parameter.grad is None]
             optimizer.step()
-            losses.append(float(value))
+            losses.append(value.item())
         model.eval()
         return losses
 
