@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import typer
 
 # Every name is a module of this package with a function of the same name (dashes become underscores).
-COMMANDS: tuple[str, ...] = ()
+COMMANDS: tuple[str, ...] = (
+    "finetune",
+    "recipes",
+    "evaluate",
+    "predict",
+    "convert",
+    "card",
+)
 
 
 def build_app() -> typer.Typer:

@@ -1,0 +1,1 @@
+"""The model card's template, as package data; `hf_vit.hub.card` renders it."""

@@ -1,0 +1,22 @@
+"""The command that is running, as a line that repeats it."""
+
+import shlex
+from typing import Any, cast
+
+import typer
+
+
+def command_line(context: typer.Context) -> str:
+    """`hf-vit evaluate out/model --data digits`: the arguments, and the options that differ from their defaults."""
+    words = context.command_path.split()
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        options = [name for name in parameter.opts if name.startswith("--")]
+        if value is None or (options and value == parameter.get_default(context)):
+            continue
+        if isinstance(value, bool):
+            words.append(options[0] if value else parameter.secondary_opts[0])
+            continue
+        for item in cast(list[Any], value) if isinstance(value, list | tuple) else [value]:
+            words += [options[0], str(item)] if options else [str(item)]
+    return shlex.join(words)

@@ -1,0 +1,49 @@
+"""Measuring image classifiers. Nothing is imported before it is used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_vit.evaluation.classification import ClassificationResult, WrongImage, evaluate_classifier, match_labels
+    from hf_vit.evaluation.loading import LoadedClassifier, load_classifier
+    from hf_vit.evaluation.plots import plot_confusion_matrix, plot_learning_curve, plot_wrong_images
+    from hf_vit.evaluation.prediction import Prediction, predict_images
+    from hf_vit.evaluation.report import draw_evaluation, save_evaluation
+
+_HOMES = {
+    "ClassificationResult": "classification",
+    "WrongImage": "classification",
+    "evaluate_classifier": "classification",
+    "match_labels": "classification",
+    "LoadedClassifier": "loading",
+    "load_classifier": "loading",
+    "plot_confusion_matrix": "plots",
+    "plot_learning_curve": "plots",
+    "plot_wrong_images": "plots",
+    "Prediction": "prediction",
+    "predict_images": "prediction",
+    "draw_evaluation": "report",
+    "save_evaluation": "report",
+}
+
+__all__ = [
+    "ClassificationResult",
+    "LoadedClassifier",
+    "Prediction",
+    "WrongImage",
+    "draw_evaluation",
+    "evaluate_classifier",
+    "load_classifier",
+    "match_labels",
+    "plot_confusion_matrix",
+    "plot_learning_curve",
+    "plot_wrong_images",
+    "predict_images",
+    "save_evaluation",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,218 @@
+"""Loading any image classifier, with errors a user can act on."""
+
+import json
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from hf_vit.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+@dataclass(frozen=True)
+class LoadedClassifier:
+    """A classifier in evaluation mode with its image processor; `folder` is None for a model of the Hub."""
+
+    model: "PreTrainedModel"
+    processor: Any
+    source: str
+    folder: Path | None
+
+    @property
+    def label_names(self) -> list[str]:
+        """The names of the model's classes, in the order of its logits."""
+        return label_names_of(self.model)
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """(height, width) in px of the images the model was made for, where its config tells."""
+        size = getattr(self.model.config, "image_size", None)
+        if size is None or isinstance(size, int):
+            return None if size is None else (size, size)
+        return int(size[0]), int(size[1])
+
+
+def label_names_of(model: "PreTrainedModel") -> list[str]:
+    """The names of a classifier's classes, in the order of its logits."""
+    names = cast("dict[int, str]", getattr(model.config, "id2label", None) or {})
+    return [str(names[index]) for index in sorted(names)]
+
+
+def load_classifier(source: str | Path, device: str | None = None) -> LoadedClassifier:
+    """Load an hf_vit or transformers image classifier from a folder or the Hub.
+
+    Code that comes with a checkpoint is never run. The weights keep the dtype they are stored in.
+
+    Args:
+        source: a folder with config.json and weights, or a Hub id.
+        device: a torch device string; by default CUDA where there is one, else the CPU.
+
+    Raises:
+        UserError: the folder, the Hub id or the device does not exist, the checkpoint is not an image classifier, is
+            incomplete or is damaged.
+    """
+    import hf_vit as _  # registers the families  # noqa: F401
+
+    place = pick_device(device)
+    location, folder, options = _locate(str(source))
+    with _quiet():
+        _require_classifier(location, str(source), options)
+        model = _load_model(location, str(source), options)
+        processor = _load_processor(location, str(source), options)
+    # transformers decorates `to` beyond what its types can tell.
+    cast(Any, model).to(place)
+    return LoadedClassifier(model.eval(), processor, str(source), folder)
+
+
+def pick_device(device: str | None = None) -> "torch.device":
+    """The asked device if torch can use it here; by default CUDA where there is one, else the CPU."""
+    import torch
+
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device {device!r} cannot be used here ({reason}); try --device cpu") from error
+    return place
+
+
+def _locate(source: str) -> tuple[str, Path | None, dict[str, Any]]:
+    """Where to load from, the local folder if it is one, and options for `from_pretrained`."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        _require_config(path)
+        return str(path), path, {"trust_remote_code": False}
+    if path.exists():
+        raise UserError(f"{source} is a file; give the folder that holds config.json and the weights")
+    return source, None, {"trust_remote_code": False, "local_files_only": _require_on_hub(source)}
+
+
+def _require_config(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        inside = sorted(str(config.parent) for config in folder.glob("*/config.json"))
+        hint = f"did you mean {inside[-1]}?" if inside else "give the folder of a saved model"
+        raise UserError(f"{folder} holds no model: there is no config.json in it; {hint}")
+    try:
+        json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{folder / 'config.json'} is not valid JSON ({error}); save the model again") from error
+    if not any((folder / name).is_file() for name in _WEIGHTS):
+        raise UserError(
+            f"{folder} holds no weights: model.safetensors is not in it; copy it there or save the model again"
+        )
+
+
+def _require_on_hub(source: str) -> bool:
+    """Ask the Hub once, instead of through retries of every file; True when only the local cache has the model."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        HfApi().model_info(source, timeout=10)
+    except HFValidationError as error:
+        raise UserError(f"there is no folder {source}, and no Hub id looks like that (user/name)") from error
+    except GatedRepoError as error:
+        raise UserError(
+            f"{source} is gated: ask for access on its page on the Hub, then run `hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise UserError(
+            f"there is no folder {source}, and the Hub knows no such model or may not show it; "
+            "check the name, or run `hf auth login` if it is private"
+        ) from error
+    except Exception as error:  # every transport has its own errors; without the Hub the cache may do
+        if isinstance(try_to_load_from_cache(source, "config.json"), str):
+            return True
+        raise UserError(
+            f"there is no folder {source}, and the Hub cannot be reached ({type(error).__name__}); check the path"
+        ) from error
+    return False
+
+
+def _require_classifier(location: str, source: str, options: dict[str, Any]) -> None:
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(location, **options)
+    except StrictDataclassError as error:  # the reason stands in the last line
+        reason = str(error).splitlines()[-1].strip().removeprefix("ValueError: ")
+        raise UserError(f"the config.json of {source} is not valid: {reason}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{source} cannot be read as a model: {_first_line(error)}") from error
+    if type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        named = ", ".join(getattr(config, "architectures", None) or []) or "no class named"
+        raise UserError(f"{source} holds a {config.model_type} model ({named}), which is not an image classifier")
+    channels = getattr(config, "num_channels", 3)
+    if channels != 3:
+        raise UserError(
+            f"{source} takes images with num_channels={channels}; only models for RGB images (3) are supported"
+        )
+
+
+def _load_model(location: str, source: str, options: dict[str, Any]) -> "PreTrainedModel":
+    from safetensors import SafetensorError
+    from transformers import AutoModelForImageClassification
+
+    try:
+        loaded: Any = AutoModelForImageClassification.from_pretrained(location, output_loading_info=True, **options)
+    except (SafetensorError, EOFError) as error:
+        raise UserError(
+            f"the weights of {source} are damaged ({_first_line(error)}); copy or save them again"
+        ) from error
+    except RuntimeError as error:
+        reason = "their shapes differ" if "mismatch" in str(error) else _first_line(error)
+        raise UserError(f"the weights of {source} do not fit its config.json: {reason}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{source} cannot be loaded: {_first_line(error)}") from error
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise UserError(
+            f"{source} is not a trained image classifier: its weights lack {shown}; "
+            "fine-tune it first (hf-vit finetune), or save it with its classification head"
+        )
+    return model
+
+
+def _load_processor(location: str, source: str, options: dict[str, Any]) -> Any:
+    from transformers import AutoImageProcessor
+
+    try:
+        return AutoImageProcessor.from_pretrained(location, **options)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{source} has no readable image processor (preprocessor_config.json); save one with "
+            "ViTImageProcessor(size=...).save_pretrained(folder)"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Silence transformers' load report and bars: what matters of them is raised as an error here."""
+    from transformers.utils import logging as transformers_logging
+
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,93 @@
+"""The most likely classes of image files."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hf_vit.errors import UserError
+from hf_vit.evaluation.classification import finite_logits
+from hf_vit.evaluation.loading import LoadedClassifier
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most likely classes of one image file, best first, as (label, probability)."""
+
+    image: str
+    scores: list[tuple[str, float]]
+
+
+def predict_images(
+    classifier: LoadedClassifier, paths: Sequence[str | os.PathLike[str]], *, top: int = 5, batch_size: int = 32
+) -> list[Prediction]:
+    """Classify image files, and the images of folders.
+
+    Args:
+        classifier: from `load_classifier`.
+        paths: image files; a folder stands for the images directly inside it, by name.
+        top: classes to report for every image, at most all.
+        batch_size: images a step.
+
+    Raises:
+        UserError: a file is missing or is not a readable image, a folder holds no image, `top` is below 1.
+    """
+    import torch
+
+    if top < 1:
+        raise UserError(f"top {top} must be at least 1")
+    files = list(image_files(paths))
+    names = classifier.label_names
+    found: list[Prediction] = []
+    for start in range(0, len(files), batch_size):
+        chosen = files[start : start + batch_size]
+        images = [read_image(path) for path in chosen]
+        pixel_values = classifier.processor(images=images, return_tensors="pt")["pixel_values"]
+        with torch.inference_mode():
+            logits = finite_logits(classifier.model, pixel_values.to(classifier.model.device))
+        best = logits.double().softmax(-1).topk(min(top, logits.shape[-1]), dim=-1)
+        for path, values, indices in zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True):
+            scores = [(names[index], value) for index, value in zip(indices, values, strict=True)]
+            found.append(Prediction(str(path), scores))
+    return found
+
+
+def image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path]:
+    """The files, folders replaced by the image files directly inside them."""
+    from PIL import Image
+
+    known = Image.registered_extensions()
+    for path in map(Path, paths):
+        if not path.is_dir():
+            yield path
+            continue
+        inside = sorted(entry for entry in path.iterdir() if entry.suffix.lower() in known and entry.is_file())
+        if not inside:
+            raise UserError(f"folder {path} holds no image; give image files or a folder with images directly inside")
+        yield from inside
+
+
+def read_image(path: str | os.PathLike[str]) -> "Image":
+    """Open an image file of any mode as RGB.
+
+    Raises:
+        UserError: the file is missing, or is not a readable image; the message names it.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    from hf_vit.data import to_rgb
+
+    try:
+        with Image.open(path) as image:
+            return to_rgb(image)
+    except FileNotFoundError as error:
+        raise UserError(f"there is no image {path}; check the path") from error
+    except UnidentifiedImageError as error:
+        raise UserError(f"{path} is not an image that can be read; convert it to PNG or JPEG") from error
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        # Pillow's decoders raise these for truncated or damaged files.
+        raise UserError(f"{path} cannot be read ({error}); convert it to PNG or JPEG") from error

@@ -1,0 +1,1 @@
+"""Sharing models: the card with measured facts, and what concerns the Hub."""

@@ -1,0 +1,130 @@
+"""`load_classifier`: what loads, and one clear line for everything that does not."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from evaluation.tiny import NAMES, make_classifier, make_processor
+from transformers import BertConfig, BertForSequenceClassification, ViTModel
+
+from hf_vit import HfViTForImageClassification, variant_config
+from hf_vit.errors import UserError
+from hf_vit.evaluation import load_classifier
+
+Save = Callable[..., Path]
+
+
+def test_a_transformers_classifier_loads(save_classifier: Save) -> None:
+    folder = save_classifier()
+    loaded = load_classifier(folder, "cpu")
+    assert type(loaded.model).__name__ == "ViTForImageClassification"
+    assert loaded.label_names == list(NAMES)
+    assert loaded.folder == folder
+    assert loaded.image_size == (8, 8)
+    assert not loaded.model.training
+    pixel_values = torch.randn(2, 3, 8, 8)
+    assert torch.equal(loaded.model(pixel_values).logits, make_classifier()(pixel_values).logits)
+
+
+def test_our_classifier_loads(tmp_path: Path) -> None:
+    fields = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = variant_config("Ti/4", image_size=(8, 12), id2label=dict(enumerate(NAMES)), **fields)
+    model = HfViTForImageClassification(config).eval()
+    model.save_pretrained(tmp_path)
+    make_processor().save_pretrained(tmp_path)
+    loaded = load_classifier(str(tmp_path), "cpu")
+    assert isinstance(loaded.model, HfViTForImageClassification)
+    assert loaded.image_size == (8, 12)
+    assert loaded.label_names == list(NAMES)
+
+
+def _truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _edit_config(**changes: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | changes))
+
+    return edit
+
+
+def _bad_patch(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "hf_vit", "image_size": 8, "patch_size": 5}')
+
+
+def _headless(folder: Path) -> None:
+    ViTModel(make_classifier().config).save_pretrained(folder)
+
+
+def _bert(folder: Path) -> None:
+    config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=9)
+    BertForSequenceClassification(config).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: shutil.rmtree(folder), "there is no folder .*the Hub cannot be reached|no Hub id looks like"),
+        (lambda folder: (folder / "config.json").unlink(), r"no config\.json in it; give the folder"),
+        (lambda folder: (folder / "config.json").write_text("{"), r"config\.json is not valid JSON"),
+        (lambda folder: (folder / "config.json").write_text("{}"), "cannot be read as a model"),
+        (_edit_config(model_type="perceptron"), "cannot be read as a model: .*perceptron"),
+        (_bad_patch, "not valid: image_size=8 does not fit patch_size=5"),
+        (_edit_config(hidden_size=32), r"do not fit its config\.json: their shapes differ"),
+        (_edit_config(num_channels=1), "num_channels=1"),
+        (lambda folder: (folder / "model.safetensors").unlink(), r"no weights: model\.safetensors"),
+        (_truncate, "weights of .* are damaged"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b""), "weights of .* are damaged"),
+        (lambda folder: (folder / "preprocessor_config.json").unlink(), r"no readable image processor"),
+        (lambda folder: (folder / "preprocessor_config.json").write_text("{"), r"no readable image processor"),
+        (_headless, r"not a trained image classifier: its weights lack classifier\.bias, classifier\.weight"),
+        (_bert, r"holds a bert model \(BertForSequenceClassification\), which is not an image classifier"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_does_not_load_is_told(save_classifier: Save, damage: Callable[[Path], Any], message: str) -> None:
+    folder = save_classifier()
+    damage(folder)
+    with pytest.raises(UserError, match=message) as caught:
+        load_classifier(folder, "cpu")
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_above_the_model_is_told(save_classifier: Save) -> None:
+    folder = save_classifier()
+    with pytest.raises(UserError, match=f"did you mean {folder}"):
+        load_classifier(folder.parent)
+
+
+def test_a_file_and_a_hub_id_that_cannot_be_reached(save_classifier: Save) -> None:
+    folder = save_classifier()
+    with pytest.raises(UserError, match="is a file; give the folder"):
+        load_classifier(folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"no folder nobody/nothing, and the Hub cannot be reached"):
+        load_classifier("nobody/nothing")
+    with pytest.raises(UserError, match="no Hub id looks like that"):
+        load_classifier("one/two/three")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta?"])
+def test_a_device_that_is_not_there(save_classifier: Save, device: str) -> None:
+    with pytest.raises(UserError, match=r"cannot be used here .*try --device cpu"):
+        load_classifier(save_classifier(), device)
+
+
+def test_loading_is_quiet(save_classifier: Save, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = save_classifier()
+    _headless(folder)
+    capfd.readouterr()
+    with pytest.raises(UserError):
+        load_classifier(folder, "cpu")
+    shown = capfd.readouterr()
+    assert shown.out == shown.err == ""
