@@ -18,7 +18,15 @@ from transformers import (
 
 from hf_vit.errors import UserError
 from hf_vit.models.backbone_hf_vit import HfViTBackbone
+from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
+from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit.models.modeling_hf_axial_vit import HfAxialViTBackbone, HfAxialViTForImageClassification, HfAxialViTModel
+from hf_vit.models.modeling_hf_hybrid_vit import (
+    HfHybridViTBackbone,
+    HfHybridViTForImageClassification,
+    HfHybridViTModel,
+)
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 
 if TYPE_CHECKING:
@@ -31,6 +39,14 @@ _LAZY = {"VARIANTS": "hf_vit.variants", "variant_config": "hf_vit.variants"}
 
 __all__ = [
     "VARIANTS",
+    "HfAxialViTBackbone",
+    "HfAxialViTConfig",
+    "HfAxialViTForImageClassification",
+    "HfAxialViTModel",
+    "HfHybridViTBackbone",
+    "HfHybridViTConfig",
+    "HfHybridViTForImageClassification",
+    "HfHybridViTModel",
     "HfViTBackbone",
     "HfViTConfig",
     "HfViTForImageClassification",
@@ -42,7 +58,12 @@ __all__ = [
 
 def _register() -> None:
     processors = {"torchvision": ViTImageProcessor, "pil": ViTImageProcessorPil}
-    for config, model, classifier, backbone in ((HfViTConfig, HfViTModel, HfViTForImageClassification, HfViTBackbone),):
+    families = (
+        (HfViTConfig, HfViTModel, HfViTForImageClassification, HfViTBackbone),
+        (HfHybridViTConfig, HfHybridViTModel, HfHybridViTForImageClassification, HfHybridViTBackbone),
+        (HfAxialViTConfig, HfAxialViTModel, HfAxialViTForImageClassification, HfAxialViTBackbone),
+    )
+    for config, model, classifier, backbone in families:
         AutoConfig.register(config.model_type, config)
         AutoModel.register(config, model)
         AutoModelForImageClassification.register(config, classifier)

@@ -136,18 +136,24 @@ class AttentionMaps:
     """Attention probabilities of the asked layers, with their axes named.
 
     Attributes:
-        maps: layer index -> [B, A, N, N] (plain and hybrid).
-        axes: the names of a map's axes.
+        maps: layer index -> [B, A, N, N] (plain and hybrid), or the pair (rows [B, A, h, w, w], columns
+            [B, A, w, h, h]) of an axial layer.
         grid: (h, w) in patches.
         patch_tokens: where the patch tokens stand among the N tokens, row by row.
     """
 
-    maps: dict[int, torch.Tensor]
+    maps: dict[int, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]
     grid: Grid
     patch_tokens: slice
-    axes: tuple[str, ...] = ("batch", "head", "query", "key")
 
-    def __getitem__(self, layer: int) -> torch.Tensor:
+    @property
+    def axes(self) -> tuple[str, ...] | tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of a map's axes (of both maps of a pair)."""
+        if isinstance(next(iter(self.maps.values())), tuple):
+            return ("batch", "head", "row", "query", "key"), ("batch", "head", "column", "query", "key")
+        return "batch", "head", "query", "key"
+
+    def __getitem__(self, layer: int) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         if layer not in self.maps:
             raise KeyError(f"layer {layer} was not asked for; there are {sorted(self.maps)}")
         return self.maps[layer]
@@ -159,5 +165,14 @@ class AttentionMaps:
         return len(self.maps)
 
     def dense(self, layer: int) -> torch.Tensor:
-        """[B, A, N, N]: from every token to every token."""
-        return self[layer]
+        """[B, A, N, N]: from every token to every token; of an axial layer, columns after rows.
+
+        A token (i, j) sees (i', j') through (i', j): first along row i', then along column j. Residuals and MLPs
+        between the two are left out, as in attention rollout.
+        """
+        found = self[layer]
+        if isinstance(found, torch.Tensor):
+            return found
+        rows, columns = found
+        composed = torch.einsum("bawqk,bakwv->baqwkv", columns, rows)
+        return composed.flatten(4, 5).flatten(2, 3)

@@ -7,6 +7,7 @@ import difflib
 import math
 import warnings
 from dataclasses import fields
+from numbers import Integral
 from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
@@ -16,6 +17,8 @@ from transformers.configuration_utils import PreTrainedConfig
 
 # Keys that transformers writes into configs or passes along without declaring them as fields.
 FOREIGN_KEYS = frozenset({"auto_map", "attn_implementation", "torch_dtype", "quantization_config", "stage_names"})
+
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
 
 def as_pair(value: int | tuple[int, int] | list[int]) -> tuple[int, int]:
@@ -75,13 +78,16 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
             out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
         )
         self._warn_about_misspelt(kwargs)
+        self._check_label_types(kwargs.get("num_labels"))
         super().__post_init__(**kwargs)
 
     def _warn_about_misspelt(self, unknown: dict[str, Any]) -> None:
         """Unknown keys are kept, as newer versions may write them; one that looks like a field's name is told."""
         known = [field.name for field in fields(self) if not field.name.startswith("_")]
         for key in unknown:
-            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+            words = set(key.split("_"))
+            nearest = [name for name in known if words <= set(name.split("_"))]
+            nearest = nearest or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
             if nearest and key not in FOREIGN_KEYS and not key.startswith("_") and not hasattr(type(self), key):
                 warnings.warn(
                     f"{type(self).__name__} has no field '{key}' (value {unknown[key]!r}), so it changes nothing; "
@@ -89,6 +95,15 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
                     UserWarning,
                     stacklevel=4,
                 )
+
+    def _check_label_types(self, num_labels: Any) -> None:
+        """Before transformers makes the one of the other."""
+        if num_labels is not None and (
+            not isinstance(num_labels, Integral) or isinstance(num_labels, bool) or num_labels < 0
+        ):
+            raise ValueError(f"num_labels={num_labels!r} must be an integer of at least 0 (0: no head)")
+        if self.id2label is not None and not isinstance(self.id2label, dict):
+            raise ValueError(f"id2label={self.id2label!r} must be a dict from index to name: dict(enumerate(names))")
 
     @property
     def patch_stride(self) -> tuple[int, int]:
@@ -170,12 +185,22 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
         for name in ("layer_norm_eps", "initializer_range"):
             if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
                 raise ValueError(f"{name}={getattr(self, name)} must be a finite number above 0")
+        scale = self.layer_scale_init_value
+        if scale is not None and not (scale >= 0 and math.isfinite(scale)):
+            raise ValueError(f"layer_scale_init_value={scale} must be a finite number of at least 0, or None for none")
 
     def validate_names(self) -> None:
         if self.hidden_act not in ACT2FN:
             nearest = difflib.get_close_matches(self.hidden_act, list(ACT2FN), n=1)
             hint = f"did you mean '{nearest[0]}'?" if nearest else "use a name of transformers.activations.ACT2FN"
             raise ValueError(f"hidden_act='{self.hidden_act}' is not an activation of transformers; {hint}")
+        if self.problem_type not in (None, *PROBLEM_TYPES):
+            raise ValueError(f"problem_type='{self.problem_type}' is unknown; it needs one of {PROBLEM_TYPES}, or None")
+        if self.id2label is not None and sorted(self.id2label) != list(range(len(self.id2label))):
+            raise ValueError(
+                f"id2label has the indices {sorted(self.id2label)}; it needs 0 to {len(self.id2label) - 1}, "
+                "one name an output of the head: dict(enumerate(names))"
+            )
 
     def validate_combinations(self) -> None:
         """The table of what goes together; every row says the remedy."""
@@ -188,6 +213,16 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
             )
         if self.is_causal and self.position_embedding == "relative":
             raise ValueError("is_causal=True does not go with position_embedding='relative'; use 'learned'")
+        if self.is_causal and self.has_class_token and self.pooling == "gap":
+            raise ValueError(
+                "use_class_token=True has no effect with is_causal=True and pooling='gap': no patch sees a token that "
+                "stands last; use pooling='token' or leave the class token out"
+            )
+        if self.drop_path_rate and self.num_hidden_groups == 1 < self.num_hidden_layers:
+            raise ValueError(
+                f"drop_path_rate={self.drop_path_rate} has no effect with num_hidden_groups=1: it grows from 0 at the "
+                "first group of layers to its value at the last; use 0 or more groups"
+            )
         parts = {"learned_2d": 2, "sincos_1d": 2, "sincos_2d": 4}.get(self.position_embedding, 1)
         if self.hidden_size % parts:
             raise ValueError(

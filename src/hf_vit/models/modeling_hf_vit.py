@@ -236,7 +236,7 @@ class HfViTLayer(GradientCheckpointingLayer):
         transformed = self.mlp(self.layernorm_after(hidden_states))
         return hidden_states + self.drop_path(self.layer_scale2(transformed))
 
-    def attention_map(self, hidden_states: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    def attention_map(self, hidden_states: torch.Tensor, attention_mask: Any, tokens: Tokens) -> torch.Tensor:
         """[B, A, N, N] of this block on its input [B, N, D]."""
         normed = self.layernorm_before(hidden_states)
         return self.attention.probabilities(normed, tokens.token_mask, tokens.grid, tokens.image_grids)
@@ -480,7 +480,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         maps: dict[int, Any] = {}
         for index, layer in enumerate(self.layer_sequence()[: max(wanted) + 1]):
             if index in wanted:
-                maps[index] = layer.attention_map(hidden_states, tokens)
+                maps[index] = layer.attention_map(hidden_states, attention_mask, tokens)
             if index < max(wanted):
                 hidden_states = layer(hidden_states, attention_mask, grid=tokens.grid, image_grids=tokens.image_grids)
         return AttentionMaps(maps, tokens.grid, patch_token_slice(self.config))

@@ -1,0 +1,63 @@
+"""Configuration of the Hybrid-ViT: a ResNet stem before the Transformer (arXiv 2010.11929, section 3.1; 2106.10270)."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+
+from .configuration_hf_vit import HfViTBaseConfig
+
+
+@strict
+class HfHybridViTConfig(HfViTBaseConfig):
+    """Configuration of `HfHybridViTModel` and its heads; the default is R50+ViT-B/16 at 224 px (2010.11929).
+
+    All fields of `HfViTConfig` but `patch_size`, which follows from the stem and cannot be set, and:
+
+    Args:
+        stage_depths: bottleneck units in each stage of the ResNet; () is the root alone.
+        stem_width: channels of the root; stage i has 4 * stem_width * 2**i. A multiple of 32 (GroupNorm's groups).
+        stem_patch_size: side of the patches that are cut from the stem's feature map, in places of that map.
+    """
+
+    model_type = "hf_hybrid_vit"
+
+    stage_depths: tuple[int, ...] | list[int] = (3, 4, 9)
+    stem_width: int = 64
+    stem_patch_size: int = 1
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self.stage_depths = tuple(self.stage_depths)
+        if "patch_size" in kwargs:
+            raise ValueError(
+                f"patch_size={kwargs['patch_size']} cannot be set for a hybrid: it is the total stride of the stem; "
+                "choose stage_depths and stem_patch_size instead"
+            )
+        super().__post_init__(**kwargs)
+
+    @property
+    def patch_size(self) -> int:
+        """Total stride in px: 4 for the root, 2 for every stage after the first, times `stem_patch_size`."""
+        return 4 * 2 ** max(len(self.stage_depths) - 1, 0) * self.stem_patch_size
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        """(h, w) of an image: SAME padding rounds every halving up, so that odd sizes fit too.
+
+        Raises:
+            ValueError: the stem's feature map is not divisible by `stem_patch_size`.
+        """
+        stride = self.patch_size // self.stem_patch_size
+        sides = tuple(-(-side // stride) for side in (height, width))
+        if not all(sides) or any(side % self.stem_patch_size for side in sides):
+            raise ValueError(
+                f"image {height}x{width} px gives a feature map of {sides[0]}x{sides[1]} places, not divisible by "
+                f"stem_patch_size={self.stem_patch_size}; resize or pad it first to multiples of {self.patch_size} px"
+            )
+        return sides[0] // self.stem_patch_size, sides[1] // self.stem_patch_size
+
+    def validate_stem(self) -> None:
+        if any(depth < 1 for depth in self.stage_depths):
+            raise ValueError(f"stage_depths={self.stage_depths}: every stage needs at least one unit; () is no stage")
+        if self.stem_width < 32 or self.stem_width % 32:
+            raise ValueError(f"stem_width={self.stem_width} must be a positive multiple of 32, GroupNorm's groups")
+        if self.stem_patch_size < 1:
+            raise ValueError(f"stem_patch_size={self.stem_patch_size} must be at least 1")

@@ -1,0 +1,167 @@
+"""The Axial-ViT: every block attends along rows, then along columns, each followed by an MLP.
+
+Legend: B batch, N = h*w tokens of the patch grid, D hidden size, A heads.
+Sources: arXiv 2010.11929 appendix D.6; axial attention is arXiv 1912.12180's.
+"""
+
+import copy
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.utils.output_capturing import OutputRecorder
+
+from .attention_hf_vit import HfViTAttention
+from .backbone_hf_vit import HfViTBaseBackbone
+from .configuration_hf_axial_vit import HfAxialViTConfig
+from .modeling_hf_vit import (
+    HfViTBaseForImageClassification,
+    HfViTBaseModel,
+    HfViTForImageClassification,
+    HfViTLayer,
+    HfViTPatchEmbeddings,
+    Tokens,
+)
+from .positions_hf_vit import Grid
+
+
+def transpose_grid(tokens: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """[B, h*w, ...] row by row -> [B, w*h, ...] column by column."""
+    return tokens.unflatten(1, grid).transpose(1, 2).flatten(1, 2)
+
+
+def line_masks(token_mask: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
+    """[B, N] bool -> one line a row, ([B*h, w], [B*w, h]); a line of padding alone sees itself, so nothing is NaN."""
+    rows = token_mask.reshape(-1, grid[1])
+    columns = transpose_grid(token_mask, grid).reshape(-1, grid[0])
+    return tuple(lines | ~lines.any(dim=1, keepdim=True) for lines in (rows, columns))  # pyright: ignore[reportReturnType]
+
+
+class HfAxialViTLayer(nn.Module):
+    """Row attention and MLP, then column attention and MLP: [B, N, D] -> [B, N, D], tokens row by row.
+
+    Lines are folded into the batch, and the grid is turned once after either half. Each half is a plain ViT block,
+    and is what activation checkpointing recomputes.
+    """
+
+    def __init__(self, config: HfAxialViTConfig, drop_path_rate: float) -> None:
+        super().__init__()
+        self.row = HfViTLayer(config, drop_path_rate)
+        self.column = HfViTLayer(config, drop_path_rate)
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: tuple[Any, Any], grid: Grid, **kwargs: Any
+    ) -> torch.Tensor:
+        row_mask, column_mask = attention_mask
+        hidden_states = self.along(self.row, hidden_states, grid[1], row_mask, **kwargs)
+        turned = self.along(self.column, transpose_grid(hidden_states, grid), grid[0], column_mask, **kwargs)
+        return transpose_grid(turned, (grid[1], grid[0]))
+
+    def along(self, block: nn.Module, tokens: torch.Tensor, length: int, mask: Any, **kwargs: Any) -> torch.Tensor:
+        """Run a block on every line of `length` tokens; [B, N, D] in and out."""
+        return block(tokens.reshape(-1, length, tokens.shape[-1]), mask, **kwargs).reshape(tokens.shape)
+
+    def attention_map(
+        self, hidden_states: torch.Tensor, attention_mask: tuple[Any, Any], tokens: Tokens
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rows [B, A, h, w, w], columns [B, A, w, h, h]) of this block on its input [B, N, D]."""
+        h, w = tokens.grid
+        masks = (None, None) if tokens.token_mask is None else line_masks(tokens.token_mask, tokens.grid)
+        rows = self._line_maps(self.row, hidden_states, (h, w), masks[0])
+        hidden_states = self.along(self.row, hidden_states, w, attention_mask[0])
+        columns = self._line_maps(self.column, transpose_grid(hidden_states, (h, w)), (w, h), masks[1])
+        return rows, columns
+
+    def _line_maps(self, block: Any, tokens: torch.Tensor, grid: Grid, mask: torch.Tensor | None) -> torch.Tensor:
+        lines = block.layernorm_before(tokens.reshape(-1, grid[1], tokens.shape[-1]))
+        return block.attention.probabilities(lines, mask, grid, None).unflatten(0, (-1, grid[0])).transpose(1, 2)
+
+
+class HfAxialViTModel(HfViTBaseModel):
+    """The bare Axial-ViT: `last_hidden_state` is the grid flattened row by row. Takes rectangular and large grids."""
+
+    config: HfAxialViTConfig
+    config_class = HfAxialViTConfig
+    _auto_class = "AutoModel"
+    _no_split_modules: ClassVar[list[str]] = ["HfViTEmbeddings", "HfAxialViTLayer"]
+    _can_record_outputs: ClassVar[dict[str, Any]] = {
+        "hidden_states": HfAxialViTLayer,
+        "attentions": [
+            OutputRecorder(HfViTAttention, index=1, layer_name="row"),
+            OutputRecorder(HfViTAttention, index=1, layer_name="column"),
+        ],
+    }
+    auto_map: ClassVar[dict[str, str]] = {
+        "AutoConfig": "configuration_hf_axial_vit.HfAxialViTConfig",
+        "AutoModel": "modeling_hf_axial_vit.HfAxialViTModel",
+        "AutoModelForImageClassification": "modeling_hf_axial_vit.HfAxialViTForImageClassification",
+        "AutoBackbone": "modeling_hf_axial_vit.HfAxialViTBackbone",
+    }
+
+    def build_patch_embeddings(self, config: Any) -> nn.Module:
+        return HfViTPatchEmbeddings(config)
+
+    def build_layer(self, config: Any, drop_path_rate: float) -> nn.Module:
+        return HfAxialViTLayer(config, drop_path_rate)
+
+    def _attention_mask(self, tokens: Tokens) -> tuple[Any, Any]:
+        if tokens.token_mask is None:
+            return None, None
+        h, w = tokens.grid
+        return tuple(  # pyright: ignore[reportReturnType]
+            create_bidirectional_mask(self.config, tokens.hidden_states.reshape(lines.shape[0], length, -1), lines)
+            for lines, length in zip(line_masks(tokens.token_mask, tokens.grid), (w, h), strict=True)
+        )
+
+
+class HfAxialViTForImageClassification(HfViTBaseForImageClassification):
+    """The Axial-ViT with a linear classifier on the pooled output."""
+
+    config_class = HfAxialViTConfig
+    model_class = HfAxialViTModel
+    _auto_class = "AutoModelForImageClassification"
+    _no_split_modules = HfAxialViTModel._no_split_modules
+    _can_record_outputs = HfAxialViTModel._can_record_outputs
+    auto_map = HfAxialViTModel.auto_map
+
+    @classmethod
+    def from_vit(cls, checkpoint: str | HfViTForImageClassification, **overrides: Any) -> Self:
+        """Start from a plain ViT: its blocks are copied into both axes, for fine-tuning at high resolution.
+
+        The class token and its position row have no place on a grid and are dropped; token pooling becomes GAP. The
+        image size may be overridden afterwards with `resize_to`.
+
+        Args:
+            checkpoint: a `HfViTForImageClassification`, or what its `from_pretrained` takes.
+            overrides: fields of the new config, for example drop_path_rate.
+
+        Raises:
+            StrictDataclassError: the ViT has what an axial model cannot hold (causal attention, relative positions).
+        """
+        vit = HfViTForImageClassification.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
+        foreign = ("model_type", "architectures", "auto_map")
+        fields: dict[str, Any] = {k: v for k, v in vit.config.to_dict().items() if k not in foreign}
+        fields |= {"pooling": "map" if vit.config.pooling == "map" else "gap", "use_class_token": None}
+        model = cls(HfAxialViTConfig.from_dict({**fields, "use_distillation_token": False, **overrides}))
+        model.to(vit.dtype)  # pyright: ignore[reportCallIssue, reportArgumentType] (transformers wraps it untyped)
+        source = vit.state_dict()
+        special = vit.config.num_special_tokens if vit.config.position_on_class_token else 0
+        state: dict[str, torch.Tensor] = {}
+        for name in model.state_dict():
+            plain = name.replace(".row.", ".").replace(".column.", ".")
+            rows = special if name.endswith("embeddings.position_embeddings") else 0
+            state[name] = source[plain][:, rows:] if rows else source[plain]
+        model.load_state_dict(copy.deepcopy(state))
+        return model
+
+
+class HfAxialViTBackbone(HfViTBaseBackbone):
+    """The Axial-ViT as a backbone; see `HfViTBackbone`."""
+
+    config_class = HfAxialViTConfig
+    model_class = HfAxialViTModel
+    _auto_class = "AutoBackbone"
+    _no_split_modules = HfAxialViTModel._no_split_modules
+    _can_record_outputs = HfAxialViTModel._can_record_outputs
+    auto_map = HfAxialViTModel.auto_map

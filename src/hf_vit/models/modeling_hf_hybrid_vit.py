@@ -1,0 +1,189 @@
+"""The Hybrid-ViT: a ResNet stem (root and bottleneck stages) whose feature map is cut into patches.
+
+Legend: B batch, C channels, H x W px, h x w patch grid, D hidden size.
+Sources: arXiv 2010.11929 section 3.1 and table 6; the stem is BiT's (arXiv 1912.11370) with weight standardisation
+(1903.10520) and GroupNorm, in the post-activation form of the original code, whose constants are kept.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import initialization as init
+
+from .backbone_hf_vit import HfViTBaseBackbone
+from .configuration_hf_hybrid_vit import HfHybridViTConfig
+from .modeling_hf_vit import HfViTBaseForImageClassification, HfViTBaseModel, HfViTLayer
+
+GROUPS = 32
+EPSILON = 1e-5  # added to the standard deviation, not to the variance, as in the original code
+
+
+def same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
+    """(before, after) of TensorFlow's SAME padding, which depends on the input's size and may be uneven."""
+    total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
+    return total // 2, total - total // 2
+
+
+def pad_same(images: torch.Tensor, kernel: int, stride: int) -> tuple[torch.Tensor, tuple[int, int]]:
+    """Pad unevenly where needed; what is even is left to the operator, returned as its (height, width) padding."""
+    top, bottom = same_padding(images.shape[2], kernel, stride)
+    left, right = same_padding(images.shape[3], kernel, stride)
+    if top == bottom and left == right:
+        return images, (top, left)
+    return F.pad(images, (left, right, top, bottom)), (0, 0)
+
+
+class StdConv2d(nn.Conv2d):
+    """Convolution with SAME padding whose kernel is standardised: (w - mean) / (std + 1e-5) an output channel.
+
+    In evaluation without gradients the standardised kernel is computed once for each version of the weight, in the
+    memory layout that the convolution runs in. Every in-place change, load, move or `train()` makes it anew.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride, bias=False)
+        self._cached: tuple[Any, torch.Tensor] | None = None
+
+    def standardized(self) -> torch.Tensor:
+        """The kernel [O, I, k, k] that is used."""
+        deviation, mean = torch.std_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
+        return (self.weight - mean) / (deviation + EPSILON)
+
+    def kernel(self) -> torch.Tensor:
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self.standardized()
+        weight = self.weight
+        version = -1 if weight.is_inference() else weight._version
+        key = (version, weight.data_ptr(), weight.dtype, weight.device)
+        if self._cached is None or self._cached[0] != key:
+            self._cached = key, self.standardized().contiguous(memory_format=torch.channels_last)
+        return self._cached[1]
+
+    def train(self, mode: bool = True) -> "StdConv2d":
+        self._cached = None
+        return super().train(mode)
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "_cached": None}  # a copied or pickled model carries no derived kernel
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        padded, padding = pad_same(input, self.kernel_size[0], self.stride[0])
+        return F.conv2d(padded, self.kernel(), stride=self.stride, padding=padding)
+
+
+class HfHybridViTBottleneck(nn.Module):
+    """Residual unit 1x1, 3x3, 1x1, each with GroupNorm; the ReLU comes after the sum (post-activation).
+
+    [B, C, H, W] -> [B, 4 * width, H / stride, W / stride]; a projection where the shape changes, which is the first
+    unit of every stage.
+    """
+
+    def __init__(self, in_channels: int, width: int, stride: int, eps: float) -> None:
+        super().__init__()
+        out_channels = 4 * width
+        self.conv1, self.norm1 = StdConv2d(in_channels, width, 1), nn.GroupNorm(GROUPS, width, eps)
+        self.conv2, self.norm2 = StdConv2d(width, width, 3, stride), nn.GroupNorm(GROUPS, width, eps)
+        self.conv3, self.norm3 = StdConv2d(width, out_channels, 1), nn.GroupNorm(GROUPS, out_channels, eps)
+        self.projection = self.projection_norm = None
+        if stride != 1 or in_channels != out_channels:
+            self.projection = StdConv2d(in_channels, out_channels, 1, stride)
+            self.projection_norm = nn.GroupNorm(GROUPS, out_channels, eps)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        residual = features
+        if self.projection is not None and self.projection_norm is not None:
+            residual = self.projection_norm(self.projection(features))
+        hidden = F.relu(self.norm1(self.conv1(features)), inplace=not torch.is_grad_enabled())
+        hidden = F.relu(self.norm2(self.conv2(hidden)), inplace=not torch.is_grad_enabled())
+        return F.relu(self.norm3(self.conv3(hidden)) + residual)
+
+
+class HfHybridViTStem(nn.Module):
+    """Root (7x7/2 convolution, GroupNorm, ReLU, 3x3/2 max-pool) and stages: [B, C, H, W] -> [B, C', H', W']."""
+
+    def __init__(self, config: HfHybridViTConfig) -> None:
+        super().__init__()
+        channels, eps = config.stem_width, config.layer_norm_eps
+        self.root_conv = StdConv2d(config.num_channels, channels, 7, 2)
+        self.root_norm = nn.GroupNorm(GROUPS, channels, eps)
+        self.stages = nn.ModuleList()
+        for index, depth in enumerate(config.stage_depths):
+            width, units = config.stem_width * 2**index, nn.Sequential()
+            for unit in range(depth):
+                stride = 2 if unit == 0 and index > 0 else 1
+                units.append(HfHybridViTBottleneck(channels, width, stride, eps))
+                channels = 4 * width
+            self.stages.append(units)
+        self.out_channels = channels
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        # Convolutions run fastest with channels last on CPUs and GPUs alike.
+        features = self.root_conv(pixel_values.contiguous(memory_format=torch.channels_last))
+        features = F.relu(self.root_norm(features))
+        # After the ReLU nothing is below 0, so that padding with 0 equals the original's padding with -inf.
+        padded, padding = pad_same(features, 3, 2)
+        features = F.max_pool2d(padded, kernel_size=3, stride=2, padding=padding)
+        for stage in self.stages:
+            features = stage(features)
+        return features
+
+
+class HfHybridViTPatchEmbeddings(nn.Module):
+    """Stem, then patches of its feature map, each projected: [B, C, H, W] -> [B, h*w, D], row by row."""
+
+    def __init__(self, config: HfHybridViTConfig) -> None:
+        super().__init__()
+        self.stem = HfHybridViTStem(config)
+        side = config.stem_patch_size
+        self.projection = nn.Conv2d(self.stem.out_channels, config.hidden_size, kernel_size=side, stride=side)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.projection(self.stem(pixel_values)).flatten(2).transpose(1, 2)
+
+
+class HfHybridViTModel(HfViTBaseModel):
+    """The bare Hybrid-ViT: tokens and the pooled output."""
+
+    config: HfHybridViTConfig
+    config_class = HfHybridViTConfig
+    _auto_class = "AutoModel"
+    _no_split_modules: ClassVar[list[str]] = ["HfHybridViTBottleneck", "HfViTLayer"]
+    auto_map: ClassVar[dict[str, str]] = {
+        "AutoConfig": "configuration_hf_hybrid_vit.HfHybridViTConfig",
+        "AutoModel": "modeling_hf_hybrid_vit.HfHybridViTModel",
+        "AutoModelForImageClassification": "modeling_hf_hybrid_vit.HfHybridViTForImageClassification",
+        "AutoBackbone": "modeling_hf_hybrid_vit.HfHybridViTBackbone",
+    }
+
+    def build_patch_embeddings(self, config: Any) -> nn.Module:
+        return HfHybridViTPatchEmbeddings(config)
+
+    def build_layer(self, config: Any, drop_path_rate: float) -> nn.Module:
+        return HfViTLayer(config, drop_path_rate)
+
+    def _init_special_cases(self, module: nn.Module) -> None:
+        super()._init_special_cases(module)
+        if isinstance(module, HfHybridViTBottleneck):
+            init.zeros_(module.norm3.weight)
+
+
+class HfHybridViTForImageClassification(HfViTBaseForImageClassification):
+    """The Hybrid-ViT with a linear classifier on the pooled output."""
+
+    config_class = HfHybridViTConfig
+    model_class = HfHybridViTModel
+    _auto_class = "AutoModelForImageClassification"
+    _no_split_modules = HfHybridViTModel._no_split_modules
+    auto_map = HfHybridViTModel.auto_map
+
+
+class HfHybridViTBackbone(HfViTBaseBackbone):
+    """The Hybrid-ViT as a backbone; see `HfViTBackbone`."""
+
+    config_class = HfHybridViTConfig
+    model_class = HfHybridViTModel
+    _auto_class = "AutoBackbone"
+    _no_split_modules = HfHybridViTModel._no_split_modules
+    auto_map = HfHybridViTModel.auto_map
