@@ -15,7 +15,7 @@ def parse_size(text: str, option: str) -> Pair:
     Raises:
         UserError: the text is neither.
     """
-    found = re.fullmatch(r"([1-9]\d{0,5})(?:[xX]([1-9]\d{0,5}))?", text.strip())
+    found = re.fullmatch(r"([1-9][0-9]{0,5})(?:[xX]([1-9][0-9]{0,5}))?", text.strip())
     if found is None:
         raise UserError(f"{option} {text!r} is no size; give HEIGHTxWIDTH in px, such as 224x224, or one number")
     return int(found[1]), int(found[2] or found[1])

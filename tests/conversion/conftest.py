@@ -16,7 +16,7 @@ def golden() -> Path:
     return Path(__file__).parents[1] / "golden"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def checkpoint() -> Callable[..., Arrays]:
     return make_checkpoint
 

@@ -1,0 +1,172 @@
+"""`hf-vit convert`: options, messages, exit codes, and an output that is complete or absent."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors import SafetensorError
+
+import hf_vit.conversion as conversion
+from hf_vit.cli.main import main
+from hf_vit.conversion.sizes import parse_size
+from hf_vit.errors import UserError
+from hf_vit.models.modeling_hf_vit import HfViTModel
+
+
+def run(capsys, *arguments) -> tuple[int, str, str]:
+    code = 0
+    try:
+        main(["convert", *map(str, arguments)])
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_golden_case_by_command(golden: Path, tmp_path: Path, capsys):
+    code, out, _ = run(
+        capsys,
+        golden / "vit_tok.ckpt.npz",
+        tmp_path / "model",
+        "--verify",
+        golden / "vit_tok.io.npz",
+        "--report",
+        tmp_path / "report.json",
+    )
+    assert code == 0
+    assert "vit_jax: 3 layers, 64 wide, 4 heads, patch 16x16, 64x64 px, token pooling, 10 labels" in out
+    assert "keys: 56 used, 0 ignored" in out
+    assert "verified: 14 recorded arrays agree" in out
+    assert len(json.loads((tmp_path / "report.json").read_text())["keys"]) == 56
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_all_options_reach_the_conversion(checkpoint, write_npz, tmp_path: Path, capsys):
+    labels = tmp_path / "labels.txt"
+    labels.write_text("cat\ndog\nÄpfel\n", encoding="utf-8")
+    source = write_npz(checkpoint(grid=(2, 3)))
+    code, out, _ = run(
+        capsys, source, tmp_path / "model", "--image-size", "8x12", "--resize-to", "16", "--labels", labels
+    )
+    assert code == 0
+    assert "16x16 px, token pooling, 3 labels (new head)" in out
+    assert "2 ignored; 2 replaced by a new head" in out
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert config["id2label"] == {"0": "cat", "1": "dog", "2": "Äpfel"}
+    assert config["image_size"] == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--image-size", "12y12"], "--image-size '12y12' is no size; give HEIGHTxWIDTH in px"),
+        (["--resize-to", "0"], "--resize-to '0' is no size"),
+        (["--num-labels", "0"], "0 labels make no classifier"),
+        (["--labels", "absent.txt"], "there is no label file absent.txt"),
+        (["--report", "absent/report.json"], "the folder of --report absent/report.json does not exist"),
+        (["--verify", "absent.npz"], "absent.npz is no file"),
+    ],
+)
+def test_bad_option_is_one_line(options, told, checkpoint, write_npz, tmp_path: Path, capsys):
+    code, _, err = run(capsys, write_npz(checkpoint()), tmp_path / "model", *options)
+    assert code == 1
+    assert told in err
+    assert err.startswith("hf-vit: ")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "model").exists()
+
+
+def test_refused_checkpoint_is_one_line(checkpoint, write_npz, tmp_path: Path, capsys):
+    arrays = checkpoint()
+    del arrays["embedding/bias"]
+    code, _, err = run(capsys, write_npz(arrays), tmp_path / "model")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "1 keys missing: embedding/bias" in err
+
+
+def test_used_output_is_refused_and_left_alone(checkpoint, write_npz, tmp_path: Path):
+    source = write_npz(checkpoint())
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "precious.txt").write_text("mine")
+    with pytest.raises(UserError, match="is not empty"):
+        conversion.convert(source, tmp_path / "full")
+    assert [file.name for file in (tmp_path / "full").iterdir()] == ["precious.txt"]
+    with pytest.raises(UserError, match="exists and is no folder"):
+        conversion.convert(source, source)
+    (tmp_path / "empty").mkdir()
+    conversion.convert(source, tmp_path / "empty")
+    assert (tmp_path / "empty" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_nothing_is_left_when_writing_fails(error, checkpoint, write_npz, tmp_path: Path, monkeypatch):
+    def fail(self, folder, **_):
+        (Path(folder) / "half").write_text("half a model")
+        raise error
+
+    monkeypatch.setattr(HfViTModel, "save_pretrained", fail)
+    with pytest.raises(type(error)):
+        conversion.convert(write_npz(checkpoint(labels=None)), tmp_path / "model")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.npz"]
+
+
+def test_full_disk_under_safetensors_is_told(checkpoint, write_npz, tmp_path: Path, monkeypatch):
+    def fail(*_, **__):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(HfViTModel, "save_pretrained", fail)
+    with pytest.raises(UserError, match=r"cannot be written .*No space left"):
+        conversion.convert(write_npz(checkpoint(labels=None)), tmp_path / "model")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.npz"]
+
+
+def test_output_that_appears_meanwhile_is_not_replaced(checkpoint, write_npz, tmp_path: Path, monkeypatch):
+    save = HfViTModel.save_pretrained
+
+    def save_slowly(self, folder, **options):
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "theirs").touch()
+        save(self, folder, **options)
+
+    monkeypatch.setattr(HfViTModel, "save_pretrained", save_slowly)
+    with pytest.raises(UserError, match="is not empty"):
+        conversion.convert(write_npz(checkpoint(labels=None)), tmp_path / "model")
+    assert {file.name for file in tmp_path.iterdir()} == {"model.npz", "model"}
+    assert [file.name for file in (tmp_path / "model").iterdir()] == ["theirs"]
+
+
+def test_sizes():
+    assert parse_size("224", "--x") == (224, 224)
+    assert parse_size("384x512", "--x") == (384, 512)
+    for text in ("", "x", "0x5", "5x", "-3", "3.5", "1x2x3", "9" * 9, "1\uff15"):
+        with pytest.raises(UserError, match="--x"):
+            parse_size(text, "--x")
+
+
+def test_label_files(tmp_path: Path):
+    path = tmp_path / "labels.txt"
+    path.write_bytes("\ufeffcat\r\nbig dog\r\n".encode())
+    assert conversion.read_labels(path) == ["cat", "big dog"]
+    path = tmp_path / "labels.json"
+    path.write_text('["cat", "dog"]')
+    assert conversion.read_labels(path) == ["cat", "dog"]
+    for name, text, told in (
+        ("labels.txt", b"", "holds no name"),
+        ("labels.txt", b"cat\n\ndog\n", "holds an empty name"),
+        ("labels.txt", b"cat\ndog\ncat\n", "names cat more than once"),
+        ("labels.txt", b"\xff\xfe\x00", "is no label file"),
+        ("labels.json", b"{", "is no label file"),
+        ("labels.json", b'{"0": "cat"}', "no JSON list of names"),
+        ("labels.json", b"[1, 2]", "no JSON list of names"),
+    ):
+        (tmp_path / name).write_bytes(text)
+        with pytest.raises(UserError, match=told):
+            conversion.read_labels(tmp_path / name)
+
+
+def test_converted_folder_survives_a_move(checkpoint, write_npz, tmp_path: Path):
+    conversion.convert(write_npz(checkpoint()), tmp_path / "model")
+    shutil.move(tmp_path / "model", tmp_path / "elsewhere")
+    facts = (tmp_path / "elsewhere" / "facts.json").read_text()
+    assert str(tmp_path) not in facts

@@ -1,0 +1,248 @@
+"""Files that are damaged, dangerous or something else: one clear line each, and nothing written."""
+
+import io
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hf_vit.conversion as conversion
+from hf_vit.conversion.reader import NpzReader
+from hf_vit.errors import UserError
+
+
+def refused(path: Path, tmp_path: Path, told: str) -> None:
+    with pytest.raises(UserError, match=told) as error:
+        conversion.convert(path, tmp_path / "model")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "model").exists()
+    assert not list(tmp_path.glob(".*tmp"))
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_arrays_come_back_as_numpy_reads_them(stored, write_npz):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "a/b": rng.normal(size=(3, 4, 5)).astype(np.float32),
+        "half": rng.normal(size=7).astype(np.float16),
+        "double": rng.normal(size=(2, 2)),
+        "big_endian": rng.normal(size=5).astype(">f4"),
+        "fortran": np.asfortranarray(rng.normal(size=(3, 5)).astype(np.float32)),
+        "scalar": np.float32(3.5),
+        "empty": np.zeros((0, 3), np.float32),
+    }
+    path = write_npz(arrays, stored=stored)
+    with NpzReader(path) as reader:
+        assert reader.shapes == {key: value.shape for key, value in arrays.items()}
+        read = {key: reader.read_floats(key) for key in arrays}
+    loaded = np.load(path)
+    for key, tensor in read.items():  # still valid after the file is closed
+        np.testing.assert_array_equal(tensor.numpy(), loaded[key])
+    assert read["half"].dtype == torch.float16
+    assert read["double"].dtype == torch.float64
+
+
+def test_stored_arrays_share_the_files_mapping_and_never_change_the_file(write_npz):
+    path = write_npz({"a": np.ones(4, np.float32)})
+    before = path.read_bytes()
+    with NpzReader(path) as reader:
+        first, second = reader.read("a"), reader.read("a")
+        assert first.data_ptr() == second.data_ptr()
+        first.fill_(9)
+        assert float(second[0]) == 9
+    assert path.read_bytes() == before
+
+
+def test_missing_and_empty_files(tmp_path: Path):
+    refused(tmp_path / "none.npz", tmp_path, r"there is no file .*none\.npz")
+    (tmp_path / "empty.npz").touch()
+    refused(tmp_path / "empty.npz", tmp_path, r"empty\.npz is empty")
+    (tmp_path / "folder").mkdir()
+    refused(tmp_path / "folder", tmp_path, "is a folder, not a checkpoint file")
+
+
+def test_archive_without_arrays(write_members, tmp_path: Path):
+    refused(write_members([]), tmp_path, "without any array")
+
+
+@pytest.mark.parametrize("keep", [0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("stored", [True, False])
+def test_truncated(keep, stored, checkpoint, write_npz, tmp_path: Path):
+    path = write_npz(checkpoint(), stored=stored)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep)])
+    refused(path, tmp_path, "is no readable .npz archive")
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_flipped_byte_in_an_array(stored, checkpoint, write_npz, tmp_path: Path):
+    path = write_npz(checkpoint(), stored=stored)
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo("embedding/kernel.npy")
+    data = bytearray(path.read_bytes())
+    data[info.header_offset + 500 + 30] ^= 0x10
+    path.write_bytes(data)
+    refused(path, tmp_path, "is damaged at 'embedding/kernel'")
+
+
+def test_pickled_array_is_never_loaded(checkpoint, tmp_path: Path):
+    path = tmp_path / "model.npz"
+    np.savez(path, **checkpoint(), extra=np.array([{"a": 1}], dtype=object))
+    refused(path, tmp_path, "'extra' .*pickled Python objects, which are never loaded")
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool", "complex64", "U3", "V2"])
+def test_wrong_dtype(dtype, checkpoint, write_npz, tmp_path: Path):
+    arrays = checkpoint()
+    arrays["head/bias"] = np.zeros(5, dtype)
+    refused(write_npz(arrays), tmp_path, "'head/bias' .*weights need float16, float32 or float64")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_are_refused_by_name(value, checkpoint, write_npz, tmp_path: Path):
+    arrays = checkpoint()
+    arrays["head/kernel"][2, 1] = value
+    refused(write_npz(arrays), tmp_path, "'head/kernel' .*NaN or infinite values, 1 of 40")
+
+
+def test_values_beyond_float32(checkpoint, write_npz, tmp_path: Path):
+    arrays = checkpoint(dtype="float64")
+    arrays["cls"][0, 0, 0] = 1e300
+    refused(write_npz(arrays), tmp_path, "'cls' holds values beyond the range of torch.float32")
+
+
+@pytest.mark.parametrize(
+    "name", ["../up.npy", "/root.npy", "a/../../b.npy", "C:/x.npy", "a\\b.npy", "a//b.npy", "./a.npy"]
+)
+def test_unsafe_member_name(name, write_members, npy, tmp_path: Path):
+    refused(write_members([(name, npy(np.ones(3)))]), tmp_path, "unsafe name")
+
+
+@pytest.mark.parametrize("name", ["readme.txt", "cls", "a\x1b[2J.npy"])
+def test_member_that_is_no_array(name, write_members, npy, tmp_path: Path):
+    refused(write_members([(name, npy(np.ones(3)))]), tmp_path, "is no .npy array")
+
+
+def test_duplicated_member(write_members, npy, tmp_path: Path):
+    with pytest.warns(UserWarning, match="Duplicate name"):
+        path = write_members([("cls.npy", npy(np.ones(3))), ("cls.npy", npy(np.zeros(3)))])
+    refused(path, tmp_path, "holds 'cls' twice")
+
+
+def header(descr: str, shape: str) -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode()
+
+
+@pytest.mark.parametrize(
+    ("descr", "shape", "told"),
+    [
+        ("'<f4'", "(1000000, 1000000)", "needs 4000000000000 bytes, 12 are there"),
+        ("'<f4'", "(4,)", "needs 16 bytes, 12 are there"),
+        ("'<f4'", "(2,)", "needs 8 bytes, 12 are there"),
+        ("'<f4'", "(-3,)", "impossible shape"),
+        ("'<f4'", "(2**70,)", "is damaged at 'cls'"),
+        ("'<f4'", "99999999999999999999999999", "is damaged at 'cls'"),
+        ("'|O'", "(3,)", "pickled Python objects"),
+        ("'nonsense'", "(3,)", "is damaged at 'cls'"),
+        ("__import__('os').system('true')", "(3,)", "is damaged at 'cls'"),
+    ],
+)
+def test_header_that_lies(descr, shape, told, write_members, tmp_path: Path):
+    refused(write_members([("cls.npy", header(descr, shape) + bytes(12))]), tmp_path, told)
+
+
+def test_header_without_end(write_members, tmp_path: Path):
+    data = b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**31) + b"{" * 5000
+    refused(write_members([("cls.npy", data)]), tmp_path, "is damaged at 'cls'")
+    refused(write_members([("cls.npy", b"")]), tmp_path, "is damaged at 'cls'")
+
+
+def test_zip_bomb_is_refused_before_it_is_inflated(tmp_path: Path):
+    """Honest about its sizes, and still made to fill the machine: 1 MB that grows to 640 MB."""
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for number in range(10):
+            file = header("'<f4'", "(16777216,)") + bytes(2**26)
+            archive.writestr(f"{number}.npy", file)
+    assert path.stat().st_size < 4 * 2**20
+    with pytest.raises(UserError, match="a zip bomb"):
+        NpzReader(path)
+
+
+def test_declared_size_that_no_compression_reaches(write_members, npy, tmp_path: Path):
+    """The directory claims gigabytes for a few bytes: refused from the claim alone."""
+    path = write_members([("cls.npy", npy(np.ones(3, np.float32)))])
+    data = bytearray(path.read_bytes())
+    entry = data.rindex(b"PK\x01\x02")
+    struct.pack_into("<I", data, entry + 24, 2**31)
+    path.write_bytes(data)
+    refused(path, tmp_path, "cannot hold 2147483648")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_other_compression_methods(method, npy, tmp_path: Path):
+    path = tmp_path / "model.npz"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("cls.npy", npy(np.ones(300)))
+    refused(path, tmp_path, "compression method")
+
+
+def test_encrypted_member(write_members, npy, tmp_path: Path):
+    path = write_members([("cls.npy", npy(np.ones(3)))])
+    data = bytearray(path.read_bytes())
+    data[data.rindex(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(data)
+    refused(path, tmp_path, "encrypted")
+
+
+def torch_file(path: Path, keys: list[str]) -> Path:
+    torch.save({key: torch.ones(2) for key in keys}, path)
+    return path
+
+
+def safetensors_file(path: Path, keys: list[str]) -> Path:
+    from safetensors.torch import save_file
+
+    save_file({key: torch.ones(2) for key in keys}, path)
+    return path
+
+
+TIMM = ["blocks.0.norm1.weight", "blocks.0.attn.qkv.weight", "pos_embed"]
+TRANSFORMERS = ["vit.encoder.layer.0.attention.attention.query.weight", "vit.layernorm.weight"]
+
+
+@pytest.mark.parametrize("write", [torch_file, safetensors_file])
+@pytest.mark.parametrize(("keys", "family"), [(TIMM, "ViT of timm"), (TRANSFORMERS, "ViT of transformers")])
+def test_pytorch_files_are_named(write, keys, family, tmp_path: Path):
+    kind = "a PyTorch file" if write is torch_file else "a .safetensors file"
+    refused(write(tmp_path / "model.bin", keys), tmp_path, f"{kind}.* looks like a {family}")
+
+
+def test_pytorch_file_of_another_model(tmp_path: Path):
+    refused(torch_file(tmp_path / "model.pth", ["weight"]), tmp_path, r"a PyTorch file \(\.pth or \.bin\); hf-vit")
+
+
+def test_other_formats_are_named(tmp_path: Path):
+    array = io.BytesIO()
+    np.save(array, np.ones(3))
+    for data, told in {
+        pickle.dumps({"a": 1}): "a Python pickle .*never loaded",
+        array.getvalue(): r"a single \.npy array",
+        b"\x89HDF\r\n\x1a\n" + bytes(64): "an HDF5 file",
+        b"\x1f\x8b" + bytes(64): "compressed by gzip",
+        b"hello world": r"no \.npz archive",
+        bytes(100): r"no \.npz archive",
+    }.items():
+        (tmp_path / "file").write_bytes(data)
+        refused(tmp_path / "file", tmp_path, told)
+
+
+def test_folder_of_a_saved_model_is_named(tmp_path: Path):
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "config.json").write_text("{}")
+    refused(tmp_path / "saved", tmp_path, "a folder saved by transformers")
