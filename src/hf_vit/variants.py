@@ -1,7 +1,7 @@
-"""The papers' named sizes as a table, and their configurations by name.
+"""The papers' named sizes as tables, and their configurations by name.
 
 Sources: B, L, H: arXiv 2010.11929, table 1; Ti, S: arXiv 2106.10270; So400m, g, G, e: arXiv 2106.04560, 2305.13035
-and 2209.06794 with the numbers of the original code's table.
+and 2209.06794 with the numbers of the original code's table. Hybrids: 2010.11929 section 3.1 and table 6, 2106.10270.
 """
 
 import difflib
@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_vit.errors import UserError
-from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
+from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
+from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 
 
 @dataclass(frozen=True)
@@ -36,24 +38,50 @@ VARIANTS: dict[str, Variant] = {
     "e": Variant(56, 1792, 15360, 16, (14,)),
 }
 
+# Name -> (size, stage depths, side of the patches of the feature map). "R+Ti/16" has a true stride of 32 px.
+HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
+    "R+Ti/16": ("Ti", (), 8),
+    "R26+S/32": ("S", (2, 2, 2, 2), 1),
+    "R26+B/32": ("B", (2, 2, 2, 2), 1),
+    "R50+B/16": ("B", (3, 4, 9), 1),
+    "R50+L/32": ("L", (3, 4, 6, 3), 1),
+    "R50+L/16": ("L", (3, 4, 9), 1),
+}
 
-def variant_config(name: str, **overrides: Any) -> HfViTConfig:
-    """The configuration of a variant such as "B/16"; any patch side is allowed ("Ti/4"), any field may be overridden.
+AXIAL_SIZES = ("Ti", "S", "B")  # published: B/32 and B/16 (2010.11929, appendix D.6); the smaller ones are ours
+AXIAL_PATCHES = (32, 16)
+
+
+def variant_names() -> list[str]:
+    """Every named variant, plain ones first."""
+    plain = [f"{size}/{patch}" for size, variant in VARIANTS.items() for patch in variant.patches]
+    return [*plain, *HYBRIDS, *(f"Axial-{size}/{patch}" for size in AXIAL_SIZES for patch in AXIAL_PATCHES)]
+
+
+def variant_config(name: str, **overrides: Any) -> HfViTBaseConfig:
+    """The configuration of a variant such as "B/16", "R50+B/16" or "Axial-B/32".
+
+    Plain and axial variants take any patch side in px ("Ti/4"); any field may be overridden.
 
     Raises:
         UserError: there is no such variant; the message names the nearest.
     """
-    match = re.fullmatch(r"(?:ViT-)?([A-Za-z0-9]+)/(\d+)", name)
-    if match is None or match[1] not in VARIANTS:
-        known = [f"{size}/{patch}" for size, variant in VARIANTS.items() for patch in variant.patches]
-        nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known
+    if name in HYBRIDS:
+        size, stage_depths, stem_patch_size = HYBRIDS[name]
+        stem = {"stage_depths": stage_depths, "stem_patch_size": stem_patch_size}
+        return HfHybridViTConfig(**{**_widths(VARIANTS[size]), **stem, **overrides})
+    match = re.fullmatch(r"(?:ViT-)?(Axial-)?([A-Za-z0-9]+)/(\d+)", name)
+    if match is None or match[2] not in VARIANTS:
+        nearest = difflib.get_close_matches(name, variant_names(), n=3, cutoff=0.3) or variant_names()
         raise UserError(f"no variant '{name}'; the name is SIZE/PATCH, for example {', '.join(nearest)}")
-    variant = VARIANTS[match[1]]
-    fields: dict[str, Any] = {
+    config_class = HfAxialViTConfig if match[1] else HfViTConfig
+    return config_class(**{**_widths(VARIANTS[match[2]]), "patch_size": int(match[3]), **overrides})
+
+
+def _widths(variant: Variant) -> dict[str, Any]:
+    return {
         "num_hidden_layers": variant.num_hidden_layers,
         "hidden_size": variant.hidden_size,
         "intermediate_size": variant.intermediate_size,
         "num_attention_heads": variant.num_attention_heads,
-        "patch_size": int(match[2]),
     }
-    return HfViTConfig(**{**fields, **overrides})
