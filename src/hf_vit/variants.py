@@ -68,14 +68,15 @@ def variant_config(name: str, **overrides: Any) -> HfViTBaseConfig:
     """
     if name in HYBRIDS:
         size, stage_depths, stem_patch_size = HYBRIDS[name]
-        stem = {"stage_depths": stage_depths, "stem_patch_size": stem_patch_size}
+        stem: dict[str, Any] = {"stage_depths": stage_depths, "stem_patch_size": stem_patch_size}
         return HfHybridViTConfig(**{**_widths(VARIANTS[size]), **stem, **overrides})
     match = re.fullmatch(r"(?:ViT-)?(Axial-)?([A-Za-z0-9]+)/(\d+)", name)
     if match is None or match[2] not in VARIANTS:
         nearest = difflib.get_close_matches(name, variant_names(), n=3, cutoff=0.3) or variant_names()
         raise UserError(f"no variant '{name}'; the name is SIZE/PATCH, for example {', '.join(nearest)}")
     config_class = HfAxialViTConfig if match[1] else HfViTConfig
-    return config_class(**{**_widths(VARIANTS[match[2]]), "patch_size": int(match[3]), **overrides})
+    fields: dict[str, Any] = {**_widths(VARIANTS[match[2]]), "patch_size": int(match[3]), **overrides}
+    return config_class(**fields)
 
 
 def _widths(variant: Variant) -> dict[str, Any]:
