@@ -3,9 +3,9 @@
 What the card reads from a record's `values`, beyond the evaluation's own measurements:
 
 - training: `recipe` (an object: hyperparameter -> value) and `base_model` (what was fine-tuned) have places of their
-  own; the other plain numbers and words are listed by name.
+  own; everything else is listed by name.
 - evaluation: `pictures`, the files that were drawn beside the weights.
-- conversion: plain numbers and words are listed by name.
+- conversion: everything is listed by name.
 """
 
 import json
@@ -185,7 +185,7 @@ def _metadata(
 def _eval_results(record: Record) -> "list[EvalResult]":
     from huggingface_hub import EvalResult
 
-    name = record.data.name if record.data else "unnamed"
+    name = " ".join(record.data.name.split()) if record.data else "unnamed"
     names = {"top1": "Top-1 accuracy", "top5": "Top-5 accuracy"}
     return [
         EvalResult(
@@ -288,15 +288,30 @@ def _run(record: Record | None, skip: Sequence[str] = ()) -> dict[str, Any] | No
         "time": None if record.seconds is None else _duration(record.seconds),
         "machine": _machine(record.hardware),
         "versions": ", ".join(f"{name} {version}" for name, version in sorted(record.versions.items())),
-        "rows": _rows({key: value for key, value in plain.items() if isinstance(value, str | int | float)}),
+        "rows": _rows(plain),
     }
 
 
-def _rows(values: Any) -> list[tuple[str, str]]:
-    if not isinstance(values, Mapping):
-        return []
-    table = cast(Mapping[str, Any], values)
-    return [(_cell(key), _cell(_number(value))) for key, value in table.items() if value is not None]
+def _rows(values: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """A table of two columns; what is nested becomes one row a value: {"a": {"b_c": 1}} -> ("a b c", "1")."""
+    found: list[tuple[str, str]] = []
+    for key, value in cast(Mapping[str, Any], values or {}).items():
+        name = f"{prefix}{key.replace('_', ' ')}"
+        if isinstance(value, Mapping):
+            found += _rows(value, f"{name} ")
+        elif value is not None:
+            found.append((_cell(name), _cell(_plain(value))))
+    return found
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        return ", ".join(_plain(item) for item in cast(list[Any], value))
+    return str(value)
 
 
 def _result(record: Record, training: Record | None) -> dict[str, Any]:
@@ -354,10 +369,6 @@ def _duration(seconds: float) -> str:
 
 def _percent(value: Any) -> str:
     return f"{100 * value:.2f}%" if isinstance(value, float | int) else "-"
-
-
-def _number(value: Any) -> Any:
-    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def _grouped(number: int | None) -> str | None:

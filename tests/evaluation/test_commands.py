@@ -1,0 +1,225 @@
+"""`hf-vit evaluate` and `hf-vit predict`, as a user meets them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from evaluation.tiny import NAMES, make_classifier, make_dataset, make_images, make_processor
+from PIL import Image
+from transformers import pipeline
+
+from hf_vit.cli.main import main
+from hf_vit.facts import Facts
+
+Save = Callable[..., Path]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the program: exit code, standard output, standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main([str(argument) for argument in arguments])
+        shown = capfd.readouterr()
+        code = stopped.value.code
+        return code if isinstance(code, int) else 0, shown.out, shown.err
+
+    return run
+
+
+@pytest.fixture
+def class_folders(tmp_path: Path) -> Path:
+    """test/<class>/*.png and train/<class>/*.png, four images a class and split."""
+    root = tmp_path / "animals"
+    images = iter(make_images(3 * 2 * 4 * 3, side=16))
+    for split in ("train", "validation", "test"):
+        for name in ("fox", "ant"):
+            (root / split / name).mkdir(parents=True)
+            for index in range(4):
+                next(images).save(root / split / name / f"{index}.png")
+    return root
+
+
+def _fails(outcome: tuple[int, str, str], *needed: str) -> None:
+    code, out, err = outcome
+    assert code == 1
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1, err
+    assert err.startswith("hf-vit: ")
+    for word in needed:
+        assert word in err
+
+
+def test_evaluate_prints_records_draws_and_writes_the_card(run, save_classifier: Save, class_folders: Path) -> None:
+    folder = save_classifier()
+    code, out, _ = run("evaluate", folder, "--data", class_folders, "--batch-size", 3, "--device", "cpu")
+    assert code == 0
+    (record,) = Facts.load(folder).records
+    assert record.kind == "evaluation"
+    assert record.command == "hf-vit evaluate model --data animals --batch-size 3 --device cpu"
+    assert record.data is not None
+    assert (record.data.name, record.data.split, record.data.size) == ("animals", "test", 8)
+    assert record.data.fingerprint
+    assert f"{record.values['top1']:.2%}" in out
+    assert "8 images" in out
+    assert set(record.values["per_class"]) == {"ant", "fox"}  # type: ignore[arg-type]
+    for name in record.values["pictures"]:  # type: ignore[union-attr]
+        with Image.open(folder / str(name)) as picture:
+            assert picture.format == "PNG"
+    card = (folder / "README.md").read_text()
+    assert f"{record.values['top1']:.2%}" in card
+    assert "confusion_matrix.png" in card
+    assert str(class_folders.parent) not in card + (folder / "facts.json").read_text()
+
+
+def test_evaluate_equals_the_pipeline(run, save_classifier: Save, class_folders: Path) -> None:
+    folder = save_classifier()
+    run("evaluate", folder, "--data", class_folders, "--device", "cpu")
+    classify = pipeline("image-classification", model=str(folder), device="cpu")
+    files = sorted((class_folders / "test").glob("*/*.png"))
+    right = [classify(str(file))[0]["label"] == file.parent.name for file in files]
+    assert Facts.load(folder).records[0].values["top1"] == sum(right) / 8
+
+
+def test_streaming_measures_the_same(run, save_classifier: Save, class_folders: Path) -> None:
+    folder = save_classifier()
+    for extra in ([], ["--streaming"]):
+        assert run("evaluate", folder, "--data", class_folders, "--device", "cpu", *extra)[0] == 0
+    first, second = Facts.load(folder).records
+    assert first.values["loss"] == second.values["loss"]
+    assert "--streaming" in second.command
+    assert "--streaming" not in first.command
+
+
+def test_a_stream_from_a_file(run, save_classifier: Save, tmp_path: Path) -> None:
+    folder, dataset = save_classifier(), make_dataset(30)
+    for split in ("train", "validation", "test"):
+        dataset.to_parquet(tmp_path / "data" / f"{split}-00000.parquet")
+    for extra in ([], ["--streaming"]):
+        assert run("evaluate", folder, "--data", tmp_path / "data", "--device", "cpu", *extra)[0] == 0
+    first, second = Facts.load(folder).records
+    assert first.values["loss"] == second.values["loss"]
+    assert second.data is not None
+    assert second.data.size == 30
+
+
+def test_pictures_elsewhere(run, save_classifier: Save, class_folders: Path, tmp_path: Path) -> None:
+    folder, pictures = save_classifier(), tmp_path / "new" / "pictures"
+    code, *_ = run("evaluate", folder, "--data", class_folders, "--output", pictures, "--split", "train")
+    assert code == 0
+    assert (pictures / "confusion_matrix.png").is_file()
+    assert not (folder / "confusion_matrix.png").exists()
+    record = Facts.load(folder).records[0]
+    assert "pictures" not in record.values
+    assert record.data is not None
+    assert record.data.split == "train"
+
+
+def test_a_card_written_by_hand_is_left_alone(run, save_classifier: Save, class_folders: Path) -> None:
+    folder = save_classifier()
+    (folder / "README.md").write_text("my own words")
+    assert run("evaluate", folder, "--data", class_folders)[0] == 0
+    assert (folder / "README.md").read_text() == "my own words"
+
+
+def test_bad_images_are_named_or_left_out(run, save_classifier: Save, class_folders: Path) -> None:
+    folder = save_classifier()
+    (class_folders / "test" / "ant" / "2.png").write_bytes(b"not an image")
+    _fails(run("evaluate", folder, "--data", class_folders), "2.png")
+    assert not (folder / "facts.json").exists()
+    code, out, _ = run("evaluate", folder, "--data", class_folders, "--skip-bad-images")
+    assert code == 0
+    assert "7 images" in out
+    assert "left out" in out
+
+
+def test_evaluate_refuses_in_one_line(run, save_classifier: Save, class_folders: Path, tmp_path: Path) -> None:
+    folder = save_classifier()
+    _fails(run("evaluate", tmp_path / "none", "--data", class_folders), "none")
+    _fails(run("evaluate", folder, "--data", tmp_path / "none"), "none")
+    _fails(run("evaluate", folder, "--data", class_folders, "--split", "holdout"), "holdout", "train")
+    _fails(run("evaluate", save_classifier("birds", ("ant", "owl")), "--data", class_folders), "'fox'", "'owl'")
+    _fails(run("evaluate", folder, "--data", class_folders, "--device", "abacus"), "abacus")
+
+
+def test_damaged_facts_are_told_before_the_work(run, save_classifier: Save, class_folders: Path) -> None:
+    folder = save_classifier()
+    (folder / "facts.json").write_text("[")
+    _fails(run("evaluate", folder, "--data", class_folders), "facts.json is damaged")
+    assert not (folder / "confusion_matrix.png").exists()
+
+
+def _probabilities(images: list[Image.Image]) -> torch.Tensor:
+    pixel_values = make_processor()(images=images, return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        return make_classifier()(pixel_values).logits.softmax(-1)
+
+
+def test_predict_says_what_the_model_says(run, save_classifier: Save, tmp_path: Path) -> None:
+    images = make_images(3)
+    files = [tmp_path / f"{index}.png" for index in range(3)]
+    for image, file in zip(images, files, strict=True):
+        image.save(file)
+    code, out, _ = run("predict", save_classifier(), *files, "--json", "--top", 2, "--batch-size", 2, "--device", "cpu")
+    assert code == 0
+    for found, file, row in zip(json.loads(out), files, _probabilities(images), strict=True):
+        assert found["image"] == str(file)
+        best = row.topk(2)
+        assert [entry["label"] for entry in found["predictions"]] == [NAMES[i] for i in best.indices]
+        assert [entry["score"] for entry in found["predictions"]] == pytest.approx(best.values.tolist(), rel=1e-5)
+
+
+def test_predict_prints_a_table(run, save_classifier: Save, tmp_path: Path) -> None:
+    (image,) = make_images(1)
+    image.save(tmp_path / "a.png")
+    code, out, _ = run("predict", save_classifier(), tmp_path / "a.png", "--top", 99, "--device", "cpu")
+    assert code == 0
+    for name, probability in zip(NAMES, _probabilities([image])[0].tolist(), strict=True):
+        assert name in out
+        assert f"{probability:.2%}" in out
+
+
+def test_predict_takes_a_folder(run, save_classifier: Save, tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for name, image in zip(("b.png", "a.JPG"), make_images(2), strict=True):
+        image.save(folder / name)
+    (folder / "notes.txt").write_text("not an image, and not asked for")
+    code, out, _ = run("predict", save_classifier(), folder, "--json")
+    assert code == 0
+    assert [found["image"] for found in json.loads(out)] == [str(folder / "a.JPG"), str(folder / "b.png")]
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_predict_prints_nothing_when_an_image_is_bad(run, save_classifier: Save, tmp_path: Path, as_json: bool) -> None:
+    (image,) = make_images(1, side=40)
+    image.save(tmp_path / "good.png")
+    damaged = (tmp_path / "good.png").read_bytes()[:500]
+    (tmp_path / "cut.png").write_bytes(damaged)
+    (tmp_path / "text.png").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    model, extra = save_classifier(), ["--batch-size", 1, *(["--json"] if as_json else [])]
+    for bad in ("cut.png", "text.png", "missing.png", "empty"):
+        _fails(run("predict", model, tmp_path / "good.png", tmp_path / bad, *extra), bad)
+
+
+def test_predict_turns_any_mode_into_rgb(run, save_classifier: Save, tmp_path: Path) -> None:
+    Image.new("I;16", (9, 9), 65535).save(tmp_path / "deep.png")
+    Image.new("RGB", (9, 9), (255, 255, 255)).save(tmp_path / "white.png")
+    Image.new("RGBA", (9, 9), (0, 0, 0, 0)).save(tmp_path / "clear.png")
+    names = ("deep.png", "white.png", "clear.png")
+    code, out, _ = run("predict", save_classifier(), *(tmp_path / name for name in names), "--json")
+    assert code == 0
+    deep, white, clear = (found["predictions"] for found in json.loads(out))
+    assert deep == white == clear
+
+
+def test_help_shows_both_commands(run) -> None:
+    for command, word in (("evaluate", "--data"), ("predict", "--json")):
+        code, out, _ = run(command, "--help")
+        assert code == 0
+        assert word in out

@@ -1,0 +1,110 @@
+"""The pictures: what is drawn, read back from the figure and from the PNG."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from hf_vit.evaluation import WrongImage, plot_confusion_matrix, plot_learning_curve, plot_wrong_images, plots
+
+ODD_NAMES = ("$a^{", "two\nlines", "猫", "_under_ <b>", "x" * 60)
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Every figure that is saved."""
+    kept: list[Figure] = []
+    save = plots._save  # pyright: ignore[reportPrivateUsage]
+
+    def keep(figure: Figure, path: Path) -> None:
+        kept.append(figure)
+        save(figure, path)
+
+    monkeypatch.setattr(plots, "_save", keep)
+    return kept
+
+
+def _opened(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return np.asarray(image.convert("RGB"))
+
+
+def test_the_matrix_shows_its_counts_in_place(tmp_path: Path, figures: list[Figure]) -> None:
+    matrix = np.array([[5, 0, 1], [0, 7, 0], [2, 3, 4]])
+    plot_confusion_matrix(matrix, ["ant", "bee", "cow"], tmp_path / "m.png", title="test of $4")
+    axes = figures[0].axes[0]
+    shown = {(round(text.get_position()[1]), round(text.get_position()[0])): text.get_text() for text in axes.texts}
+    assert shown == {(0, 0): "5", (0, 2): "1", (1, 1): "7", (2, 0): "2", (2, 1): "3", (2, 2): "4"}
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["ant", "bee", "cow"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["ant", "bee", "cow"]
+    assert axes.get_title() == "test of $4"
+    shares = np.asarray(axes.images[0].get_array())
+    assert shares == pytest.approx(matrix / matrix.sum(1, keepdims=True))
+    assert _opened(tmp_path / "m.png").std() > 10
+    assert [path.name for path in tmp_path.iterdir()] == ["m.png"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 25, 300])
+def test_any_number_of_classes(tmp_path: Path, size: int, figures: list[Figure]) -> None:
+    plot_confusion_matrix(np.eye(size, dtype=np.int64), [str(index) for index in range(size)], tmp_path / "m.png")
+    assert len(figures[0].axes[0].texts) == (size if size <= 20 else 0)
+    height, width, _ = _opened(tmp_path / "m.png").shape
+    assert max(height, width) < 2000
+
+
+def test_names_are_drawn_as_they_are(tmp_path: Path, figures: list[Figure]) -> None:
+    wrong = [WrongImage(0.9, 3, ODD_NAMES[0], ODD_NAMES[2], Image.new("RGB", (9, 5)))]
+    plot_confusion_matrix(np.eye(5, dtype=np.int64), ODD_NAMES, tmp_path / "m.png", title=ODD_NAMES[0])
+    plot_wrong_images(wrong, tmp_path / "w.png")
+    labels = [label.get_text() for label in figures[0].axes[0].get_xticklabels()]
+    assert labels == ["$a^{", "two lines", "猫", "_under_ <b>", "x" * 23 + "…"]
+    assert figures[1].axes[0].get_title() == "$a^{ → 猫\n90% · image 3"
+    for name in ("m.png", "w.png"):
+        _opened(tmp_path / name)
+
+
+def test_mistakes_show_their_images_in_order(tmp_path: Path, figures: list[Figure]) -> None:
+    wrong = [
+        WrongImage(0.99 - index / 100, index, "ant", "bee", Image.new("RGB", (8, 6), (index, 0, 0)))
+        for index in range(30)
+    ]
+    plot_wrong_images(wrong, tmp_path / "w.png")
+    assert len(figures[0].axes) == 25
+    for index, axes in enumerate(figures[0].axes):
+        pixels: Any = axes.images[0].get_array()
+        assert pixels.shape == (6, 8, 3)
+        assert pixels[0, 0, 0] == index
+        assert axes.get_title() == f"ant → bee\n{99 - index}% · image {index}"
+
+
+def test_the_learning_curve_shows_the_history(tmp_path: Path, figures: list[Figure]) -> None:
+    history = [
+        {"epoch": 0.5, "loss": 2.0, "learning_rate": 1e-3, "step": 5},
+        {"epoch": 1.0, "eval_loss": 1.5, "eval_accuracy": 0.6, "step": 10},
+        {"epoch": 1.5, "loss": 1.0, "step": 15},
+        {"epoch": 2.0, "eval_loss": 1.2, "eval_accuracy": 0.7, "step": 20},
+        {"epoch": 2.0, "train_runtime": 3.0, "train_loss": 1.5, "step": 20},
+    ]
+    assert plot_learning_curve(history, tmp_path / "c.png")
+    loss, accuracy = figures[0].axes
+    drawn = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in loss.lines}
+    assert drawn == {"training": [[0.5, 2.0], [1.5, 1.0]], "validation": [[1.0, 1.5], [2.0, 1.2]]}
+    assert np.asarray(accuracy.lines[0].get_xydata()).tolist() == [[1.0, 60.0], [2.0, 70.0]]
+    _opened(tmp_path / "c.png")
+
+
+def test_no_history_no_curve(tmp_path: Path) -> None:
+    assert not plot_learning_curve([], tmp_path / "c.png")
+    assert not plot_learning_curve([{"epoch": 1.0, "train_runtime": 3.0}], tmp_path / "c.png")
+    assert plot_learning_curve([{"epoch": 1.0, "loss": 3.0}], tmp_path / "d.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["d.png"]
+
+
+def test_the_same_picture_has_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        plot_confusion_matrix(np.eye(3, dtype=np.int64), ["a", "b", "c"], tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()

@@ -1,0 +1,312 @@
+"""The model card: valid metadata, only measured numbers, nothing where nothing is known, and examples that run."""
+
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
+from huggingface_hub import ModelCard
+
+from hf_vit import HfViTForImageClassification, HfViTModel, variant_config
+from hf_vit.cli.main import main
+from hf_vit.errors import UserError
+from hf_vit.facts import DataFact, Facts, Record, append_record
+from hf_vit.hub.card import count_parameters, is_rendered, refresh_card, render_card, write_card
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A saved classifier of ours, without any facts."""
+    config = variant_config("Ti/4", image_size=(8, 12), id2label=dict(enumerate(NAMES)), **SMALL)
+    torch.manual_seed(0)
+    HfViTForImageClassification(config).save_pretrained(tmp_path / "my-vit")
+    make_processor().save_pretrained(tmp_path / "my-vit")
+    return tmp_path / "my-vit"
+
+
+def record(kind: str, values: dict[str, Any], **fields: Any) -> Record:
+    defaults: dict[str, Any] = {"command": f"hf-vit {kind}", "date": datetime(2031, 2, 3, tzinfo=UTC)}
+    return Record(kind=kind, values=values, **{**defaults, **fields})
+
+
+def data(split: str, size: int, name: str = "digits") -> DataFact:
+    return DataFact(name=name, fingerprint="f" * 16, split=split, size=size)
+
+
+TRAINING = {"recipe": {"learning_rate": 0.00125, "augmentation": {"shift_px": 1}, "ema": True}, "steps": 4321}
+EVALUATION = {
+    "top1": 0.98765, "top5": 0.99912, "ece": 0.01234, "loss": 0.0543219,
+    "per_class": {"ant": 0.9111, "bee": 1.0}, "pictures": ["confusion_matrix.png", "wrong_images.png"],
+}  # fmt: skip
+
+
+@pytest.fixture
+def told(folder: Path) -> Path:
+    """The same, trained and evaluated."""
+    hardware = {"device": "cpu", "name": "Some CPU", "cores": 2}
+    versions = {"torch": "9.8.7"}
+    append_record(
+        folder,
+        record("training", TRAINING, seed=17, data=data("train", 1257), seconds=75.44, hardware=hardware,
+               versions=versions, command="hf-vit finetune --data digits"),
+    )  # fmt: skip
+    append_record(folder, record("evaluation", EVALUATION, seed=0, data=data("test", 360)))
+    for name in ("learning_curve.png", "confusion_matrix.png"):
+        (folder / name).write_bytes(b"png")
+    return folder
+
+
+def metadata(card: str) -> dict[str, Any]:
+    return yaml.safe_load(card.removeprefix("---\n").split("\n---\n")[0])
+
+
+def headings(card: str) -> list[str]:
+    return re.findall(r"^#+ (.*)$", card, flags=re.MULTILINE)
+
+
+def blocks(card: str, language: str = "python") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", card, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_every_fact_is_in_the_card(told: Path) -> None:
+    card = render_card(told)
+    assert headings(card) == [
+        "my-vit", "How to use it", "Results", "Training", "Intended use and limits", "Citation",
+    ]  # fmt: skip
+    assert "| digits | test | 360 | 17 | 98.77% | 99.91% | 1.23% | 0.0543 | 2031-02-03 |" in card
+    assert "| ant | 91.11% |" in card
+    assert "| bee | 100.00% |" in card
+    for row in (
+        "Data | digits, split train, 1,257 images", "Seed | 17", "Time | 75.4 s", "Machine | Some CPU, 2 CPU cores",
+        "Date | 2031-02-03", "Versions | torch 9.8.7", "steps | 4321", "learning rate | 0.00125",
+        "augmentation shift px | 1", "ema | yes",
+    ):  # fmt: skip
+        assert f"| {row} |" in card
+    assert "```bash\nhf-vit finetune --data digits\n```" in card
+    assert "1 layer, width 16, 2 attention heads, patches of 4x4 px, images of 8x12 px" in card
+    assert "sorts images into 6 classes" in card
+    assert f"Classes: {', '.join(NAMES)}." in card
+    assert "arxiv.org/abs/2010.11929" in card
+    assert "trained on digits, split train, 1,257 images" in card
+
+
+def test_pictures_only_where_the_files_are(told: Path) -> None:
+    shown = re.findall(r"!\[.*?\]\((.*?)\)", render_card(told))
+    assert shown == ["confusion_matrix.png", "learning_curve.png"]
+    (told / "learning_curve.png").unlink()
+    (told / "wrong_images.png").write_bytes(b"png")
+    shown = re.findall(r"!\[.*?\]\((.*?)\)", render_card(told))
+    assert shown == ["confusion_matrix.png", "wrong_images.png"]
+
+
+def test_without_facts_there_are_no_sections_and_no_numbers(folder: Path) -> None:
+    card = render_card(folder)
+    assert headings(card) == ["my-vit", "How to use it", "Citation"]
+    body = card.split("---", 2)[2].split("## Citation")[0]
+    prose = re.sub(r"```.*?```", "", body, flags=re.DOTALL)
+    # The shape of the model, its number of classes and its parameters: all from config.json and the weights.
+    parameters = f"{count_parameters(folder):,}"
+    assert sorted(re.findall(r"\d[\d,.]*\d|\d", prose)) == sorted(
+        ["1", "16", "2", "4", "4", "8", "12", "6", parameters]
+    )
+    assert not {"model-index", "metrics", "datasets", "base_model"} & set(metadata(card))
+
+
+def test_numbers_follow_the_facts(told: Path) -> None:
+    before = render_card(told)
+    facts = Facts.load(told)
+    facts.records[1].values["top1"] = 0.5
+    facts.save(told)
+    after = render_card(told)
+    assert "98.77%" in before
+    assert "98.77%" not in after
+    assert "50.00%" in after
+    assert metadata(after)["model-index"][0]["results"][0]["metrics"][0]["value"] == 0.5
+
+
+def test_the_metadata_is_what_the_hub_reads(told: Path) -> None:
+    card = ModelCard(render_card(told))
+    assert card.data.license == "apache-2.0"
+    assert card.data.library_name == "transformers"
+    assert card.data.pipeline_tag == "image-classification"
+    assert card.data.tags == ["image-classification", "vision", "hf_vit"]
+    assert card.data.metrics == ["accuracy"]
+    assert card.data.model_name == "my-vit"
+    first, second = card.data.eval_results
+    assert (first.task_type, first.dataset_type, first.dataset_name, first.dataset_split) == (
+        "image-classification", "digits", "digits", "test",
+    )  # fmt: skip
+    assert (first.metric_type, first.metric_value, first.metric_name) == ("accuracy", 0.9877, "Top-1 accuracy")
+    assert (second.metric_value, second.metric_name) == (0.9991, "Top-5 accuracy")
+    assert card.data.datasets is None
+    assert str(ModelCard(str(card))) == str(card)
+
+
+def test_only_real_hub_ids_are_linked(folder: Path) -> None:
+    values = {"base_model": "google/vit-base-patch16-224"}
+    append_record(folder, record("training", values, data=data("train", 9, "uoft-cs/cifar10:plain_text")))
+    found = metadata(render_card(folder))
+    assert found["datasets"] == ["uoft-cs/cifar10"]
+    assert found["base_model"] == "google/vit-base-patch16-224"
+    append_record(folder, record("training", {"base_model": "out"}, data=data("train", 9, "holiday pictures")))
+    assert metadata(render_card(folder))["datasets"] == ["uoft-cs/cifar10"]
+
+
+def test_an_evaluation_of_older_weights_is_not_shown(told: Path) -> None:
+    append_record(told, record("training", {"steps": 1}, seed=18, data=data("train", 1257)))
+    card = render_card(told)
+    assert "98.77%" not in card
+    assert "no accuracy is known" in card
+    append_record(told, record("evaluation", {"top1": 0.25}, data=data("test", 360)))
+    append_record(told, record("evaluation", {"top1": 0.75}, data=data("test", 360)))
+    append_record(told, record("evaluation", {"top1": 0.5}, data=data("validation", 180)))
+    rows = [line for line in render_card(told).splitlines() if line.startswith("| digits |")]
+    assert rows == [
+        "| digits | test | 360 | 18 | 75.00% | - | - | - | 2031-02-03 |",
+        "| digits | validation | 180 | 18 | 50.00% | - | - | - | 2031-02-03 |",
+    ]
+
+
+def test_a_conversion_is_told(folder: Path) -> None:
+    values = {"source": "B_16.npz", "verification": {"float32": {"largest_difference": 1.5e-6}}}
+    append_record(folder, record("conversion", values, command="hf-vit convert B_16.npz out"))
+    card = render_card(folder)
+    assert "## Conversion" in card
+    assert "hf-vit convert B_16.npz out" in card
+    assert r"| source | B\_16.npz |" in card
+    assert "| verification float32 largest difference | 1.5e-06 |" in card
+
+
+def test_names_cannot_break_the_page(folder: Path) -> None:
+    name = "a|b *c* <d> `e`\n---"
+    values = {"top1": 0.5, "per_class": {name: 0.5}}
+    append_record(folder, record("evaluation", values, data=data("test", 4, name)))
+    card = render_card(folder)
+    assert metadata(card)["model-index"][0]["results"][0]["dataset"]["name"] == name.replace("\n", " ")
+    row = next(line for line in card.splitlines() if "| test |" in line)
+    assert len(re.findall(r"(?<!\\)\|", row)) == 10
+    assert r"a\|b \*c\* \<d\> \`e\` ---" in row
+    assert str(ModelCard(card)) == card.rstrip("\n") + "\n"
+
+
+def test_the_name_and_the_license_are_kept(told: Path) -> None:
+    write_card(told, repo_id="user/best-vit", license="cc-by-4.0")
+    card = write_card(told).read_text()
+    assert 'repo = "user/best-vit"' in card
+    assert headings(card)[0] == "best-vit"
+    assert metadata(card)["license"] == "cc-by-4.0"
+
+
+def test_words_of_others_are_not_refreshed(told: Path) -> None:
+    for words in ("my words", "---\nlicense: [\n---\nbroken metadata", "---\nlicense: mit\n---\nmine"):
+        (told / "README.md").write_text(words)
+        assert refresh_card(told) is None
+        assert (told / "README.md").read_text() == words
+    assert metadata(render_card(told))["license"] == "mit"
+    write_card(told)
+    assert is_rendered(told)
+    assert refresh_card(told) == told / "README.md"
+
+
+def test_parameters_are_counted_in_the_files(folder: Path, tmp_path: Path) -> None:
+    model = HfViTForImageClassification.from_pretrained(folder)
+    expected = sum(parameter.numel() for parameter in model.parameters())
+    assert count_parameters(folder) == expected
+    sharded = tmp_path / "sharded"
+    model.save_pretrained(sharded, max_shard_size="4KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 1
+    assert count_parameters(sharded) == expected
+    next(sharded.glob("*.safetensors")).unlink()
+    assert count_parameters(sharded) is None
+    assert "parameters." not in render_card(sharded)
+
+
+def test_without_a_config_there_is_no_card(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config\.json"):
+        render_card(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="not valid JSON"):
+        render_card(tmp_path)
+
+
+def test_a_model_without_a_head(tmp_path: Path) -> None:
+    HfViTModel(variant_config("Ti/4", image_size=8, **SMALL)).save_pretrained(tmp_path / "trunk")
+    card = render_card(tmp_path / "trunk")
+    assert metadata(card)["pipeline_tag"] == "image-feature-extraction"
+    assert "AutoModel.from_pretrained" in card
+    assert "classes" not in card
+
+
+def _saved_answer(folder: Path) -> str:
+    (image,) = make_images(1)
+    image.save(folder.parent / "image.png")
+    model = HfViTForImageClassification.from_pretrained(folder)
+    pixel_values = make_processor()(images=image, return_tensors="pt")["pixel_values"]
+    return model.config.id2label[model(pixel_values).logits.argmax(-1).item()]
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["with the package", "without the package"])
+def test_the_examples_run(told: Path, place: int) -> None:
+    torch.nn.init.normal_((model := HfViTForImageClassification.from_pretrained(told)).classifier.weight)
+    model.save_pretrained(told)
+    answer = _saved_answer(told)
+    card = render_card(told, repo_id="user/my-vit")
+    examples = blocks(card)
+    assert len(examples) == 2
+    code = examples[place].replace('"user/my-vit"', repr(str(told)))
+    assert code != examples[place]
+    if place:
+        assert "hf_vit" not in examples[place]
+        code = "import sys\nsys.modules['hf_vit'] = None\n" + code
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=told.parent, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == answer
+
+
+def test_the_example_of_a_transformers_model_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "plain"
+    make_classifier().save_pretrained(folder)
+    make_processor().save_pretrained(folder)
+    (image,) = make_images(1)
+    image.save(tmp_path / "image.png")
+    monkeypatch.chdir(tmp_path)
+    card = render_card(folder)
+    (code,) = blocks(card)
+    assert "hf_vit" not in code
+    capsys.readouterr()
+    exec(code, {})
+    pixel_values = make_processor()(images=image, return_tensors="pt")["pixel_values"]
+    assert capsys.readouterr().out.strip() == NAMES[make_classifier()(pixel_values).logits.argmax(-1).item()]
+
+
+def test_the_command_writes_the_card(told: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["card", str(told), "--repo", "me/mine", "--license", "mit"])
+    assert stopped.value.code in (None, 0)
+    assert str(told / "README.md") in capfd.readouterr().out
+    assert (told / "README.md").read_text() == render_card(told, repo_id="me/mine", license="mit")
+    (told / "facts.json").write_text("[{]")
+    for wrong in (told, told / "nowhere"):
+        with pytest.raises(SystemExit) as stopped:
+            main(["card", str(wrong)])
+        assert stopped.value.code == 1
+        assert len(capfd.readouterr().err.strip().splitlines()) == 1
+    assert "98.77%" in (told / "README.md").read_text()
+
+
+def test_the_template_is_installed_with_the_package() -> None:
+    from importlib import resources
+
+    assert resources.files("hf_vit.model_cards").joinpath("card_template.md").is_file()
