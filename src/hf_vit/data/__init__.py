@@ -1,0 +1,24 @@
+"""Images in, batches out: built-in and own data sets, checks before training, transforms and the collator."""
+
+from hf_vit.data.augmentation import AugmentationConfig
+from hf_vit.data.batches import ImageCollator, TransformedImages, TransformedStream, transform_split
+from hf_vit.data.image_data import ImageData, check_images
+from hf_vit.data.images import to_rgb
+from hf_vit.data.load import load_data
+from hf_vit.data.transforms import eval_transform, image_transforms, make_processor, train_transform
+
+__all__ = [
+    "AugmentationConfig",
+    "ImageCollator",
+    "ImageData",
+    "TransformedImages",
+    "TransformedStream",
+    "check_images",
+    "eval_transform",
+    "image_transforms",
+    "load_data",
+    "make_processor",
+    "to_rgb",
+    "train_transform",
+    "transform_split",
+]

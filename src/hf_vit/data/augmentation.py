@@ -1,0 +1,183 @@
+"""Training-time variation of images, a pure function of (seed, epoch, image).
+
+Whatever the number of loader workers, the batch size, the order or an interruption: the same image in the same epoch
+is varied in the same way. Every random choice is therefore a hash of those three numbers and of its own position,
+instead of the next number of a generator that somebody else also draws from.
+
+Cheap variations act on a whole batch of 8-bit pixels; torchvision's v2 transforms, which draw from torch's generator,
+run image by image under a seed of their own.
+"""
+
+import math
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from hf_vit.errors import UserError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_DRAWS = 4  # horizontal shift, vertical shift, angle, flip
+
+
+@dataclass(frozen=True)
+class AugmentationConfig:
+    """Which variations the training images get; the default is none at all.
+
+    Applied in this order: crop, shift, rotation, flip, RandAugment; mixup or cutmix act on batches, in `ImageCollator`.
+
+    Attributes:
+        random_resized_crop: smallest and largest share of the image's area that a crop keeps, with an aspect ratio of
+            3/4 to 4/3; None shows the whole image, resized as the image processor does.
+        horizontal_flip: probability.
+        randaugment: (layers, magnitude 0..30) of RandAugment (arXiv 1909.13719), as in "How to train your ViT?" (arXiv
+            2106.10270), or None.
+        mixup_alpha: Beta parameter of mixup (arXiv 1710.09412); 0 is off.
+        cutmix_alpha: Beta parameter of cutmix (arXiv 1905.04899); 0 is off. With both on, every batch gets one of them.
+        shift_px: largest random translation, px of the model's input, each direction; what moves in is black.
+        rotation_degrees: largest random rotation about the centre, either direction, bilinear; corners become black.
+    """
+
+    random_resized_crop: tuple[float, float] | None = None
+    horizontal_flip: float = 0.0
+    randaugment: tuple[int, int] | None = None
+    mixup_alpha: float = 0.0
+    cutmix_alpha: float = 0.0
+    shift_px: int = 0
+    rotation_degrees: float = 0.0
+
+    def __post_init__(self) -> None:
+        crop, rand = self.random_resized_crop, self.randaugment
+        _need(crop is None or 0 < crop[0] <= crop[1] <= 1, "random_resized_crop", crop, "0 < smallest <= largest <= 1")
+        _need(0 <= self.horizontal_flip <= 1, "horizontal_flip", self.horizontal_flip, "a probability, 0..1")
+        _need(rand is None or (rand[0] >= 0 and 0 <= rand[1] <= 30), "randaugment", rand, "layers, magnitude 0..30")
+        _need(self.mixup_alpha >= 0, "mixup_alpha", self.mixup_alpha, "0 (off) or more")
+        _need(self.cutmix_alpha >= 0, "cutmix_alpha", self.cutmix_alpha, "0 (off) or more")
+        _need(self.shift_px >= 0, "shift_px", self.shift_px, "0 px or more")
+        _need(0 <= self.rotation_degrees <= 180, "rotation_degrees", self.rotation_degrees, "0..180 degrees")
+
+
+def _need(condition: bool, name: str, value: object, need: str) -> None:
+    if not condition:
+        raise UserError(f"augmentation {name} = {value}; needed: {need}")
+
+
+def random_keys(seed: int, epoch: int, images: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
+    """[B] one well-mixed 64-bit number for every image in this epoch of this seed."""
+    base = _mix(_mix(np.asarray([seed], dtype=np.uint64)) + np.asarray([epoch], dtype=np.uint64))
+    return _mix(base ^ _mix(images))
+
+
+def uniforms(keys: "NDArray[np.uint64]", count: int) -> "NDArray[np.float64]":
+    """[B, count] numbers in [0, 1), independent of each other, the same for the same keys everywhere."""
+    # The odd constant is SplitMix64's increment, 2**64 / golden ratio.
+    steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (_mix(keys[:, None] + steps[None, :]) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(values: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
+    """SplitMix64's finaliser (Steele, Lea, Flood 2014): a well-mixing bijection of 64-bit numbers."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+@contextmanager
+def seeded(key: int) -> Generator[None]:
+    """Torch's CPU generator under its own seed, and afterwards as it was."""
+    state = torch.get_rng_state()
+    # Not torch.manual_seed: that also touches accelerators, which a forked loader worker must not.
+    torch.default_generator.manual_seed(key & 0x7FFF_FFFF_FFFF_FFFF)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+class Augmenter:
+    """Applies an `AugmentationConfig` to 8-bit images.
+
+    Args:
+        config: what to vary.
+        size: (height, width) px of the model's input.
+        interpolation: of the random resized crop, a torchvision InterpolationMode.
+    """
+
+    def __init__(self, config: AugmentationConfig, size: tuple[int, int], interpolation: Any) -> None:
+        from torchvision.transforms import v2
+
+        self.config = config
+        self._crop = self._rand = None
+        if config.random_resized_crop is not None:
+            self._crop = v2.RandomResizedCrop(
+                size, scale=config.random_resized_crop, interpolation=interpolation, antialias=True
+            )
+        if config.randaugment is not None and config.randaugment[0] > 0:
+            layers, magnitude = config.randaugment
+            self._rand = v2.RandAugment(layers, magnitude, num_magnitude_bins=31)
+
+    def __call__(self, images: "Sequence[torch.Tensor]", keys: "NDArray[np.uint64]") -> torch.Tensor:
+        """Vary a batch.
+
+        Args:
+            images: B uint8 tensors [3, H, W]; of any sizes with a random resized crop, else of the model's size.
+            keys: [B] from `random_keys`.
+
+        Returns:
+            uint8 [B, 3, H, W].
+        """
+        if self._crop is not None:
+            images = [self._seeded(self._crop, image, key) for image, key in zip(images, keys.tolist(), strict=True)]
+        pixels = torch.stack(list(images))
+        draws = uniforms(keys, _DRAWS)
+        if self.config.shift_px:
+            pixels = shift(pixels, self._offsets(draws[:, 0]), self._offsets(draws[:, 1]))
+        if self.config.rotation_degrees:
+            pixels = rotate(pixels, (draws[:, 2] * 2 - 1) * self.config.rotation_degrees)
+        if self.config.horizontal_flip:
+            flipped = torch.from_numpy(draws[:, 3] < self.config.horizontal_flip)
+            pixels = torch.where(flipped[:, None, None, None], pixels.flip(-1), pixels)
+        if self._rand is not None:
+            varied = zip(pixels, keys.tolist(), strict=True)
+            pixels = torch.stack([self._seeded(self._rand, image, key ^ 1) for image, key in varied])
+        return pixels
+
+    def _offsets(self, draws: "NDArray[np.float64]") -> list[int]:
+        reach = self.config.shift_px
+        return (np.floor(draws * (2 * reach + 1)).astype(np.int64) - reach).tolist()
+
+    @staticmethod
+    def _seeded(transform: Any, image: torch.Tensor, key: int) -> torch.Tensor:
+        with seeded(key):
+            return transform(image)
+
+
+def shift(pixels: torch.Tensor, right: Sequence[int], down: Sequence[int]) -> torch.Tensor:
+    """Move every image of [B, C, H, W] by whole px; what moves in is 0."""
+    height, width = pixels.shape[-2:]
+    reach = max(1, *(abs(offset) for offset in (*right, *down)))
+    padded = F.pad(pixels, (reach, reach, reach, reach))
+    return torch.stack(
+        [
+            image[:, reach - dy : reach - dy + height, reach - dx : reach - dx + width]
+            for image, dx, dy in zip(padded, right, down, strict=True)
+        ]
+    )
+
+
+def rotate(pixels: torch.Tensor, degrees: "NDArray[np.float64]") -> torch.Tensor:
+    """Turn every image of uint8 [B, C, H, W] counter-clockwise about its centre, bilinear; what moves in is 0."""
+    height, width = pixels.shape[-2:]
+    radians = torch.from_numpy(degrees * (math.pi / 180)).to(torch.float32)
+    cos, sin, zero = radians.cos(), radians.sin(), torch.zeros_like(radians)
+    # affine_grid's coordinates run from -1 to 1 along either side, hence the ratio of the sides.
+    rows = [torch.stack([cos, -sin * (height / width), zero], -1), torch.stack([sin * (width / height), cos, zero], -1)]
+    grid = F.affine_grid(torch.stack(rows, 1), list(pixels.shape), align_corners=False)
+    turned = F.grid_sample(pixels.to(torch.float32), grid, mode="bilinear", align_corners=False)
+    return turned.round_().clamp_(0, 255).to(torch.uint8)

@@ -1,0 +1,194 @@
+"""What a loader iterates over: transformed images that are decoded once where memory allows; and the collator."""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+
+from hf_vit.data.augmentation import seeded
+from hf_vit.data.image_data import ImageData
+from hf_vit.data.transforms import EvalTransform, TrainTransform
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+CACHE_BYTES = 512 << 20
+_PREPARED_AT_ONCE = 64
+
+
+class TransformedImages(torch.utils.data.Dataset[dict[str, Any]]):
+    """A table through a transform, fetched in batches; a small one is decoded and resized only once.
+
+    What does not depend on chance is kept in memory as far as `cache_bytes` reach, decided before the first batch, so
+    loader workers share it. Call `set_epoch` at the start of every epoch (accelerate does it in a single process).
+
+    Args:
+        table: with the columns "image" and "label".
+        transform: from `train_transform` or `eval_transform`.
+        cache_bytes: 0 keeps nothing.
+    """
+
+    def __init__(
+        self, table: "Dataset", transform: TrainTransform | EvalTransform, cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        self.table = table
+        self.transform = transform
+        self.labels: list[int] = list(table["label"])
+        self._images = table.select_columns(["image"])
+        self._prepared = self._prepare_all(cache_bytes)
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether all prepared images are in memory."""
+        return self._prepared is not None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def set_epoch(self, epoch: int) -> None:
+        """From now on vary as in this epoch."""
+        self.transform.set_epoch(epoch)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """One example {"pixel_values", "label", "mixable"} an index; torch's loader fetches whole batches so."""
+        prepared = self._load(indices) if self._prepared is None else [self._prepared[index] for index in indices]
+        values = self.transform.finish(prepared, np.asarray(indices, dtype=np.uint64))
+        mixable = self.transform.mixable
+        return [
+            {"pixel_values": value, "label": self.labels[index], "mixable": mixable}
+            for value, index in zip(values, indices, strict=True)
+        ]
+
+    def _load(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        return self.transform.prepare(self._images[list(indices)]["image"])
+
+    def _prepare_all(self, cache_bytes: int) -> list[torch.Tensor] | None:
+        total = len(self)
+        if total == 0 or cache_bytes <= 0:
+            return None
+        # A few images tell whether all will fit; sizes may vary, so the sum is watched as well.
+        sample = self._load(range(0, total, max(1, total // 16)))
+        if sum(map(_bytes, sample)) / len(sample) * total > cache_bytes:
+            return None
+        prepared: list[torch.Tensor] = []
+        used = 0
+        for start in range(0, total, _PREPARED_AT_ONCE):
+            chunk = self._load(range(start, min(total, start + _PREPARED_AT_ONCE)))
+            used += sum(map(_bytes, chunk))
+            if used > cache_bytes:
+                return None
+            prepared.extend(chunk)
+        return prepared
+
+
+class TransformedStream(torch.utils.data.IterableDataset[dict[str, Any]]):
+    """A stream through a transform, with a shuffle buffer; varied by epoch and by every image's own content.
+
+    Args:
+        stream: of {"image", "label"}.
+        transform: from `train_transform` or `eval_transform`.
+        shuffle_buffer: images to shuffle among; 0 keeps the order.
+        seed: of the shuffle, which differs in every epoch.
+    """
+
+    def __init__(
+        self,
+        stream: "IterableDataset",
+        transform: TrainTransform | EvalTransform,
+        shuffle_buffer: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.stream = stream.shuffle(seed=seed, buffer_size=shuffle_buffer) if shuffle_buffer else stream
+        self.transform = transform
+
+    def set_epoch(self, epoch: int) -> None:
+        """From now on shuffle and vary as in this epoch."""
+        self.stream.set_epoch(epoch)
+        self.transform.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        mixable = self.transform.mixable
+        # Not stream.iter(batch_size): in a loader's worker that would read every shard, not only the worker's own.
+        examples: Iterator[Any] = iter(self.stream)
+        while chunk := list(islice(examples, _PREPARED_AT_ONCE)):
+            made = self.transform({name: [example[name] for example in chunk] for name in ("image", "label")})
+            for values, label in zip(made["pixel_values"], made["label"], strict=True):
+                yield {"pixel_values": values, "label": label, "mixable": mixable}
+
+
+def transform_split(
+    data: ImageData,
+    split: str,
+    transform: TrainTransform | EvalTransform,
+    *,
+    cache_bytes: int = CACHE_BYTES,
+    shuffle_buffer: int = 1000,
+    seed: int = 0,
+) -> TransformedImages | TransformedStream:
+    """One split through a transform, as a `Trainer` takes it (with remove_unused_columns=False and `ImageCollator`).
+
+    Args:
+        data: from `load_data`.
+        split: "train", "validation" or "test".
+        transform: from `train_transform` or `eval_transform`.
+        cache_bytes: memory for prepared images of a table.
+        shuffle_buffer: images of a training stream to shuffle among (tables are shuffled by the loader's sampler).
+        seed: of that shuffle.
+    """
+    chosen = data.split(split)
+    if hasattr(chosen, "__len__"):
+        return TransformedImages(cast("Dataset", chosen), transform, cache_bytes)
+    buffer = shuffle_buffer if isinstance(transform, TrainTransform) else 0
+    return TransformedStream(cast("IterableDataset", chosen), transform, buffer, seed)
+
+
+class ImageCollator:
+    """Examples to one batch: `pixel_values` [B, C, H, W] float32 and `labels`, [B] int64 or, mixed, [B, K] float32.
+
+    Mixup and cutmix are torchvision's. Their draws depend on the batch's content and the seed alone, so workers and
+    interruptions do not change them. Examples marked "mixable": False (`eval_transform` marks its own) stay as they
+    are: one collator serves a Trainer's training and evaluation.
+
+    Args:
+        num_labels: K.
+        mixup_alpha: see `AugmentationConfig`.
+        cutmix_alpha: see `AugmentationConfig`.
+        seed: of the mixing.
+    """
+
+    def __init__(self, num_labels: int, mixup_alpha: float = 0.0, cutmix_alpha: float = 0.0, seed: int = 0) -> None:
+        from torchvision.transforms import v2
+
+        self.num_labels = num_labels
+        self.seed = seed
+        self._mixes: list[Any] = []
+        if mixup_alpha > 0:
+            self._mixes.append(v2.MixUp(alpha=mixup_alpha, num_classes=num_labels))
+        if cutmix_alpha > 0:
+            self._mixes.append(v2.CutMix(alpha=cutmix_alpha, num_classes=num_labels))
+
+    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        pixel_values = torch.stack([torch.as_tensor(example["pixel_values"]) for example in examples])
+        key = "label" if "label" in examples[0] else "labels"
+        labels = torch.tensor([int(example[key]) for example in examples])
+        if self._mixes and all(example.get("mixable", True) for example in examples):
+            with seeded(zlib.crc32(_sample(pixel_values), self.seed & 0xFFFFFFFF)):
+                mix = self._mixes[int(torch.randint(len(self._mixes), ()))]
+                pixel_values, labels = mix(pixel_values, labels)
+        return {"pixel_values": pixel_values, "labels": labels}
+
+
+def _sample(pixel_values: torch.Tensor) -> Any:
+    """About 1,000 numbers of every image: enough to tell batches apart, and quick."""
+    flat = pixel_values.detach().flatten(1)
+    return flat[:, :: max(1, flat.shape[1] // 1000)].contiguous().numpy()
+
+
+def _bytes(image: torch.Tensor) -> int:
+    return image.numel() * image.element_size()

@@ -1,0 +1,156 @@
+"""Looking at every image once, before any training: is it readable, how large is it, what is its content's hash."""
+
+import hashlib
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from hf_vit.data.images import to_rgb
+from hf_vit.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# Below this many images the scan is over before a progress bar would help.
+PROGRESS_FROM = 2000
+_REMEDY = "replace or remove it, or pass skip_bad_images (--skip-bad-images) to go on without it"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the scan learnt of one image: name, content hash, size in px, and what is wrong with it if anything is."""
+
+    name: str
+    digest: str
+    height: int = 0
+    width: int = 0
+    problem: str | None = None
+
+    def problem_below(self, min_size: tuple[int, int]) -> str | None:
+        """The problem, given that the image must have at least min_size (height, width) px."""
+        if self.problem is None and (self.height < min_size[0] or self.width < min_size[1]):
+            return (
+                f"is {self.height}x{self.width} px, smaller than one patch of {min_size[0]}x{min_size[1]} px; "
+                "use larger images or a smaller patch"
+            )
+        return self.problem
+
+
+def open_image(stored: Mapping[str, Any], place: str) -> tuple[Seen, Image.Image | None]:
+    """Read one undecoded image ({"bytes", "path"}), wholly: a truncated file shows only when its pixels are read.
+
+    Args:
+        stored: as `datasets` keeps an image with decode=False.
+        place: the image's name where it has no path.
+
+    Returns:
+        What was seen, and the image as RGB; None in its stead where there was a problem.
+    """
+    name = str(stored.get("path") or place)
+    digest = hashlib.sha256(b"").hexdigest()
+    try:
+        content = stored.get("bytes")
+        if content is None:
+            with open(str(stored["path"]), "rb") as file:
+                content = file.read()
+        digest = hashlib.sha256(content).hexdigest()
+        with Image.open(io.BytesIO(content)) as opened:
+            image = to_rgb(opened)
+    except Image.UnidentifiedImageError:
+        return Seen(name, digest, problem="is not an image, or of a format that Pillow does not know"), None
+    except UserError as error:
+        return Seen(name, digest, problem=str(error)), None
+    except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
+        detail = " ".join(str(error).split()) or type(error).__name__
+        return Seen(name, digest, problem=f"is corrupt or cannot be read ({detail})"), None
+    return Seen(name, digest, image.height, image.width), image
+
+
+def scan(table: "Dataset", split: str) -> list[Seen]:
+    """Decode every image of a table once (several at a time), with a progress bar when there are many."""
+    import datasets
+
+    undecoded = table.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
+    total = len(undecoded)
+    seen: list[Seen] = []
+    advance, finish = _progress(total, f"Checking {split} images")
+    try:
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for start in range(0, total, 256):
+                rows: Any = undecoded[start : start + 256]["image"]
+                places = [f"{split} image {start + offset}" for offset in range(len(rows))]
+                seen.extend(pool.map(lambda row, place: open_image(row, place)[0], rows, places))
+                advance(len(rows))
+    finally:
+        finish()
+    return seen
+
+
+def keep_good(
+    scans: Mapping[str, Sequence[Seen]], min_size: tuple[int, int], skip_bad_images: bool
+) -> tuple[dict[str, list[int]], list[str]]:
+    """Rows of the good images of every split, and the names of the bad ones.
+
+    Raises:
+        UserError: there is a bad image and skip_bad_images is False; or no good image is left in a split.
+    """
+    rows: dict[str, list[int]] = {}
+    bad: list[str] = []
+    first: str | None = None
+    for split, seen in scans.items():
+        rows[split] = []
+        for row, image in enumerate(seen):
+            problem = image.problem_below(min_size)
+            if problem is None:
+                rows[split].append(row)
+                continue
+            bad.append(image.name)
+            first = first or describe(image.name, problem)
+    if first and not skip_bad_images:
+        more = f" ({len(bad) - 1} more bad images)" if len(bad) > 1 else ""
+        raise UserError(f"{first}{more}; {_REMEDY}")
+    for split, good in rows.items():
+        if not good and scans[split]:
+            raise UserError(f"split {split} has no usable image left: {first}")
+    return rows, bad
+
+
+def describe(name: str, problem: str) -> str:
+    """One image and its problem, as an error begins."""
+    return f"image '{name}' {problem}" if problem.startswith("is ") else f"image '{name}': {problem}"
+
+
+def raise_bad(seen: Seen, problem: str) -> None:
+    """The error of a stream's bad image, in the same words as before training."""
+    raise UserError(f"{describe(seen.name, problem)}; {_REMEDY}")
+
+
+def short_name(name: str) -> str:
+    """The last two parts of an image's path: enough to recognise it, nothing of the machine."""
+    return "/".join(PurePath(name).parts[-2:])
+
+
+def _progress(total: int, title: str) -> tuple[Callable[[int], None], Callable[[], None]]:
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if total < PROGRESS_FROM or not console.is_terminal:
+        return (lambda count: None), (lambda: None)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        *Progress.get_default_columns()[1:2],
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    task = bar.add_task(title, total=total)
+    bar.start()
+    return (lambda count: bar.update(task, advance=count)), bar.stop

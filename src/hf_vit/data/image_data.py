@@ -1,0 +1,119 @@
+"""A labelled image data set, ready to train on or to evaluate with."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from hf_vit.data.checks import Seen, keep_good, scan, short_name
+from hf_vit.data.streams import StreamReader
+from hf_vit.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+
+@dataclass
+class ImageData:
+    """Named splits of images with one of several classes each.
+
+    Attributes:
+        name: for people and for facts.json.
+        fingerprint: 16 hexadecimal digits of a hash over every image's content, class and split. Where the files lie,
+            what they are called and their order do not matter. Streams: over the files as a whole.
+        splits: "train", "validation", "test" (those there are) -> a table or a stream with the columns "image" (a
+            Pillow image) and "label" (class number).
+        label_names: the classes, in the order of their numbers.
+        skipped: bad images that were left out.
+        notes: what a user should be told: splits that were cut, files that were ignored.
+    """
+
+    name: str
+    fingerprint: str
+    splits: "Mapping[str, Dataset | IterableDataset]"
+    label_names: list[str]
+    skipped: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+    # What the scan saw, row by row (tables); size of a stream where it is known; how to read a stream anew.
+    seen: dict[str, list[Seen]] = field(default_factory=dict[str, list[Seen]], repr=False)
+    sizes: dict[str, int] = field(default_factory=dict[str, int], repr=False)
+    readers: "dict[str, tuple[IterableDataset, StreamReader]]" = field(
+        default_factory=dict[str, tuple[Any, StreamReader]], repr=False
+    )
+
+    def num_examples(self, split: str) -> int | None:
+        """Number of images of a split; None for a stream that does not tell."""
+        data = self.split(split)
+        return len(cast("Dataset", data)) if hasattr(data, "__len__") else self.sizes.get(split)
+
+    def split(self, name: str) -> "Dataset | IterableDataset":
+        """One split.
+
+        Raises:
+            UserError: the data has no such split.
+        """
+        if name not in self.splits:
+            have = ", ".join(self.splits)
+            raise UserError(f"'{self.name}' has no split '{name}' (it has {have}); choose one of these or add it")
+        return self.splits[name]
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether the splits are streams rather than tables."""
+        return any(not hasattr(data, "__len__") for data in self.splits.values())
+
+
+def check_images(data: ImageData, min_size: int | tuple[int, int] = 1, skip_bad_images: bool = False) -> ImageData:
+    """Make sure that every image is readable and at least `min_size` large, before any training.
+
+    Tables: every image is decoded once, unless that was done already (`load_data` does), with a progress bar for big
+    sets. Streams: the same is checked, with the same words, while they flow.
+
+    Args:
+        data: from `load_data`.
+        min_size: px, a side or (height, width): the model's patch.
+        skip_bad_images: leave bad images out and name them in `skipped`.
+
+    Returns:
+        The data without bad images; the same object when nothing had to change.
+
+    Raises:
+        UserError: there is a bad image (named, with the count of the others), or nothing is left of a split.
+    """
+    smallest = (min_size, min_size) if isinstance(min_size, int) else min_size
+    if data.readers:
+        return _check_streams(data, smallest, skip_bad_images)
+    tables = cast("Mapping[str, Dataset]", data.splits)
+    if not data.seen:
+        data.seen.update({split: scan(table, split) for split, table in tables.items()})
+    rows, bad = keep_good(data.seen, smallest, skip_bad_images)
+    if not bad:
+        return data
+    splits = {split: table.select(rows[split]) for split, table in tables.items()}
+    seen = {split: [data.seen[split][row] for row in rows[split]] for split in tables}
+    kept = replace(data, splits=splits, seen=seen, skipped=[*data.skipped, *map(short_name, bad)])
+    kept.fingerprint = content_fingerprint(splits, seen, data.label_names)
+    return kept
+
+
+def _check_streams(data: ImageData, min_size: tuple[int, int], skip_bad_images: bool) -> ImageData:
+    readers = {
+        split: (stream, replace(reader, min_size=min_size, skip_bad_images=skip_bad_images, skipped=data.skipped))
+        for split, (stream, reader) in data.readers.items()
+    }
+    return replace(
+        data, readers=readers, splits={split: reader.over(stream) for split, (stream, reader) in readers.items()}
+    )
+
+
+def content_fingerprint(
+    splits: "Mapping[str, Dataset]", seen: Mapping[str, Sequence[Seen]], label_names: Sequence[str]
+) -> str:
+    """Hash of which contents bear which class in which split; order and names of files are left out."""
+    lines: list[str] = []
+    for split, table in splits.items():
+        labels: list[int] = list(table["label"])
+        lines.extend(
+            f"{split}\t{label_names[label]}\t{image.digest}" for label, image in zip(labels, seen[split], strict=True)
+        )
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]

@@ -1,0 +1,71 @@
+"""One picture, whatever its mode, as the 8-bit RGB a model is fed with."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from hf_vit.errors import UserError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_WHITE = (255, 255, 255, 255)
+# Pillow converts these exactly: bilevel, 8-bit gray, palette, CMYK, YCbCr, HSV, padded RGB.
+_CONVERTED_BY_PILLOW = ("1", "L", "P", "CMYK", "YCbCr", "HSV", "RGBX")
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert any photograph to 8-bit RGB as a viewer would show it.
+
+    The EXIF orientation is applied. Transparency (LA, RGBA, palettes, a transparent colour) is composited on white, as
+    transformers' image processors do. 16-bit gray is scaled by 255/65535, where Pillow's own conversion clips at 255.
+    Of animations the first frame counts.
+
+    Args:
+        image: a Pillow image of any mode.
+
+    Returns:
+        An image of mode RGB; the same object when nothing had to change.
+
+    Raises:
+        UserError: a mode without a defined way to RGB (LAB), or numbers outside the 16-bit (mode I) or the 0..1 and
+            0..255 ranges (mode F).
+    """
+    # Some plug-ins know width and height, but no orientation, before the pixels are loaded.
+    image.load()
+    if image.getexif().get(0x0112, 1) != 1:
+        image = ImageOps.exif_transpose(image)
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return image
+    if image.mode.startswith("I"):
+        return _from_integers(image)
+    if image.mode == "F":
+        return _from_floats(image)
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, _WHITE), rgba).convert("RGB")
+    if image.mode not in _CONVERTED_BY_PILLOW:
+        raise UserError(f"images of mode {image.mode} cannot be converted to RGB; save them as RGB or grayscale first")
+    return image.convert("RGB")
+
+
+def _from_integers(image: Image.Image) -> Image.Image:
+    # Modes I;16, I;16L, I;16B; and I, in which Pillow also opens some 16-bit files.
+    values = np.asarray(image).astype(np.int64)
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high > 65535:
+        raise UserError(f"a {image.mode} image holds numbers from {low} to {high}; 0..65535 is needed (16 bits)")
+    return _gray((values * 255 + 32767) // 65535)
+
+
+def _from_floats(image: Image.Image) -> Image.Image:
+    values = np.asarray(image).astype(np.float64)
+    low, high = float(values.min()), float(values.max())
+    if not (low >= 0 and high <= 255):
+        raise UserError(f"a floating-point image holds numbers from {low:g} to {high:g}; 0..1 or 0..255 is needed")
+    return _gray(np.rint(values * 255 if high <= 1 else values))
+
+
+def _gray(values: "NDArray[np.generic]") -> Image.Image:
+    return Image.fromarray(values.astype(np.uint8)).convert("RGB")

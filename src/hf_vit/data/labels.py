@@ -1,0 +1,70 @@
+"""Raw labels (class numbers, plain integers or names) made class numbers, or one clear error."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hf_vit.errors import UserError
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """The classes of a data set, and the number of every raw label.
+
+    Attributes:
+        names: class names, in the order of their numbers.
+        numbers: raw label -> class number.
+    """
+
+    names: list[str]
+    numbers: dict[Any, int]
+
+    @classmethod
+    def of_names(cls, names: Sequence[str]) -> "LabelMap":
+        """For a source that names its classes: raw labels are their numbers, or the names themselves."""
+        by_number: dict[Any, int] = {number: number for number in range(len(names))}
+        return cls(list(names), by_number | {name: number for number, name in enumerate(names)})
+
+    @classmethod
+    def of_values(cls, values: Iterable[Any], data_name: str) -> "LabelMap":
+        """For a source that does not: the distinct integers in order, or the distinct names in alphabetical order.
+
+        Raises:
+            UserError: a missing or negative label, or one that is neither a whole number nor a name.
+        """
+        distinct = set(values)
+        if None in distinct:
+            raise UserError(f"'{data_name}' has images without a label; label them or remove them")
+        kinds = {type(value) for value in distinct}
+        if len(kinds) > 1 or not kinds <= {int, str, bool}:
+            found = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise UserError(f"the labels of '{data_name}' are of type {found}; needed: whole numbers or names")
+        ordered = sorted(distinct)
+        if ordered and not isinstance(ordered[0], str) and ordered[0] < 0:
+            raise UserError(f"'{data_name}' has the label {ordered[0]}; classes are numbered from 0")
+        return cls([str(value) for value in ordered], {value: number for number, value in enumerate(ordered)})
+
+    def number(self, raw: Any, place: str) -> int:
+        """The class number of one raw label.
+
+        Args:
+            raw: as the source holds it.
+            place: which image, for the error.
+
+        Raises:
+            UserError: the label is missing or is none of the classes.
+        """
+        number = self.numbers.get(raw)
+        if number is None:
+            what = "no label" if raw is None else f"the label {raw!r}"
+            shown = ", ".join(self.names[:5]) + (", ..." if len(self.names) > 5 else "")
+            raise UserError(
+                f"{place} has {what}, which is outside the {len(self.names)} classes ({shown}); "
+                "correct the label, or add an image of that class to the training images"
+            )
+        return number
+
+
+def is_unlabelled(raw_labels: Sequence[Any]) -> bool:
+    """Whether a split hides its labels, as published test splits do: all of them -1 or missing."""
+    return all(label is None or (isinstance(label, int) and label == -1) for label in raw_labels)

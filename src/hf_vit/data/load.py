@@ -1,0 +1,213 @@
+"""`load_data`: from what a user types after `--data` to checked splits."""
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from hf_vit.data.builtin import digits, photos
+from hf_vit.data.checks import keep_good, scan, short_name
+from hf_vit.data.image_data import ImageData, content_fingerprint
+from hf_vit.data.labels import LabelMap, is_unlabelled
+from hf_vit.data.sources import Source, resolve_source
+from hf_vit.data.splits import SPLITS, cut_rows, missing_splits
+from hf_vit.data.streams import StreamCut, StreamReader
+from hf_vit.data.tables import Columns, Tables, read_files, read_folder, read_hub
+from hf_vit.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+logger = logging.getLogger(__name__)
+# A stream's files are hashed whole up to this many bytes together; beyond, their names and sizes are.
+HASHED_BYTES = 1 << 30
+# Shards of a streamed folder: at most this many loader workers or processes share the reading.
+_SHARDS = 16
+
+
+def load_data(
+    source: str,
+    *,
+    streaming: bool = False,
+    skip_bad_images: bool = False,
+    image_size: tuple[int, int] | None = None,
+    seed: int = 0,
+) -> ImageData:
+    """Load labelled images by name, path or Hub id, and check them before any training.
+
+    Args:
+        source: "digits" or "photos" (built in); a folder of class folders, with or without train, validation (val) and
+            test above them; a parquet or webdataset (.tar) file, a folder or a glob of them; or a Hub data set id,
+            `user/name` or `user/name:configuration`. An existing path is never taken for a Hub id.
+        streaming: read while training instead of beforehand; images are then checked as they come.
+        skip_bad_images: leave unreadable images out (named in `skipped`) instead of raising.
+        image_size: (height, width) in px in which the built-in sets come, "photos" up to 384 px a side; None for their
+            own pixels. Other sources keep theirs: the image processor resizes.
+        seed: of the cut where validation or test are missing. The built-in splits are fixed.
+
+    Returns:
+        The data. Missing validation and test splits were cut from train, 10% each, stratified (of a stream: by a hash
+        of every image's content, stratified in expectation), and `notes` says so.
+
+    Raises:
+        UserError: anything wrong with the source, a label or an image, with the remedy.
+    """
+    if image_size is not None and min(image_size) < 1:
+        raise UserError(f"image size {image_size[0]}x{image_size[1]} px; both sides must be at least 1 px")
+    place = resolve_source(source)
+    if place.kind == "builtin":
+        return _builtin_data(place.name, image_size, streaming)
+    if place.kind == "folder":
+        tables = read_folder(place)
+    elif place.kind == "hub":
+        tables = read_hub(place, streaming=streaming)
+    else:
+        tables = read_files(place, streaming=streaming)
+    tables.notes.extend(place.notes)
+    if streaming and place.kind != "folder":
+        data = _streams(place, tables, skip_bad_images, seed)
+    else:
+        data = _tables_data(place, tables, streaming, skip_bad_images, seed)
+    for note in data.notes:
+        logger.info(note)
+    return data
+
+
+def _builtin_data(name: str, image_size: tuple[int, int] | None, streaming: bool) -> ImageData:
+    made = digits(image_size) if name == "digits" else photos(image_size)
+    fingerprint = content_fingerprint(made.splits, made.seen, made.label_names)
+    if streaming:
+        return _streamed_tables(ImageData(name, fingerprint, made.splits, made.label_names), False)
+    return ImageData(name, fingerprint, made.splits, made.label_names, seen=made.seen)
+
+
+def _tables_data(place: Source, tables: Tables, streaming: bool, skip_bad_images: bool, seed: int) -> ImageData:
+    import datasets
+
+    splits, names = _labelled(place.name, tables)
+    data = ImageData(place.name, "", splits, names, notes=tables.notes)
+    if not streaming:
+        seen = {split: scan(table, split) for split, table in splits.items()}
+        rows, bad = keep_good(seen, (1, 1), skip_bad_images)
+        splits = {split: table.select(rows[split]) for split, table in splits.items()}
+        data.seen = {split: [seen[split][row] for row in rows[split]] for split in splits}
+        data.skipped = list(map(short_name, bad))
+    _cut(data, splits, seed)
+    if streaming:
+        data.fingerprint = _files_fingerprint(place)
+        return _streamed_tables(data, skip_bad_images)
+    data.splits = {
+        split: table.cast_column("image", datasets.Image()) for split, table in cast("Any", data.splits).items()
+    }
+    data.fingerprint = content_fingerprint(cast("Any", data.splits), data.seen, names)
+    return data
+
+
+def _labelled(name: str, tables: Tables) -> "tuple[dict[str, Dataset], list[str]]":
+    """Tables with the columns "image" (undecoded) and "label" (class numbers), and the class names."""
+    from datasets import ClassLabel
+
+    column, path = tables.columns.image, tables.columns.label
+    found = cast("dict[str, Dataset]", tables.splits)
+    raw = {split: tables.columns.labels(table.select_columns([path[0]])[:]) for split, table in found.items()}
+    for split in [split for split in raw if split != "train" and is_unlabelled(raw[split])]:
+        tables.notes.append(f"split '{split}' of '{name}' has no labels and was left out")
+        del raw[split]
+    if not any(raw.values()):
+        raise UserError(f"'{name}' holds no labelled images")
+    labels = _label_map(name, tables, raw.get("train") or [label for values in raw.values() for label in values])
+    splits: dict[str, Dataset] = {}
+    for split, values in raw.items():
+        numbers = [labels.number(value, f"image {row} of split {split}") for row, value in enumerate(values)]
+        table = found[split].select_columns([column]).rename_columns({} if column == "image" else {column: "image"})
+        splits[split] = table.add_column("label", numbers, feature=ClassLabel(names=labels.names))  # pyright: ignore[reportArgumentType]
+    return splits, labels.names
+
+
+def _label_map(name: str, tables: Tables, values: list[Any]) -> LabelMap:
+    names = tables.label_names
+    labels = LabelMap.of_values(values, name) if names is None else LabelMap.of_names(names)
+    if len({labels.numbers.get(value) for value in values} - {None}) < 2:
+        raise UserError(f"'{name}' holds images of one class only ({labels.names[0]}); a classifier needs at least two")
+    return labels
+
+
+def _cut(data: ImageData, splits: "dict[str, Dataset]", seed: int) -> None:
+    """Put the splits into `data`, the missing ones cut from train."""
+    data.splits = splits
+    missing = missing_splits(list(splits))
+    if not missing:
+        return
+    train, seen = splits["train"], data.seen.get("train")
+    parts = cut_rows(np.asarray(train["label"]), data.label_names, missing, seed=seed)
+    cut = {split: train.select(rows) for split, rows in parts.items()}
+    data.splits = {split: cut.get(split, splits.get(split)) for split in SPLITS}  # pyright: ignore[reportAttributeAccessIssue]
+    if seen is not None:
+        data.seen = data.seen | {split: [seen[row] for row in rows.tolist()] for split, rows in parts.items()}
+    sizes = " and ".join(f"{len(cut[split])} images for {split}" for split in missing)
+    data.notes.append(f"{sizes} were cut from the {len(train)} training images (stratified, seed {seed})")
+
+
+def _streamed_tables(data: ImageData, skip_bad_images: bool) -> ImageData:
+    """The same data as streams; shuffled once, as the tables are sorted by class."""
+    import datasets
+
+    columns, labels = Columns("image", ("label",)), LabelMap.of_names(data.label_names)
+    data.sizes = {split: len(cast("Dataset", table)) for split, table in data.splits.items()}
+    for split, table in cast("dict[str, Dataset]", data.splits).items():
+        undecoded = table.cast_column("image", datasets.Image(decode=False)).shuffle(seed=0)
+        stream = undecoded.to_iterable_dataset(num_shards=min(_SHARDS, len(table)))
+        reader = StreamReader(columns, labels, split, skip_bad_images=skip_bad_images, skipped=data.skipped)
+        data.readers[split] = (stream, reader)
+    data.splits = {split: reader.over(stream) for split, (stream, reader) in data.readers.items()}
+    return data
+
+
+def _streams(place: Source, tables: Tables, skip_bad_images: bool, seed: int) -> ImageData:
+    """Streams of parquet, webdataset or Hub files; classes that the source does not name are read in a first pass."""
+    found = cast("dict[str, IterableDataset]", tables.splits)
+    if tables.label_names is not None:
+        labels = LabelMap.of_names(tables.label_names)
+    elif place.kind == "hub":
+        raise UserError(f"'{place.name}' does not name its classes, which streaming needs; load it without streaming")
+    else:
+        labels = _label_map(place.name, tables, list(_distinct(found.get("train", next(iter(found.values()))), tables)))
+    data = ImageData(place.name, _files_fingerprint(place), {}, labels.names, notes=tables.notes)
+    missing = tuple(missing_splits(list(found)))
+    for split in (name for name in SPLITS if name in found or name in missing):
+        cut = StreamCut(missing, split, seed) if missing and (split == "train" or split in missing) else None
+        stream = found["train"] if cut else found[split]
+        reader = StreamReader(tables.columns, labels, split, (1, 1), skip_bad_images, cut, data.skipped)
+        data.readers[split] = (stream, reader)
+    data.splits = {split: reader.over(stream) for split, (stream, reader) in data.readers.items()}
+    if missing:
+        data.notes.append(f"about 10% of the training images each go to {' and '.join(missing)} (by content hash)")
+    return data
+
+
+def _distinct(stream: "IterableDataset", tables: Tables) -> Iterator[Any]:
+    for batch in stream.select_columns([tables.columns.label[0]]).iter(batch_size=1000):
+        yield from set(tables.columns.labels(cast("Any", batch)))
+
+
+def _files_fingerprint(place: Source) -> str:
+    """Hash of a stream's files: contents up to 1 GiB together, names and sizes beyond; for the Hub, of the commit."""
+    if place.kind == "hub":
+        from huggingface_hub import HfApi
+
+        commit = HfApi().dataset_info(place.name.partition(":")[0]).sha
+        return hashlib.sha256(f"{place.name} {commit}".encode()).hexdigest()[:16]
+    named = [(f"{split}/{path.name}", path) for split, paths in place.files.items() for path in paths]
+    for split, classes in place.folder.items():
+        named += [(f"{split}/{label}/{path.name}", path) for label, paths in classes.items() for path in paths]
+    whole = sum(path.stat().st_size for _, path in named) <= HASHED_BYTES
+    lines = sorted(f"{name}\t{_digest(path) if whole else path.stat().st_size}" for name, path in named)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,193 @@
+"""What a `--data` argument names: a built-in set, a folder, parquet or webdataset files, or a Hub data set."""
+
+import glob
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from hf_vit.data.splits import split_name
+from hf_vit.errors import UserError
+
+BUILTIN_NAMES = ("digits", "photos")
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".webp"),
+    *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2", ".tga"),
+)
+_FILES: tuple[tuple[Literal["parquet", "webdataset"], tuple[str, ...]], ...] = (
+    ("parquet", (".parquet",)),
+    ("webdataset", (".tar", ".tar.gz", ".tgz")),
+)
+# user/name, name, and either with :configuration.
+_HUB_ID = re.compile(r"[\w][\w.\-]*(/[\w][\w.\-]*)?(:[\w.\-]+)?")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A `--data` argument, understood.
+
+    Attributes:
+        kind: where to read from.
+        name: for people and facts; no directories above the data.
+        files: split -> files (parquet, webdataset).
+        folder: split -> class -> image files (folder of class folders).
+        notes: what the user should be told.
+    """
+
+    kind: Literal["builtin", "folder", "parquet", "webdataset", "hub"]
+    name: str
+    files: dict[str, list[Path]] = field(default_factory=dict[str, list[Path]])
+    folder: dict[str, dict[str, list[Path]]] = field(default_factory=dict[str, dict[str, list[Path]]])
+    notes: list[str] = field(default_factory=list[str])
+
+
+def resolve_source(source: str) -> Source:
+    """Decide what `source` names. Existing paths win over Hub ids; the two built-in names win over everything.
+
+    Raises:
+        UserError: a path that does not exist, holds no images, or is laid out in a way that leaves classes open.
+    """
+    if source in BUILTIN_NAMES:
+        return Source("builtin", source)
+    if not source.strip():
+        raise UserError("no data given; give a folder, parquet or tar files, a Hub data set id, 'digits' or 'photos'")
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _from_folder(path, source)
+    if path.exists():
+        return _from_files([path], path.name, source)
+    if any(character in source for character in "*?["):
+        matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
+        if not matches:
+            raise UserError(f"no file matches '{source}'; give parquet or tar files, or a folder of class folders")
+        return _from_files(matches, Path(source).name, source)
+    if _looks_like_a_path(source):
+        raise UserError(
+            f"'{source}' does not exist; give a folder of class folders, parquet or tar files, a Hub data set id, "
+            "'digits' or 'photos'"
+        )
+    return Source("hub", source)
+
+
+def _looks_like_a_path(source: str) -> bool:
+    if source.startswith(("/", "./", "../", "~", ".\\", "..\\")):
+        return True
+    suffixes = (*(suffix for _, suffixes in _FILES for suffix in suffixes), ".zip", *IMAGE_SUFFIXES)
+    return source.lower().endswith(suffixes) or _HUB_ID.fullmatch(source) is None
+
+
+def _from_files(paths: Sequence[Path], name: str, source: str) -> Source:
+    for kind, suffixes in _FILES:
+        if all(path.name.lower().endswith(suffixes) for path in paths):
+            return Source(kind, name, files=_by_split([(path, (path.name,)) for path in paths]))
+    what = f"'{source}' is no data set file" if len(paths) == 1 else f"'{source}' mixes kinds of files"
+    raise UserError(f"{what}; needed: .parquet files, or .tar files (webdataset), or a folder of class folders")
+
+
+def _by_split(files: Sequence[tuple[Path, tuple[str, ...]]]) -> dict[str, list[Path]]:
+    """Splits told by file or folder names: train-00000-of-00002.parquet, val/0.tar. Without a word: train."""
+    result: dict[str, list[Path]] = {}
+    for path, parts in files:
+        words = re.split(r"[^A-Za-z]+", "/".join(parts))
+        named = [name for name in map(split_name, words) if name]
+        result.setdefault(named[-1] if named else "train", []).append(path)
+    return {split: sorted(paths) for split, paths in result.items()}
+
+
+def _from_folder(root: Path, source: str) -> Source:
+    name = root.resolve().name
+    files, folders = _walk(root)
+    for kind, suffixes in _FILES:
+        chosen = [parts for parts in files if parts[-1].lower().endswith(suffixes)]
+        if chosen:
+            return Source(kind, name, files=_by_split([(root.joinpath(*parts), parts) for parts in chosen]))
+    images = [parts for parts in files if Path(parts[-1]).suffix.lower() in IMAGE_SUFFIXES]
+    if not images:
+        raise UserError(_nothing_found(source, files))
+    notes: list[str] = []
+    if len(images) < len(files):
+        notes.append(f"{_count(len(files) - len(images), 'file')} in '{name}' that are no images were ignored")
+    split_folders = {parts[0] for parts in images if len(parts) > 2 and split_name(parts[0])}
+    if split_folders:
+        others = sorted({parts[0] for parts in folders if not split_name(parts[0])})
+        if others:
+            raise UserError(
+                f"'{source}' holds the split folder '{min(split_folders)}' beside '{others[0]}', which is none; keep "
+                "only train, validation and test there, each with the class folders"
+            )
+        layout: dict[str, dict[str, list[Path]]] = {}
+        for split_folder in sorted({parts[0] for parts in folders}):
+            classes = _classes(root, images, folders, (split_folder,), source, notes)
+            target = layout.setdefault(split_name(split_folder) or "", {})
+            for label, paths in classes.items():
+                target.setdefault(label, []).extend(paths)
+        return Source("folder", name, folder=layout, notes=notes)
+    return Source("folder", name, folder={"train": _classes(root, images, folders, (), source, notes)}, notes=notes)
+
+
+def _classes(
+    root: Path,
+    images: Sequence[tuple[str, ...]],
+    folders: Sequence[tuple[str, ...]],
+    above: tuple[str, ...],
+    source: str,
+    notes: list[str],
+) -> dict[str, list[Path]]:
+    """Class -> image files, for the class folders inside `above` (a split folder, or nothing)."""
+    depth = len(above)
+    place = "/".join((source.rstrip("/"), *above))
+    inside = [parts for parts in images if parts[:depth] == above]
+    loose = [parts for parts in inside if len(parts) == depth + 1]
+    names = sorted({parts[depth] for parts in folders if len(parts) == depth + 1 and parts[:depth] == above})
+    if not names:
+        found = f"images such as '{loose[0][-1]}' but no class folders" if loose else "no class folders"
+        raise UserError(f"'{place}' holds {found}; put the images of every class into a folder with the class's name")
+    if loose:
+        notes.append(f"{_count(len(loose), 'image')} beside the class folders in '{place}' were ignored")
+    classes: dict[str, list[Path]] = {name: [] for name in names}
+    for parts in inside:
+        if len(parts) > depth + 1:
+            classes[parts[depth]].append(root.joinpath(*parts))
+    empty = [name for name, paths in classes.items() if not paths]
+    if empty:
+        raise UserError(f"class folder '{place}/{empty[0]}' holds no images; add some or remove the folder")
+    return classes
+
+
+def _walk(root: Path) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """All files and folders below `root` as name tuples, sorted; hidden ones and __MACOSX left out; links followed."""
+    files: list[tuple[str, ...]] = []
+    folders: list[tuple[str, ...]] = []
+    for here, names, contents in _visible(root):
+        parts = here.relative_to(root).parts
+        folders.extend((*parts, name) for name in names)
+        files.extend((*parts, name) for name in contents)
+    return sorted(files), sorted(folders)
+
+
+def _visible(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    seen: set[tuple[int, int]] = set()
+    for here, names, contents in os.walk(root, followlinks=True):
+        status = os.stat(here)
+        if (status.st_dev, status.st_ino) in seen:  # a link back to a folder above
+            names.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        names[:] = sorted(name for name in names if not name.startswith(".") and name != "__MACOSX")
+        yield Path(here), names, [name for name in contents if not name.startswith(".")]
+
+
+def _nothing_found(source: str, files: Sequence[tuple[str, ...]]) -> str:
+    need = "needed: one folder of images a class, parquet files or tar files"
+    if not files:
+        return f"'{source}' holds no files; {need}"
+    kinds = Counter(Path(parts[-1]).suffix.lower() or "no suffix" for parts in files)
+    found = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
+    return f"'{source}' holds no images (found: {found}); {need}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,72 @@
+"""Streams: every image is decoded, checked and dealt to its split while it flows past."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hf_vit.data.checks import open_image, raise_bad, short_name
+from hf_vit.data.labels import LabelMap
+from hf_vit.data.splits import streamed_part
+from hf_vit.data.tables import Columns
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
+
+# Decoded images waiting inside a stream; small, so that a stream of large photographs stays small in memory.
+_BATCH = 16
+
+
+@dataclass(frozen=True)
+class StreamCut:
+    """Which part of a training stream is wanted, when validation or test are cut from it."""
+
+    missing: tuple[str, ...]
+    wanted: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class StreamReader:
+    """Batched map function of a stream: undecoded rows in, RGB images and class numbers out.
+
+    A bad image raises UserError, or with skip_bad_images is left out and named in `skipped` (of this process: in a
+    loader's worker the list is the worker's own).
+    """
+
+    columns: Columns
+    labels: LabelMap
+    split: str
+    min_size: tuple[int, int] = (1, 1)
+    skip_bad_images: bool = False
+    cut: StreamCut | None = None
+    skipped: list[str] = field(default_factory=list[str])
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+        images: list[Any] = []
+        labels: list[int] = []
+        for stored, raw in zip(batch[self.columns.image], self.columns.labels(batch), strict=True):
+            if self.cut is not None and not self._wanted(stored):
+                continue
+            place = str(stored.get("path") or f"of split {self.split}")
+            seen, image = open_image(stored, place)
+            problem = seen.problem_below(self.min_size)
+            if image is not None and problem is None:
+                labels.append(self.labels.number(raw, f"image '{place}'"))
+                images.append(image)
+            elif self.skip_bad_images:
+                self.skipped.append(short_name(seen.name))
+            else:
+                raise_bad(seen, problem or "is corrupt")
+        return {"image": images, "label": labels}
+
+    def _wanted(self, stored: Mapping[str, Any]) -> bool:
+        assert self.cut is not None
+        content: bytes | None = stored.get("bytes")
+        if content is None:
+            content = str(stored.get("path")).encode()
+        return streamed_part(content, self.cut.missing, seed=self.cut.seed) == self.cut.wanted
+
+    def over(self, stream: "IterableDataset") -> "IterableDataset":
+        """The stream of {"image": RGB image, "label": class number} that this reader makes of an undecoded one."""
+        columns: Sequence[str] = [self.columns.image, self.columns.label[0]]
+        return stream.map(self, batched=True, batch_size=_BATCH, remove_columns=list(columns))

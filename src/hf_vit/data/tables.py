@@ -1,0 +1,154 @@
+"""Reading a source into `datasets` tables or streams, and finding the image and the label among their columns."""
+
+import glob
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hf_vit.data.sources import Source
+from hf_vit.data.splits import SPLITS, split_name
+from hf_vit.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, Features, IterableDataset
+
+_IMAGE_NAMES = ("image", "img", "picture")
+_LABEL_NAMES = ("label", "labels", "cls", "class", "target", "fine_label", "cls.txt")
+_NESTED = ("json", "jsn")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where a table keeps its images and labels; `label` is a path, as webdataset may keep it inside a json column."""
+
+    image: str
+    label: tuple[str, ...]
+
+    def labels(self, batch: Mapping[str, Any]) -> list[Any]:
+        """The raw labels of a batch of columns."""
+        values: list[Any] = list(batch[self.label[0]])
+        for key in self.label[1:]:
+            values = [None if value is None else value.get(key) for value in values]
+        return values
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Splits as they were read: `columns.image` undecoded ({"bytes", "path"}), labels raw.
+
+    `label_names` is None where the source does not name its classes.
+    """
+
+    splits: "dict[str, Dataset] | dict[str, IterableDataset]"
+    columns: Columns
+    label_names: list[str] | None
+    notes: list[str] = field(default_factory=list[str])
+
+
+def read_folder(source: Source) -> Tables:
+    """Tables of a folder of class folders; nothing is decoded or copied, the rows name the files."""
+    from datasets import ClassLabel, Dataset, Features, Image
+
+    names = sorted({label for classes in source.folder.values() for label in classes})
+    untrained = [label for label in names if "train" in source.folder and label not in source.folder["train"]]
+    if untrained:
+        split = next(split for split, classes in source.folder.items() if untrained[0] in classes)
+        raise UserError(
+            f"class '{untrained[0]}' of '{source.name}' is in {split} but not in train; add a folder of that name to "
+            "train, or remove the other"
+        )
+    features = Features({"image": Image(decode=False), "label": ClassLabel(names=names)})
+    splits: dict[str, Dataset] = {}
+    for split in (name for name in SPLITS if name in source.folder):
+        rows = [(str(path), label) for label, paths in sorted(source.folder[split].items()) for path in sorted(paths)]
+        images = [{"bytes": None, "path": path} for path, _ in rows]
+        labels = [names.index(label) for _, label in rows]
+        splits[split] = Dataset.from_dict({"image": images, "label": labels}, features=features)
+    return Tables(splits, Columns("image", ("label",)), names)
+
+
+def read_files(source: Source, *, streaming: bool) -> Tables:
+    """Tables or streams of parquet or webdataset files."""
+    from datasets import load_dataset
+
+    # load_dataset takes patterns: a bracket in a file name must not become one.
+    files = {split: [glob.escape(str(path.resolve())) for path in paths] for split, paths in source.files.items()}
+    try:
+        loaded: Any = load_dataset(source.kind, data_files=files, streaming=streaming)
+    except Exception as error:  # pyarrow, tarfile and datasets each raise their own
+        cause = error.__cause__ or error
+        raise UserError(f"'{source.name}' cannot be read as {source.kind}: {_one_line(cause)}") from error
+    return _tables(dict(loaded), source.name)
+
+
+def read_hub(source: Source, *, streaming: bool) -> Tables:
+    """Tables or streams of a Hub data set: `user/name`, or `user/name:configuration`."""
+    from datasets import load_dataset
+
+    repo, _, configuration = source.name.partition(":")
+    try:
+        loaded: Any = load_dataset(repo, configuration or None, streaming=streaming)
+    except Exception as error:  # no network, unknown name, gated, no configuration chosen: datasets' text says which
+        raise UserError(
+            f"'{source.name}' is no existing path, and as a data set of the Hub it could not be loaded: "
+            f"{_one_line(error)} (a choice of configuration is written {repo}:CONFIGURATION)"
+        ) from error
+    found: dict[str, Any] = dict(loaded)
+    known = {name: split_name(name) for name in found}
+    splits = {split: found[name] for name, split in known.items() if split}
+    notes = [f"split '{name}' of '{source.name}' was left out" for name, split in known.items() if not split]
+    if not splits and len(found) == 1:
+        splits, notes = {"train": next(iter(found.values()))}, []
+    if not splits:
+        raise UserError(f"'{source.name}' has the splits {', '.join(found)}; needed: train, validation or test")
+    tables = _tables(splits, source.name)
+    return Tables(tables.splits, tables.columns, tables.label_names, notes)
+
+
+def _tables(found: dict[str, Any], name: str) -> Tables:
+    from datasets import Image
+
+    features: Features | None = next(iter(found.values())).features
+    if features is None:
+        raise UserError(f"'{name}' does not tell its columns as a stream; load it without streaming")
+    columns = find_columns(features, name)
+    splits: dict[str, Any] = {}
+    for split in (known for known in SPLITS if known in found):
+        table = found[split].select_columns([columns.image, columns.label[0]])
+        splits[split] = table.cast_column(columns.image, Image(decode=False))
+    label: Any = features[columns.label[0]]
+    names: Iterable[str] | None = getattr(label, "names", None)
+    return Tables(splits, columns, None if names is None else list(names))
+
+
+def find_columns(features: "Features", name: str) -> Columns:
+    """The image and the label column.
+
+    Raises:
+        UserError: there is none, or several and none of them has a usual name.
+    """
+    from datasets import ClassLabel, Image
+
+    typed = [column for column, feature in features.items() if isinstance(feature, Image)]
+    usual = [column for column in _IMAGE_NAMES if column in features]
+    candidates = [column for column in usual if column in typed] or typed or usual
+    have = f"'{name}' has the columns {', '.join(map(str, features))}"
+    if not candidates or (len(candidates) > 1 and candidates[0] not in _IMAGE_NAMES):
+        raise UserError(f"{have}; needed: one column of images, best called 'image'")
+    for label in _LABEL_NAMES:
+        if label in features:
+            return Columns(candidates[0], (label,))
+    for nested in _NESTED:
+        fields: Any = features.get(nested)
+        for label in _LABEL_NAMES:
+            if isinstance(fields, dict) and label in fields:
+                return Columns(candidates[0], (nested, label))
+    classes = [column for column, feature in features.items() if isinstance(feature, ClassLabel)]
+    if len(classes) == 1:
+        return Columns(candidates[0], (classes[0],))
+    raise UserError(f"{have}; needed: a column 'label' with the class of every image, as a number or a name")
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."

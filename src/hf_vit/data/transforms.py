@@ -1,0 +1,175 @@
+"""From Pillow images to `pixel_values`: exactly the saved image processor's numbers, varied in training."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from hf_vit.data.augmentation import AugmentationConfig, Augmenter, random_keys
+from hf_vit.data.images import to_rgb
+from hf_vit.errors import UserError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from transformers import ViTImageProcessor
+
+
+def make_processor(config: Any, **kwargs: Any) -> "ViTImageProcessor":
+    """The image processor that is saved beside a model: resize to the model's size, then scale to [-1, 1].
+
+    Args:
+        config: a model's configuration with `image_size` (px, int or (h, w)) and `num_channels`.
+        **kwargs: of ViTImageProcessor, such as image_mean, image_std, resample.
+
+    Raises:
+        UserError: the model does not take RGB images.
+    """
+    from transformers import ViTImageProcessor
+
+    if config.num_channels != 3:
+        raise UserError(
+            f"the model takes {config.num_channels} channels; images are fed as RGB: build it with 3 channels"
+        )
+    size: Any = config.image_size
+    height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    # do_convert_rgb: its default None crashes on grayscale images once the processor is reloaded.
+    defaults: dict[str, Any] = {
+        "size": {"height": height, "width": width},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "do_convert_rgb": True,
+    }
+    return ViTImageProcessor(**(defaults | kwargs))
+
+
+class EvalTransform:
+    """Batch function for `Dataset.with_transform`: what the image processor makes of the images as RGB.
+
+    Grayscale, palette and RGBA images come out the same when given to the processor directly; 16-bit ones do not (see
+    `to_rgb`), nor does transformers' pipeline look at transparency.
+    """
+
+    # A collator must not mix images that a model is judged by.
+    mixable = False
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+
+    def prepare(self, images: Sequence[Image.Image]) -> list[torch.Tensor]:
+        """[3, H, W] float32 for every image: all there is to do, once and for all."""
+        values: torch.Tensor = self.processor(images=[to_rgb(image) for image in images], return_tensors="pt")[
+            "pixel_values"
+        ]
+        return list(values)
+
+    def finish(self, prepared: Sequence[torch.Tensor], indices: "NDArray[np.uint64]") -> Sequence[torch.Tensor]:
+        """Nothing more."""
+        return prepared
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing: every epoch sees the same."""
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+        values = self.prepare(batch["image"])
+        return {"pixel_values": values, "label": list(batch["label"]), "mixable": [False] * len(values)}
+
+
+class TrainTransform:
+    """Batch function for `Dataset.with_transform`: varied images.
+
+    Without `set_epoch`, the variation is drawn from torch's global generator, as torchvision's own transforms do. With
+    it, it is a function of seed, epoch and image alone (the image's index in `TransformedImages`, its content here).
+
+    Args:
+        processor: gives size, interpolation, scale, mean and standard deviation.
+        augmentation: what to vary.
+        seed: of the variation.
+    """
+
+    mixable = True
+
+    def __init__(self, processor: Any, augmentation: AugmentationConfig | None = None, seed: int = 0) -> None:
+        self.processor = processor
+        self.augmentation = augmentation or AugmentationConfig()
+        self.seed = seed
+        self._augment = Augmenter(self.augmentation, input_size(processor), _interpolation(processor))
+        mean, std = torch.tensor(processor.image_mean), torch.tensor(processor.image_std)
+        scale = float(processor.rescale_factor)
+        # (x * scale - mean) / std, as one product and one sum, per channel [3, 1, 1].
+        self._factor = (scale / std)[:, None, None]
+        self._offset = (-mean / std)[:, None, None]
+        # Shared, so that loader workers that live on see the next epoch too.
+        self._epoch = torch.tensor(-1).share_memory_()
+
+    def set_epoch(self, epoch: int) -> None:
+        """From now on vary as in this epoch."""
+        self._epoch.fill_(epoch)
+
+    def prepare(self, images: Sequence[Image.Image]) -> list[torch.Tensor]:
+        """The part without chance: uint8 [3, H, W], of the model's size unless a random crop is still to come."""
+        rgb = [to_rgb(image) for image in images]
+        if self.augmentation.random_resized_crop is not None:
+            return [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in rgb]
+        resized = self.processor(images=rgb, do_rescale=False, do_normalize=False, return_tensors="pt")
+        return list(resized["pixel_values"])
+
+    def finish(self, prepared: Sequence[torch.Tensor], indices: "NDArray[np.uint64]") -> Sequence[torch.Tensor]:
+        """Vary and scale: float32 [3, H, W] each. `indices` tell the images apart."""
+        epoch = int(self._epoch)
+        if epoch < 0:
+            keys = torch.randint(2**63 - 1, (len(prepared),)).numpy().astype(np.uint64)
+        else:
+            keys = random_keys(self.seed, epoch, indices)
+        pixels = self._augment(prepared, keys)
+        return (pixels * self._factor + self._offset).unbind()
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+        prepared = self.prepare(batch["image"])
+        indices = np.asarray([_content_key(image) for image in prepared], dtype=np.uint64)
+        return {"pixel_values": list(self.finish(prepared, indices)), "label": list(batch["label"])}
+
+
+def eval_transform(processor: Any) -> EvalTransform:
+    """Images as the saved processor makes them; for `Dataset.with_transform`."""
+    return EvalTransform(processor)
+
+
+def train_transform(processor: Any, augmentation: AugmentationConfig | None = None, seed: int = 0) -> TrainTransform:
+    """Varied images; for `Dataset.with_transform` and `transform_split`."""
+    return TrainTransform(processor, augmentation, seed)
+
+
+def image_transforms(
+    processor: Any, augmentation: AugmentationConfig | None = None, seed: int = 0
+) -> tuple[TrainTransform, EvalTransform]:
+    """Both transforms of a model: (training, evaluation)."""
+    return TrainTransform(processor, augmentation, seed), EvalTransform(processor)
+
+
+def input_size(processor: Any) -> tuple[int, int]:
+    """(height, width) px of what the processor makes.
+
+    Raises:
+        UserError: the processor's output has no fixed size.
+    """
+    crop: Any = processor.crop_size if getattr(processor, "do_center_crop", None) else None
+    size: Any = crop or processor.size
+    if not (size.get("height") and size.get("width")):
+        raise UserError(f"the image processor's size is {dict(size)}; needed: a height and a width")
+    return int(size["height"]), int(size["width"])
+
+
+def _content_key(image: torch.Tensor) -> int:
+    """A number that tells images apart: a checksum of about 32x32 of the pixels of [3, H, W]."""
+    rows, columns = (max(1, side // 32) for side in image.shape[1:])
+    return zlib.crc32(image[:, ::rows, ::columns].contiguous().numpy().tobytes())
+
+
+def _interpolation(processor: Any) -> Any:
+    from torchvision.transforms.v2 import InterpolationMode
+
+    name = Image.Resampling(processor.resample).name.lower()
+    return InterpolationMode.NEAREST_EXACT if name == "nearest" else InterpolationMode(name)

@@ -1,0 +1,82 @@
+"""Makers of tiny images, class folders and webdataset shards."""
+
+import io
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+def picture(seed: int, size: tuple[int, int] = (12, 10), mode: str = "RGB") -> Image.Image:
+    """Noise that differs for every seed; size is (width, height) px."""
+    random = np.random.RandomState(seed)
+    return Image.fromarray(random.randint(0, 256, (size[1], size[0], 3), dtype=np.uint8)).convert(mode)
+
+
+def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind)
+    return buffer.getvalue()
+
+
+def make_folder(root: Path, counts: dict[str, int], *, seed: int = 0, suffix: str = ".png") -> Path:
+    """A folder of class folders with `counts` images each."""
+    for position, (label, count) in enumerate(sorted(counts.items())):
+        (root / label).mkdir(parents=True, exist_ok=True)
+        for index in range(count):
+            picture(seed + 1000 * position + index).save(root / label / f"{index:03d}{suffix}", "PNG")
+    return root
+
+
+def make_tar(path: Path, samples: list[dict[str, bytes]]) -> Path:
+    """A webdataset shard: the files of sample i are named 0000i.<key>."""
+    with tarfile.open(path, "w") as tar:
+        for index, sample in enumerate(samples):
+            for key, content in sample.items():
+                info = tarfile.TarInfo(f"{index:05d}.{key}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def make_table(root: Path, *, names: list[str] | None = None, label=lambda name: name):
+    """A class folder as a `datasets` table; without names in plain columns, as other programs write parquet."""
+    from datasets import ClassLabel, Dataset, Features
+    from datasets import Image as ImageFeature
+
+    files = sorted(root.glob("*/*.png"))
+    columns = {
+        "image": [{"bytes": file.read_bytes(), "path": file.name} for file in files],
+        "label": [names.index(file.parent.name) if names else label(file.parent.name) for file in files],
+    }
+    features = Features({"image": ImageFeature(), "label": ClassLabel(names=names)}) if names else None
+    return Dataset.from_dict(columns, features=features)
+
+
+def contents(data, split: str) -> set[tuple[bytes, str]]:
+    """Pixels and class name of every image of a split."""
+    return {(row["image"].convert("RGB").tobytes(), data.label_names[row["label"]]) for row in data.splits[split]}
+
+
+def everything(data) -> set[tuple[bytes, str]]:
+    return set().union(*(contents(data, split) for split in data.splits))
+
+
+@pytest.fixture
+def make():
+    """The makers above: test files cannot import each other."""
+    return SimpleNamespace(picture=picture, encoded=encoded, folder=make_folder, tar=make_tar, table=make_table)
+
+
+@pytest.fixture
+def look():
+    return SimpleNamespace(contents=contents, everything=everything)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """40 images of the classes cat (12), dog (20) and owl (8)."""
+    return make_folder(tmp_path / "pets", {"cat": 12, "dog": 20, "owl": 8})

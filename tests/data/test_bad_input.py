@@ -1,0 +1,227 @@
+"""Bad input is one clear line before any training: what was given, what is needed, the remedy."""
+
+import pytest
+from PIL import Image
+
+from hf_vit.data import check_images, load_data
+from hf_vit.errors import UserError
+
+NAMES = ["cat", "dog", "owl"]
+
+
+def refuses(source, match, **options):
+    def load_and_read():
+        for split in load_data(str(source), **options).splits.values():
+            list(split)
+
+    with pytest.raises(UserError, match=match) as caught:
+        load_and_read()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source", ["./nowhere", "/no/where", "../gone", "~/no/such/place", "a/b/c", "gone.parquet", "d/x.TAR"]
+)
+def test_a_missing_path_is_called_a_path(source):
+    refuses(source, "does not exist; give a folder")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_what_may_be_a_hub_id_names_both_readings(streaming):
+    refuses(
+        "somebody/missing-data",
+        r"'somebody/missing-data' is no existing path, and as a data set of the Hub",
+        streaming=streaming,
+    )
+
+
+def test_an_existing_folder_is_never_taken_for_a_hub_id(tmp_path, make, monkeypatch):
+    make.folder(tmp_path / "user" / "name", {"a": 5, "b": 5})
+    monkeypatch.chdir(tmp_path)
+    assert load_data("user/name").name == "name"
+
+
+def test_empty_folder(tmp_path):
+    refuses(tmp_path, "holds no files; needed: one folder of images a class")
+
+
+def test_folder_without_images(tmp_path):
+    (tmp_path / "a").mkdir()
+    for name in ("a/1.txt", "a/2.txt", "notes.CSV"):
+        (tmp_path / name).write_text("x")
+    refuses(tmp_path, r"holds no images \(found: 2 .txt, 1 .csv\)")
+
+
+def test_images_without_class_folders(tmp_path, make):
+    make.picture(0).save(tmp_path / "x.png")
+    refuses(tmp_path, "images such as 'x.png' but no class folders; put the images of every class into a folder")
+
+
+def test_split_folder_without_class_folders(tmp_path, make):
+    make.folder(tmp_path / "train", {"a": 4, "b": 4})
+    (tmp_path / "test").mkdir()
+    make.picture(0).save(tmp_path / "test" / "x.png")
+    refuses(tmp_path, "test' holds images such as 'x.png' but no class folders")
+
+
+def test_split_folders_beside_others(tmp_path, make):
+    make.folder(tmp_path / "train", {"a": 4, "b": 4})
+    make.folder(tmp_path / "spare", {"a": 4})
+    refuses(tmp_path, "split folder 'train' beside 'spare', which is none")
+
+
+def test_empty_class_folder(folder):
+    (folder / "newt").mkdir()
+    refuses(folder, "class folder '.*pets/newt' holds no images; add some or remove the folder")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_class_with_one_image(folder, make, streaming):
+    make.folder(folder, {"newt": 1}, seed=70)
+    refuses(folder, "class 'newt' has 1 image; to cut validation and test", streaming=streaming)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_only_one_class(tmp_path, make, streaming):
+    make.folder(tmp_path, {"cat": 9})
+    refuses(tmp_path, r"images of one class only \(cat\); a classifier needs at least two", streaming=streaming)
+
+
+def test_a_class_of_test_that_train_lacks(tmp_path, make):
+    make.folder(tmp_path / "train", {"a": 4, "b": 4})
+    make.folder(tmp_path / "test", {"a": 4, "c": 4})
+    refuses(tmp_path, "class 'c' of .* is in test but not in train")
+
+
+@pytest.mark.parametrize("label", [7, -1, None])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_labels_outside_the_classes(folder, tmp_path, label, streaming, make):
+    names = NAMES
+    table = make.table(folder, names=names)
+    labels = [label if row == 17 else value for row, value in enumerate(table["label"])]
+    wrong = table.remove_columns("label").add_column("label", labels)
+    wrong = wrong.cast_column("label", table.features["label"]) if label != 7 else wrong
+    import pyarrow.parquet
+
+    # As a program other than datasets may write it: a label beyond the names in the schema.
+    arrow = wrong.data.table.replace_schema_metadata(table.data.table.schema.metadata)
+    pyarrow.parquet.write_table(arrow, tmp_path / "pets.parquet")
+    refuses(
+        tmp_path / "pets.parquet", r"(the label (7|-1)|no label), which is outside the 3 classes", streaming=streaming
+    )
+
+
+def test_a_label_in_test_that_train_lacks(folder, tmp_path, make):
+    (tmp_path / "d").mkdir()
+    make.table(folder).to_parquet(str(tmp_path / "d" / "train.parquet"))
+    make.table(folder, label=lambda name: "yak").to_parquet(str(tmp_path / "d" / "test.parquet"))
+    refuses(
+        tmp_path / "d", r"image 0 of split test has the label 'yak', which is outside the 3 classes \(cat, dog, owl\)"
+    )
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_labels_that_are_no_classes(folder, tmp_path, streaming, make):
+    make.table(folder, label=lambda name: 0.5 + len(name)).to_parquet(str(tmp_path / "f.parquet"))
+    refuses(tmp_path / "f.parquet", "are of type float; needed: whole numbers or names", streaming=streaming)
+    make.table(folder, label=lambda name: NAMES.index(name) - 1).to_parquet(str(tmp_path / "n.parquet"))
+    refuses(tmp_path / "n.parquet", "has the label -1; classes are numbered from 0", streaming=streaming)
+
+
+def test_missing_columns(folder, tmp_path, make):
+    table = make.table(folder)
+    table.remove_columns("label").to_parquet(str(tmp_path / "l.parquet"))
+    refuses(tmp_path / "l.parquet", "has the columns image; needed: a column 'label'")
+    table.remove_columns("image").to_parquet(str(tmp_path / "i.parquet"))
+    refuses(tmp_path / "i.parquet", "has the columns label; needed: one column of images")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", ["x.parquet", "x.tar"])
+def test_files_that_are_not_what_their_names_say(tmp_path, name, streaming):
+    (tmp_path / name).write_bytes(b"neither parquet nor tar" * 100)
+    refuses(tmp_path / name, r"'x\.\w+' cannot be read as (parquet|webdataset)", streaming=streaming)
+
+
+def test_other_files(tmp_path):
+    (tmp_path / "x.zip").write_bytes(b"PK")
+    refuses(tmp_path / "x.zip", "is no data set file; needed: .parquet files")
+    refuses(tmp_path / "*.jpg", "no file matches")
+
+
+def test_nothing():
+    refuses("", "no data given")
+
+
+def test_image_size_must_be_positive():
+    with pytest.raises(UserError, match="both sides must be at least 1 px"):
+        load_data("digits", image_size=(0, 8))
+
+
+# ---- bad images
+
+
+def spoil(folder):
+    """Three ways to be bad: no image at all, cut short, empty."""
+    (folder / "cat" / "000.png").write_bytes(b"GIF, or so")
+    whole = (folder / "dog" / "001.png").read_bytes()
+    (folder / "dog" / "001.png").write_bytes(whole[: len(whole) // 2])
+    (folder / "dog" / "002.png").write_bytes(b"")
+
+
+def test_a_corrupt_image_is_named(folder):
+    spoil(folder)
+    refuses(
+        folder, r"image '.*cat/000.png' is not an image.* \(2 more bad images\); replace or remove it, or pass skip"
+    )
+
+
+@pytest.mark.parametrize("name", ["cat/000.png", "dog/001.png", "dog/002.png"])
+def test_every_kind_of_corrupt_image_is_found_while_streaming(folder, name):
+    spoil(folder)
+    for other in {"cat/000.png", "dog/001.png", "dog/002.png"} - {name}:
+        (folder / other).unlink()
+    refuses(folder, rf"image '.*{name}' is .*skip_bad_images", streaming=True)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_bad_images_can_be_skipped_and_are_counted(folder, streaming, look):
+    spoil(folder)
+    data = load_data(str(folder), skip_bad_images=True, streaming=streaming)
+    assert len(look.everything(data)) == 37
+    assert sorted(data.skipped) == ["cat/000.png", "dog/001.png", "dog/002.png"]
+
+
+def test_skipping_all_images_of_a_split_is_refused(folder):
+    for file in folder.glob("*/*.png"):
+        file.write_bytes(b"broken")
+    refuses(folder, "split train has no usable image left: image '.*' is not an image", skip_bad_images=True)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_images_smaller_than_a_patch(folder, make, streaming, look):
+    make.picture(500, size=(9, 30)).save(folder / "owl" / "narrow.png")
+    data = load_data(str(folder), streaming=streaming)
+    assert len(look.everything(check_images(data, (10, 9)))) == 41
+    with pytest.raises(UserError, match=r"'.*owl/narrow.png' is 30x9 px, smaller than one patch of 10x10 px"):
+        look.everything(check_images(data, 10))
+    kept = check_images(data, 10, skip_bad_images=True)
+    assert len(look.everything(kept)) == 40
+    assert kept.skipped == ["owl/narrow.png"]
+    if not streaming:
+        assert kept.fingerprint != data.fingerprint
+        assert check_images(data, 9) is data, "nothing is copied when nothing changes"
+
+
+def test_size_is_counted_upright(folder, make):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    make.picture(500, size=(40, 11)).save(folder / "owl" / "turned.png", exif=exif)
+    data = load_data(str(folder))
+    sizes = {seen.name.rsplit("/", 1)[-1]: (seen.height, seen.width) for split in data.seen.values() for seen in split}
+    assert sizes["turned.png"] == (40, 11)
+
+
+def test_an_image_of_a_mode_that_cannot_be_converted_is_bad(folder):
+    Image.new("LAB", (12, 12)).save(folder / "owl" / "lab.tif")
+    refuses(folder, r"image '.*lab.tif': images of mode LAB cannot be converted")
