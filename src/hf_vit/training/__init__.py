@@ -1,0 +1,28 @@
+"""Training as the papers did it: recipes as data, `HfViTTrainer`, and `finetune`, the main job."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_vit.training.finetuning import FinetuneOptions, FinetuneResult, finetune
+    from hf_vit.training.recipes import RECIPES, Recipe, find_recipe
+    from hf_vit.training.trainer import HfViTTrainer
+
+# Name -> module: transformers' Trainer alone takes seconds to import.
+_LAZY = {
+    "RECIPES": "recipes",
+    "FinetuneOptions": "finetuning",
+    "FinetuneResult": "finetuning",
+    "HfViTTrainer": "trainer",
+    "Recipe": "recipes",
+    "find_recipe": "recipes",
+    "finetune": "finetuning",
+}
+
+__all__ = ["RECIPES", "FinetuneOptions", "FinetuneResult", "HfViTTrainer", "Recipe", "find_recipe", "finetune"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"hf_vit.training.{_LAZY[name]}"), name)
+    raise AttributeError(f"module 'hf_vit.training' has no attribute '{name}'")

@@ -1,0 +1,361 @@
+"""The main job: train an image classifier on labelled images, judge it once on the test split, save it with facts."""
+
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from hf_vit.errors import UserError
+from hf_vit.training.recipes import Recipe, find_recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from hf_vit.data import ImageData
+    from hf_vit.evaluation import ClassificationResult
+    from hf_vit.training.model_source import ModelSource
+
+Precision = Literal["auto", "fp32", "bf16"]
+# The split of data that comes without validation or test is part of the data, not of a run: every seed of a training,
+# and a later `hf-vit evaluate`, has the same test images.
+SPLIT_SEED = 0
+_LARGEST_MICRO_BATCH = 128
+_BF16_FROM_WIDTH = 128
+
+
+@dataclass(frozen=True)
+class FinetuneOptions:
+    """How to run a recipe; nothing here is meant to change what is learnt, but for the seed.
+
+    Attributes:
+        image_size: (height, width) px; None takes the recipe's, else the model's. Learned positions are resampled.
+        micro_batch_size: images a forward pass; gradients are accumulated exactly up to the recipe's batch size. None
+            chooses the largest divisor of it up to 128.
+        precision: "bf16" computes in bfloat16 (weights stay float32); "auto" does where it pays.
+        seed: of weights, order, augmentation and dropout.
+        num_workers: processes that prepare images; 0 prepares them in this one.
+        streaming: read the data while training; needs a recipe with `steps`, or data that tell their size.
+        skip_bad_images: leave out unreadable images instead of stopping.
+        resume: go on from the last complete checkpoint in the output folder.
+        keep_checkpoints: keep OUTPUT/checkpoints when the run is complete.
+        device: torch device; by default a GPU where there is one.
+    """
+
+    image_size: tuple[int, int] | None = None
+    micro_batch_size: int | None = None
+    precision: Precision = "auto"
+    seed: int = 0
+    num_workers: int = 0
+    streaming: bool = False
+    skip_bad_images: bool = False
+    resume: bool = False
+    keep_checkpoints: bool = False
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.micro_batch_size is not None and self.micro_batch_size < 1:
+            raise UserError(f"micro batch size {self.micro_batch_size} must be at least 1")
+        if self.precision not in ("auto", "fp32", "bf16"):
+            raise UserError(f"precision '{self.precision}' is unknown; choose auto, fp32 or bf16")
+        if self.image_size is not None and min(self.image_size) < 1:
+            raise UserError(f"image size {self.image_size[0]}x{self.image_size[1]} px must be at least 1x1")
+        if self.num_workers < 0 or self.seed < 0:
+            raise UserError(f"seed ({self.seed}) and number of workers ({self.num_workers}) cannot be negative")
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """A finished training.
+
+    Attributes:
+        folder: holds model, processor, facts.json, learning_curve.png and README.md.
+        model: the best checkpoint by validation accuracy, in evaluation mode.
+        processor: its image processor.
+        validation: accuracy and loss of that checkpoint on the validation split.
+        test: measured once, on the untouched test split.
+        steps, best_step: optimizer steps done, and the one the best checkpoint was taken after.
+        seconds: spent training, evaluations and checkpoints included.
+        history: the Trainer's log, one entry a logging or evaluation.
+    """
+
+    folder: Path
+    model: "PreTrainedModel"
+    processor: Any
+    recipe: Recipe
+    validation: dict[str, float]
+    test: "ClassificationResult"
+    steps: int
+    best_step: int
+    seconds: float
+    history: list[dict[str, Any]] = field(repr=False)
+
+
+@dataclass
+class Run:
+    """Everything decided before the first step."""
+
+    recipe: Recipe
+    options: FinetuneOptions
+    output: Path
+    data: "ImageData"
+    source: "ModelSource"
+    model: Any
+    processor: Any
+    steps: int
+    micro_batch_size: int
+    bf16: bool
+    checkpoint: Path | None
+    command: str | Sequence[str] | None
+
+    @property
+    def work(self) -> Path:
+        """Where checkpoints are."""
+        return work_folder(self.output)
+
+
+def work_folder(output: Path) -> Path:
+    """OUTPUT/checkpoints, as an absolute path: checkpoints remember where the best one is."""
+    from hf_vit.training.checkpoints import WORK_FOLDER
+
+    return output.absolute() / WORK_FOLDER
+
+
+def finetune(
+    model: str,
+    data: str,
+    output: str | Path,
+    *,
+    recipe: str | Recipe = "default-small",
+    options: FinetuneOptions | None = None,
+    command: str | Sequence[str] | None = None,
+    report: Callable[[str], None] | None = None,
+    **overrides: Any,
+) -> FinetuneResult:
+    """Fine-tune a checkpoint, or train a variant from scratch, and leave a complete model folder.
+
+    Bad input raises before any training. A killed run leaves its last complete checkpoint in OUTPUT/checkpoints, and
+    with `resume` goes on to the numbers that it would have had.
+
+    Args:
+        model: a folder, a variant such as "S/16" or "Ti/4" (fresh weights), or a Hub id.
+        data: see `hf_vit.data.load_data`.
+        output: a new or empty folder, or with `resume` that of the run.
+        recipe: a name of `RECIPES`, or a recipe.
+        options: how to run it.
+        command: what was typed, for the facts.
+        report: is told what is being done, a line at a time.
+        **overrides: values of the recipe or its augmentation; None changes nothing.
+
+    Raises:
+        UserError: bad input, a full disk, too little memory, or a loss that is not a number.
+    """
+    say = report or (lambda line: None)
+    options = options or FinetuneOptions()
+    chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(**overrides)
+    run = prepare(model, data, Path(output), chosen, options, command, say)
+    from hf_vit.training.completion import complete
+    from hf_vit.training.running import train
+
+    trainer, seconds = train(run, say)
+    return complete(run, trainer, seconds, say)
+
+
+def prepare(
+    model: str,
+    data: str,
+    output: Path,
+    recipe: Recipe,
+    options: FinetuneOptions,
+    command: str | Sequence[str] | None,
+    say: Callable[[str], None],
+) -> Run:
+    """Check everything that can be wrong, cheapest first, and build the model."""
+    from hf_vit.data import check_images, load_data
+    from hf_vit.models.configuration_hf_vit import as_pair
+    from hf_vit.training.model_source import build_classifier, build_processor, find_model
+
+    micro = micro_batch_size(recipe.batch_size, options.micro_batch_size)
+    checkpoint = open_output(output, options.resume, say)
+    source = find_model(model)
+    size = options.image_size or recipe.image_size or as_pair(source.config.image_size)
+    images = load_data(
+        data,
+        streaming=options.streaming,
+        skip_bad_images=options.skip_bad_images,
+        image_size=size,
+        seed=SPLIT_SEED,
+    )
+    images = check_images(images, source.config.patch_stride, options.skip_bad_images)
+    for note in images.notes:
+        say(f"note: {note}")
+    if images.skipped:
+        say(f"left out {len(images.skipped)} unreadable images")
+    for split in ("train", "validation", "test"):
+        images.split(split)
+    classifier = build_classifier(
+        source, images.label_names, image_size=size, dropout=recipe.dropout, drop_path=recipe.drop_path
+    )
+    processor = build_processor(source, cast(Any, classifier.config))
+    steps = total_steps(recipe, images.num_examples("train"))
+    run = Run(recipe, options, output, images, source, classifier, processor, steps, micro, False, checkpoint, command)
+    run.bf16 = use_bf16(options, classifier)
+    check_disk(run)
+    enter_run(run)
+    say(describe(run))
+    return run
+
+
+def open_output(output: Path, resume: bool, say: Callable[[str], None]) -> Path | None:
+    """Make sure that the output folder is free, or holds a run to be resumed.
+
+    Returns:
+        The checkpoint to go on from; None to start.
+
+    Raises:
+        UserError: it holds something else, or is no folder.
+    """
+    from hf_vit.training.checkpoints import RUN_NAME, last_complete, remove_incomplete
+
+    if output.exists() and not output.is_dir():
+        raise UserError(f"the output {output} is a file; choose a new or empty folder")
+    inside = sorted(path.name for path in output.iterdir()) if output.exists() else []
+    work = work_folder(output)
+    if not inside:
+        if resume:
+            say(f"{output} holds no run to resume; it is started anew")
+        return None
+    if not (work / RUN_NAME).is_file():
+        finished = {"config.json", "facts.json"} <= set(inside)
+        held = "a finished model" if finished else f"something else ({', '.join(inside[:3])})"
+        raise UserError(f"the output folder {output} holds {held}; choose a new or empty one")
+    if not resume:
+        raise UserError(f"{output} holds an unfinished run; go on with --resume, or delete the folder")
+    for name in remove_incomplete(work):
+        say(f"removed {name}, which was not written to its end")
+    checkpoint = last_complete(work)
+    say(f"going on from {checkpoint.name}" if checkpoint else "no checkpoint is complete yet: starting from step 0")
+    return checkpoint
+
+
+def micro_batch_size(batch_size: int, asked: int | None) -> int:
+    """Images a forward pass.
+
+    Raises:
+        UserError: the asked number does not divide the batch.
+    """
+    if asked is None:
+        return next(size for size in range(min(batch_size, _LARGEST_MICRO_BATCH), 0, -1) if batch_size % size == 0)
+    if batch_size % asked:
+        raise UserError(f"micro batch size {asked} does not divide the batch size {batch_size}; choose a divisor of it")
+    return asked
+
+
+def total_steps(recipe: Recipe, images: int | None) -> int:
+    """Optimizer steps of a recipe.
+
+    Raises:
+        UserError: epochs of a stream whose length is unknown.
+    """
+    if recipe.steps is not None:
+        return recipe.steps
+    assert recipe.epochs is not None
+    if images is None:
+        raise UserError("the length of this stream is unknown, so epochs cannot be counted; give --steps instead")
+    return max(1, math.ceil(recipe.epochs * math.ceil(images / recipe.batch_size)))
+
+
+def use_bf16(options: FinetuneOptions, model: Any) -> bool:
+    """Whether to compute in bfloat16.
+
+    Raises:
+        UserError: bf16 was asked for and the GPU has none.
+    """
+    import torch
+
+    from hf_vit.evaluation.loading import pick_device
+
+    device = pick_device(options.device)
+    if options.precision == "fp32":
+        return False
+    if device.type == "cuda":
+        if options.precision == "bf16" and not torch.cuda.is_bf16_supported():
+            raise UserError("this GPU cannot compute in bf16; use --precision fp32")
+        return torch.cuda.is_bf16_supported()
+    if options.precision == "bf16":
+        return True
+    # CPUs without matrix units are slower in bf16, and narrow models lose more by casts than products gain.
+    return bool(_cpu_capabilities().get("amx_bf16")) and model.config.hidden_size >= _BF16_FROM_WIDTH
+
+
+def _cpu_capabilities() -> Mapping[str, Any]:
+    import torch
+
+    # Not in torch 2.11, the oldest supported.
+    read = getattr(torch.cpu, "get_capabilities", None)
+    return read() if read is not None else {}
+
+
+def check_disk(run: Run) -> None:
+    """Raise before training if the disk has no room for the finished model and three checkpoints (one being written).
+
+    Raises:
+        UserError: see `need_space`.
+    """
+    from hf_vit.training.checkpoints import need_space
+
+    weights = sum(parameter.numel() * 4 for parameter in run.model.parameters())
+    state = weights * {"adamw": 2, "sgd": 1}[run.recipe.optimizer]
+    # 16 MiB for processor, code, pictures and the files' own overhead.
+    need_space(run.output, weights + 3 * (weights + state) + (16 << 20))
+
+
+def enter_run(run: Run) -> None:
+    """Record how the run is started, or make sure that it is resumed with the same settings."""
+    from hf_vit.training.checkpoints import read_run, refuse_other_settings, write_run
+
+    settings = {
+        **{name: value for name, value in run.recipe.settings().items() if name not in ("name", "source")},
+        "model": run.source.name if run.source.checkpoint is None else Path(run.source.name).name,
+        "data": f"{run.data.name} {run.data.fingerprint}",
+        "image_size": list(_pair(run.model.config.image_size)),
+        "micro_batch_size": run.micro_batch_size,
+        "total_steps": run.steps,
+        "bf16": run.bf16,
+        "seed": run.options.seed,
+        "streaming": run.options.streaming,
+    }
+    if run.options.streaming:
+        settings["num_workers"] = run.options.num_workers
+    started = read_run(run.work)
+    if started is None:
+        write_run(run.work, settings)
+    else:
+        refuse_other_settings(started, settings, run.output)
+
+
+def describe(run: Run) -> str:
+    """What is about to be trained, in one line."""
+    config = run.model.config
+    height, width = _pair(config.image_size)
+    parameters = sum(parameter.numel() for parameter in run.model.parameters())
+    images = run.data.num_examples("train")
+    return (
+        f"{run.source.name} ({parameters:,} parameters, {height}x{width} px) on {run.data.name}: "
+        f"{'a stream' if images is None else f'{images:,} images'} of {len(run.data.label_names)} classes, "
+        f"recipe {run.recipe.name}, {run.steps:,} steps of {run.recipe.batch_size} images in "
+        f"{'bf16' if run.bf16 else 'fp32'}"
+    )
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    from hf_vit.models.configuration_hf_vit import as_pair
+
+    return as_pair(value)
+
+
+def remove_work(run: Run) -> None:
+    """Delete the checkpoints, unless they are to be kept."""
+    if not run.options.keep_checkpoints:
+        shutil.rmtree(run.work)

@@ -1,0 +1,172 @@
+"""Where a training starts from: a named variant with fresh weights, or a checkpoint whose head is replaced."""
+
+import json
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel, ViTImageProcessor
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import logging as transformers_logging
+
+from hf_vit.errors import UserError
+from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
+from hf_vit.variants import variant_config
+
+_VARIANT_LIKE = re.compile(r"[^/\\.]+/\d+")
+_HEADS = ("classifier", "distillation_classifier")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """What the name after `--model` stands for.
+
+    Attributes:
+        name: as given.
+        config: of the variant or the checkpoint, before the data's classes are known.
+        checkpoint: folder or Hub id to read weights from; None for a variant.
+    """
+
+    name: str
+    config: HfViTBaseConfig
+    checkpoint: str | None
+
+
+def find_model(name: str) -> ModelSource:
+    """Find out what a name stands for: an existing folder first, then a variant ("S/16"), then a Hub id.
+
+    Raises:
+        UserError: none of the three, or a checkpoint of another architecture.
+    """
+    path = Path(name).expanduser()
+    if path.exists():
+        if not (path / "config.json").is_file():
+            raise UserError(f"{name} holds no model (no config.json); give the folder of a saved model, or a variant")
+        return ModelSource(name, _stored_config(str(path), name), str(path))
+    if _VARIANT_LIKE.fullmatch(name) or "/" not in name:
+        return ModelSource(name, variant_config(name), None)
+    return ModelSource(name, _stored_config(name, name), name)
+
+
+def build_classifier(
+    source: ModelSource,
+    label_names: Sequence[str],
+    *,
+    image_size: tuple[int, int] | None = None,
+    dropout: float | None = None,
+    drop_path: float | None = None,
+) -> PreTrainedModel:
+    """A classifier in float32 with a new zero head for these classes (arXiv 2010.11929, section 3.2).
+
+    As there, a representation layer before the old head is dropped together with it, and learned positions are
+    resampled where `image_size` differs from the checkpoint's.
+
+    Args:
+        source: from `find_model`.
+        label_names: the classes, in the order of their numbers.
+        image_size: (height, width) in px; None keeps the source's.
+        dropout, drop_path: rates; None keeps the source's.
+
+    Raises:
+        UserError: a value does not fit the model, or the checkpoint's weights do not.
+    """
+    changes: dict[str, Any] = {
+        "id2label": dict(enumerate(label_names)),
+        "label2id": {name: index for index, name in enumerate(label_names)},
+        "representation_size": None,
+        "problem_type": None,
+    }
+    for field, value in (("hidden_dropout_prob", dropout), ("drop_path_rate", drop_path)):
+        if value is not None:
+            changes[field] = value
+    side = None if image_size is None else image_size[0] if image_size[0] == image_size[1] else image_size
+    try:
+        if source.checkpoint is None:
+            sizes = {} if side is None else {"image_size": side}
+            config = type(source.config).from_dict({**source.config.to_dict(), **changes, **sizes})
+            return cast(PreTrainedModel, AutoModelForImageClassification.from_config(config, dtype=torch.float32))
+        config = type(source.config).from_dict({**source.config.to_dict(), **changes})
+        return _load(source, config, side)
+    except StrictDataclassError as error:
+        raise UserError(f"{source.name}: {_plain(error)}") from error
+
+
+def build_processor(source: ModelSource, config: HfViTBaseConfig) -> Any:
+    """The checkpoint's image processor at the model's size; the original's (pixels in [-1, 1]) for a variant."""
+    from hf_vit.data import make_processor
+
+    if source.checkpoint is None:
+        return make_processor(config)
+    try:
+        stored = ViTImageProcessor.get_image_processor_dict(source.checkpoint)[0]
+    except OSError:
+        return make_processor(config)
+    known = {name: stored[name] for name in ("image_mean", "image_std", "resample") if stored.get(name) is not None}
+    return make_processor(config, **known)
+
+
+def _stored_config(location: str, name: str) -> HfViTBaseConfig:
+    import hf_vit as _  # registers the families  # noqa: F401
+
+    try:
+        stored: dict[str, Any] = PreTrainedConfig.get_config_dict(location)[0]
+    except (OSError, ValueError, HFValidationError, HfHubHTTPError) as error:
+        raise UserError(
+            f"'{name}' is no folder, and no such model can be read from the Hub ({_plain(error)}); check the name, or "
+            "start from a variant such as S/16"
+        ) from error
+    kind = stored.get("model_type")
+    ours = sorted(name for name in CONFIG_MAPPING if issubclass(CONFIG_MAPPING[name], HfViTBaseConfig))
+    if kind not in ours:
+        raise UserError(
+            f"{name} is a checkpoint of another architecture ('{kind or 'unknown'}'); a training starts from "
+            f"{', '.join(ours)}: convert it first (hf-vit convert), or start from a variant such as S/16"
+        )
+    try:
+        return cast(HfViTBaseConfig, CONFIG_MAPPING[kind].from_dict(stored))
+    except (StrictDataclassError, TypeError) as error:
+        raise UserError(f"the config.json of {name} is not usable: {_plain(error)}") from error
+
+
+def _load(source: ModelSource, config: HfViTBaseConfig, image_size: Any) -> PreTrainedModel:
+    sizes = {} if image_size is None else {"image_size": image_size}
+    verbosity = transformers_logging.get_verbosity()
+    # Its report would tell of the head that is replaced on purpose; what else does not fit is raised below.
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    try:
+        model, report = AutoModelForImageClassification.from_pretrained(
+            str(source.checkpoint),
+            config=config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **sizes,
+        )
+    except (OSError, RuntimeError, SafetensorError, EOFError, json.JSONDecodeError) as error:
+        raise UserError(f"the weights of {source.name} cannot be loaded: {_plain(error)}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    mismatched = {key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]}
+    wrong = sorted(key for key in {*report["missing_keys"], *mismatched} if not key.startswith(_HEADS))
+    if wrong:
+        shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        raise UserError(f"the weights of {source.name} lack or do not fit {shown}; save the checkpoint again")
+    for name in _HEADS:
+        head = getattr(model, name, None)
+        if isinstance(head, nn.Linear):
+            nn.init.zeros_(head.weight)
+            nn.init.zeros_(head.bias)
+    return cast(PreTrainedModel, model)
+
+
+def _plain(error: BaseException) -> str:
+    """The telling line of an error: a strict config names the field first and the reason last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if isinstance(error, StrictDataclassError) else lines[0]) if lines else type(error).__name__

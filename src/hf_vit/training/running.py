@@ -1,0 +1,189 @@
+"""The training itself: a prepared `Run` through `HfViTTrainer`, and its failures in one line each."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from transformers import EarlyStoppingCallback, EvalPrediction, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import TrainerState
+
+from hf_vit.data import ImageCollator, eval_transform, train_transform, transform_split
+from hf_vit.errors import UserError
+from hf_vit.evaluation.loading import pick_device
+from hf_vit.training.checkpoints import (
+    find_best,
+    has_ended,
+    is_full_disk,
+    last_complete,
+    read_state,
+    remove_incomplete,
+)
+from hf_vit.training.finetuning import Run
+from hf_vit.training.progress import Clock, LiveProgress
+from hf_vit.training.trainer import HfViTTrainer
+
+_Kind = TypeVar("_Kind", bound=TrainerCallback)
+_SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
+# What remains between two checkpoints of equal accuracy; below the smallest difference of accuracies.
+_LOSS_WEIGHT = 1e-6
+
+
+def train(run: Run, say: Callable[[str], None]) -> tuple[HfViTTrainer, float]:
+    """Train a run to its end, from its checkpoint if it has one.
+
+    Returns:
+        The trainer with the best checkpoint's weights in its model, and the seconds spent training in all sessions.
+
+    Raises:
+        UserError: a full disk, too little memory, a loss that is not a number.
+    """
+    trainer = build_trainer(run)
+    with _explained(run, trainer):
+        if run.checkpoint is None:
+            trainer.train()
+        else:
+            find_best(run.checkpoint)
+            if has_ended(run.checkpoint):
+                say("the training itself had ended")
+                _take_up(trainer, run)
+            else:
+                trainer.train(resume_from_checkpoint=str(run.checkpoint))
+    return trainer, next(clock for clock in _callbacks(trainer, Clock)).seconds
+
+
+def build_trainer(run: Run) -> HfViTTrainer:
+    """The trainer of a run, ready to go."""
+    recipe, seed = run.recipe, run.options.seed
+    training = train_transform(run.processor, recipe.augmentation, seed)
+    augmentation = recipe.augmentation
+    callbacks: list[Any] = [Clock()]
+    if recipe.patience is not None:
+        callbacks.append(EarlyStoppingCallback(recipe.patience))
+    if run.bf16 and pick_device(run.options.device).type == "cpu":
+        # torch's fused attention is slow backwards on CPUs under autocast (2.5 times the whole step, measured).
+        run.model.set_attn_implementation("eager")
+    return HfViTTrainer(
+        model=run.model,
+        args=training_arguments(run),
+        train_dataset=cast(Any, transform_split(run.data, "train", training, seed=seed)),
+        eval_dataset=cast(Any, transform_split(run.data, "validation", eval_transform(run.processor))),
+        data_collator=ImageCollator(
+            len(run.data.label_names), augmentation.mixup_alpha, augmentation.cutmix_alpha, seed=seed
+        ),
+        processing_class=run.processor,
+        compute_metrics=compute_metrics,
+        preprocess_logits_for_metrics=summarize_logits,
+        optimizer_cls_and_kwargs=optimizer_of(run),
+        callbacks=callbacks,
+    )
+
+
+def training_arguments(run: Run) -> TrainingArguments:
+    """A recipe in the words of transformers' Trainer."""
+    recipe, options = run.recipe, run.options
+    interval = max(1, -(-run.steps // recipe.evaluations))
+    arguments = TrainingArguments(
+        output_dir=str(run.work),
+        max_steps=run.steps,
+        per_device_train_batch_size=run.micro_batch_size,
+        per_device_eval_batch_size=run.micro_batch_size,
+        gradient_accumulation_steps=recipe.batch_size // run.micro_batch_size,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type=_SCHEDULES[recipe.schedule],
+        warmup_steps=recipe.warmup,
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.clip,
+        label_smoothing_factor=recipe.label_smoothing,
+        bf16=run.bf16,
+        use_cpu=pick_device(options.device).type == "cpu",
+        eval_strategy="steps",
+        save_strategy="steps",
+        logging_strategy="steps",
+        eval_steps=interval,
+        save_steps=interval,
+        logging_steps=interval,
+        save_total_limit=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="score",
+        greater_is_better=True,
+        restore_callback_states_from_checkpoint=True,
+        logging_nan_inf_filter=False,
+        remove_unused_columns=False,
+        dataloader_num_workers=options.num_workers,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        seed=options.seed,
+        report_to="none",
+    )
+    # Several visible GPUs would silently multiply the batch (DataParallel); torchrun is the way to use them.
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1  # pyright: ignore[reportPrivateUsage]
+    return arguments
+
+
+def optimizer_of(run: Run) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """Class and settings of a recipe's optimizer; weight decay comes with the parameter groups."""
+    recipe = run.recipe
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD, {"lr": recipe.learning_rate, "momentum": recipe.momentum}
+    settings = {"lr": recipe.learning_rate, "betas": (recipe.beta1, recipe.beta2), "eps": 1e-8, "fused": True}
+    return torch.optim.AdamW, settings
+
+
+def summarize_logits(logits: Any, labels: torch.Tensor) -> torch.Tensor:
+    """What the metrics need of logits [B, K]: [B, 2], whether the first guess is right, and the log-likelihood."""
+    first: torch.Tensor = logits[0] if isinstance(logits, tuple) else logits
+    right = (first.argmax(-1) == labels).float()
+    return torch.stack([right, F.cross_entropy(first.float(), labels, reduction="none")], dim=-1)
+
+
+def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """Accuracy, and the score by which the best checkpoint is chosen: accuracy first, then the smaller loss."""
+    right, loss = np.asarray(prediction.predictions).T
+    accuracy = float(right.mean())
+    return {"accuracy": accuracy, "score": accuracy - _LOSS_WEIGHT * float(loss.mean())}
+
+
+def _take_up(trainer: HfViTTrainer, run: Run) -> None:
+    """The state of a training that had ended: its log, its clock and its best weights."""
+    assert run.checkpoint is not None
+    state = read_state(run.checkpoint)
+    trainer.state = TrainerState(**state)
+    clock = (state.get("stateful_callbacks") or {}).get("Clock")
+    if clock:
+        for callback in _callbacks(trainer, Clock):
+            callback.earlier = float(clock["attributes"]["earlier"])
+    best = state.get("best_model_checkpoint") or str(run.checkpoint)
+    trainer.model = type(run.model).from_pretrained(best, dtype=torch.float32).to(trainer.args.device)
+
+
+def _callbacks(trainer: HfViTTrainer, kind: type[_Kind]) -> list[_Kind]:
+    return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, kind)]
+
+
+@contextmanager
+def _explained(run: Run, trainer: HfViTTrainer) -> Generator[None]:
+    """Turn what can befall a training into one line that says how to go on."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"the device has too little memory for {run.micro_batch_size} images at once; choose a smaller "
+            f"--micro-batch-size than {run.micro_batch_size} (the result stays the same), or smaller images"
+        ) from error
+    except UserError as error:
+        # From a loader's worker it arrives wrapped in the worker's traceback.
+        raise UserError(str(error).rpartition("UserError: ")[2].strip()) from error
+    except Exception as error:
+        if not is_full_disk(error):
+            raise
+        with suppress(OSError):
+            remove_incomplete(run.work)
+        kept = last_complete(run.work)
+        rest = f"{kept.name} is complete: free space, then go on with --resume" if kept else "nothing was kept"
+        raise UserError(f"the disk of {run.output} is full; {rest}") from error
+    finally:
+        for progress in _callbacks(trainer, LiveProgress):
+            progress.close()

@@ -1,0 +1,137 @@
+"""transformers' Trainer with what image classifiers need: decay groups, soft labels, exact resuming, no pickles."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import PrinterCallback, ProgressCallback, Trainer
+from transformers.trainer import TRAINING_ARGS_NAME
+
+from hf_vit.errors import UserError
+from hf_vit.training.progress import LiveProgress
+from hf_vit.training.sampling import EpochSampler, SeededDataset, SeededStream, StreamCollator, as_is
+
+
+class HfViTTrainer(Trainer):
+    """A `Trainer` for image classifiers. Use it as transformers' own; what differs:
+
+    - No weight decay on biases, norms, tokens, position tables, LayerScale or probes: only on matrices and kernels.
+    - Labels may be class indices [B] or probabilities [B, K] (mixup, cutmix); `label_smoothing_factor` goes with both,
+      and shapes the training loss only: `eval_loss` is the plain cross-entropy.
+    - Order, augmentation and mixing of the images depend on (seed, epoch, position) alone (see `sampling`), so that a
+      resumed training repeats an unbroken one step by step.
+    - A loss that is not a number stops the training with step, learning rate and remedy, before it spoils the weights.
+    - `save_model` writes no pickle (`training_args.bin`); only checkpoints to resume from hold optimizer state.
+    - Live progress on a terminal, nothing elsewhere.
+
+    Raises:
+        UserError: the loss of a step is NaN or infinite.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Trainer's own smoother knows no soft labels.
+        self.label_smoother = None
+        # The transforms need the image column, which is no argument of the model.
+        self.args.remove_unused_columns = False
+        self.remove_callback(PrinterCallback)
+        self.remove_callback(ProgressCallback)
+        if not self.args.disable_tqdm:
+            self.add_callback(LiveProgress())
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Names of the parameters that decay: the weights of dense layers and convolutions."""
+        return [
+            f"{path}.weight" if path else "weight"
+            for path, module in model.named_modules()
+            if not isinstance(module, nn.Embedding) and getattr(module, "weight", None) is not None
+            if isinstance(module.weight, nn.Parameter) and module.weight.ndim >= 2
+        ]
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Batches in a seeded order, each transformed and collated under a seed of its own."""
+        if self.train_dataset is None:
+            raise ValueError("training needs a train_dataset")
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        workers = self.args.dataloader_num_workers
+        options: dict[str, Any] = {
+            "batch_size": self._train_batch_size,
+            "num_workers": workers,
+            "persistent_workers": workers > 0,
+            "prefetch_factor": self.args.dataloader_prefetch_factor,
+            "pin_memory": self.args.dataloader_pin_memory and self.args.device.type == "cuda",
+            "drop_last": self.args.dataloader_drop_last,
+        }
+        # datasets.IterableDataset is one of torch's only when torch was imported first: both are told by their name.
+        if isinstance(self.train_dataset, IterableDataset) or not hasattr(self.train_dataset, "__len__"):
+            stream = SeededStream(self.train_dataset, seed)
+            loader = DataLoader(stream, collate_fn=StreamCollator(self.data_collator), **options)
+        else:
+            dataset = SeededDataset(self.train_dataset, self.data_collator, seed)
+            sampler = EpochSampler(len(dataset), seed)
+            loader = DataLoader(cast(Any, dataset), sampler=cast(Any, sampler), collate_fn=as_is, **options)
+        return self.accelerator.prepare(loader)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """The model's own loss, on smoothed labels while it trains."""
+        labels, smoothing = inputs.get("labels"), self.args.label_smoothing_factor
+        if labels is not None and smoothing > 0 and model.training and self._takes_probabilities():
+            soft = smooth_labels(labels, self._num_labels(), smoothing)
+            if num_items_in_batch is not None:
+                # It counts label elements: a row of probabilities has K of them.
+                num_items_in_batch = num_items_in_batch * (soft.numel() // labels.numel())
+            inputs = {**inputs, "labels": soft}
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """One forward and backward pass.
+
+        Raises:
+            UserError: the loss is NaN or infinite.
+        """
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if not bool(torch.isfinite(loss).all()):
+            rate = self._get_learning_rate()
+            raise UserError(
+                f"the loss became {float(loss.mean())} at step {self.state.global_step + 1} (learning rate {rate:.3g}, "
+                f"gradients clipped at {self.args.max_grad_norm:g}); lower the learning rate, lengthen the warm-up, or "
+                "clip gradients (1.0)"
+            )
+        return loss
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        (Path(output_dir or str(self.args.output_dir)) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+
+    def _num_labels(self) -> int:
+        return int(self.accelerator.unwrap_model(self.model).config.num_labels)
+
+    def _takes_probabilities(self) -> bool:
+        config = self.accelerator.unwrap_model(self.model).config
+        return getattr(config, "problem_type", None) in (None, "single_label_classification")
+
+
+def smooth_labels(labels: torch.Tensor, num_labels: int, smoothing: float) -> torch.Tensor:
+    """Move a share of the probability to all classes evenly (arXiv 1512.00567, section 7).
+
+    Args:
+        labels: [B] class indices, or [B, K] probabilities.
+        num_labels: K.
+        smoothing: the share, 0 <= smoothing < 1.
+
+    Returns:
+        [B, K] probabilities.
+    """
+    soft = labels.float() if labels.is_floating_point() else F.one_hot(labels, num_labels).float()
+    return soft * (1 - smoothing) + smoothing / num_labels
