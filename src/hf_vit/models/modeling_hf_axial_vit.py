@@ -21,6 +21,7 @@ from .modeling_hf_vit import (
     HfViTForImageClassification,
     HfViTLayer,
     HfViTPatchEmbeddings,
+    HfViTPreTrainedModel,
     Tokens,
 )
 from .positions_hf_vit import Grid
@@ -78,12 +79,11 @@ class HfAxialViTLayer(nn.Module):
         return block.attention.probabilities(lines, mask, grid, None).unflatten(0, (-1, grid[0])).transpose(1, 2)
 
 
-class HfAxialViTModel(HfViTBaseModel):
-    """The bare Axial-ViT: `last_hidden_state` is the grid flattened row by row. Takes rectangular and large grids."""
+class HfAxialViTPreTrainedModel(HfViTPreTrainedModel):
+    """Abstract: what every model of the axial family shares."""
 
     config: HfAxialViTConfig
     config_class = HfAxialViTConfig
-    _auto_class = "AutoModel"
     _no_split_modules: ClassVar[list[str]] = ["HfViTEmbeddings", "HfAxialViTLayer"]
     _can_record_outputs: ClassVar[dict[str, Any]] = {
         "hidden_states": HfAxialViTLayer,
@@ -92,12 +92,21 @@ class HfAxialViTModel(HfViTBaseModel):
             OutputRecorder(HfViTAttention, index=1, layer_name="column"),
         ],
     }
-    auto_map: ClassVar[dict[str, str]] = {
-        "AutoConfig": "configuration_hf_axial_vit.HfAxialViTConfig",
-        "AutoModel": "modeling_hf_axial_vit.HfAxialViTModel",
-        "AutoModelForImageClassification": "modeling_hf_axial_vit.HfAxialViTForImageClassification",
-        "AutoBackbone": "modeling_hf_axial_vit.HfAxialViTBackbone",
-    }
+
+    @classmethod
+    def auto_classes(cls) -> dict[str, type]:
+        return {
+            "AutoConfig": HfAxialViTConfig,
+            "AutoModel": HfAxialViTModel,
+            "AutoModelForImageClassification": HfAxialViTForImageClassification,
+            "AutoBackbone": HfAxialViTBackbone,
+        }
+
+
+class HfAxialViTModel(HfAxialViTPreTrainedModel, HfViTBaseModel):
+    """The bare Axial-ViT: `last_hidden_state` is the grid flattened row by row. Takes rectangular and large grids."""
+
+    _auto_class = "AutoModel"
 
     def build_patch_embeddings(self, config: Any) -> nn.Module:
         return HfViTPatchEmbeddings(config)
@@ -115,15 +124,11 @@ class HfAxialViTModel(HfViTBaseModel):
         )
 
 
-class HfAxialViTForImageClassification(HfViTBaseForImageClassification):
+class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForImageClassification):
     """The Axial-ViT with a linear classifier on the pooled output."""
 
-    config_class = HfAxialViTConfig
     model_class = HfAxialViTModel
     _auto_class = "AutoModelForImageClassification"
-    _no_split_modules = HfAxialViTModel._no_split_modules
-    _can_record_outputs = HfAxialViTModel._can_record_outputs
-    auto_map = HfAxialViTModel.auto_map
 
     @classmethod
     def from_vit(cls, checkpoint: str | HfViTForImageClassification, **overrides: Any) -> Self:
@@ -156,12 +161,8 @@ class HfAxialViTForImageClassification(HfViTBaseForImageClassification):
         return model
 
 
-class HfAxialViTBackbone(HfViTBaseBackbone):
+class HfAxialViTBackbone(HfAxialViTPreTrainedModel, HfViTBaseBackbone):
     """The Axial-ViT as a backbone; see `HfViTBackbone`."""
 
-    config_class = HfAxialViTConfig
     model_class = HfAxialViTModel
     _auto_class = "AutoBackbone"
-    _no_split_modules = HfAxialViTModel._no_split_modules
-    _can_record_outputs = HfAxialViTModel._can_record_outputs
-    auto_map = HfAxialViTModel.auto_map

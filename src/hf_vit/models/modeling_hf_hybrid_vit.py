@@ -14,7 +14,7 @@ from transformers import initialization as init
 
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_hybrid_vit import HfHybridViTConfig
-from .modeling_hf_vit import HfViTBaseForImageClassification, HfViTBaseModel, HfViTLayer
+from .modeling_hf_vit import HfViTBaseForImageClassification, HfViTBaseModel, HfViTLayer, HfViTPreTrainedModel
 
 GROUPS = 32
 EPSILON = 1e-5  # added to the standard deviation, not to the variance, as in the original code
@@ -143,25 +143,21 @@ class HfHybridViTPatchEmbeddings(nn.Module):
         return self.projection(self.stem(pixel_values)).flatten(2).transpose(1, 2)
 
 
-class HfHybridViTModel(HfViTBaseModel):
-    """The bare Hybrid-ViT: tokens and the pooled output."""
+class HfHybridViTPreTrainedModel(HfViTPreTrainedModel):
+    """Abstract: what every model of the hybrid family shares."""
 
     config: HfHybridViTConfig
     config_class = HfHybridViTConfig
-    _auto_class = "AutoModel"
     _no_split_modules: ClassVar[list[str]] = ["HfHybridViTBottleneck", "HfViTLayer"]
-    auto_map: ClassVar[dict[str, str]] = {
-        "AutoConfig": "configuration_hf_hybrid_vit.HfHybridViTConfig",
-        "AutoModel": "modeling_hf_hybrid_vit.HfHybridViTModel",
-        "AutoModelForImageClassification": "modeling_hf_hybrid_vit.HfHybridViTForImageClassification",
-        "AutoBackbone": "modeling_hf_hybrid_vit.HfHybridViTBackbone",
-    }
 
-    def build_patch_embeddings(self, config: Any) -> nn.Module:
-        return HfHybridViTPatchEmbeddings(config)
-
-    def build_layer(self, config: Any, drop_path_rate: float) -> nn.Module:
-        return HfViTLayer(config, drop_path_rate)
+    @classmethod
+    def auto_classes(cls) -> dict[str, type]:
+        return {
+            "AutoConfig": HfHybridViTConfig,
+            "AutoModel": HfHybridViTModel,
+            "AutoModelForImageClassification": HfHybridViTForImageClassification,
+            "AutoBackbone": HfHybridViTBackbone,
+        }
 
     def _init_special_cases(self, module: nn.Module) -> None:
         super()._init_special_cases(module)
@@ -169,21 +165,27 @@ class HfHybridViTModel(HfViTBaseModel):
             init.zeros_(module.norm3.weight)
 
 
-class HfHybridViTForImageClassification(HfViTBaseForImageClassification):
+class HfHybridViTModel(HfHybridViTPreTrainedModel, HfViTBaseModel):
+    """The bare Hybrid-ViT: tokens and the pooled output."""
+
+    _auto_class = "AutoModel"
+
+    def build_patch_embeddings(self, config: Any) -> nn.Module:
+        return HfHybridViTPatchEmbeddings(config)
+
+    def build_layer(self, config: Any, drop_path_rate: float) -> nn.Module:
+        return HfViTLayer(config, drop_path_rate)
+
+
+class HfHybridViTForImageClassification(HfHybridViTPreTrainedModel, HfViTBaseForImageClassification):
     """The Hybrid-ViT with a linear classifier on the pooled output."""
 
-    config_class = HfHybridViTConfig
     model_class = HfHybridViTModel
     _auto_class = "AutoModelForImageClassification"
-    _no_split_modules = HfHybridViTModel._no_split_modules
-    auto_map = HfHybridViTModel.auto_map
 
 
-class HfHybridViTBackbone(HfViTBaseBackbone):
+class HfHybridViTBackbone(HfHybridViTPreTrainedModel, HfViTBaseBackbone):
     """The Hybrid-ViT as a backbone; see `HfViTBackbone`."""
 
-    config_class = HfHybridViTConfig
     model_class = HfHybridViTModel
     _auto_class = "AutoBackbone"
-    _no_split_modules = HfHybridViTModel._no_split_modules
-    auto_map = HfHybridViTModel.auto_map
