@@ -1,26 +1,36 @@
 """Tiny models and the one training loop that every door walks through."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from hf_vit import HfViTConfig
+import hf_vit
 
-TINY = {
+SMALL = {
     "image_size": 64,
-    "patch_size": 16,
     "hidden_size": 32,
     "num_hidden_layers": 4,
     "num_attention_heads": 2,
     "intermediate_size": 64,
     "num_labels": 3,
 }
+TINY = {
+    "HfViT": {**SMALL, "patch_size": 16},
+    "HfHybridViT": {**SMALL, "stage_depths": (1, 1, 1), "stem_width": 32},
+    "HfAxialViT": {**SMALL, "patch_size": 16, "pooling": "gap"},
+}
 
 
 @pytest.fixture
-def tiny_config() -> Callable[..., HfViTConfig]:
-    return lambda **overrides: HfViTConfig(**{**TINY, **overrides})
+def tiny_config() -> Callable[..., Any]:
+    """The config of a family ("HfViT", "HfHybridViT", "HfAxialViT") for 64x64 px, 4 layers, stride 16 px."""
+
+    def build(family: str = "HfViT", **overrides: Any) -> Any:
+        return getattr(hf_vit, f"{family}Config")(**{**TINY[family], **overrides})
+
+    return build
 
 
 @pytest.fixture

@@ -7,9 +7,11 @@ import textwrap
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch.nn import functional as F
 from transformers import AutoBackbone
 
+import hf_vit
 from hf_vit import HfViTBackbone, HfViTConfig, HfViTForImageClassification, HfViTModel
 
 CHOICES = {
@@ -22,7 +24,15 @@ CHOICES = {
     "causal distilled": {"is_causal": True, "use_distillation_token": True},
     "relative, layer scale": {"position_embedding": "relative", "layer_scale_init_value": 0.1},
     "shared layers": {"num_hidden_groups": 2, "position_embedding": "learned_2d"},
+    "hybrid": {"family": "HfHybridViT"},
+    "axial": {"family": "HfAxialViT"},
 }
+
+
+def classes(config) -> tuple[type, type, type]:
+    """(backbone, model, classifier) of a config's family."""
+    family = type(config).__name__.removesuffix("Config")
+    return tuple(getattr(hf_vit, family + kind) for kind in ("Backbone", "Model", "ForImageClassification"))
 
 
 def randomise(model: torch.nn.Module) -> None:
@@ -53,11 +63,12 @@ def expected_maps(model: HfViTModel, pixel_values: torch.Tensor) -> list[torch.T
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
 @torch.no_grad()
 def test_maps_are_the_models_hidden_states(choice, tiny_config, tmp_path):
-    model = HfViTModel(tiny_config(**choice)).eval()
+    backbone_class, model_class, _ = classes(tiny_config(**choice))
+    model = model_class(tiny_config(**choice)).eval()
     randomise(model)
     model.save_pretrained(tmp_path)
     stages = ["stem", "stage1", "stage2", "stage3", "stage4"]
-    backbone, info = HfViTBackbone.from_pretrained(tmp_path, out_features=stages, output_loading_info=True)
+    backbone, info = backbone_class.from_pretrained(tmp_path, out_features=stages, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert not info["mismatched_keys"]
@@ -113,13 +124,15 @@ def test_padded_batch_gives_each_image_its_own_maps(tiny_config):
 
 
 @pytest.mark.parametrize("pyramid", [False, True])
-@pytest.mark.parametrize("pooling", ["token", "map"])
-def test_every_parameter_learns_and_checkpointing_changes_nothing(pooling, pyramid, tiny_config):
+@pytest.mark.parametrize("choice", ["token", "map", "hybrid", "axial"])
+def test_every_parameter_learns_and_checkpointing_changes_nothing(choice, pyramid, tiny_config):
     pixel_values = torch.randn(2, 3, 64, 64)
     gradients = []
     for checkpointing in (False, True):
         torch.manual_seed(1)
-        backbone = HfViTBackbone(tiny_config(pooling=pooling, use_feature_pyramid=pyramid, fpn_hidden_size=8)).train()
+        config = tiny_config(**CHOICES[choice], use_feature_pyramid=pyramid, fpn_hidden_size=8)
+        backbone = classes(config)[0](config).train()
+        randomise(backbone)
         if checkpointing:
             backbone.activation_checkpointing_enable()
         sum(feature_map.pow(3).sum() for feature_map in backbone(pixel_values).feature_maps).backward()
@@ -132,43 +145,53 @@ def test_every_parameter_learns_and_checkpointing_changes_nothing(pooling, pyram
         torch.testing.assert_close(gradients[1][name], gradient, msg=name)
 
 
+@pytest.mark.parametrize("family", ["HfViT", "HfHybridViT", "HfAxialViT"])
 @torch.no_grad()
-def test_folders_load_into_each_other(tiny_config, tmp_path):
+def test_folders_load_into_each_other(family, tiny_config, tmp_path):
     """Classifier -> backbone -> model and classifier: the shared part keeps every bit."""
     pixel_values = torch.randn(1, 3, 64, 64)
-    classifier = HfViTForImageClassification(tiny_config()).eval()
+    backbone_class, model_class, classifier_class = classes(tiny_config(family))
+    classifier = classifier_class(tiny_config(family)).eval()
     randomise(classifier)
     classifier.save_pretrained(tmp_path / "classifier")
-    backbone, info = HfViTBackbone.from_pretrained(tmp_path / "classifier", output_loading_info=True)
+    backbone, info = backbone_class.from_pretrained(tmp_path / "classifier", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     backbone.save_pretrained(tmp_path / "backbone")
-    again = HfViTBackbone.from_pretrained(tmp_path / "backbone")
+    again = backbone_class.from_pretrained(tmp_path / "backbone")
     assert torch.equal(again(pixel_values).feature_maps[0], backbone(pixel_values).feature_maps[0])
-    model, info = HfViTModel.from_pretrained(tmp_path / "backbone", output_loading_info=True)
+    model, info = model_class.from_pretrained(tmp_path / "backbone", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert torch.equal(model(pixel_values).last_hidden_state, classifier.vit(pixel_values).last_hidden_state)
-    _, info = HfViTForImageClassification.from_pretrained(tmp_path / "backbone", output_loading_info=True)
+    _, info = classifier_class.from_pretrained(tmp_path / "backbone", output_loading_info=True)
     assert info["missing_keys"] == {"classifier.weight", "classifier.bias"}
 
 
-def test_auto_backbone_builds_it(tiny_config):
-    backbone = AutoBackbone.from_config(tiny_config(out_features=["stage2"]))
-    assert type(backbone) is HfViTBackbone
+@pytest.mark.parametrize("family", ["HfViT", "HfHybridViT", "HfAxialViT"])
+def test_auto_backbone_builds_it(family, tiny_config):
+    config = tiny_config(family, out_features=["stage2"])
+    backbone = AutoBackbone.from_config(config)
+    assert type(backbone) is classes(config)[0]
     assert backbone.out_features == ["stage2"]
 
 
 @torch.no_grad()
 def test_folders_load_where_the_package_is_not(tiny_config, tmp_path):
-    """As from the Hub: a backbone's folder and a classifier's, loaded, saved again and loaded once more."""
+    """As from the Hub: folders of backbones and of a classifier, loaded, saved again and loaded once more."""
     pixel_values = torch.randn(1, 3, 64, 64)
     expected = {"pixel_values": pixel_values}
-    for name, kind in (("backbone", HfViTBackbone), ("classifier", HfViTForImageClassification)):
-        model = kind(tiny_config(use_feature_pyramid=name == "backbone"))
+    for name, family, kind in (
+        ("backbone", "HfViT", 0),
+        ("classifier", "HfViT", 2),
+        ("hybrid", "HfHybridViT", 0),
+        ("axial", "HfAxialViT", 0),
+    ):
+        config = tiny_config(family, use_feature_pyramid=name == "backbone")
+        model = classes(config)[kind](config)
         randomise(model)
         model.save_pretrained(tmp_path / name)
-        expected[name] = HfViTBackbone.from_pretrained(tmp_path / name)(pixel_values).feature_maps
+        expected[name] = classes(config)[0].from_pretrained(tmp_path / name)(pixel_values).feature_maps
     torch.save(expected, tmp_path / "expected.pt")
     script = """
         import sys
@@ -184,7 +207,7 @@ def test_folders_load_where_the_package_is_not(tiny_config, tmp_path):
         auto_factory.hf_api = Hub
         torch.set_num_threads(1)
         expected = torch.load("expected.pt")
-        for name in ("backbone", "classifier"):
+        for name in ("backbone", "classifier", "hybrid", "axial"):
             for folder in (name, name + "-again"):
                 backbone = AutoBackbone.from_pretrained("./" + folder, trust_remote_code=True)
                 assert type(backbone).__module__.startswith("transformers_modules."), type(backbone)
@@ -293,14 +316,14 @@ def test_a_deconvolution_keeps_the_variance(tiny_config):
     ],
 )
 def test_wrong_pyramids_are_refused_at_construction(wrong, message, tiny_config):
-    with pytest.raises(Exception, match=message):
+    with pytest.raises(StrictDataclassError, match=message):
         tiny_config(use_feature_pyramid=True, **wrong)
 
 
 def test_stages_named_later_are_checked_too(tiny_config):
     config = tiny_config(use_feature_pyramid=True)
     config.out_features = ["stage1", "stage4"]
-    with pytest.raises(ValueError, match="one map"):
+    with pytest.raises(StrictDataclassError, match="one map"):
         HfViTBackbone(config)
 
 

@@ -96,7 +96,6 @@ class HfViTBaseBackbone(BackboneMixin, HfViTPreTrainedModel):
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__(config)
-        config.validate_feature_pyramid()  # out_features may have been set since the config was made
         self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
         self.vit = self.model_class(config, add_pooling_layer=False)
         self.pyramid = SimpleFeaturePyramid(config) if config.use_feature_pyramid else None
