@@ -78,7 +78,7 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
             out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
         )
         self._warn_about_misspelt(kwargs)
-        self._check_label_types(kwargs.get("num_labels"))
+        _check_labels(kwargs.get("num_labels"), self.id2label)
         super().__post_init__(**kwargs)
 
     def _warn_about_misspelt(self, unknown: dict[str, Any]) -> None:
@@ -93,17 +93,8 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
                     f"{type(self).__name__} has no field '{key}' (value {unknown[key]!r}), so it changes nothing; "
                     f"did you mean '{nearest[0]}'?",
                     UserWarning,
-                    stacklevel=4,
+                    stacklevel=5,
                 )
-
-    def _check_label_types(self, num_labels: Any) -> None:
-        """Before transformers makes the one of the other."""
-        if num_labels is not None and (
-            not isinstance(num_labels, Integral) or isinstance(num_labels, bool) or num_labels < 0
-        ):
-            raise ValueError(f"num_labels={num_labels!r} must be an integer of at least 0 (0: no head)")
-        if self.id2label is not None and not isinstance(self.id2label, dict):
-            raise ValueError(f"id2label={self.id2label!r} must be a dict from index to name: dict(enumerate(names))")
 
     @property
     def patch_stride(self) -> tuple[int, int]:
@@ -293,3 +284,13 @@ class HfViTConfig(HfViTBaseConfig):
 def _need_positive(name: str, number: int, value: Any = None) -> None:
     if number < 1:
         raise ValueError(f"{name}={number if value is None else value} must be at least 1")
+
+
+def _check_labels(num_labels: Any, id2label: Any) -> None:
+    """Before transformers makes the one of the other."""
+    if num_labels is not None and (
+        isinstance(num_labels, bool) or not isinstance(num_labels, Integral) or num_labels < 0
+    ):
+        raise ValueError(f"num_labels={num_labels!r} must be an integer of at least 0 (0: no head)")
+    if id2label is not None and not isinstance(id2label, dict):
+        raise ValueError(f"id2label={id2label!r} must be a dict from index to name: dict(enumerate(names))")

@@ -94,7 +94,7 @@ class HfViTEmbeddings(PositionTable):
         if patch_attention_mask is None:
             patches, special_rows = self._positioned_patches(pixel_values, grid)
         else:
-            image_grids = image_grids_of(patch_attention_mask, grid)
+            image_grids = image_grids_of(patch_attention_mask, pixel_values.shape[0], grid)
             patches, special_rows = self._padded_patches(pixel_values, grid, image_grids)
             flat = patch_attention_mask.flatten(1).bool()
             token_mask = self._attach_special(flat, [flat.new_ones(flat.shape[0], 1)] * self.config.num_special_tokens)
@@ -147,15 +147,15 @@ class HfViTEmbeddings(PositionTable):
         return torch.cat([patches, *special] if self.config.is_causal else [*special, patches], dim=1)
 
 
-def image_grids_of(patch_attention_mask: torch.Tensor, grid: Grid) -> list[Grid]:
+def image_grids_of(patch_attention_mask: torch.Tensor, batch: int, grid: Grid) -> list[Grid]:
     """Read from a mask [B, h, w] the (h_i, w_i) that every image fills at the top left of a padded batch.
 
     Raises:
         ValueError: the mask has another shape, or an image is empty or not a top-left rectangle.
     """
-    if tuple(patch_attention_mask.shape[1:]) != grid:
+    if tuple(patch_attention_mask.shape) != (batch, *grid):
         raise ValueError(
-            f"patch_attention_mask of shape {tuple(patch_attention_mask.shape)}; it needs [B, {grid[0]}, {grid[1]}], "
+            f"patch_attention_mask of shape {tuple(patch_attention_mask.shape)}; it needs {[batch, *grid]}, "
             "one entry a patch, 1 on the image and 0 on padding"
         )
     mask = patch_attention_mask.bool()
@@ -264,6 +264,10 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs: ClassVar[dict[str, Any]] = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}
 
+    def __init__(self, config: Any) -> None:
+        config.validate()  # fields may have been set since it was made
+        super().__init__(config)
+
     @classmethod
     def auto_classes(cls) -> dict[str, type]:
         """The family's class for each Auto class: all that load from one saved folder.
@@ -334,12 +338,11 @@ class HfViTPreTrainedModel(PreTrainedModel):
         if isinstance(config, PreTrainedConfig) and pretrained_model_name_or_path is not None:
             hub = {name: kwargs[name] for name in HUB_KEYS if name in kwargs}
             stored = type(config).from_pretrained(pretrained_model_name_or_path, **hub)
-            sizes = {
-                name: getattr(config, name) for name in SIZE_KEYS if getattr(config, name) != getattr(stored, name)
-            }
-            if sizes:
+            changed = [name for name in SIZE_KEYS if getattr(config, name) != getattr(stored, name)]
+            if changed:
+                sizes = {**{name: getattr(config, name) for name in changed}, **sizes}
                 config = copy.deepcopy(config)
-                for name in sizes:
+                for name in changed:
                     setattr(config, name, getattr(stored, name))
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
         if sizes:
@@ -552,6 +555,8 @@ class HfViTBaseForImageClassification(HfViTPreTrainedModel):
             logits = (heads["cls_logits"] + heads["distillation_logits"]) / 2
         loss = None
         if labels is not None:
+            if not self.config.num_labels:
+                raise ValueError("labels were given to a model with num_labels=0, which has no head; set num_labels")
             loss = classification_loss(logits, labels, self.config.problem_type, num_items_in_batch)
         return HfViTImageClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions, **heads
@@ -577,21 +582,23 @@ def classification_loss(
     """
     labels = labels.to(logits.device)
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    if problem_type == "regression" or (problem_type is None and logits.shape[1] == 1):
-        each = (wide.squeeze(-1) - labels.to(wide.dtype).view_as(wide.squeeze(-1))) ** 2
-    elif labels.ndim == 1 and not labels.is_floating_point():
+    if problem_type is None and logits.shape[1] == 1:
+        problem_type = "regression"
+    one_an_image, one_a_logit = labels.shape == logits.shape[:1], labels.shape == logits.shape
+    if problem_type == "regression" and (one_a_logit or (one_an_image and logits.shape[1] == 1)):
+        each = ((wide - labels.to(wide.dtype).view_as(wide)) ** 2).mean(dim=1)
+    elif problem_type == "multi_label_classification" and one_a_logit:
+        each = F.binary_cross_entropy_with_logits(wide, labels.to(wide.dtype), reduction="none").sum(dim=1)
+    elif problem_type in (None, "single_label_classification") and one_a_logit:
+        each = F.cross_entropy(wide, labels.to(wide.dtype), reduction="none")
+    elif problem_type in (None, "single_label_classification") and one_an_image and not labels.is_floating_point():
         each = F.cross_entropy(wide, labels, reduction="none")
         if num_items_in_batch is None:
             return each.sum() / (labels != -100).sum().clamp(min=1)
-    elif labels.shape == logits.shape:
-        if problem_type == "multi_label_classification":
-            each = F.binary_cross_entropy_with_logits(wide, labels.to(wide.dtype), reduction="none").sum(dim=-1)
-        else:
-            each = F.cross_entropy(wide, labels.to(wide.dtype), reduction="none")
     else:
         raise ValueError(
-            f"labels of shape {tuple(labels.shape)} and {labels.dtype} for logits {tuple(logits.shape)}; "
-            "give class indices [B] or probabilities [B, K]"
+            f"labels of shape {tuple(labels.shape)} and {labels.dtype} for logits {tuple(logits.shape)} and "
+            f"problem_type={problem_type}; give class indices [B], or probabilities or targets [B, K]"
         )
     if num_items_in_batch is None:
         return each.mean()

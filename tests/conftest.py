@@ -1,0 +1,29 @@
+"""What every test shares: offline and quiet Hugging Face libraries with a cache of their own, one thread, one seed."""
+
+import os
+import tempfile
+
+import pytest
+
+# Read when the libraries are imported, so set before anything else.
+_CACHE = tempfile.TemporaryDirectory(prefix="hf_vit_tests_", ignore_cleanup_errors=True)
+os.environ.update(
+    HF_HOME=_CACHE.name,
+    HF_HUB_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    HF_HUB_DISABLE_PROGRESS_BARS="1",
+    TOKENIZERS_PARALLELISM="false",
+)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    import random
+
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(1)
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)

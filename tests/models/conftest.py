@@ -1,0 +1,19 @@
+"""Runs every test that asks for `family`, `head` or `choice` over the rows of the table in families.py."""
+
+import pytest
+from models.families import FAMILIES
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    names = [name for name in ("family", "head", "choice") if name in metafunc.fixturenames]
+    if "family" not in names:
+        return
+    rows = []
+    for family in FAMILIES.values():
+        found = [(family,)]
+        if "head" in names:
+            found = [(*row, head) for row in found for head in family.classes]
+        if "choice" in names:
+            found = [(*row, choice) for row in found for choice in family.choices]
+        rows += [pytest.param(*row, id="-".join([family.name, *map(str, row[1:])])) for row in found]
+    metafunc.parametrize(names, rows)

@@ -1,0 +1,180 @@
+"""The table that the contract tests run over: families x heads x choices. A new family or head is one more row here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
+
+Batch = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Head:
+    """One task class: its main output, the Auto class that finds it, and the inputs that give it a loss."""
+
+    output: str
+    auto_class: str
+    labels: Callable[[Any, torch.Tensor], Batch]
+
+
+def class_labels(config: Any, pixel_values: torch.Tensor) -> Batch:
+    if not config.num_labels:  # no head: the pooled features come out, and there is no loss
+        return {}
+    return {"labels": torch.arange(len(pixel_values)) % config.num_labels}
+
+
+HEADS = {
+    "model": Head("last_hidden_state", "AutoModel", lambda config, pixel_values: {}),
+    "classification": Head("logits", "AutoModelForImageClassification", class_labels),
+}
+
+# Sizes that keep a test in milliseconds; every number differs from the others where it can, so that mix-ups show.
+TINY = {
+    "image_size": 16,
+    "num_channels": 3,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "num_labels": 3,
+}
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "gap": {"pooling": "gap"},
+    "map": {"pooling": "map"},
+    "gap_with_class_token": {"pooling": "gap", "use_class_token": True},
+    "map_with_class_token": {"pooling": "map", "use_class_token": True},
+    "learned_2d": {"position_embedding": "learned_2d"},
+    "learned_2d_gap": {"position_embedding": "learned_2d", "pooling": "gap"},
+    "sincos_1d": {"position_embedding": "sincos_1d"},
+    "sincos_2d": {"position_embedding": "sincos_2d"},
+    "relative": {"position_embedding": "relative"},
+    "relative_gap": {"position_embedding": "relative", "pooling": "gap"},
+    "no_position": {"position_embedding": "none"},
+    "bicubic": {"position_interpolation": "bicubic"},
+    "table_before_class_token": {"position_on_class_token": False},
+    "table_2d_before_class_token": {"position_on_class_token": False, "position_embedding": "learned_2d"},
+    "layer_scale": {"layer_scale_init_value": 1e-4},
+    "one_group": {"num_hidden_groups": 1},
+    "two_groups_of_three": {"num_hidden_groups": 2, "num_hidden_layers": 3},
+    "causal": {"is_causal": True},
+    "causal_gap": {"is_causal": True, "pooling": "gap"},
+    "causal_map_2d": {"is_causal": True, "pooling": "map", "position_embedding": "learned_2d"},
+    "distillation": {"use_distillation_token": True},
+    "causal_distillation": {"use_distillation_token": True, "is_causal": True},
+    "representation": {"representation_size": 20},
+    "no_qkv_bias": {"qkv_bias": False},
+    "one_channel": {"num_channels": 1},
+    "rectangular": {"image_size": (16, 24)},
+    "no_labels": {"num_labels": 0},
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture: its configuration, its class a head, and the choices that it has.
+
+    Attributes:
+        tiny: overrides of `TINY`.
+        choices: name -> config overrides; every test over choices runs for each.
+        image_stride: side in px that image sizes must be multiples of.
+    """
+
+    name: str
+    config_class: type
+    classes: dict[str, type]
+    tiny: dict[str, Any]
+    choices: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def config(self, choice: str = "default", **overrides: Any) -> Any:
+        return self.config_class(**{**TINY, **self.tiny, **self.choices[choice], **overrides})
+
+    def build(
+        self,
+        head: str = "model",
+        choice: str = "default",
+        attn_implementation: str | None = None,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        **overrides: Any,
+    ) -> Any:
+        """A model in evaluation mode whose parameters are all far from zero, so that nothing is tested on zeros."""
+        torch.manual_seed(seed)
+        model = self.classes[head]._from_config(
+            self.config(choice, **overrides), attn_implementation=attn_implementation
+        )
+        return randomise(model, seed).to(dtype).eval()
+
+    def images(
+        self, config: Any, batch: int = 2, grid: tuple[int, int] | None = None, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """[B, C, H, W] with values in [-1, 1]; `grid` in patches, by default the nominal one."""
+        (h, w), (stride_h, stride_w) = grid or config.grid, config.patch_stride
+        generator = torch.Generator().manual_seed(1)
+        images = torch.rand(batch, config.num_channels, h * stride_h, w * stride_w, generator=generator) * 2 - 1
+        return images.to(dtype)
+
+    def num_tokens(self, config: Any, grid: tuple[int, int] | None = None) -> int:
+        h, w = grid or config.grid
+        return config.num_special_tokens + h * w
+
+
+FAMILIES = {
+    "plain": Family(
+        name="plain",
+        config_class=HfViTConfig,
+        classes={"model": HfViTModel, "classification": HfViTForImageClassification},
+        tiny={"patch_size": 4},
+        choices={**CHOICES, "rectangular_patch": {"image_size": (12, 16), "patch_size": (3, 4)}},
+    ),
+}
+
+
+@torch.no_grad()
+def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+    """Give every parameter values that matter: matrices scaled by fan-in, norms near 1, everything else N(0, 0.3)."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if (parameter.ndim == 1 and name.endswith("norm.weight")) or ("layernorm_" in name and name.endswith("weight")):
+            parameter.copy_(1 + 0.2 * noise)
+        elif name.endswith("proj.weight"):
+            parameter.copy_(noise * 2 * parameter[0].numel() ** -0.5)  # sharp attention, not a uniform one
+        elif parameter.ndim in (2, 4) and "position" not in name:
+            parameter.copy_(noise * parameter[0].numel() ** -0.5)
+        else:
+            parameter.copy_(0.3 * noise)
+    return model
+
+
+def pad(
+    config: Any, singles: list[torch.Tensor], grids: list[tuple[int, int]], padded: tuple[int, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images of several grids at the top left of one padded batch whose padding is garbage, and its mask [B, h, w]."""
+    (stride_h, stride_w), (h, w) = config.patch_stride, padded
+    images = torch.full((len(singles), config.num_channels, h * stride_h, w * stride_w), 7.0, dtype=torch.float64)
+    mask = torch.zeros(len(singles), h, w, dtype=torch.long)
+    for index, (single, grid) in enumerate(zip(singles, grids, strict=True)):
+        images[index, :, : single.shape[2], : single.shape[3]] = single[0]
+        mask[index, : grid[0], : grid[1]] = 1
+    return images, mask
+
+
+def tensors_of(outputs: Any) -> list[torch.Tensor]:
+    """Every tensor of a model output, in order."""
+    return [value for value in outputs.to_tuple() if isinstance(value, torch.Tensor)]
+
+
+def training_loss(family: Family, head: str, model: Any, pixel_values: torch.Tensor) -> torch.Tensor:
+    """The head's own loss, or for a model without one a fixed random projection of all that it returns."""
+    outputs = model(pixel_values=pixel_values, **HEADS[head].labels(model.config, pixel_values))
+    if getattr(outputs, "loss", None) is not None:
+        return outputs.loss
+    generator = torch.Generator().manual_seed(2)
+    return sum(
+        (tensor * torch.randn(tensor.shape, generator=generator).to(tensor)).mean() for tensor in tensors_of(outputs)
+    )

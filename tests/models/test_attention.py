@@ -1,0 +1,189 @@
+"""Attention: every implementation gives the same, and the maps are what the blocks really used."""
+
+import pytest
+import torch
+from models.families import Family, pad
+from torch.nn import functional as F
+
+# Upstream: transformers.masking_utils.flex_attention_mask still passes `_compile`, which torch 2.15 deprecates, and
+# torch tells that uncompiled flex attention is slow (compiling takes 20 s on a CPU; the gpu tests do that).
+flex_warnings = [
+    pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning"),
+]
+
+
+@pytest.fixture(params=["whole", "padded"])
+def inputs(request, family: Family, choice: str) -> dict[str, torch.Tensor]:
+    config = family.config(choice)
+    if request.param == "whole":
+        return {"pixel_values": family.images(config, dtype=torch.float64)}
+    grids = [(2, 3), (4, 1)]
+    singles = [family.images(config, 1, grid, torch.float64) for grid in grids]
+    images, mask = pad(config, singles, grids, (4, 3))
+    return {"pixel_values": images, "patch_attention_mask": mask}
+
+
+def real_tokens(config, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """[B, N] bool: True on special tokens and on patches that are not padding."""
+    (stride_h, stride_w), images = config.patch_stride, inputs["pixel_values"]
+    everything = torch.ones(len(images), images.shape[2] // stride_h, images.shape[3] // stride_w)
+    patches = inputs.get("patch_attention_mask", everything).bool().flatten(1)
+    special = torch.ones(len(patches), config.num_special_tokens, dtype=torch.bool)
+    return torch.cat([patches, special] if config.is_causal else [special, patches], dim=1)
+
+
+@pytest.mark.parametrize("implementation", [pytest.param("sdpa"), pytest.param("flex_attention", marks=flex_warnings)])
+def test_implementations_agree(family: Family, choice: str, inputs, implementation: str):
+    model = family.build("model", choice, "eager", torch.float64)
+    real = real_tokens(model.config, inputs)
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        wanted = model(**inputs)
+        model.set_attn_implementation(implementation)
+        given = model(**inputs)
+    torch.testing.assert_close(given.last_hidden_state[real], wanted.last_hidden_state[real], rtol=0, atol=1e-11)
+    torch.testing.assert_close(given.pooler_output, wanted.pooler_output, rtol=0, atol=1e-11)
+
+
+def test_eager_and_sdpa_give_the_same_gradients(family: Family, choice: str, inputs):
+    gradients = []
+    for implementation in ("eager", "sdpa"):
+        model = family.build("model", choice, implementation, torch.float64).train()
+        model(**inputs).pooler_output.square().sum().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_attention_maps_equal_eager_attentions(family: Family, choice: str, inputs, implementation: str):
+    model = family.build("model", choice, "eager", torch.float64)
+    attentions = model(**inputs, output_attentions=True).attentions
+    model.set_attn_implementation(implementation)
+    maps = model.attention_maps(**inputs)
+    assert list(maps) == list(range(model.config.num_hidden_layers)) == list(range(len(attentions)))
+    real = real_tokens(model.config, inputs)
+    for layer, attention in enumerate(attentions):
+        given = maps.dense(layer)
+        torch.testing.assert_close(given.sum(-1), torch.ones_like(given.sum(-1)), rtol=0, atol=1e-12)
+        rows = real[:, None].expand(given.shape[:-1])
+        torch.testing.assert_close(given[rows], attention[rows], rtol=0, atol=1e-12)
+        assert not given[~real[:, None, None].expand_as(given)].any(), "padding is attended to"
+        if model.config.is_causal:
+            assert not given.triu(1).any(), "a token sees a later one"
+
+
+def test_attention_maps_equal_torchs_own_attention(family: Family, choice: str):
+    """Independent: torch's multi_head_attention_forward on each block's input, with masks and offsets made here."""
+    model = family.build("model", choice, "sdpa", torch.float64)
+    images = family.images(model.config, dtype=torch.float64)
+    states = model(images, output_hidden_states=True).hidden_states
+    maps = model.attention_maps(images)
+    for index, layer in enumerate(model.layer_sequence()):
+        attention, normed = layer.attention, layer.layernorm_before(states[index]).transpose(0, 1)
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        _, wanted = F.multi_head_attention_forward(
+            query=normed,
+            key=normed,
+            value=normed,
+            embed_dim_to_check=32,
+            num_heads=4,
+            in_proj_weight=torch.cat([projection.weight for projection in projections]),
+            in_proj_bias=torch.cat([normed.new_zeros(32) if p.bias is None else p.bias for p in projections]),
+            bias_k=None,
+            bias_v=None,
+            add_zero_attn=False,
+            dropout_p=0.0,
+            out_proj_weight=attention.o_proj.weight,
+            out_proj_bias=attention.o_proj.bias,
+            training=False,
+            attn_mask=additive_mask(model.config, attention, normed),
+            average_attn_weights=False,
+        )
+        torch.testing.assert_close(maps[index], wanted, rtol=0, atol=1e-12)
+
+
+def additive_mask(config, attention, normed: torch.Tensor) -> torch.Tensor | None:
+    """[B*A, N, N]: causal order, or q . (embedding of the offset) by a loop over pairs of patches."""
+    tokens, batch = normed.shape[:2]
+    if config.is_causal:
+        return torch.full((tokens, tokens), -torch.inf, dtype=torch.float64).triu(1)
+    if config.position_embedding != "relative":
+        return None
+    (h, w), special = config.grid, config.num_special_tokens
+    table = attention.relative_position.offset_embeddings
+    queries = attention.q_proj(normed).reshape(tokens, batch, 4, 8) * 8**-0.5
+    mask = torch.zeros(batch, 4, tokens, tokens, dtype=torch.float64)
+    for query in range(h * w):
+        for key in range(h * w):
+            down, right = query // w - key // w, query % w - key % w
+            offset = table[(down + h - 1) * (2 * w - 1) + right + w - 1]
+            mask[:, :, special + query, special + key] = queries[special + query] @ offset
+    return mask.flatten(0, 1)
+
+
+def test_attention_maps_of_some_layers(family: Family):
+    model = family.build("model", num_hidden_layers=4)
+    images = family.images(model.config)
+    everything = model.attention_maps(images)
+    some = model.attention_maps(images, layers=[-1, 0])
+    assert sorted(some) == [0, 3]
+    assert len(some) == 2
+    for layer in some:
+        torch.testing.assert_close(some.dense(layer), everything.dense(layer), rtol=0, atol=0)
+    with pytest.raises(KeyError, match=r"layer 1 was not asked for; there are \[0, 3\]"):
+        some[1]
+    for wrong in ([4], [-5], []):
+        with pytest.raises(ValueError, match=r"of a model with 4 layers; indices run from -4 to 3"):
+            model.attention_maps(images, layers=wrong)
+
+
+def test_attention_maps_name_the_patches(family: Family, choice: str):
+    model = family.build("model", choice)
+    maps = model.attention_maps(family.images(model.config, grid=(2, 3)))
+    assert maps.grid == (2, 3)
+    tokens = torch.arange(family.num_tokens(model.config, (2, 3)))
+    first = 0 if model.config.is_causal else model.config.num_special_tokens
+    assert tokens[maps.patch_tokens].tolist() == list(range(first, first + 6))
+
+
+def test_heads_give_the_maps_of_their_model(family: Family):
+    model = family.build("classification")
+    images = family.images(model.config)
+    given, wanted = model.attention_maps(images, layers=[1]), model.vit.attention_maps(images, layers=[1])
+    torch.testing.assert_close(given[1], wanted[1], rtol=0, atol=0)
+
+
+def test_attentions_under_sdpa_are_refused_with_advice(family: Family, head: str):
+    model = family.build(head, attn_implementation="sdpa")
+    images = family.images(model.config)
+    advice = r"output_attentions=True.*'sdpa'.*attention_maps\(pixel_values\).*set_attn_implementation\('eager'\)"
+    with pytest.raises(ValueError, match=advice):
+        model(images, output_attentions=True)
+    model.set_attn_implementation("eager")
+    model.config.output_attentions = True
+    assert len(model(images).attentions) == 2
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match=advice):
+        model(images)
+    assert model(images, output_attentions=False).attentions is None
+
+
+def test_unknown_implementation_names_the_choices(family: Family, head: str):
+    with pytest.raises(ValueError, match=r'attn_implementation="foo"') as error:
+        family.build(head, attn_implementation="foo")
+    assert "sdpa" in str(error.value)
+    model = family.build(head)
+    with pytest.raises(ValueError, match=r'attn_implementation="foo"'):
+        model.set_attn_implementation("foo")
+
+
+def test_flash_refuses_relative_positions(family: Family):
+    if "relative" not in family.choices:
+        pytest.skip("this family has no relative positions")
+    model = family.build("model", "relative")
+    # Stands in for a machine that has flash attention: the choice is refused before any kernel is looked for.
+    model.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(ValueError, match=r"position_embedding='relative'.*flash.*'sdpa', 'flex_attention' or 'eager'"):
+        model(family.images(model.config))

@@ -1,0 +1,94 @@
+"""What forward, resizing and loading say about input that does not fit, and that they never go on with it."""
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from models.families import Family
+
+IMAGES = [
+    ((3, 16, 16), torch.float32, r"shape \(3, 16, 16\); the model needs \[B, 3, H, W\]"),
+    ((2, 16, 16, 3), torch.float32, r"shape \(2, 16, 16, 3\); the model needs \[B, 3, H, W\]"),
+    ((2, 1, 16, 16), torch.float32, r"shape \(2, 1, 16, 16\); the model needs \[B, 3, H, W\]"),
+    ((2, 3, 16, 16), torch.uint8, r"torch.uint8.*normalised floats.*image processor"),
+    ((2, 3, 16, 16), torch.int64, r"torch.int64.*normalised floats.*image processor"),
+    ((2, 3, 0, 16), torch.float32, r"image 0x16 px"),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "message"), IMAGES, ids=str)
+def test_wrong_images(family: Family, head: str, shape: tuple, dtype: torch.dtype, message: str):
+    model = family.build(head)
+    with pytest.raises(ValueError, match=message):
+        model(torch.zeros(shape, dtype=dtype))
+
+
+@pytest.mark.parametrize(("height", "width"), [(18, 16), (16, 17), (3, 16), (2, 2)])
+def test_image_that_does_not_fit_the_patch(height: int, width: int):
+    from models.families import FAMILIES
+
+    model = FAMILIES["plain"].build("model")
+    fitting = f"{-(-height // 4) * 4}x{-(-width // 4) * 4}"
+    with pytest.raises(ValueError, match=f"image {height}x{width} px .* patch 4x4 px; resize or pad.* {fitting}"):
+        model(torch.zeros(1, 3, height, width))
+
+
+MASKS = [
+    (torch.ones(2, 4, 5), r"shape \(2, 4, 5\); it needs \[2, 4, 4\]"),
+    (torch.ones(2, 16), r"shape \(2, 16\); it needs \[2, 4, 4\]"),
+    (torch.ones(1, 4, 4), r"shape \(1, 4, 4\); it needs \[2, 4, 4\]"),
+    (torch.ones(3, 4, 4), r"shape \(3, 4, 4\); it needs \[2, 4, 4\]"),
+    (torch.stack([torch.ones(4, 4), torch.zeros(4, 4)]), r"image 1 is not a rectangle.*right and bottom"),
+    (torch.stack([torch.ones(4, 4), torch.eye(4)]), r"image 1 is not a rectangle.*right and bottom"),
+    (torch.stack([torch.ones(4, 4).triu(), torch.ones(4, 4)]), r"image 0 is not a rectangle.*right and bottom"),
+    (torch.ones(2, 4, 4).index_fill(1, torch.tensor([0]), 0), r"image 0 is not a rectangle.*right and bottom"),
+]
+
+
+@pytest.mark.parametrize(("mask", "message"), MASKS, ids=[f"{i}" for i in range(len(MASKS))])
+def test_wrong_patch_masks(family: Family, head: str, mask: torch.Tensor, message: str):
+    model = family.build(head)
+    with pytest.raises(ValueError, match=message):
+        model(family.images(model.config), patch_attention_mask=mask)
+
+
+LABELS = [
+    (torch.tensor([[0], [1]]), None, r"shape \(2, 1\).*logits \(2, 3\).*indices \[B\].*probabilities.*\[B, K\]"),
+    (torch.rand(2, 4), None, r"shape \(2, 4\).*logits \(2, 3\)"),
+    (torch.rand(2), None, r"shape \(2,\) and torch.float32.*indices \[B\]"),
+    (torch.tensor([0, 1, 2]), None, r"shape \(3,\).*logits \(2, 3\)"),
+    (torch.tensor([0, 1]), "multi_label_classification", r"shape \(2,\).*multi_label_classification.*\[B, K\]"),
+    (torch.rand(2), "regression", r"shape \(2,\).*logits \(2, 3\) and problem_type=regression"),
+]
+
+
+@pytest.mark.parametrize(("labels", "problem_type", "message"), LABELS, ids=[f"{i}" for i in range(len(LABELS))])
+def test_wrong_labels(family: Family, labels: torch.Tensor, problem_type: str | None, message: str):
+    model = family.build("classification", problem_type=problem_type)
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        model(family.images(model.config), labels=labels)
+
+
+def test_labels_without_a_head(family: Family):
+    model = family.build("classification", num_labels=0)
+    with pytest.raises(ValueError, match=r"num_labels=0.*no head"):
+        model(family.images(model.config), labels=torch.tensor([0, 1]))
+
+
+def test_resizing_to_what_does_not_fit_leaves_the_model_as_it_was(family: Family):
+    if family.name != "plain":
+        pytest.skip("every size fits a SAME-padded stem")
+    model = family.build("model")
+    images = family.images(model.config)
+    before = model(images).last_hidden_state
+    with pytest.raises(StrictDataclassError, match="image_size=18 does not fit patch_size=4"):
+        model.resize_to(image_size=18)
+    assert model.config.image_size == 16
+    torch.testing.assert_close(model(images).last_hidden_state, before, rtol=0, atol=0)
+
+
+def test_loading_with_a_size_that_does_not_fit(family: Family, tmp_path):
+    if family.name != "plain":
+        pytest.skip("every size fits a SAME-padded stem")
+    family.build("classification").save_pretrained(tmp_path)
+    with pytest.raises(StrictDataclassError, match="image_size=18 does not fit patch_size=4"):
+        family.classes["classification"].from_pretrained(tmp_path, image_size=18)

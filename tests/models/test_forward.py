@@ -1,0 +1,181 @@
+"""Forward and backward of every family, head and choice: shapes, gradients, sizes, dtypes, checkpointing, batches."""
+
+import pytest
+import torch
+from models.families import HEADS, Family, pad, tensors_of, training_loss
+
+
+def test_shapes(family: Family, head: str, choice: str):
+    model = family.build(head, choice)
+    config, tokens = model.config, family.num_tokens(model.config)
+    outputs = model(family.images(config), output_hidden_states=True)
+    assert (
+        outputs[HEADS[head].output].shape
+        == {
+            "model": (2, tokens, 32),
+            "classification": (2, config.num_labels or config.representation_size or 32),
+        }[head]
+    )
+    if head == "model":
+        assert outputs.pooler_output.shape == (2, config.representation_size or 32)
+    assert [tuple(state.shape) for state in outputs.hidden_states] == [(2, tokens, 32)] * (config.num_hidden_layers + 1)
+    assert all(tensor.isfinite().all() for tensor in tensors_of(outputs))
+
+
+def test_hidden_states_are_the_blocks_inputs_and_the_last_output(family: Family, choice: str):
+    model = family.build("model", choice)
+    seen: list[torch.Tensor] = []
+    for layer in set(model.layer_sequence()):
+        layer.register_forward_hook(lambda module, inputs, output: seen.append(output.clone()))
+    outputs = model(family.images(model.config), output_hidden_states=True)
+    assert len(seen) == model.config.num_hidden_layers
+    for state, block_output in zip(outputs.hidden_states[1:], seen, strict=True):
+        torch.testing.assert_close(state, block_output, rtol=0, atol=0)
+    torch.testing.assert_close(model.layernorm(seen[-1]), outputs.last_hidden_state, rtol=0, atol=0)
+
+
+def test_every_parameter_gets_a_gradient(family: Family, head: str, choice: str):
+    model = family.build(head, choice).train()
+    training_loss(family, head, model, family.images(model.config)).backward()
+    missing = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    zero = {name for name, p in model.named_parameters() if p.grad is not None and not p.grad.any()}
+    assert (missing, zero - without_gradient(model, head)) == ([], set())
+
+
+def without_gradient(model, head: str) -> set[str]:
+    """Parameters whose gradient is zero by the mathematics, up to rounding."""
+    # The softmax is blind to a constant added to all the keys of a query.
+    names = {name for name, _ in model.named_parameters() if name.endswith("k_proj.bias")}
+    if model.config.position_embedding == "relative" and model.config.pooling == "token" and head != "model":
+        # Relative positions lie between patches, and the last layer is read at the class token alone.
+        names.add([name for name, _ in model.named_parameters() if name.endswith("offset_embeddings")][-1])
+    return names
+
+
+def test_dropout_and_drop_path_act_in_training_only(family: Family, head: str):
+    model = family.build(head, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2, drop_path_rate=0.5)
+    images = family.images(model.config)
+    first, second = (model(images)[0] for _ in range(2))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    model.train()
+    first, second = (model(images)[0] for _ in range(2))
+    assert (first - second).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (2, 7), (6, 6), (5, 3)], ids=str)
+def test_other_sizes_than_nominal(family: Family, choice: str, grid: tuple[int, int]):
+    """Without a flag, and the same as a model whose nominal size that is."""
+    model = family.build("model", choice, dtype=torch.float64)
+    images = family.images(model.config, grid=grid, dtype=torch.float64)
+    on_the_fly = model(images)
+    assert on_the_fly.last_hidden_state.shape[1] == family.num_tokens(model.config, grid)
+    model.resize_to(image_size=tuple(images.shape[2:]))
+    assert model.config.grid == grid
+    for given, wanted in zip(tensors_of(on_the_fly), tensors_of(model(images)), strict=True):
+        torch.testing.assert_close(given, wanted, rtol=0, atol=1e-12)
+
+
+def test_the_image_of_a_batch_is_computed_as_if_alone(family: Family, head: str, choice: str):
+    model = family.build(head, choice, dtype=torch.float64)
+    images = family.images(model.config, batch=3, dtype=torch.float64)
+    together = tensors_of(model(images))
+    for index in range(3):
+        alone = tensors_of(model(images[index : index + 1]))
+        for given, wanted in zip(together, alone, strict=True):
+            torch.testing.assert_close(given[index : index + 1], wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("attn_implementation", ["eager", "sdpa"])
+def test_padded_batch_of_mixed_sizes(family: Family, head: str, choice: str, attn_implementation: str):
+    """Each image of a padded batch gets the outputs it has alone, special tokens and patches."""
+    model = family.build(head, choice, attn_implementation, dtype=torch.float64)
+    grids, padded = [(2, 3), (4, 1), (3, 4), (2, 3)], (4, 5)
+    singles = [family.images(model.config, 1, grid, torch.float64) for grid in grids]
+    images, mask = pad(model.config, singles, grids, padded)
+    together = model(images, patch_attention_mask=mask)
+    for index, (single, grid) in enumerate(zip(singles, grids, strict=True)):
+        alone = model(single)
+        places = token_places(model.config, grid, padded)
+        for name in alone:
+            given = together[name][index]
+            given = given[places] if name == "last_hidden_state" else given
+            torch.testing.assert_close(given, alone[name][0], rtol=0, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def token_places(config, grid, padded) -> list[int]:
+    """Where the tokens of an image of `grid` stand in the sequence of the padded batch."""
+    special, (h, w) = config.num_special_tokens, padded
+    patches = [row * w + column for row in range(grid[0]) for column in range(grid[1])]
+    if config.is_causal:
+        return patches + [h * w + i for i in range(special)]
+    return list(range(special)) + [special + place for place in patches]
+
+
+def test_mask_without_padding_changes_nothing(family: Family, choice: str):
+    model = family.build("model", choice, dtype=torch.float64)
+    images = family.images(model.config, dtype=torch.float64)
+    mask = torch.ones(2, *model.config.grid, dtype=torch.bool)
+    for given, wanted in zip(
+        tensors_of(model(images, patch_attention_mask=mask)), tensors_of(model(images)), strict=True
+    ):
+        torch.testing.assert_close(given, wanted, rtol=0, atol=1e-12)
+
+
+def test_float64_agrees_with_float32(family: Family, head: str, choice: str):
+    model = family.build(head, choice)
+    images = family.images(model.config)
+    wanted = tensors_of(model(images))
+    model.double()
+    for given, single in zip(tensors_of(model(images.double())), wanted, strict=True):
+        assert given.dtype == torch.float64
+        torch.testing.assert_close(given, single.double(), rtol=0, atol=2e-5)
+
+
+def test_bfloat16_agrees_with_float32(family: Family, head: str, choice: str):
+    model = family.build(head, choice).bfloat16()
+    images = family.images(model.config, batch=16).bfloat16()
+    rough = tensors_of(model(images))
+    model.float()
+    for given, single in zip(rough, tensors_of(model(images.float())), strict=True):
+        assert given.dtype == torch.bfloat16
+        assert (given.float() - single).norm() < 0.03 * single.norm()  # 8 bits of mantissa, a few dozen roundings
+
+
+def test_autocast_trains_in_bfloat16(family: Family, head: str, choice: str):
+    model = family.build(head, choice).train()
+    images = family.images(model.config)
+    wanted = training_loss(family, head, model, images)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = training_loss(family, head, model, images)
+    loss.backward()
+    torch.testing.assert_close(loss.float(), wanted, rtol=0.05, atol=0.05)
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing_changes_no_gradient(family: Family, head: str, choice: str, use_reentrant: bool):
+    model = family.build(head, choice, dtype=torch.float64).train()
+    images = family.images(model.config, dtype=torch.float64)
+    training_loss(family, head, model, images).backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    model.activation_checkpointing_enable({"use_reentrant": use_reentrant})
+    calls = count_calls(model)
+    training_loss(family, head, model, images).backward()
+    assert len(calls) == 2 * model.config.num_hidden_layers, "every block runs again in the backward pass"
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, wanted[name], rtol=0, atol=1e-12)
+
+
+def count_calls(model) -> list[str]:
+    calls: list[str] = []
+    for module in model.modules():
+        if type(module).__name__.endswith("Attention") and "attention" in type(module).__module__:
+            module.register_forward_hook(lambda module, inputs, output: calls.append("call"))
+    return calls
+
+
+def test_patch_count_one_still_attends_to_the_special_tokens(family: Family):
+    model = family.build("model")
+    outputs = model(family.images(model.config, grid=(1, 1)))
+    assert outputs.last_hidden_state.shape == (2, 1 + model.config.num_special_tokens, 32)
