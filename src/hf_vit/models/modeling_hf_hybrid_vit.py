@@ -65,6 +65,10 @@ class StdConv2d(nn.Conv2d):
         self._cached = None
         return super().train(mode)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> "StdConv2d":
+        self._cached = None
+        return super()._apply(fn, recurse)
+
     def __getstate__(self):
         return {**super().__getstate__(), "_cached": None}  # a copied or pickled model carries no derived kernel
 

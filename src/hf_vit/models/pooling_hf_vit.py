@@ -47,13 +47,14 @@ class HfViTPooler(nn.Module):
         self.class_token = class_token_index(config)
         if mlp is not None:
             self.map = AttentionPooling(config, mlp)
-        self._pool = {"token": self._token, "gap": self._gap, "map": self._map}[config.pooling]
+        # A method's name, not the bound method: a replica or a shallow copy must use its own parameters.
+        self._pool = f"_{config.pooling}"
         size = config.representation_size
         self.dense = None if size is None else nn.Linear(config.hidden_size, size)
 
     def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
         """[B, D] before the representation layer; `token_mask` [B, N] is True where a token is not padding."""
-        return self._pool(hidden_states, token_mask)
+        return getattr(self, self._pool)(hidden_states, token_mask)
 
     def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
         pooled = self.pool(hidden_states, token_mask)

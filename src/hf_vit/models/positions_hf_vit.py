@@ -4,6 +4,8 @@ Legend: B batch, N = h*w patch tokens, D hidden size, K head size; a grid is (h,
 Sources: arXiv 2010.11929 section 3.2 (resampling) and appendix D.4 (kinds); sin-cos as in arXiv 2205.01580.
 """
 
+from typing import Any, Self
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -79,6 +81,11 @@ def resample_patch_kernel(kernel: torch.Tensor, new_patch: Grid) -> torch.Tensor
     return fitted.reshape(*kernel.shape[:2], *new_patch).to(kernel.device, kernel.dtype)
 
 
+def replace_parameter(old: nn.Parameter, values: torch.Tensor) -> nn.Parameter:
+    """A parameter of other values, and maybe another shape, that is frozen if the old one is."""
+    return nn.Parameter(values.detach(), requires_grad=old.requires_grad)
+
+
 def _angles(positions: torch.Tensor, width: int) -> torch.Tensor:
     """[M] positions -> [M, width] angles, frequencies 1 ... 1/10000 spread evenly on a logarithmic scale."""
     exponents = torch.arange(width, dtype=torch.float64, device=positions.device) / (width - 1)
@@ -128,43 +135,54 @@ class PositionTable(nn.Module):
             self.column_position_embeddings = nn.Parameter(torch.zeros(1, w, half))
             if self.num_special_rows:
                 self.class_position_embedding = nn.Parameter(torch.zeros(1, self.num_special_rows, self.hidden_size))
-        self._compute = {
-            "learned": self._learned,
-            "learned_2d": self._learned_2d,
-            "sincos_2d": self._sincos_2d,
-            "sincos_1d": self._sincos_1d,
-        }.get(kind)
+        # A method's name, not the bound method: a replica or a shallow copy must use its own parameters.
+        self._compute = None if kind in ("relative", "none") else f"_{kind}"
         self._cache: dict[tuple, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def position_table(self, grid: Grid, like: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The rows to add for a grid: patches [1, h*w, D] and special tokens [1, T, D]; None where nothing is added.
 
-        Resampled and sinusoidal tables are kept per grid while no gradient is asked for and no weight changes.
+        In evaluation without gradients, resampled and sinusoidal tables are kept per grid. Every in-place change, load,
+        move or `train()` makes them anew.
         """
         if self._compute is None:
             return None, None
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self._compute(grid, like)
-        versions = tuple((p._version, p.data_ptr()) for p in self._position_parameters())
+        compute = getattr(self, self._compute)
+        replica = getattr(self, "_is_replica", False)  # nn.DataParallel's, which shares this dict and lives one call
+        if self.training or replica or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return compute(grid, like)
+        versions = tuple(
+            (-1 if p.is_inference() else p._version, p.data_ptr(), p.dtype) for p in self._position_parameters()
+        )
         key = (grid, like.dtype, like.device, versions)
         if key not in self._cache:
             if any(old[3] != versions for old in self._cache):
                 self._cache.clear()
-            self._cache[key] = self._compute(grid, like)
+            self._cache[key] = compute(grid, like)
         return self._cache[key]
+
+    def train(self, mode: bool = True) -> Self:
+        self._cache.clear()
+        return super().train(mode)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        self._cache.clear()
+        return super()._apply(fn, recurse)
 
     def resize_to(self, config: HfViTBaseConfig) -> None:
         """Resample the learned tables to the grid of another config and make it the table's own."""
+        if self.grid == config.grid:
+            return
         if hasattr(self, "position_embeddings"):
             table = resample_position_table(
                 self.position_embeddings, self.grid, config.grid, self.num_special_rows, self.interpolation
             )
-            self.position_embeddings = nn.Parameter(table)
+            self.position_embeddings = replace_parameter(self.position_embeddings, table)
         elif hasattr(self, "row_position_embeddings"):
             for name, side in (("row", config.grid[0]), ("column", config.grid[1])):
                 table = getattr(self, f"{name}_position_embeddings")
                 resampled = resample_grid(table.transpose(0, 1), (side, 1), self.interpolation).transpose(0, 1)
-                setattr(self, f"{name}_position_embeddings", nn.Parameter(resampled))
+                setattr(self, f"{name}_position_embeddings", replace_parameter(table, resampled))
         self.grid = config.grid
         self._cache.clear()
 
@@ -214,7 +232,9 @@ class RelativePositionBias(nn.Module):
 
     def resize_to(self, config: HfViTBaseConfig) -> None:
         """Resample the offsets to the grid of another config and make it the table's own."""
-        self.offset_embeddings = nn.Parameter(self._table(config.grid).flatten(0, 1))
+        if self.grid == config.grid:
+            return
+        self.offset_embeddings = replace_parameter(self.offset_embeddings, self._table(config.grid).flatten(0, 1))
         self.grid = config.grid
 
     def _table(self, grid: Grid) -> torch.Tensor:
