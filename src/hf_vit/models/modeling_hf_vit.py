@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
@@ -26,147 +25,10 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention_hf_vit import AttentionMaps, HfViTAttention
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
+from .embeddings_hf_vit import HfViTEmbeddings, HfViTPatchEmbeddings, Tokens
+from .loss_hf_vit import classification_loss
 from .pooling_hf_vit import AttentionPooling, HfViTPooler, class_token_index, patch_token_slice
-from .positions_hf_vit import (
-    Grid,
-    PositionTable,
-    RelativePositionBias,
-    own_places,
-    resample_patch_kernel,
-)
-
-
-class HfViTPatchEmbeddings(nn.Module):
-    """Cut an image into patches and project each: [B, C, H, W] -> [B, h*w, D], row by row."""
-
-    def __init__(self, config: HfViTConfig) -> None:
-        super().__init__()
-        self.projection = nn.Conv2d(
-            config.num_channels, config.hidden_size, kernel_size=config.patch_stride, stride=config.patch_stride
-        )
-
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        return self.projection(pixel_values).flatten(2).transpose(1, 2)
-
-    def resize_to(self, config: HfViTConfig) -> None:
-        """Stretch the kernel to the patch of another config."""
-        stride = config.patch_stride
-        self.projection.weight = nn.Parameter(resample_patch_kernel(self.projection.weight, stride))
-        self.projection.kernel_size = self.projection.stride = stride
-
-
-@dataclass
-class Tokens:
-    """What the embeddings hand to the blocks.
-
-    Attributes:
-        hidden_states: [B, N, D].
-        grid: (h, w), the patch grid of the (padded) image.
-        token_mask: [B, N] bool, False on padding; None when nothing is padded.
-        image_grids: the part of the grid that each image fills; None when all fill it.
-    """
-
-    hidden_states: torch.Tensor
-    grid: Grid
-    token_mask: torch.Tensor | None = None
-    image_grids: list[Grid] | None = None
-
-
-class HfViTEmbeddings(PositionTable):
-    """Patches + position table + special tokens: image [B, C, H, W] -> `Tokens`.
-
-    Args:
-        patch_embeddings: [B, C, H, W] -> [B, h*w, D]; the hybrid's holds its ResNet stem.
-    """
-
-    def __init__(self, config: HfViTBaseConfig, patch_embeddings: nn.Module) -> None:
-        super().__init__(config)
-        self.patch_embeddings = patch_embeddings
-        self.config = config
-        if config.has_class_token:
-            self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
-        if config.use_distillation_token:
-            self.distillation_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    def forward(self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None) -> Tokens:
-        grid, token_mask, image_grids = self.patch_grid(pixel_values), None, None
-        if patch_attention_mask is None:
-            patches, special_rows = self._positioned_patches(pixel_values, grid)
-        else:
-            image_grids = image_grids_of(patch_attention_mask, pixel_values.shape[0], grid)
-            patches, special_rows = self._padded_patches(pixel_values, grid, image_grids)
-            flat = patch_attention_mask.flatten(1).bool()
-            token_mask = self._attach_special(flat, [flat.new_ones(flat.shape[0], 1)] * self.config.num_special_tokens)
-        hidden_states = self._attach_special(patches, self._special_tokens(patches.shape[0], special_rows))
-        return Tokens(self.dropout(hidden_states), grid, token_mask, image_grids)
-
-    def patch_grid(self, pixel_values: torch.Tensor) -> Grid:
-        """(h, w) of a batch; an image that does not fit raises with what was given and what is needed."""
-        if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
-            raise ValueError(
-                f"pixel_values of shape {tuple(pixel_values.shape)}; "
-                f"the model needs [B, {self.config.num_channels}, H, W]"
-            )
-        if not pixel_values.is_floating_point():
-            raise ValueError(
-                f"pixel_values are {pixel_values.dtype}; the model needs normalised floats: use the image processor"
-            )
-        return self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
-
-    def _positioned_patches(self, pixel_values: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[B, h*w, D] with positions, and the position rows of the special tokens."""
-        patches = self.patch_embeddings(pixel_values)
-        table, special_rows = self.position_table(grid, like=patches)
-        return (patches if table is None else patches + table), special_rows
-
-    def _padded_patches(
-        self, pixel_values: torch.Tensor, grid: Grid, image_grids: list[Grid]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The same for a padded batch: every image is embedded at its own size and placed at the top left."""
-        batch, (stride_h, stride_w) = pixel_values.shape[0], self.config.patch_stride
-        padded = pixel_values.new_zeros(batch, grid[0] * grid[1], self.config.hidden_size)
-        special_rows = None
-        for own in sorted(set(image_grids)):
-            images = torch.tensor([i for i, g in enumerate(image_grids) if g == own], device=pixel_values.device)
-            crops = pixel_values[images, :, : own[0] * stride_h, : own[1] * stride_w]
-            patches, special_rows = self._positioned_patches(crops, own)
-            places = own_places(own, grid, pixel_values.device)
-            padded = padded.to(patches.dtype).index_put((images[:, None], places), patches)
-        return padded, special_rows
-
-    def _special_tokens(self, batch: int, rows: torch.Tensor | None) -> list[torch.Tensor]:
-        tokens = [getattr(self, name) for name in ("cls_token", "distillation_token") if hasattr(self, name)]
-        if rows is not None:
-            tokens = [token + rows[:, i : i + 1] for i, token in enumerate(tokens)]
-        return [token.expand(batch, -1, -1) for token in tokens]
-
-    def _attach_special(self, patches: torch.Tensor, special: list[torch.Tensor]) -> torch.Tensor:
-        if not special:
-            return patches
-        return torch.cat([patches, *special] if self.config.is_causal else [*special, patches], dim=1)
-
-
-def image_grids_of(patch_attention_mask: torch.Tensor, batch: int, grid: Grid) -> list[Grid]:
-    """Read from a mask [B, h, w] the (h_i, w_i) that every image fills at the top left of a padded batch.
-
-    Raises:
-        ValueError: the mask has another shape, or an image is empty or not a top-left rectangle.
-    """
-    if tuple(patch_attention_mask.shape) != (batch, *grid):
-        raise ValueError(
-            f"patch_attention_mask of shape {tuple(patch_attention_mask.shape)}; it needs {[batch, *grid]}, "
-            "one entry a patch, 1 on the image and 0 on padding"
-        )
-    mask = patch_attention_mask.bool()
-    heights, widths = mask.any(dim=2).sum(dim=1).tolist(), mask.any(dim=1).sum(dim=1).tolist()
-    for index, (h, w) in enumerate(zip(heights, widths, strict=True)):
-        if not h or int(mask[index].sum()) != h * w or not bool(mask[index, :h, :w].all()):
-            raise ValueError(
-                f"patch_attention_mask of image {index} is not a rectangle at the top left; "
-                "pad every image at its right and bottom"
-            )
-    return list(zip(heights, widths, strict=True))
+from .positions_hf_vit import PositionTable, RelativePositionBias
 
 
 class HfViTMLP(nn.Module):
@@ -561,48 +423,6 @@ class HfViTBaseForImageClassification(HfViTPreTrainedModel):
         return HfViTImageClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions, **heads
         )
-
-
-def classification_loss(
-    logits: torch.Tensor,
-    labels: torch.Tensor,
-    problem_type: str | None = None,
-    num_items_in_batch: torch.Tensor | int | None = None,
-) -> torch.Tensor:
-    """Mean loss over the batch, or over `num_items_in_batch` of all accumulated batches.
-
-    Args:
-        logits: [B, K].
-        labels: [B] int: cross-entropy (-100 is ignored); [B, K] float: soft cross-entropy, or binary cross-entropy
-            summed over classes if `problem_type` is "multi_label_classification"; K = 1 or "regression": squared error.
-        num_items_in_batch: label elements of the accumulated batches, as transformers' Trainer counts them.
-
-    Raises:
-        ValueError: labels and logits do not fit each other.
-    """
-    labels = labels.to(logits.device)
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    if problem_type is None and logits.shape[1] == 1:
-        problem_type = "regression"
-    one_an_image, one_a_logit = labels.shape == logits.shape[:1], labels.shape == logits.shape
-    if problem_type == "regression" and (one_a_logit or (one_an_image and logits.shape[1] == 1)):
-        each = ((wide - labels.to(wide.dtype).view_as(wide)) ** 2).mean(dim=1)
-    elif problem_type == "multi_label_classification" and one_a_logit:
-        each = F.binary_cross_entropy_with_logits(wide, labels.to(wide.dtype), reduction="none").sum(dim=1)
-    elif problem_type in (None, "single_label_classification") and one_a_logit:
-        each = F.cross_entropy(wide, labels.to(wide.dtype), reduction="none")
-    elif problem_type in (None, "single_label_classification") and one_an_image and not labels.is_floating_point():
-        each = F.cross_entropy(wide, labels, reduction="none")
-        if num_items_in_batch is None:
-            return each.sum() / (labels != -100).sum().clamp(min=1)
-    else:
-        raise ValueError(
-            f"labels of shape {tuple(labels.shape)} and {labels.dtype} for logits {tuple(logits.shape)} and "
-            f"problem_type={problem_type}; give class indices [B], or probabilities or targets [B, K]"
-        )
-    if num_items_in_batch is None:
-        return each.mean()
-    return each.sum() * labels[0].numel() / num_items_in_batch
 
 
 class HfViTModel(HfViTBaseModel):

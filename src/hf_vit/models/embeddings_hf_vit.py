@@ -1,0 +1,148 @@
+"""From images to tokens: patches, positions, special tokens; batches of mixed sizes.
+
+Legend: B batch, C channels, H x W px, h x w patch grid, N tokens, D hidden size.
+Source: arXiv 2010.11929, section 3.1.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
+from .positions_hf_vit import Grid, PositionTable, own_places, replace_parameter, resample_patch_kernel
+
+
+class HfViTPatchEmbeddings(nn.Module):
+    """Cut an image into patches and project each: [B, C, H, W] -> [B, h*w, D], row by row."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        super().__init__()
+        self.projection = nn.Conv2d(
+            config.num_channels, config.hidden_size, kernel_size=config.patch_stride, stride=config.patch_stride
+        )
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.projection(pixel_values).flatten(2).transpose(1, 2)
+
+    def resize_to(self, config: HfViTConfig) -> None:
+        """Stretch the kernel to the patch of another config."""
+        stride, kernel = config.patch_stride, self.projection.weight
+        if stride == self.projection.kernel_size:
+            return
+        self.projection.weight = replace_parameter(kernel, resample_patch_kernel(kernel, stride))
+        self.projection.kernel_size = self.projection.stride = stride
+
+
+@dataclass
+class Tokens:
+    """What the embeddings hand to the blocks.
+
+    Attributes:
+        hidden_states: [B, N, D].
+        grid: (h, w), the patch grid of the (padded) image.
+        token_mask: [B, N] bool, False on padding; None when nothing is padded.
+        image_grids: the part of the grid that each image fills; None when all fill it.
+    """
+
+    hidden_states: torch.Tensor
+    grid: Grid
+    token_mask: torch.Tensor | None = None
+    image_grids: list[Grid] | None = None
+
+
+class HfViTEmbeddings(PositionTable):
+    """Patches + position table + special tokens: image [B, C, H, W] -> `Tokens`.
+
+    Args:
+        patch_embeddings: [B, C, H, W] -> [B, h*w, D]; the hybrid's holds its ResNet stem.
+    """
+
+    def __init__(self, config: HfViTBaseConfig, patch_embeddings: nn.Module) -> None:
+        super().__init__(config)
+        self.patch_embeddings = patch_embeddings
+        self.config = config
+        if config.has_class_token:
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        if config.use_distillation_token:
+            self.distillation_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None) -> Tokens:
+        grid, token_mask, image_grids = self.patch_grid(pixel_values), None, None
+        if patch_attention_mask is None:
+            patches, special_rows = self._positioned_patches(pixel_values, grid)
+        else:
+            image_grids = image_grids_of(patch_attention_mask, pixel_values.shape[0], grid)
+            patches, special_rows = self._padded_patches(pixel_values, grid, image_grids)
+            flat = patch_attention_mask.flatten(1).bool()
+            token_mask = self._attach_special(flat, [flat.new_ones(flat.shape[0], 1)] * self.config.num_special_tokens)
+        hidden_states = self._attach_special(patches, self._special_tokens(patches.shape[0], special_rows))
+        return Tokens(self.dropout(hidden_states), grid, token_mask, image_grids)
+
+    def patch_grid(self, pixel_values: torch.Tensor) -> Grid:
+        """(h, w) of a batch; an image that does not fit raises with what was given and what is needed."""
+        if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
+            raise ValueError(
+                f"pixel_values of shape {tuple(pixel_values.shape)}; "
+                f"the model needs [B, {self.config.num_channels}, H, W]"
+            )
+        if not pixel_values.is_floating_point():
+            raise ValueError(
+                f"pixel_values are {pixel_values.dtype}; the model needs normalised floats: use the image processor"
+            )
+        return self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
+
+    def _positioned_patches(self, pixel_values: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[B, h*w, D] with positions, and the position rows of the special tokens."""
+        patches = self.patch_embeddings(pixel_values)
+        table, special_rows = self.position_table(grid, like=patches)
+        return (patches if table is None else patches + table), special_rows
+
+    def _padded_patches(
+        self, pixel_values: torch.Tensor, grid: Grid, image_grids: list[Grid]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same for a padded batch: every image is embedded at its own size and placed at the top left."""
+        batch, (stride_h, stride_w) = pixel_values.shape[0], self.config.patch_stride
+        padded = pixel_values.new_zeros(batch, grid[0] * grid[1], self.config.hidden_size)
+        special_rows = None
+        for own in sorted(set(image_grids)):
+            images = torch.tensor([i for i, g in enumerate(image_grids) if g == own], device=pixel_values.device)
+            crops = pixel_values[images, :, : own[0] * stride_h, : own[1] * stride_w]
+            patches, special_rows = self._positioned_patches(crops, own)
+            places = own_places(own, grid, pixel_values.device)
+            padded = padded.to(patches.dtype).index_put((images[:, None], places), patches)
+        return padded, special_rows
+
+    def _special_tokens(self, batch: int, rows: torch.Tensor | None) -> list[torch.Tensor]:
+        tokens = [getattr(self, name) for name in ("cls_token", "distillation_token") if hasattr(self, name)]
+        if rows is not None:
+            tokens = [token + rows[:, i : i + 1] for i, token in enumerate(tokens)]
+        return [token.expand(batch, -1, -1) for token in tokens]
+
+    def _attach_special(self, patches: torch.Tensor, special: list[torch.Tensor]) -> torch.Tensor:
+        if not special:
+            return patches
+        return torch.cat([patches, *special] if self.config.is_causal else [*special, patches], dim=1)
+
+
+def image_grids_of(patch_attention_mask: torch.Tensor, batch: int, grid: Grid) -> list[Grid]:
+    """Read from a mask [B, h, w] the (h_i, w_i) that every image fills at the top left of a padded batch.
+
+    Raises:
+        ValueError: the mask has another shape, or an image is empty or not a top-left rectangle.
+    """
+    if tuple(patch_attention_mask.shape) != (batch, *grid):
+        raise ValueError(
+            f"patch_attention_mask of shape {tuple(patch_attention_mask.shape)}; it needs {[batch, *grid]}, "
+            "one entry a patch, 1 on the image and 0 on padding"
+        )
+    mask = patch_attention_mask.bool()
+    heights, widths = mask.any(dim=2).sum(dim=1).tolist(), mask.any(dim=1).sum(dim=1).tolist()
+    for index, (h, w) in enumerate(zip(heights, widths, strict=True)):
+        if not h or int(mask[index].sum()) != h * w or not bool(mask[index, :h, :w].all()):
+            raise ValueError(
+                f"patch_attention_mask of image {index} is not a rectangle at the top left; "
+                "pad every image at its right and bottom"
+            )
+    return list(zip(heights, widths, strict=True))

@@ -1,0 +1,46 @@
+"""The classification loss of all families: hard, soft and multi-label targets, exact under gradient accumulation."""
+
+import torch
+from torch.nn import functional as F
+
+
+def classification_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    problem_type: str | None = None,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """Mean loss over the batch, or over `num_items_in_batch` of all accumulated batches.
+
+    Args:
+        logits: [B, K].
+        labels: [B] int: cross-entropy (-100 is ignored); [B, K] float: soft cross-entropy, or binary cross-entropy
+            summed over classes if `problem_type` is "multi_label_classification"; K = 1 or "regression": squared error.
+        num_items_in_batch: label elements of the accumulated batches, as transformers' Trainer counts them.
+
+    Raises:
+        ValueError: labels and logits do not fit each other.
+    """
+    labels = labels.to(logits.device)
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    if problem_type is None and logits.shape[1] == 1:
+        problem_type = "regression"
+    one_an_image, one_a_logit = labels.shape == logits.shape[:1], labels.shape == logits.shape
+    if problem_type == "regression" and (one_a_logit or (one_an_image and logits.shape[1] == 1)):
+        each = ((wide - labels.to(wide.dtype).view_as(wide)) ** 2).mean(dim=1)
+    elif problem_type == "multi_label_classification" and one_a_logit:
+        each = F.binary_cross_entropy_with_logits(wide, labels.to(wide.dtype), reduction="none").sum(dim=1)
+    elif problem_type in (None, "single_label_classification") and one_a_logit:
+        each = F.cross_entropy(wide, labels.to(wide.dtype), reduction="none")
+    elif problem_type in (None, "single_label_classification") and one_an_image and not labels.is_floating_point():
+        each = F.cross_entropy(wide, labels, reduction="none")
+        if num_items_in_batch is None:
+            return each.sum() / (labels != -100).sum().clamp(min=1)
+    else:
+        raise ValueError(
+            f"labels of shape {tuple(labels.shape)} and {labels.dtype} for logits {tuple(logits.shape)} and "
+            f"problem_type={problem_type}; give class indices [B], or probabilities or targets [B, K]"
+        )
+    if num_items_in_batch is None:
+        return each.mean()
+    return each.sum() * labels[0].numel() / num_items_in_batch
