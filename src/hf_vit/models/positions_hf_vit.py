@@ -81,7 +81,7 @@ def resample_patch_kernel(kernel: torch.Tensor, new_patch: Grid) -> torch.Tensor
     return fitted.reshape(*kernel.shape[:2], *new_patch).to(kernel.device, kernel.dtype)
 
 
-def replace_parameter(old: nn.Parameter, values: torch.Tensor) -> nn.Parameter:
+def replace_parameter(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:
     """A parameter of other values, and maybe another shape, that is frozen if the old one is."""
     return nn.Parameter(values.detach(), requires_grad=old.requires_grad)
 
