@@ -41,7 +41,11 @@ def data(split: str, size: int, name: str = "digits") -> DataFact:
     return DataFact(name=name, fingerprint="f" * 16, split=split, size=size)
 
 
-TRAINING = {"recipe": {"learning_rate": 0.00125, "augmentation": {"shift_px": 1}, "ema": True}, "steps": 4321}
+TRAINING = {
+    "recipe": {"learning_rate": 0.00125, "augmentation": {"shift_px": 1}, "ema": True},
+    "steps": 4321,
+    "validation_accuracy": 0.97531,
+}
 EVALUATION = {
     "top1": 0.98765, "top5": 0.99912, "ece": 0.01234, "loss": 0.0543219,
     "per_class": {"ant": 0.9111, "bee": 1.0}, "pictures": ["confusion_matrix.png", "wrong_images.png"],
@@ -86,8 +90,8 @@ def test_every_fact_is_in_the_card(told: Path) -> None:
     assert "| bee | 100.00% |" in card
     for row in (
         "Data | digits, split train, 1,257 images", "Seed | 17", "Time | 75.4 s", "Machine | Some CPU, 2 CPU cores",
-        "Date | 2031-02-03", "Versions | torch 9.8.7", "steps | 4321", "learning rate | 0.00125",
-        "augmentation shift px | 1", "ema | yes",
+        "Date | 2031-02-03", "Versions | torch 9.8.7", "steps | 4321", "validation accuracy | 97.53%",
+        "learning rate | 0.00125", "augmentation shift px | 1", "ema | yes",
     ):  # fmt: skip
         assert f"| {row} |" in card
     assert "```bash\nhf-vit finetune --data digits\n```" in card

@@ -17,6 +17,10 @@ def command_line(context: typer.Context) -> str:
         if isinstance(value, bool):
             words.append(options[0] if value else parameter.secondary_opts[0])
             continue
-        for item in cast(list[Any], value) if isinstance(value, list | tuple) else [value]:
-            words += [options[0], str(item)] if options else [str(item)]
+        values = [str(item) for item in cast(list[Any], value)] if isinstance(value, list | tuple) else [str(value)]
+        if parameter.nargs > 1:  # one option with several values
+            words += [*options[:1], *values]
+        else:
+            for item in values:
+                words += [*options[:1], item]
     return shlex.join(words)

@@ -231,10 +231,10 @@ def _context(folder: Path, config: dict[str, Any], facts: Facts, results: list[R
         "parameters": _grouped(count_parameters(folder)),
         "classes": _classes(config),
         "num_classes": len(config.get("id2label") or {}),
-        "training": _run(training, skip=("recipe", "base_model")),
+        "training": _run(training, skip=("recipe", "base_model", "parameters")),
         "base_model": training.values.get("base_model") if training else None,
         "recipe": _rows(training.values.get("recipe")) if training else [],
-        "conversion": _run(conversions[-1]) if conversions else None,
+        "conversion": _run(conversions[-1], skip=("parameters",)) if conversions else None,
         "results": [_result(record, training) for record in results],
         "per_class": _per_class(results[-1]) if results else [],
         "per_class_of": _describe(results[-1]) if results else None,
@@ -300,7 +300,8 @@ def _rows(values: Any, prefix: str = "") -> list[tuple[str, str]]:
         if isinstance(value, Mapping):
             found += _rows(value, f"{name} ")
         elif value is not None:
-            found.append((_cell(name), _cell(_plain(value))))
+            shown = _percent(value) if key.endswith("accuracy") and isinstance(value, float) else _plain(value)
+            found.append((_cell(name), _cell(shown)))
     return found
 
 
