@@ -35,6 +35,33 @@ def test_what_may_be_a_hub_id_names_both_readings(streaming):
     )
 
 
+def test_an_unreachable_hub_is_said_at_once(monkeypatch):
+    import datasets
+
+    def unreachable(*args, **kwargs):
+        raise RuntimeError("[Errno -2] Name or\nservice not known")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", unreachable)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: pytest.fail("datasets retries for 24 s"))
+    refuses(
+        "somebody/pets",
+        r"as a data set of the Hub it could not be loaded: \[Errno -2\] Name or service not known; check the spelling",
+    )
+
+
+def test_data_of_the_hub_that_are_cached_need_no_network(folder, make, monkeypatch, tmp_path):
+    import datasets
+
+    asked = []
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, *args, **kwargs: asked.append(name) or {"train": table})
+    table = make.table(folder, names=NAMES)
+    refuses("Some/MyPets", "could not be loaded: Cannot reach .* offline mode is enabled")
+    (tmp_path / "Some___my_pets").mkdir()
+    assert load_data("Some/MyPets").num_examples("train") == 32
+    assert asked == ["Some/MyPets"]
+
+
 def test_an_existing_folder_is_never_taken_for_a_hub_id(tmp_path, make, monkeypatch):
     make.folder(tmp_path / "user" / "name", {"a": 5, "b": 5})
     monkeypatch.chdir(tmp_path)
@@ -225,3 +252,23 @@ def test_size_is_counted_upright(folder, make):
 def test_an_image_of_a_mode_that_cannot_be_converted_is_bad(folder):
     Image.new("LAB", (12, 12)).save(folder / "owl" / "lab.tif")
     refuses(folder, r"image '.*lab.tif': images of mode LAB cannot be converted")
+
+
+def test_a_skipped_image_of_a_stream_is_counted_once(folder):
+    spoil(folder)
+    data = load_data(str(folder), skip_bad_images=True, streaming=True)
+    for _ in range(3):
+        for stream in data.splits.values():
+            list(stream)
+    assert len(data.skipped) == 3
+
+
+def test_big_sets_show_their_progress(folder, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    load_data(str(folder))
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("hf_vit.data.checks.PROGRESS_FROM", 40)
+    load_data(str(folder))
+    shown = capsys.readouterr().err
+    assert "Checking train images" in shown
+    assert "40/40" in shown

@@ -208,7 +208,9 @@ def test_hub_data_sets_come_through_datasets(folder, monkeypatch, streaming, loo
         return {key: part.to_iterable_dataset() if streaming else part for key, part in kinds.items()}
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda self, name: type("Info", (), {"sha": "abc"}))
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.dataset_info", lambda self, name, timeout: type("Info", (), {"sha": "abc"})
+    )
     data = load_data("someone/pets:small", streaming=streaming)
     assert asked == [("someone/pets", "small")]
     assert data.name == "someone/pets:small"

@@ -70,19 +70,19 @@ def _need(condition: bool, name: str, value: object, need: str) -> None:
 
 def random_keys(seed: int, epoch: int, images: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
     """[B] one well-mixed 64-bit number for every image in this epoch of this seed."""
-    base = _mix(_mix(np.asarray([seed], dtype=np.uint64)) + np.asarray([epoch], dtype=np.uint64))
-    return _mix(base ^ _mix(images))
+    base = _stream(np.zeros(1, dtype=np.uint64), np.asarray([seed % 2**64], dtype=np.uint64))
+    return _stream(_stream(base, np.asarray([epoch], dtype=np.uint64)), images)
 
 
 def uniforms(keys: "NDArray[np.uint64]", count: int) -> "NDArray[np.float64]":
     """[B, count] numbers in [0, 1), independent of each other, the same for the same keys everywhere."""
-    # The odd constant is SplitMix64's increment, 2**64 / golden ratio.
-    steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return (_mix(keys[:, None] + steps[None, :]) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    numbers = _stream(keys[:, None], np.arange(count, dtype=np.uint64)[None, :])
+    return (numbers >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _mix(values: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
-    """SplitMix64's finaliser (Steele, Lea, Flood 2014): a well-mixing bijection of 64-bit numbers."""
+def _stream(state: "NDArray[np.uint64]", position: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
+    """The numbers at the given positions of the SplitMix64 generators (Steele, Lea, Flood 2014) of these states."""
+    values = state + (position + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

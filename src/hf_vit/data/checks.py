@@ -22,7 +22,7 @@ PROGRESS_FROM = 2000
 _REMEDY = "replace or remove it, or pass skip_bad_images (--skip-bad-images) to go on without it"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Seen:
     """What the scan learnt of one image: name, content hash, size in px, and what is wrong with it if anything is."""
 

@@ -57,11 +57,6 @@ class ImageData:
             raise UserError(f"'{self.name}' has no split '{name}' (it has {have}); choose one of these or add it")
         return self.splits[name]
 
-    @property
-    def is_streaming(self) -> bool:
-        """Whether the splits are streams rather than tables."""
-        return any(not hasattr(data, "__len__") for data in self.splits.values())
-
 
 def check_images(data: ImageData, min_size: int | tuple[int, int] = 1, skip_bad_images: bool = False) -> ImageData:
     """Make sure that every image is readable and at least `min_size` large, before any training.

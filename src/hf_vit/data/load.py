@@ -15,7 +15,7 @@ from hf_vit.data.labels import LabelMap, is_unlabelled
 from hf_vit.data.sources import Source, resolve_source
 from hf_vit.data.splits import SPLITS, cut_rows, missing_splits
 from hf_vit.data.streams import StreamCut, StreamReader
-from hf_vit.data.tables import Columns, Tables, read_files, read_folder, read_hub
+from hf_vit.data.tables import Columns, Tables, hub_commit, read_files, read_folder, read_hub
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
@@ -196,9 +196,7 @@ def _distinct(stream: "IterableDataset", tables: Tables) -> Iterator[Any]:
 def _files_fingerprint(place: Source) -> str:
     """Hash of a stream's files: contents up to 1 GiB together, names and sizes beyond; for the Hub, of the commit."""
     if place.kind == "hub":
-        from huggingface_hub import HfApi
-
-        commit = HfApi().dataset_info(place.name.partition(":")[0]).sha
+        commit = hub_commit(place.name.partition(":")[0])
         return hashlib.sha256(f"{place.name} {commit}".encode()).hexdigest()[:16]
     named = [(f"{split}/{path.name}", path) for split, paths in place.files.items() for path in paths]
     for split, classes in place.folder.items():

@@ -54,10 +54,14 @@ class StreamReader:
                 labels.append(self.labels.number(raw, f"image '{place}'"))
                 images.append(image)
             elif self.skip_bad_images:
-                self.skipped.append(short_name(seen.name))
+                self._skip(short_name(seen.name))
             else:
                 raise_bad(seen, problem or "is corrupt")
         return {"image": images, "label": labels}
+
+    def _skip(self, name: str) -> None:
+        if name not in self.skipped:  # a stream passes once an epoch
+            self.skipped.append(name)
 
     def _wanted(self, stored: Mapping[str, Any]) -> bool:
         assert self.cut is not None

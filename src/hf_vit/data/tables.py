@@ -3,6 +3,7 @@
 import glob
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_vit.data.sources import Source
@@ -86,13 +87,19 @@ def read_hub(source: Source, *, streaming: bool) -> Tables:
     from datasets import load_dataset
 
     repo, _, configuration = source.name.partition(":")
+    neither = f"'{source.name}' is no existing path, and as a data set of the Hub it could not be loaded"
+    try:
+        hub_commit(repo)
+    except Exception as error:  # no network, unknown name: datasets itself would retry for half a minute, noisily
+        if not _is_cached(repo):
+            raise UserError(
+                f"{neither}: {_one_line(error)}; check the spelling of the path or id, and the network connection"
+            ) from error
     try:
         loaded: Any = load_dataset(repo, configuration or None, streaming=streaming)
-    except Exception as error:  # no network, unknown name, gated, no configuration chosen: datasets' text says which
-        raise UserError(
-            f"'{source.name}' is no existing path, and as a data set of the Hub it could not be loaded: "
-            f"{_one_line(error)} (a choice of configuration is written {repo}:CONFIGURATION)"
-        ) from error
+    except Exception as error:  # gated, no configuration chosen, no images: datasets' text says which
+        chosen = "" if configuration else f" (a choice of configuration is written {repo}:CONFIGURATION)"
+        raise UserError(f"{neither}: {_one_line(error)}{chosen}") from error
     found: dict[str, Any] = dict(loaded)
     known = {name: split_name(name) for name in found}
     splits = {split: found[name] for name, split in known.items() if split}
@@ -103,6 +110,22 @@ def read_hub(source: Source, *, streaming: bool) -> Tables:
         raise UserError(f"'{source.name}' has the splits {', '.join(found)}; needed: train, validation or test")
     tables = _tables(splits, source.name)
     return Tables(tables.splits, tables.columns, tables.label_names, notes)
+
+
+def hub_commit(repo: str) -> str | None:
+    """The commit of a Hub data set that loading now gives; raises what huggingface_hub raises."""
+    from huggingface_hub import HfApi
+
+    return HfApi().dataset_info(repo, timeout=10).sha
+
+
+def _is_cached(repo: str) -> bool:
+    """Whether `datasets` has built this data set before, and so can load it without the Hub."""
+    from datasets import config
+    from datasets.naming import camelcase_to_snakecase
+
+    *user, name = repo.split("/")
+    return Path(config.HF_DATASETS_CACHE, "___".join([*user, camelcase_to_snakecase(name)])).expanduser().is_dir()
 
 
 def _tables(found: dict[str, Any], name: str) -> Tables:

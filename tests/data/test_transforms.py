@@ -1,0 +1,308 @@
+"""Transforms: the saved processor's numbers exactly; variations that are what they say, seeded and resumable."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit.data import (
+    AugmentationConfig,
+    eval_transform,
+    image_transforms,
+    load_data,
+    make_processor,
+    to_rgb,
+    train_transform,
+)
+from hf_vit.data.augmentation import Augmenter, random_keys, rotate, shift, uniforms
+from hf_vit.data.transforms import input_size
+from hf_vit.errors import UserError
+
+CONFIG = SimpleNamespace(image_size=24, num_channels=3, patch_size=4)
+
+
+def batch_of(images: list[Image.Image]) -> dict:
+    return {"image": images, "label": [index % 3 for index in range(len(images))]}
+
+
+@pytest.fixture
+def pictures(make):
+    sizes = [(12, 10), (24, 24), (60, 31), (24, 50)]
+    return [make.picture(index, size=size) for index, size in enumerate(sizes)]
+
+
+# ---- evaluation
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "CMYK", "RGBA", "LA", "1"])
+@pytest.mark.parametrize("image_size", [24, (16, 40)])
+def test_evaluation_gives_what_the_reloaded_processor_gives(pictures, tmp_path, mode, image_size):
+    from transformers import AutoImageProcessor
+
+    processor = make_processor(SimpleNamespace(image_size=image_size, num_channels=3))
+    processor.save_pretrained(tmp_path)
+    images = [image.convert("RGBA").convert(mode) if mode == "LA" else image.convert(mode) for image in pictures]
+    reloaded = AutoImageProcessor.from_pretrained(tmp_path)(images=images, return_tensors="pt")["pixel_values"]
+    ours = eval_transform(processor)(batch_of(images))
+    height, width = (24, 24) if image_size == 24 else image_size
+    assert reloaded.shape == (4, 3, height, width)
+    torch.testing.assert_close(torch.stack(ours["pixel_values"]), reloaded, atol=1e-6, rtol=0)
+    assert ours["label"] == [0, 1, 2, 0]
+
+
+def test_evaluation_agrees_with_pillows_resize(pictures):
+    """An independent route to the same numbers; torchvision's 8-bit resize is within one of 255 levels of Pillow's."""
+    ours = eval_transform(make_processor(CONFIG))(batch_of(pictures))["pixel_values"]
+    for image, values in zip(pictures, ours, strict=True):
+        resized = np.asarray(image.resize((24, 24), Image.Resampling.BILINEAR), dtype=np.float64)
+        expected = (resized / 255 - 0.5) / 0.5
+        assert np.abs(values.permute(1, 2, 0).numpy() - expected).max() <= 1.01 * 2 / 255
+
+
+def test_evaluation_agrees_with_the_pipelines_loading(pictures, tmp_path):
+    from transformers.image_utils import load_image
+
+    processor = make_processor(CONFIG)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pictures[2].save(tmp_path / "turned.jpg", exif=exif, quality=95)
+    with Image.open(tmp_path / "turned.jpg") as image:
+        ours = eval_transform(processor)(batch_of([image]))["pixel_values"][0]
+    piped = processor(images=load_image(str(tmp_path / "turned.jpg")), return_tensors="pt")["pixel_values"][0]
+    torch.testing.assert_close(ours, piped, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"resample": 3, "image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.1]}])
+def test_training_without_variation_is_evaluation(pictures, kwargs):
+    train, evaluate = image_transforms(make_processor(CONFIG, **kwargs))
+    train.set_epoch(3)
+    ours, exact = (torch.stack(transform(batch_of(pictures))["pixel_values"]) for transform in (train, evaluate))
+    torch.testing.assert_close(ours, exact, atol=1e-6, rtol=0)
+
+
+def test_both_work_through_with_transform():
+    data = load_data("digits")
+    train, evaluate = image_transforms(make_processor(CONFIG), AugmentationConfig(shift_px=2))
+    table = data.splits["test"].with_transform(evaluate)
+    again = make_processor(CONFIG)(images=to_rgb(data.splits["test"][7]["image"]), return_tensors="pt")
+    torch.testing.assert_close(table[7]["pixel_values"], again["pixel_values"][0], atol=1e-6, rtol=0)
+    torch.manual_seed(5)
+    first = data.splits["test"].with_transform(train)[:4]["pixel_values"]
+    torch.manual_seed(5)
+    again, other = (data.splits["test"].with_transform(train)[:4]["pixel_values"] for _ in range(2))
+    assert torch.equal(torch.stack(first), torch.stack(again)), "without an epoch, torch's own generator decides"
+    assert not torch.equal(torch.stack(first), torch.stack(other))
+
+
+def test_processor_needs_rgb_and_a_size():
+    with pytest.raises(UserError, match="takes 1 channels"):
+        make_processor(SimpleNamespace(image_size=8, num_channels=1))
+    with pytest.raises(UserError, match="needed: a height and a width"):
+        input_size(make_processor(CONFIG, size={"shortest_edge": 24}))
+
+
+def test_a_processor_that_crops_is_followed(pictures):
+    processor = make_processor(CONFIG, size={"height": 30, "width": 34}, do_center_crop=True, crop_size=(20, 24))
+    train, evaluate = image_transforms(processor)
+    assert input_size(processor) == (20, 24)
+    ours, exact = (torch.stack(transform(batch_of(pictures))["pixel_values"]) for transform in (train, evaluate))
+    assert exact.shape == (4, 3, 20, 24)
+    torch.testing.assert_close(ours, exact, atol=1e-6, rtol=0)
+
+
+# ---- variations
+
+
+def numbered(height: int = 6, width: int = 7) -> torch.Tensor:
+    """[2, 3, h, w] whose values name their place."""
+    return torch.arange(1, 1 + 2 * 3 * height * width, dtype=torch.uint8).reshape(2, 3, height, width)
+
+
+def test_shift_moves_every_image_on_its_own():
+    pixels = numbered()
+    moved = shift(pixels, right=[2, -1], down=[-1, 3])
+    expected = np.zeros_like(pixels.numpy())
+    expected[0, :, 0:5, 2:7] = pixels.numpy()[0, :, 1:6, 0:5]
+    expected[1, :, 3:6, 0:6] = pixels.numpy()[1, :, 0:3, 1:7]
+    np.testing.assert_array_equal(moved.numpy(), expected)
+
+
+@pytest.mark.parametrize("height", [6, 7])
+def test_rotation_by_right_angles_is_numpys(height):
+    pixels = numbered(height, height)
+    turned = rotate(pixels, np.asarray([90.0, -90.0]))
+    expected = np.stack([np.rot90(pixels[0].numpy(), 1, (1, 2)), np.rot90(pixels[1].numpy(), -1, (1, 2))])
+    np.testing.assert_array_equal(turned.numpy(), expected)
+
+
+def test_rotation_of_a_rectangle_is_torchvisions():
+    from torchvision.transforms.v2 import functional
+
+    pixels = torch.randint(0, 256, (2, 3, 20, 31), dtype=torch.uint8)
+    turned = rotate(pixels, np.asarray([17.0, -8.0]))
+    for image, ours, angle in zip(pixels, turned, (17.0, -8.0), strict=True):
+        theirs = functional.rotate(image, angle, interpolation=functional.InterpolationMode.BILINEAR)
+        assert (ours.int() - theirs.int()).abs().max() <= 1
+
+
+def spread(config: AugmentationConfig, pixels: torch.Tensor, count: int = 400) -> torch.Tensor:
+    """One image varied `count` times: [count, 3, H, W]."""
+    from torchvision.transforms.v2 import InterpolationMode
+
+    keys = random_keys(0, 0, np.arange(count, dtype=np.uint64))
+    return Augmenter(config, tuple(pixels.shape[-2:]), InterpolationMode.BILINEAR)(
+        list(pixels.expand(count, -1, -1, -1)), keys
+    )
+
+
+def test_shifts_are_uniform_over_the_square():
+    pixels = torch.zeros(3, 9, 9, dtype=torch.uint8)
+    pixels[:, 4, 4] = 255
+    places = spread(AugmentationConfig(shift_px=1), pixels, 1800)[:, 0].flatten(1).argmax(1)
+    counts = {(place // 9 - 4, place % 9 - 4): 0 for place in places.tolist()}
+    for place in places.tolist():
+        counts[place // 9 - 4, place % 9 - 4] += 1
+    assert set(counts) == {(y, x) for y in (-1, 0, 1) for x in (-1, 0, 1)}
+    # Binomial(1800, 1/9): mean 200, standard deviation 13.
+    assert all(abs(count - 200) < 60 for count in counts.values())
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
+def test_flip_mirrors_with_its_probability(probability):
+    pixels = numbered()[0]
+    varied = spread(AugmentationConfig(horizontal_flip=probability), pixels, 1000)
+    mirrored = (varied == pixels.flip(-1)).flatten(1).all(1)
+    assert ((varied == pixels).flatten(1).all(1) | mirrored).all()
+    assert abs(mirrored.float().mean().item() - probability) < 0.06
+
+
+def test_rotation_stays_within_its_degrees():
+    pixels = torch.zeros(3, 41, 41, dtype=torch.uint8)
+    pixels[:, 20, 38:41] = 255  # a mark 19 px right of the centre
+    varied = spread(AugmentationConfig(rotation_degrees=15), pixels)[:, 0].double()
+    rows = (varied.sum(2) * torch.arange(41)).sum(1) / varied.sum((1, 2))
+    angles = torch.rad2deg(torch.atan2(20 - rows, torch.tensor(19.0)))
+    assert angles.abs().max() < 15.7
+    assert angles.min() < -13
+    assert angles.max() > 13
+
+
+def test_random_crops_show_parts_of_the_asked_share():
+    height = width = 64
+    ramp = torch.stack(
+        [torch.arange(64).repeat(64, 1) * 4, torch.arange(64)[:, None].repeat(1, 64) * 4, torch.zeros(64, 64)]
+    ).to(torch.uint8)
+    varied = spread(AugmentationConfig(random_resized_crop=(0.25, 0.5)), ramp, 100).double()
+    # The slopes of the ramps tell width and height of the crop; 0.93: the rim is flattened by antialiasing.
+    across = (varied[:, 0, :, -8].mean(1) - varied[:, 0, :, 8].mean(1)) / 4 / (48 / 64)
+    down = (varied[:, 1, -8].mean(1) - varied[:, 1, 8].mean(1)) / 4 / (48 / 64)
+    share, ratio = across * down / (height * width), across / down
+    assert share.min() > 0.2
+    assert share.max() < 0.55
+    assert share.max() - share.min() > 0.15
+    assert ratio.min() > 0.68
+    assert ratio.max() < 1.45
+
+
+def test_full_crop_is_the_resize():
+    from torchvision.transforms.v2 import functional
+
+    image = torch.randint(0, 256, (3, 40, 40), dtype=torch.uint8)
+    config = AugmentationConfig(random_resized_crop=(1.0, 1.0))
+    train = train_transform(make_processor(CONFIG), config)
+    train.set_epoch(0)
+    ours = train(batch_of([Image.fromarray(image.permute(1, 2, 0).numpy())] * 30))["pixel_values"]
+    whole = functional.resize(image, [24, 24], antialias=True).float() / 127.5 - 1
+    same = [(values - whole).abs().max() < 1e-5 for values in ours]
+    # A share of 1 leaves the ratio free; only a square crop is the whole image, as is torchvision's fallback.
+    assert any(same)
+
+
+def test_randaugment_is_torchvisions_under_the_images_own_seed():
+    from torchvision.transforms import v2
+
+    pixels = torch.randint(0, 256, (5, 3, 20, 20), dtype=torch.uint8)
+    keys = random_keys(1, 2, np.arange(5, dtype=np.uint64))
+    state = torch.get_rng_state()
+    ours = Augmenter(AugmentationConfig(randaugment=(2, 15)), (20, 20), None)(list(pixels), keys)
+    assert torch.equal(torch.get_rng_state(), state), "torch's generator is left as it was"
+    for image, varied, key in zip(pixels, ours, keys.tolist(), strict=True):
+        torch.manual_seed((key ^ 1) & 0x7FFF_FFFF_FFFF_FFFF)
+        assert torch.equal(v2.RandAugment(2, 15)(image), varied)
+    assert not torch.equal(ours, pixels)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("random_resized_crop", (0.0, 1.0)),
+        ("random_resized_crop", (0.5, 0.2)),
+        ("horizontal_flip", 1.5),
+        ("randaugment", (2, 40)),
+        ("mixup_alpha", -1.0),
+        ("cutmix_alpha", -0.1),
+        ("shift_px", -1),
+        ("rotation_degrees", 200.0),
+    ],
+)
+def test_impossible_augmentations_are_refused(field, value):
+    with pytest.raises(UserError, match=f"augmentation {field} = .*; needed: "):
+        AugmentationConfig(**{field: value})
+
+
+# ---- chance
+
+
+EVERYTHING = AugmentationConfig(
+    random_resized_crop=(0.5, 1.0), horizontal_flip=0.5, randaugment=(2, 10), shift_px=2, rotation_degrees=10
+)
+
+
+def test_variation_depends_on_seed_epoch_and_image_alone(pictures):
+    def varied(seed: int, epoch: int, order: list[int]) -> dict[int, torch.Tensor]:
+        transform = train_transform(make_processor(CONFIG), EVERYTHING, seed)
+        transform.set_epoch(epoch)
+        torch.rand(seed + epoch + len(order))  # whatever else draws numbers
+        values = transform(batch_of([pictures[index] for index in order]))["pixel_values"]
+        return dict(zip(order, values, strict=True))
+
+    first = varied(0, 0, [0, 1, 2, 3])
+    for order in ([3, 1, 2, 0], [2], [1, 3]):
+        for index, values in varied(0, 0, order).items():
+            assert torch.equal(values, first[index])
+    for other in (varied(1, 0, [0, 1, 2, 3]), varied(0, 1, [0, 1, 2, 3])):
+        assert not any(torch.equal(other[index], first[index]) for index in first)
+
+
+def test_uniform_numbers_are_uniform_and_independent():
+    keys = random_keys(3, 1, np.arange(20_000, dtype=np.uint64))
+    assert len(np.unique(keys)) == 20_000
+    draws = uniforms(keys, 3)
+    assert draws.min() >= 0
+    assert draws.max() < 1
+    assert np.abs(np.histogram(draws[:, 1], 20, (0, 1))[0] - 1000).max() < 160  # five standard deviations
+    # Between draws, neighbouring images, epochs and seeds: correlations of 20,000 pairs are below 0.035 (5 sigma).
+    others = [draws[:, 0], draws[:, 2], np.roll(draws[:, 1], 1)]
+    others += [uniforms(random_keys(*pair, np.arange(20_000, dtype=np.uint64)), 3)[:, 1] for pair in ((3, 2), (4, 1))]
+    for other in others:
+        assert abs(np.corrcoef(draws[:, 1], other)[0, 1]) < 0.035
+
+
+def splitmix64(state: int, position: int) -> int:
+    """The published generator in plain integers."""
+    value = (state + (position + 1) * 0x9E3779B97F4A7C15) % 2**64
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
+    return value ^ (value >> 31)
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (0, 1), (2**40, 99), (-1, 3)])
+def test_random_keys_are_splitmix64_of_splitmix64(seed, epoch):
+    assert splitmix64(0, 0) == 0xE220A8397B1DCDAF, "the generator's well-known first number"
+    base = splitmix64(splitmix64(0, seed % 2**64), epoch)
+    keys = random_keys(seed, epoch, np.asarray([0, 1, 2**63], dtype=np.uint64))
+    assert keys.tolist() == [splitmix64(base, image) for image in (0, 1, 2**63)]
+    expected = [[(splitmix64(key, draw) >> 11) / 2**53 for draw in range(2)] for key in keys.tolist()]
+    assert uniforms(keys, 2).tolist() == expected
