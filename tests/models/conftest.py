@@ -14,6 +14,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if "head" in names:
             found = [(*row, head) for row in found for head in family.classes]
         if "choice" in names:
-            found = [(*row, choice) for row in found for choice in family.choices]
+            wanted = getattr(metafunc.module, "ONLY_CHOICES", family.choices)
+            found = [(*row, choice) for row in found for choice in family.choices if choice in wanted]
         rows += [pytest.param(*row, id="-".join([family.name, *map(str, row[1:])])) for row in found]
     metafunc.parametrize(names, rows)

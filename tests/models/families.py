@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
+import hf_vit
 
 Batch = dict[str, torch.Tensor]
+Grid = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ def class_labels(config: Any, pixel_values: torch.Tensor) -> Batch:
 HEADS = {
     "model": Head("last_hidden_state", "AutoModel", lambda config, pixel_values: {}),
     "classification": Head("logits", "AutoModelForImageClassification", class_labels),
+    "backbone": Head("feature_maps", "AutoBackbone", lambda config, pixel_values: {}),
 }
 
 # Sizes that keep a test in milliseconds; every number differs from the others where it can, so that mix-ups show.
@@ -74,6 +76,18 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 
+def whole(tensor: Any, grid: Grid) -> list[Any]:
+    """One attention a layer, over all tokens."""
+    return [tensor]
+
+
+def lines_of(tensor: Any, grid: Grid) -> list[torch.Tensor]:
+    """A token mask [B, N] or an axial pair of maps -> what rows and columns see, one line a row of the batch."""
+    if isinstance(tensor, tuple):
+        return [maps.transpose(1, 2).flatten(0, 1) for maps in tensor]
+    return [tensor.reshape(-1, grid[1]), tensor.unflatten(1, grid).transpose(1, 2).reshape(-1, grid[0])]
+
+
 @dataclass(frozen=True)
 class Family:
     """One architecture: its configuration, its class a head, and the choices that it has.
@@ -81,7 +95,8 @@ class Family:
     Attributes:
         tiny: overrides of `TINY`.
         choices: name -> config overrides; every test over choices runs for each.
-        image_stride: side in px that image sizes must be multiples of.
+        attentions_of: a layer's map, or a token mask, as its attention modules see it: a list, one entry a module.
+        any_size: images of any size fit (SAME padding).
     """
 
     name: str
@@ -89,6 +104,8 @@ class Family:
     classes: dict[str, type]
     tiny: dict[str, Any]
     choices: dict[str, dict[str, Any]] = field(default_factory=dict)
+    attentions_of: Callable[[Any, Grid], list[Any]] = whole
+    any_size: bool = False
 
     def config(self, choice: str = "default", **overrides: Any) -> Any:
         return self.config_class(**{**TINY, **self.tiny, **self.choices[choice], **overrides})
@@ -123,13 +140,55 @@ class Family:
         return config.num_special_tokens + h * w
 
 
+def some(*names: str) -> dict[str, dict[str, Any]]:
+    """The choices that touch what a family does in its own way; the plain family runs them all."""
+    return {name: CHOICES[name] for name in ("default", "representation", "one_channel", "two_groups_of_three", *names)}
+
+
 FAMILIES = {
     "plain": Family(
         name="plain",
-        config_class=HfViTConfig,
-        classes={"model": HfViTModel, "classification": HfViTForImageClassification},
+        config_class=hf_vit.HfViTConfig,
+        classes={
+            "model": hf_vit.HfViTModel,
+            "classification": hf_vit.HfViTForImageClassification,
+            "backbone": hf_vit.HfViTBackbone,
+        },
         tiny={"patch_size": 4},
         choices={**CHOICES, "rectangular_patch": {"image_size": (12, 16), "patch_size": (3, 4)}},
+    ),
+    "hybrid": Family(
+        name="hybrid",
+        config_class=hf_vit.HfHybridViTConfig,
+        classes={
+            "model": hf_vit.HfHybridViTModel,
+            "classification": hf_vit.HfHybridViTForImageClassification,
+            "backbone": hf_vit.HfHybridViTBackbone,
+        },
+        tiny={"image_size": 32, "stage_depths": (1, 1), "stem_width": 32},
+        choices={
+            **some("gap", "map_with_class_token", "learned_2d", "relative", "causal", "distillation"),
+            "rectangular": {"image_size": (32, 48)},
+            "root_alone": {"image_size": 16, "stage_depths": ()},
+            "patches_of_the_stem": {"stage_depths": (2,), "stem_patch_size": 2},
+        },
+        any_size=True,
+    ),
+    "axial": Family(
+        name="axial",
+        config_class=hf_vit.HfAxialViTConfig,
+        classes={
+            "model": hf_vit.HfAxialViTModel,
+            "classification": hf_vit.HfAxialViTForImageClassification,
+            "backbone": hf_vit.HfAxialViTBackbone,
+        },
+        tiny={"patch_size": 4},
+        choices={
+            **some("map", "sincos_1d", "sincos_2d", "no_position", "layer_scale"),
+            "learned": {"position_embedding": "learned"},
+            "rectangular_patch": {"image_size": (12, 16), "patch_size": (3, 4)},
+        },
+        attentions_of=lines_of,
     ),
 }
 
@@ -138,9 +197,10 @@ FAMILIES = {
 def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     """Give every parameter values that matter: matrices scaled by fan-in, norms near 1, everything else N(0, 0.3)."""
     generator = torch.Generator().manual_seed(seed)
+    norms = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.LayerNorm | torch.nn.GroupNorm)}
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if (parameter.ndim == 1 and name.endswith("norm.weight")) or ("layernorm_" in name and name.endswith("weight")):
+        if id(parameter) in norms:
             parameter.copy_(1 + 0.2 * noise)
         elif name.endswith("proj.weight"):
             parameter.copy_(noise * 2 * parameter[0].numel() ** -0.5)  # sharp attention, not a uniform one
@@ -165,8 +225,11 @@ def pad(
 
 
 def tensors_of(outputs: Any) -> list[torch.Tensor]:
-    """Every tensor of a model output, in order."""
-    return [value for value in outputs.to_tuple() if isinstance(value, torch.Tensor)]
+    """Every tensor of a model output, in order; those of its tuples too."""
+    found = []
+    for value in outputs.to_tuple():
+        found += [value] if isinstance(value, torch.Tensor) else list(value)
+    return found
 
 
 def training_loss(family: Family, head: str, model: Any, pixel_values: torch.Tensor) -> torch.Tensor:

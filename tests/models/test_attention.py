@@ -59,49 +59,63 @@ def test_eager_and_sdpa_give_the_same_gradients(family: Family, choice: str, inp
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_attention_maps_equal_eager_attentions(family: Family, choice: str, inputs, implementation: str):
     model = family.build("model", choice, "eager", torch.float64)
-    attentions = model(**inputs, output_attentions=True).attentions
+    attentions = list(model(**inputs, output_attentions=True).attentions)
     model.set_attn_implementation(implementation)
     maps = model.attention_maps(**inputs)
-    assert list(maps) == list(range(model.config.num_hidden_layers)) == list(range(len(attentions)))
-    real = real_tokens(model.config, inputs)
-    for layer, attention in enumerate(attentions):
-        given = maps.dense(layer)
-        torch.testing.assert_close(given.sum(-1), torch.ones_like(given.sum(-1)), rtol=0, atol=1e-12)
-        rows = real[:, None].expand(given.shape[:-1])
-        torch.testing.assert_close(given[rows], attention[rows], rtol=0, atol=1e-12)
-        assert not given[~real[:, None, None].expand_as(given)].any(), "padding is attended to"
-        if model.config.is_causal:
-            assert not given.triu(1).any(), "a token sees a later one"
+    assert list(maps) == list(range(model.config.num_hidden_layers))
+    real = family.attentions_of(real_tokens(model.config, inputs), maps.grid)
+    for layer in maps:
+        for given, seen in zip(family.attentions_of(maps[layer], maps.grid), real, strict=True):
+            attention = attentions.pop(0)
+            assert given.shape == attention.shape
+            torch.testing.assert_close(given.sum(-1), torch.ones_like(given.sum(-1)), rtol=0, atol=1e-12)
+            rows = seen[:, None].expand(given.shape[:-1])
+            torch.testing.assert_close(given[rows], attention[rows], rtol=0, atol=1e-12)
+            padding = ~seen[:, None, None].expand_as(given) & seen[:, None, :, None].expand_as(given)
+            assert not given[padding].any(), "padding is attended to"
+            if model.config.is_causal:
+                assert not given.triu(1).any(), "a token sees a later one"
+    assert attentions == []
 
 
 def test_attention_maps_equal_torchs_own_attention(family: Family, choice: str):
     """Independent: torch's multi_head_attention_forward on each block's input, with masks and offsets made here."""
     model = family.build("model", choice, "sdpa", torch.float64)
     images = family.images(model.config, dtype=torch.float64)
-    states = model(images, output_hidden_states=True).hidden_states
-    maps = model.attention_maps(images)
-    for index, layer in enumerate(model.layer_sequence()):
-        attention, normed = layer.attention, layer.layernorm_before(states[index]).transpose(0, 1)
-        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        _, wanted = F.multi_head_attention_forward(
-            query=normed,
-            key=normed,
-            value=normed,
-            embed_dim_to_check=32,
-            num_heads=4,
-            in_proj_weight=torch.cat([projection.weight for projection in projections]),
-            in_proj_bias=torch.cat([normed.new_zeros(32) if p.bias is None else p.bias for p in projections]),
-            bias_k=None,
-            bias_v=None,
-            add_zero_attn=False,
-            dropout_p=0.0,
-            out_proj_weight=attention.o_proj.weight,
-            out_proj_bias=attention.o_proj.bias,
-            training=False,
-            attn_mask=additive_mask(model.config, attention, normed),
-            average_attn_weights=False,
-        )
-        torch.testing.assert_close(maps[index], wanted, rtol=0, atol=1e-12)
+    maps, seen = model.attention_maps(images), []
+    for module in model.modules():
+        if type(module).__name__ == "HfViTAttention":
+            module.register_forward_pre_hook(lambda module, inputs: seen.append((module, inputs[0])))
+    model(images)
+    for layer in maps:
+        for given in family.attentions_of(maps[layer], maps.grid):
+            attention, normed = seen.pop(0)
+            torch.testing.assert_close(given, torchs_map(model.config, attention, normed), rtol=0, atol=1e-12)
+    assert seen == []
+
+
+def torchs_map(config, attention, normed: torch.Tensor) -> torch.Tensor:
+    """[B, A, N, N] of an attention module's input [B, N, D]."""
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    normed = normed.transpose(0, 1)
+    return F.multi_head_attention_forward(
+        query=normed,
+        key=normed,
+        value=normed,
+        embed_dim_to_check=32,
+        num_heads=4,
+        in_proj_weight=torch.cat([projection.weight for projection in projections]),
+        in_proj_bias=torch.cat([normed.new_zeros(32) if p.bias is None else p.bias for p in projections]),
+        bias_k=None,
+        bias_v=None,
+        add_zero_attn=False,
+        dropout_p=0.0,
+        out_proj_weight=attention.o_proj.weight,
+        out_proj_bias=attention.o_proj.bias,
+        training=False,
+        attn_mask=additive_mask(config, attention, normed),
+        average_attn_weights=False,
+    )[1]
 
 
 def additive_mask(config, attention, normed: torch.Tensor) -> torch.Tensor | None:
@@ -152,7 +166,7 @@ def test_heads_give_the_maps_of_their_model(family: Family):
     model = family.build("classification")
     images = family.images(model.config)
     given, wanted = model.attention_maps(images, layers=[1]), model.vit.attention_maps(images, layers=[1])
-    torch.testing.assert_close(given[1], wanted[1], rtol=0, atol=0)
+    torch.testing.assert_close(given.dense(1), wanted.dense(1), rtol=0, atol=0)
 
 
 def test_attentions_under_sdpa_are_refused_with_advice(family: Family, head: str):
@@ -163,7 +177,7 @@ def test_attentions_under_sdpa_are_refused_with_advice(family: Family, head: str
         model(images, output_attentions=True)
     model.set_attn_implementation("eager")
     model.config.output_attentions = True
-    assert len(model(images).attentions) == 2
+    assert len(model(images).attentions) == 2 * len(family.attentions_of(torch.zeros(1, 1), (1, 1)))
     model.set_attn_implementation("sdpa")
     with pytest.raises(ValueError, match=advice):
         model(images)

@@ -8,6 +8,11 @@ import torch
 from models.families import Family, tensors_of
 from torch import nn
 
+# Those that differ in what is derived from parameters, or in which method is picked at construction.
+ONLY_CHOICES = (
+    *("default", "learned", "learned_2d", "sincos_1d", "sincos_2d", "relative", "no_position"),
+    *("bicubic", "table_before_class_token", "gap", "map", "map_with_class_token", "causal_map_2d", "distillation"),
+)
 OTHER = (6, 5)  # not the nominal grid, so that learned tables are resampled
 
 
