@@ -71,7 +71,7 @@ def plan(
     """
     if num_labels is not None and labels is not None:
         raise UserError("give either the number of labels or their names, not both")
-    if num_labels is not None and num_labels < 1 or labels is not None and not labels:
+    if (num_labels is not None and num_labels < 1) or (labels is not None and not labels):
         raise UserError(f"{num_labels or 0} labels make no classifier; give at least 1")
     origin = find_origin(shapes, file_name)
     return make_plan(origin, shapes, image_size=image_size, resize_to=resize_to, num_labels=num_labels, labels=labels)

@@ -30,12 +30,14 @@ from hf_vit.errors import UserError
 
 Shape = tuple[int, ...]
 
-MAX_MEMBERS = 100_000
+MAX_MEMBERS = 65_534  # more need another form of archive; a checkpoint has hundreds
+MAX_NAME = 200  # characters of a key; about 80 in practice
 MAX_HEADER = 10_000  # bytes of a .npy header: 128 in practice
 # Deflate cannot expand more than this (RFC 1951: 258 bytes for 2 bits); a larger claim is a lie.
 MAX_DEFLATE_RATIO = 1032
 # Weights hardly compress. A file that grows this much AND to this size is made to fill the machine.
 MAX_TOTAL_RATIO, FREE_BYTES = 50, 256 * 2**20
+END_RECORD = struct.Struct("<4s4H2LH")
 LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 
 # What zipfile, zlib and the .npy header parser raise on damaged bytes.
@@ -163,6 +165,12 @@ class NpzReader:
 
     def _directory(self) -> dict[str, Member]:
         infos = self._zip.infolist()
+        with self._refusing("is damaged"):
+            # zipfile takes a directory that ends early for a short one; the end record says how many entries it has.
+            end = len(self._map) - END_RECORD.size - len(self._zip.comment)
+            declared = END_RECORD.unpack(self._map[end : end + END_RECORD.size])[4]
+            if declared != len(infos):
+                raise ValueError(f"its directory lists {len(infos)} members, {declared} were written")
         if not infos:
             raise UserError(f"{self.path.name} is an archive without any array; get the file again")
         if len(infos) > MAX_MEMBERS:
@@ -184,8 +192,9 @@ class NpzReader:
         name = info.filename
         # zipfile normalises NULs and, on some systems, separators: the raw name must already be clean.
         raw = info.orig_filename
-        if re.search(r"[\\\0]|^[A-Za-z]:", raw) or any(part in ("", ".", "..") for part in name.split("/")):
-            raise UserError(f"{self.path.name} holds a member with the unsafe name {raw!r}")
+        unsafe = re.search(r"[\\\0]|^[A-Za-z]:", raw) or any(part in ("", ".", "..") for part in name.split("/"))
+        if unsafe or len(raw) > MAX_NAME:
+            raise UserError(f"{self.path.name} holds a member with the unsafe name {raw[:80]!r}")
         if not name.isprintable() or not name.endswith(".npy"):
             raise UserError(f"{self.path.name} holds {name!r}, which is no .npy array: this is no .npz of weights")
         return name.removesuffix(".npy")
@@ -195,6 +204,8 @@ class NpzReader:
             raise ValueError("encrypted")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"compression method {info.compress_type} is not one that numpy writes")
+        if not 0 <= info.header_offset < len(self._map):
+            raise ValueError("the archive's directory points outside of the file")
         stored = info.compress_type == zipfile.ZIP_STORED
         if info.file_size > info.compress_size * (1 if stored else MAX_DEFLATE_RATIO):
             raise ValueError(f"{info.compress_size} compressed bytes cannot hold {info.file_size}")

@@ -116,7 +116,8 @@ def test_values_beyond_float32(checkpoint, write_npz, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "name", ["../up.npy", "/root.npy", "a/../../b.npy", "C:/x.npy", "a\\b.npy", "a//b.npy", "./a.npy"]
+    "name",
+    ["../up.npy", "/root.npy", "a/../../b.npy", "C:/x.npy", "a\\b.npy", "a//b.npy", "./a.npy", "a" * 300 + ".npy"],
 )
 def test_unsafe_member_name(name, write_members, npy, tmp_path: Path):
     refused(write_members([(name, npy(np.ones(3)))]), tmp_path, "unsafe name")
@@ -182,6 +183,18 @@ def test_declared_size_that_no_compression_reaches(write_members, npy, tmp_path:
     struct.pack_into("<I", data, entry + 24, 2**31)
     path.write_bytes(data)
     refused(path, tmp_path, "cannot hold 2147483648")
+
+
+def test_directory_that_ends_early(checkpoint, write_npz, tmp_path: Path):
+    """A longer comment of one member swallows those after it; what is left here would make a model without a head."""
+    path = write_npz(checkpoint(representation=6))
+    data = bytearray(path.read_bytes())
+    entry = data.rindex(b"PK\x01\x02", 0, data.rindex(b"pre_logits/kernel.npy"))
+    data[entry - len("cls.npy") - 46 + 33] = 0xFF  # high byte of the comment's length of the entry before, 'cls'
+    path.write_bytes(data)
+    with zipfile.ZipFile(path) as archive:
+        assert "head/kernel.npy" not in archive.namelist()
+    refused(path, tmp_path, "its directory lists 38 members, 42 were written")
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
