@@ -7,7 +7,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 .PHONY: demo test slow lint format bench clean
 
 demo: $(VENV)/.base
-	$(BIN)/hf-vit demo
+	$(BIN)/hf-vit demo --output out/demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest

@@ -1,0 +1,58 @@
+"""Every code block of the README runs as it stands, in order, in a folder that starts like a fresh clone."""
+
+import contextlib
+import io
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hf_vit.cli.main import main
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def run_program(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 0
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory):
+    """A folder with the repository's files, and the demo's model after two epochs instead of all."""
+    folder = tmp_path_factory.mktemp("clone")
+    for name in ("docs", "tests"):
+        (folder / name).symlink_to(ROOT / name)
+    with contextlib.chdir(folder):
+        run_program(["demo", "--output", "out/demo", "--epochs", "2"])
+        yield folder
+
+
+def test_readme_has_its_blocks():
+    assert [language for language, _ in BLOCKS] == ["bash", "python", "bash", "bash"]
+
+
+def test_python_blocks_print_a_real_label(clone: Path):
+    for code in (code for language, code in BLOCKS if language == "python"):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, "README.md", "exec"), {})
+        assert printed.getvalue().strip() in set("0123456789")
+
+
+@pytest.mark.parametrize("block", [code for language, code in BLOCKS if language == "bash"])
+def test_commands_run(block: str, clone: Path):
+    for line in block.strip().splitlines():
+        program, *arguments = shlex.split(line, comments=True)
+        if program == "make":
+            assert shutil.which("make"), "the README's commands need make"
+            plan = subprocess.run(["make", "-n", "-C", ROOT, *arguments], capture_output=True, text=True, check=True)
+            assert {"demo": "hf-vit demo --output out/demo", "test": "python -m pytest"}[arguments[0]] in plan.stdout
+        else:
+            assert program == "hf-vit"
+            run_program(arguments)
