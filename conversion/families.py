@@ -8,11 +8,11 @@ from pathlib import Path
 
 from hf_vit.errors import UserError
 
-from . import vit_jax
+from . import vit_jax, vit_jax_hybrid
 from .origins import Origin
 from .reader import Shape
 
-ORIGINS: tuple[Origin, ...] = (vit_jax.ORIGIN,)
+ORIGINS: tuple[Origin, ...] = (vit_jax.ORIGIN, vit_jax_hybrid.ORIGIN)
 
 _STEM = r"(^|/)(conv_root|root_block|block\d+/unit\d+)/"
 _TRANSFORMER = r"(^|/)Transformer/encoder"
@@ -34,7 +34,9 @@ class Family:
 # The first that fits is named.
 FAMILIES = (
     Family("an MLP-Mixer (arXiv 2105.01601), which is no vision transformer", (r"(^|/)MixerBlock_\d+/",)),
-    Family("a hybrid ViT (ResNet stem before the Transformer), which is not supported yet", (_STEM, _TRANSFORMER)),
+    Family(
+        "a hybrid ViT of another code (ResNet stem, Transformer), which is not supported yet", (_STEM, _TRANSFORMER)
+    ),
     Family("a BiT ResNet (arXiv 1912.11370), which is not supported yet", (_STEM,)),
     Family("a two-tower model of big_vision (image and text), which is not supported yet", (r"^params/(img|txt)/",)),
     Family("a ViT of big_vision, which is not supported yet", (_TRANSFORMER,)),

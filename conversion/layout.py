@@ -34,15 +34,25 @@ class Layout:
         return max(possible) + 1
 
     @cached_property
+    def normal_shapes(self) -> dict[str, Shape]:
+        return {name: self.shapes[key] for name, key in self.names.normal.items()}
+
+    @cached_property
+    def rules(self) -> tuple[KeyRule, ...]:
+        """The origin's key table for this file; only the blocks of the Transformer are still one line for all."""
+        rules_of = self.origin.rules_of
+        return self.origin.rules if rules_of is None else rules_of(self.origin.rules, self.normal_shapes)
+
+    @cached_property
     def parts(self) -> frozenset[str]:
         """The optional parts of which the file has at least one key."""
-        return frozenset(rule.part for rule in self.origin.rules if rule.part and rule.source in self.names.normal)
+        return frozenset(rule.part for rule in self.rules if rule.part and rule.source in self.names.normal)
 
     @cached_property
     def expected(self) -> dict[str, KeyRule]:
         """Key -> rule, for every key that the file must have."""
         rules: list[KeyRule] = []
-        for rule in self.origin.rules:
+        for rule in self.rules:
             if not rule.part or rule.part in self.parts:
                 rules += [rule.at(block) for block in range(self.depth)] if rule.in_block else [rule]
         return {rule.source: rule for rule in rules}
@@ -53,7 +63,7 @@ class Layout:
 
     @cached_property
     def dims(self) -> dict[str, int]:
-        """Size of every axis: what most arrays say, so that one wrong array is the one that is named.
+        """Size of every axis letter: what most arrays say, so that one wrong array is the one that is named.
 
         Ties go to the arrays of fewest axes: a bias cannot be transposed.
         """
@@ -62,20 +72,26 @@ class Layout:
             axes, shape = self.axes(rule), self.shape(name)
             if len(axes) == len(shape):
                 for axis, size in zip(axes, shape, strict=True):
-                    votes[axis][size] += 1
-        elected = {axis: sizes.most_common(1)[0][0] for axis, sizes in votes.items()}
-        return elected | {axis: int(axis) for rule in self.origin.rules for axis in rule.axes if axis.isdigit()}
+                    factor, letter = _factor(axis)
+                    if letter and size % factor == 0:
+                        votes[letter][size // factor] += 1
+        return {letter: sizes.most_common(1)[0][0] for letter, sizes in votes.items()}
 
-    def axes(self, rule: KeyRule) -> str:
+    def axes(self, rule: KeyRule) -> list[str]:
         """The rule's axes, read with the parts that the file has."""
-        axes = rule.axes
+        axes = list(rule.axes)
         for part, others in self.origin.without.items():
             if part not in self.parts:
-                axes = axes.translate(str.maketrans(dict(others)))
+                axes = [others.get(axis, axis) for axis in axes]
         return axes
 
+    def size(self, axis: str) -> int:
+        """Size of an axis such as "D", "4W" or "3"; 0 if no array tells."""
+        factor, letter = _factor(axis)
+        return factor * self.dims.get(letter, 0) if letter else factor
+
     def shape(self, name: str) -> Shape:
-        return self.shapes[self.names.normal[name]]
+        return self.normal_shapes[name]
 
     def refuse_misfits(self) -> None:
         """Raise a UserError that lists every key missing, left over or of a wrong shape; return if there is none."""
@@ -89,20 +105,26 @@ class Layout:
     def _misshapen(self, name: str) -> str:
         """What is wrong with an array's shape, or ""."""
         shape, axes = self.shape(name), self.axes(self.present[name])
-        needed = tuple(self.dims.get(axis, 0) for axis in axes)
+        needed = tuple(self.size(axis) for axis in axes)
         if shape == needed and all(shape):
             return ""
         hint = ", it looks transposed" if sorted(shape) == sorted(needed) else ""
-        want = "x".join(str(self.dims.get(axis) or axis) for axis in axes)
+        want = "x".join(str(self.size(axis) or axis) for axis in axes)
         return f"{self.names.normal[name]} is {size_text(shape)} (needs {want}{hint})"
 
     def _whole_blocks(self, missing: Sequence[str]) -> list[str]:
         """The missing keys, with a wholly missing block said in one word: "Transformer/encoderblock_1/*"."""
-        in_block = sum(rule.in_block and not rule.part for rule in self.origin.rules)
+        in_block = sum(rule.in_block and not rule.part for rule in self.rules)
         blocks = {name: found[0] for name in missing if (found := re.match(self.origin.block_pattern, name))}
         counts = Counter(blocks.values())
         whole = [f"{blocks[name]}*" if counts[blocks.get(name, "")] == in_block else name for name in missing]
         return list(dict.fromkeys(whole))
+
+
+def _factor(axis: str) -> tuple[int, str]:
+    """ "4W" -> (4, "W"), "D" -> (1, "D"), "3" -> (3, "")."""
+    number = re.match(r"\d*", axis)[0]  # pyright: ignore[reportOptionalSubscript] (it always matches)
+    return int(number or 1), axis[len(number) :]
 
 
 def listing(what: str, names: Sequence[str], count: int | None = None) -> str:

@@ -3,8 +3,8 @@
 One module an origin (`vit_jax.py`, ...) defines an `Origin`; `planning.py` applies it.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .reader import Shape
@@ -19,14 +19,15 @@ class KeyRule:
 
     Attributes:
         source: the key in its normal form, `{i}` for the block's number.
-        axes: one letter an axis, as in the origin's legend; a digit is that very size.
+        axes: a letter of the origin's legend for every axis, with a factor before it ("4W") or not; a number alone is
+            that very size.
         transform: name in `transforms.TRANSFORMS`.
         target: parameter of the bare model, or of its classifier.
         part: "" for keys that are always there; otherwise the optional part they belong to, present as a whole or not.
     """
 
     source: str
-    axes: str
+    axes: Sequence[str]
     transform: str
     target: str
     part: str = ""
@@ -38,8 +39,8 @@ class KeyRule:
 
     def at(self, block: int) -> "KeyRule":
         """The same rule for one block."""
-        place = {"i": str(block)}
-        return KeyRule(self.source.format(**place), self.axes, self.transform, self.target.format(**place), self.part)
+        source, target = (name.replace(BLOCK, str(block)) for name in (self.source, self.target))
+        return replace(self, source=source, target=target)
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,15 @@ class Origin:
         legend: axis letter -> meaning.
         rules: the key table.
         block_pattern: regular expression that finds a block's number (group 1) in a normal key.
-        without: part -> axis letters that mean another axis when the part is absent.
+        without: part -> axes that mean another axis when the part is absent.
         ignored: regular expression of a key -> why it is ignored.
         recognises: whether a file with these shapes is of this origin.
         names: spelling of the file's keys.
-        configure: (axis sizes, parts present, declared image (height, width) in px or None) -> fields of the config.
-            Raises UserError where the sizes make no model.
+        configure: (axis sizes, parts present, normal key -> shape, declared image (height, width) in px or None) ->
+            fields of the config. Raises UserError where the sizes make no model.
+        family: of the models that the files become, a key of `planning.MODELS`.
+        rules_of: (rules, normal key -> shape) -> the rules of that file, where a line of the table stands for more than
+            a block's number says. None: they are the same for every file.
     """
 
     name: str
@@ -84,5 +88,7 @@ class Origin:
     ignored: Mapping[str, str]
     recognises: Callable[[Mapping[str, Shape]], bool]
     names: Callable[[Mapping[str, Shape]], KeyNames]
-    configure: Callable[[Dims, frozenset[str], tuple[int, int] | None], dict[str, Any]]
+    configure: Callable[[Dims, frozenset[str], Mapping[str, Shape], tuple[int, int] | None], dict[str, Any]]
+    family: str = "plain"
+    rules_of: Callable[[tuple[KeyRule, ...], Mapping[str, Shape]], tuple[KeyRule, ...]] | None = None
     notes: tuple[str, ...] = field(default=())

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from .transforms import TRANSFORMS
 
 POSITION_TABLE = "embeddings.position_embeddings"
 CLASSIFIER = "classifier."
+
+# Family -> module, imported when it is needed, and prefix of its classes.
+MODELS = {"plain": ("modeling_hf_vit", "HfViT"), "hybrid": ("modeling_hf_hybrid_vit", "HfHybridViT")}
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Plan:
 
     Attributes:
         origin: name of the origin.
+        family: of the model, a key of `MODELS`.
         config: the model's configuration.
         model_class: what will be saved: the classifier, or the bare model if the source has no head.
         rows: one for every parameter of the model.
@@ -60,6 +65,7 @@ class Plan:
     """
 
     origin: str
+    family: str
     config: Any
     model_class: type[PreTrainedModel]
     rows: tuple[Row, ...]
@@ -102,10 +108,11 @@ def make_plan(
     layout = Layout(origin, origin.names(shapes), shapes)
     layout.refuse_misfits()
     has_head, new_head = "head" in layout.parts, num_labels is not None or labels is not None
-    fields = origin.configure(layout.dims, layout.parts, image_size) | {"num_hidden_layers": layout.depth}
+    fields = origin.configure(layout.dims, layout.parts, layout.normal_shapes, image_size)
+    fields |= {"num_hidden_layers": layout.depth}
     fields |= _label_fields(layout.dims["L"] if has_head else None, num_labels, labels)
-    config, resample = _config(fields, resize_to)
-    model_class, targets = _targets(config, has_head or new_head)
+    config, resample = _config(origin.family, fields, resize_to)
+    model_class, targets = _targets(origin.family, config, has_head or new_head)
     ignored, rows = dict(layout.names.ignored), list[Row]()
     for name, rule in layout.present.items():
         key = layout.names.normal[name]
@@ -116,7 +123,8 @@ def make_plan(
     if new_head:
         new = {name: shape for name, shape in targets.items() if name.startswith(CLASSIFIER)}
         rows += [Row(name, shape, None, None, "zeros") for name, shape in new.items()]
-    plan = Plan(origin.name, config, model_class, tuple(rows), ignored, has_head or new_head, new_head)
+    has_head = has_head or new_head
+    plan = Plan(origin.name, origin.family, config, model_class, tuple(rows), ignored, has_head, new_head)
     check_accounting(plan, shapes, targets)
     return plan
 
@@ -152,27 +160,29 @@ def _label_fields(found: int | None, num_labels: int | None, labels: Sequence[st
     return {} if size is None else {"num_labels": size}
 
 
-def _config(fields: dict[str, Any], resize_to: Pair | None) -> tuple[Any, Resample | None]:
-    from hf_vit.models.configuration_hf_vit import HfViTConfig
+def _class(family: str, kind: str) -> Any:
+    module, prefix = MODELS[family]
+    return getattr(import_module(f"hf_vit.models.{module}"), f"{prefix}{kind}")
 
+
+def _config(family: str, fields: dict[str, Any], resize_to: Pair | None) -> tuple[Any, Resample | None]:
+    config_class = _class(family, "Config")
     try:
-        config = HfViTConfig(**fields)
+        config = config_class(**fields)
         if resize_to is None:
             return config, None
         resample = Resample(
             config.grid, grid_of(resize_to, config.patch_stride, "--resize-to"), config.num_special_tokens
         )
         fields["image_size"] = square_or_pair(resize_to)
-        return HfViTConfig(**fields), resample
+        return config_class(**fields), resample
     except StrictDataclassError as error:
         raise UserError(f"the checkpoint's sizes make no model: {error}") from error
 
 
-def _targets(config: Any, with_head: bool) -> tuple[type[PreTrainedModel], dict[str, Shape]]:
+def _targets(family: str, config: Any, with_head: bool) -> tuple[type[PreTrainedModel], dict[str, Shape]]:
     """The class to save, and the shapes of its parameters under the names that key tables use."""
-    from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
-
-    model_class = HfViTForImageClassification if with_head else HfViTModel
+    model_class = _class(family, "ForImageClassification" if with_head else "Model")
     with torch.device("meta"):
         state = model_class(config).state_dict()
     prefix = f"{model_class.base_model_prefix}."

@@ -22,5 +22,6 @@ _ALL = (
     Transform("split_heads", "[in, A, K] -> [A*K, in]", lambda array: array.flatten(1).T),
     Transform("join_heads", "[A, K, out] -> [out, A*K]", lambda array: array.flatten(0, 1).T),
     Transform("flatten_heads", "[A, K] -> [A*K]", lambda array: array.flatten()),
+    Transform("flatten", "[1, 1, 1, channels] or [channels] -> [channels]", lambda array: array.flatten()),
 )
 TRANSFORMS = {transform.name: transform for transform in _ALL}

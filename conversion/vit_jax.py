@@ -75,8 +75,15 @@ _IN_BLOCK = re.compile(r"(Transformer/encoderblock_\d+/)([^/]+)(/.+)")
 
 def recognises(shapes: Mapping[str, Shape]) -> bool:
     """A position table inside the Transformer is this code's mark; with a ResNet stem it is a hybrid's."""
-    tables = [key for key in shapes if key.endswith("Transformer/posembed_input/pos_embedding")]
-    return bool(tables) and not any(re.search(r"(^|/)(conv_root|block\d+/unit\d+)/", key) for key in shapes)
+    return has_position_table(shapes) and not has_stem(shapes)
+
+
+def has_position_table(shapes: Mapping[str, Shape]) -> bool:
+    return any(key.endswith("Transformer/posembed_input/pos_embedding") for key in shapes)
+
+
+def has_stem(shapes: Mapping[str, Shape]) -> bool:
+    return any(re.search(r"(^|/)(conv_root|gn_root|block\d+/unit\d+)/", key) for key in shapes)
 
 
 def names(shapes: Mapping[str, Shape]) -> KeyNames:
@@ -124,18 +131,29 @@ def _numbers(weights: Mapping[str, str]) -> dict[str, list[int]]:
     return {kind: sorted(known) for kind, known in numbers.items()}
 
 
-def configure(dims: Dims, parts: frozenset[str], image_size: tuple[int, int] | None) -> dict[str, Any]:
-    """Fields of `HfViTConfig`; tanh GELU and eps 1e-6 are constants of the original code (Flax's defaults)."""
+def configure(
+    dims: Dims, parts: frozenset[str], shapes: Mapping[str, Shape], image_size: tuple[int, int] | None
+) -> dict[str, Any]:
+    """Fields of `HfViTConfig`."""
+    patch = (dims["P"], dims["Q"])
+    return {"patch_size": square_or_pair(patch), **common_fields(dims, parts, patch, image_size)}
+
+
+def common_fields(
+    dims: Dims, parts: frozenset[str], patch: tuple[int, int], image_size: tuple[int, int] | None
+) -> dict[str, Any]:
+    """What the Transformer tells of the config; `patch` is the (height, width) in px behind one token.
+
+    Tanh GELU and eps 1e-6 are constants of the original code (Flax's defaults).
+    """
     if dims["A"] * dims["K"] != dims["D"]:
         raise UserError(
             f"{dims['A']} heads of size {dims['K']} make {dims['A'] * dims['K']}, but the hidden size is {dims['D']}; "
             "the model needs heads that split the hidden size evenly"
         )
-    patch = (dims["P"], dims["Q"])
     grid = declared_grid(dims["T"] - ("cls" in parts), patch, image_size)
-    fields: dict[str, Any] = {
+    return {
         "image_size": square_or_pair((grid[0] * patch[0], grid[1] * patch[1])),
-        "patch_size": square_or_pair(patch),
         "num_channels": dims["C"],
         "hidden_size": dims["D"],
         "num_attention_heads": dims["A"],
@@ -147,7 +165,6 @@ def configure(dims: Dims, parts: frozenset[str], image_size: tuple[int, int] | N
         "pooling": "token" if "cls" in parts else "gap",
         "representation_size": dims["R"] if "pre_logits" in parts else None,
     }
-    return fields
 
 
 ORIGIN = Origin(
