@@ -9,10 +9,10 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 demo: $(VENV)/.base
 	$(BIN)/hf-vit demo --output out/demo
 
-test: $(VENV)/.test
+test: $(VENV)/.mixins
 	$(BIN)/python -m pytest
 
-slow: $(VENV)/.test
+slow: $(VENV)/.mixins
 	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.test
@@ -44,3 +44,8 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing hf_vit and its test tools into $(VENV) (a few minutes the first time) ..."
 	$(PIP_INSTALL) --editable '.[test,export,peft,quantization]'
 	touch $@ $(VENV)/.base
+
+# transformers' own model tests, of the installed version; they are in its source distribution alone.
+$(VENV)/.mixins: $(VENV)/.test
+	$(BIN)/python tests/transformers_mixins.py
+	touch $@

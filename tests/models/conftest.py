@@ -18,3 +18,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             found = [(*row, choice) for row in found for choice in family.choices if choice in wanted]
         rows += [pytest.param(*row, id="-".join([family.name, *map(str, row[1:])])) for row in found]
     metafunc.parametrize(names, rows)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The marks of transformers' own tests, see test_transformers_mixins.py.
+    for mark in ("accelerate_tests", "flash_attn_test", "flash_attn_3_test", "flash_attn_4_test", "torch_compile_test"):
+        config.addinivalue_line("markers", f"{mark}: of transformers' mixins")

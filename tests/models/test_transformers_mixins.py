@@ -1,0 +1,91 @@
+"""transformers' own tests of a model and of a backbone, over every family.
+
+They came with its source distribution (see tests/transformers_mixins.py).
+"""
+
+import unittest
+from typing import Any
+
+import pytest
+import torch
+import transformers_mixins
+from models.families import FAMILIES, Family
+from transformers.testing_utils import torch_device
+
+if not transformers_mixins.FOLDER.is_dir():
+    pytest.skip("run `python tests/transformers_mixins.py` to download them", allow_module_level=True)
+
+common = transformers_mixins.load("test_modeling_common")
+backbone = transformers_mixins.load("test_backbone_common")
+
+# Upstream: the mixins call transformers' own deprecated names, each of which warns.
+pytestmark = pytest.mark.filterwarnings("default")
+
+# What transformers knows of its own models by name; copies in the test module's namespace, so that nothing leaks.
+for mapping, head in {
+    "MODEL_MAPPING_NAMES": "model",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES": "classification",
+    "MODEL_FOR_BACKBONE_MAPPING_NAMES": "backbone",
+}.items():
+    ours = {family.config_class.model_type: family.classes[head].__name__ for family in FAMILIES.values()}
+    setattr(common, mapping, {**getattr(common, mapping), **ours})
+
+
+class TinyCase:
+    """What the mixins ask of a model: a small configuration and its inputs."""
+
+    batch_size, num_hidden_layers, num_attention_heads, hidden_size = 13, 2, 4, 32
+    is_training, num_masks, num_channels = True, 0, 3
+    mask_length = 0
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self.seq_length = family.num_tokens(self.get_config())
+        self.mask_length = self.seq_length
+
+    def get_config(self) -> Any:
+        return self.family.config(
+            attn_implementation="eager", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1
+        )
+
+    def prepare_config_and_inputs_for_common(self) -> tuple[Any, dict[str, torch.Tensor]]:
+        config = self.get_config()
+        return config, {"pixel_values": self.family.images(config, self.batch_size).to(torch_device)}
+
+
+def model_tests(family: Family) -> type:
+    class Tests(common.ModelTesterMixin, unittest.TestCase):
+        all_model_classes = tuple(family.classes.values())
+        test_resize_embeddings = False
+
+        def setUp(self) -> None:
+            self.model_tester = TinyCase(family)
+
+        def test_model_get_set_embeddings(self) -> None:
+            """As transformers' ViT has it, in place of the mixin's for words."""
+            for model_class in self.all_model_classes:
+                model = model_class(family.config())
+                self.assertIsInstance(model.get_input_embeddings(), torch.nn.Module)
+                self.assertIsNone(model.get_output_embeddings())
+
+        if len(family.attentions_of(torch.zeros(1, 1), (1, 1))) > 1:
+            # The mixin counts one attention a layer; test_attention.py holds what these give.
+            test_attention_outputs = None
+
+    return Tests
+
+
+def backbone_tests(family: Family) -> type:
+    class Tests(backbone.BackboneTesterMixin, unittest.TestCase):
+        all_model_classes = (family.classes["backbone"],)
+        config_class = family.config_class
+
+        def setUp(self) -> None:
+            self.model_tester = TinyCase(family)
+
+    return Tests
+
+
+for row in FAMILIES.values():
+    globals()[f"Test{row.name.title()}Models"] = model_tests(row)
+    globals()[f"Test{row.name.title()}Backbone"] = backbone_tests(row)
