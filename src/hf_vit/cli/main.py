@@ -9,6 +9,7 @@ import typer
 
 # Every name is a module of this package with a function of the same name (dashes become underscores).
 COMMANDS: tuple[str, ...] = (
+    "demo",
     "finetune",
     "recipes",
     "evaluate",

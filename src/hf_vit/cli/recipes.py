@@ -9,12 +9,12 @@ def recipes(name: Annotated[str | None, typer.Argument(help="One recipe; by defa
     """Show the training recipes: every value, and where it comes from."""
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from hf_vit.training.recipes import RECIPES, find_recipe
 
     chosen = list(RECIPES.values()) if name is None else [find_recipe(name)]
-    table = Table("value", *(recipe.name for recipe in chosen), show_lines=False)
+    table = Table(Column("value", no_wrap=True), *(recipe.name for recipe in chosen))
     table.add_row("for", *(recipe.summary for recipe in chosen))
     table.add_row("source", *(escape(recipe.source) for recipe in chosen), end_section=True)
     settings = [recipe.settings() for recipe in chosen]

@@ -1,7 +1,6 @@
 """The end of a run: one look at the test split, then the finished folder in one move."""
 
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from hf_vit.training.finetuning import SPLIT_SEED, FinetuneResult, Run
 from hf_vit.training.trainer import HfViTTrainer
 
 
-def complete(run: Run, trainer: HfViTTrainer, seconds: float, say: Callable[[str], None]) -> FinetuneResult:
+def complete(run: Run, trainer: HfViTTrainer, seconds: float) -> FinetuneResult:
     """Evaluate, write everything beside the checkpoints, and move it into the output folder when it is complete.
 
     Raises:
@@ -51,7 +50,7 @@ def complete(run: Run, trainer: HfViTTrainer, seconds: float, say: Callable[[str
     try:
         _write(run, result, parcel)
         move_into(parcel, run.output)
-    except OSError as error:
+    except Exception as error:  # of safetensors, torch or the system
         if not is_full_disk(error):
             raise
         with suppress(OSError):

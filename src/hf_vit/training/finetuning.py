@@ -1,8 +1,8 @@
 """The main job: train an image classifier on labelled images, judge it once on the test split, save it with facts."""
 
 import math
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from hf_vit.data import ImageData
     from hf_vit.evaluation import ClassificationResult
+    from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
     from hf_vit.training.model_source import ModelSource
 
 Precision = Literal["auto", "fp32", "bf16"]
@@ -123,7 +124,7 @@ def work_folder(output: Path) -> Path:
 
 
 def finetune(
-    model: str,
+    model: "str | HfViTBaseConfig",
     data: str,
     output: str | Path,
     *,
@@ -139,7 +140,7 @@ def finetune(
     with `resume` goes on to the numbers that it would have had.
 
     Args:
-        model: a folder, a variant such as "S/16" or "Ti/4" (fresh weights), or a Hub id.
+        model: a folder, a variant such as "S/16" or "Ti/4" (fresh weights), a Hub id, or a configuration.
         data: see `hf_vit.data.load_data`.
         output: a new or empty folder, or with `resume` that of the run.
         recipe: a name of `RECIPES`, or a recipe.
@@ -154,16 +155,17 @@ def finetune(
     say = report or (lambda line: None)
     options = options or FinetuneOptions()
     chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(**overrides)
-    run = prepare(model, data, Path(output), chosen, options, command, say)
-    from hf_vit.training.completion import complete
-    from hf_vit.training.running import train
+    with _quiet_transformers():
+        run = prepare(model, data, Path(output), chosen, options, command, say)
+        from hf_vit.training.completion import complete
+        from hf_vit.training.running import train
 
-    trainer, seconds = train(run, say)
-    return complete(run, trainer, seconds, say)
+        trainer, seconds = train(run, say)
+        return complete(run, trainer, seconds)
 
 
 def prepare(
-    model: str,
+    model: "str | HfViTBaseConfig",
     data: str,
     output: Path,
     recipe: Recipe,
@@ -172,6 +174,8 @@ def prepare(
     say: Callable[[str], None],
 ) -> Run:
     """Check everything that can be wrong, cheapest first, and build the model."""
+    from transformers import set_seed
+
     from hf_vit.data import check_images, load_data
     from hf_vit.models.configuration_hf_vit import as_pair
     from hf_vit.training.model_source import build_classifier, build_processor, find_model
@@ -194,6 +198,7 @@ def prepare(
         say(f"left out {len(images.skipped)} unreadable images")
     for split in ("train", "validation", "test"):
         images.split(split)
+    set_seed(options.seed)
     classifier = build_classifier(
         source, images.label_names, image_size=size, dropout=recipe.dropout, drop_path=recipe.drop_path
     )
@@ -355,7 +360,17 @@ def _pair(value: Any) -> tuple[int, int]:
     return as_pair(value)
 
 
-def remove_work(run: Run) -> None:
-    """Delete the checkpoints, unless they are to be kept."""
-    if not run.options.keep_checkpoints:
-        shutil.rmtree(run.work)
+@contextmanager
+def _quiet_transformers() -> Generator[None]:
+    """Without a bar for every file that transformers writes, and without its advice: a training tells of itself."""
+    from transformers.utils import logging
+
+    verbosity, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()

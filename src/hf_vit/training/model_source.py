@@ -39,12 +39,16 @@ class ModelSource:
     checkpoint: str | None
 
 
-def find_model(name: str) -> ModelSource:
+def find_model(name: str | HfViTBaseConfig) -> ModelSource:
     """Find out what a name stands for: an existing folder first, then a variant ("S/16"), then a Hub id.
+
+    A configuration stands for fresh weights of its own.
 
     Raises:
         UserError: none of the three, or a checkpoint of another architecture.
     """
+    if not isinstance(name, str):
+        return ModelSource(f"ViT of {name.num_hidden_layers} layers, {name.hidden_size} wide", name, None)
     path = Path(name).expanduser()
     if path.exists():
         if not (path / "config.json").is_file():
@@ -169,4 +173,6 @@ def _load(source: ModelSource, config: HfViTBaseConfig, image_size: Any) -> PreT
 def _plain(error: BaseException) -> str:
     """The telling line of an error: a strict config names the field first and the reason last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if isinstance(error, StrictDataclassError) else lines[0]) if lines else type(error).__name__
+    if isinstance(error, StrictDataclassError):
+        return lines[-1].removeprefix("ValueError: ")
+    return lines[0] if lines else type(error).__name__

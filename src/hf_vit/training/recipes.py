@@ -129,6 +129,19 @@ RECIPES: dict[str, Recipe] = {
             patience=10,
         ),
         Recipe(
+            name="digits",
+            source="this package: chosen on the validation split of the digits, over several seeds",
+            summary="the 1,797 digits of 8x8 px, from scratch in a minute (hf-vit demo)",
+            learning_rate=1e-3,
+            weight_decay=0.05,
+            warmup=0.1,
+            epochs=60,
+            batch_size=64,
+            label_smoothing=0.1,
+            augmentation=AugmentationConfig(shift_px=1, rotation_degrees=10),
+            evaluations=20,
+        ),
+        Recipe(
             name="vit-finetune",
             source="arXiv 2010.11929, table 4 (VTAB row: 2,500 steps, rate .01) and section 4.1; warm-up, crop and "
             "flip as the original code's defaults",

@@ -116,6 +116,7 @@ def training_arguments(run: Run) -> TrainingArguments:
         dataloader_pin_memory=torch.cuda.is_available(),
         seed=options.seed,
         report_to="none",
+        log_level="error",
     )
     # Several visible GPUs would silently multiply the batch (DataParallel); torchrun is the way to use them.
     if arguments.n_gpu > 1:

@@ -1,0 +1,174 @@
+"""The demonstration: a small ViT learns handwritten digits, and plain transformers code loads what was saved."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_vit.errors import UserError
+from hf_vit.facts import Facts
+
+if TYPE_CHECKING:
+    from hf_vit.models.configuration_hf_vit import HfViTConfig
+    from hf_vit.training.finetuning import FinetuneResult
+
+# What the fresh process runs: transformers alone. hf_vit is installed in this environment, so its import is barred.
+FRESH_PROGRAM = """\
+import json, sys
+
+class Bar:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "hf_vit":
+            raise ModuleNotFoundError("No module named 'hf_vit'", name=name)
+
+sys.meta_path.insert(0, Bar())
+try:
+    import hf_vit
+    sys.exit("hf_vit could be imported")
+except ModuleNotFoundError as error:
+    barred = str(error)
+
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+folder, *files = sys.argv[1:]
+processor = AutoImageProcessor.from_pretrained(folder)
+model = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True)
+images = [Image.open(file).convert("RGB") for file in files]
+probabilities = model(**processor(images=images, return_tensors="pt")).logits.softmax(-1)
+best = probabilities.max(-1)
+print(json.dumps({
+    "barred": barred,
+    "labels": [model.config.id2label[index] for index in best.indices.tolist()],
+    "probabilities": best.values.tolist(),
+}))
+"""
+
+
+@dataclass(frozen=True)
+class FreshLook:
+    """What this process and a fresh one without the package answered on the same images."""
+
+    barred: str
+    truth: list[str]
+    here: list[str]
+    fresh: list[str]
+    largest_difference: float
+
+
+def digits_config() -> "HfViTConfig":
+    """The demonstration's model; size and recipe ("digits") were chosen on the validation split alone."""
+    from hf_vit.models.configuration_hf_vit import HfViTConfig
+
+    return HfViTConfig(
+        image_size=8,
+        patch_size=2,
+        hidden_size=96,
+        num_hidden_layers=6,
+        num_attention_heads=3,
+        intermediate_size=384,
+        pooling="gap",
+        position_embedding="sincos_2d",
+    )
+
+
+def claim_output(output: Path) -> None:
+    """Make sure that the output is free, or holds an earlier demonstration, which will be replaced.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    training = Facts.load(output).of_kind("training") if output.is_dir() else []
+    if not training or not training[-1].command.startswith("hf-vit demo"):
+        raise UserError(f"the output {output} holds something else; choose a new or empty folder with --output")
+
+
+def train_digits(output: Path, *, seed: int, command: str, report: Callable[[str], None], **overrides: Any) -> Any:
+    """Train, evaluate and save beside the output, then move it there in place of an earlier demonstration."""
+    from hf_vit.training.finetuning import FinetuneOptions, finetune
+
+    output = output.absolute()
+    claim_output(output)
+    # The folder's name is the model's name in the card.
+    partial = output.with_name(f".{output.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        result = finetune(
+            digits_config(),
+            "digits",
+            partial / output.name,
+            recipe="digits",
+            options=FinetuneOptions(seed=seed, device="cpu", precision="fp32"),
+            command=command,
+            report=report,
+            **overrides,
+        )
+        if output.exists():
+            shutil.rmtree(output)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(partial / output.name, output)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return result
+
+
+def look_afresh(folder: Path, result: "FinetuneResult") -> FreshLook:
+    """Predict one test image a class here and in a fresh Python process in which hf_vit cannot be imported.
+
+    Raises:
+        RuntimeError: the fresh process failed; its error output is the message.
+    """
+    import torch
+
+    from hf_vit.data import load_data
+    from hf_vit.evaluation.loading import label_names_of
+
+    data: Any = load_data("digits")
+    test = data.splits["test"]
+    rows = [test["label"].index(label) for label in range(len(data.label_names))]
+    images = [test[row]["image"].convert("RGB") for row in rows]
+    with torch.inference_mode():
+        inputs = result.processor(images=images, return_tensors="pt")
+        best = result.model(**inputs).logits.softmax(-1).max(-1)
+    names = label_names_of(result.model)
+    with tempfile.TemporaryDirectory() as scratch:
+        files = [str(Path(scratch) / f"{index}.png") for index in range(len(images))]
+        for image, file in zip(images, files, strict=True):
+            image.save(file)
+        answer = _run_fresh([str(folder.absolute()), *files], Path(scratch))
+    pairs = zip(best.values.tolist(), answer["probabilities"], strict=True)
+    return FreshLook(
+        barred=answer["barred"],
+        truth=data.label_names,
+        here=[names[index] for index in best.indices.tolist()],
+        fresh=answer["labels"],
+        largest_difference=max(abs(one - other) for one, other in pairs),
+    )
+
+
+def _run_fresh(arguments: list[str], scratch: Path) -> dict[str, Any]:
+    # The code that travels with the model is copied where HF_MODULES_CACHE says: not into the user's own cache.
+    environment = os.environ | {
+        "HF_MODULES_CACHE": str(scratch / "modules"),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH_PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=scratch,
+        env=environment,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the fresh process failed:\n{done.stderr.strip()}")
+    return json.loads(done.stdout.strip().splitlines()[-1])

@@ -1,0 +1,76 @@
+"""A tiny model and tiny images that can be learnt in seconds: squares of one colour on noise."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_vit import HfViTConfig
+from hf_vit.cli.main import main
+
+COLOURS = {"blue": (40, 40, 230), "green": (40, 200, 40), "red": (230, 40, 40)}
+
+
+def coloured_square(colour, seed, side=12):
+    random = np.random.RandomState(seed)
+    pixels = random.randint(0, 60, (side, side, 3), dtype=np.uint8)
+    top, left = random.randint(0, side // 2, 2)
+    pixels[top : top + side // 2, left : left + side // 2] = colour
+    return Image.fromarray(pixels)
+
+
+def make_colour_folder(root, count=20, colours=COLOURS):
+    for position, (name, colour) in enumerate(colours.items()):
+        (root / name).mkdir(parents=True)
+        for index in range(count):
+            coloured_square(colour, 1000 * position + index).save(root / name / f"{index:02d}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def colours(tmp_path_factory):
+    """A folder of three classes with 20 images each."""
+    return make_colour_folder(tmp_path_factory.mktemp("images") / "colours")
+
+
+@pytest.fixture(scope="session")
+def make_colours():
+    """Write such a folder somewhere: (folder, images a class, {class: colour})."""
+    return make_colour_folder
+
+
+@pytest.fixture
+def tiny_config():
+    def make(**fields):
+        sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+        return HfViTConfig(**{**sizes, "intermediate_size": 32, "num_labels": 3, **fields})
+
+    return make
+
+
+@pytest.fixture
+def tiny_checkpoint(tiny_config, tmp_path_factory):
+    """A saved classifier of two classes, 8 px images, with a head that is not zero."""
+    import torch
+
+    from hf_vit import HfViTForImageClassification
+    from hf_vit.data import make_processor
+
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    model = HfViTForImageClassification(tiny_config(num_labels=2))
+    torch.nn.init.normal_(model.classifier.weight)
+    model.save_pretrained(folder)
+    make_processor(model.config, image_mean=[0.4, 0.5, 0.6]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def command(capsys):
+    """Run `hf-vit` in this process: (exit code, what it printed, what it complained about)."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return run

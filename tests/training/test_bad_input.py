@@ -1,0 +1,266 @@
+"""Whatever is wrong is told in one line, with a non-zero exit, before any training starts."""
+
+import errno
+import gc
+import json
+import shutil
+from collections import namedtuple
+
+import pytest
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClassification
+
+from hf_vit import HfViTForImageClassification, UserError
+from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
+from hf_vit.training.checkpoints import is_complete, last_complete, need_space
+
+ONE_STEP = ("--steps", "1", "--evaluations", "1", "--batch-size", "4")
+
+
+@pytest.fixture
+def refused(command, tmp_path, colours, monkeypatch):
+    """Run finetune with good arguments but for those given: the one line it is refused with."""
+    trained = []
+    monkeypatch.setattr(HfViTTrainer, "train", lambda self, **kwargs: trained.append(self))
+
+    def run(*arguments, untouched=True, **options):
+        given = {"model": "Ti/4", "data": colours, "output": tmp_path / "out", "image-size": "8", **options}
+        flags = [part for name, value in given.items() for part in (f"--{name}", value)]
+        code, out, err = command("finetune", *flags, *ONE_STEP, *arguments)
+        assert code != 0
+        assert not trained
+        assert err.count("\n") == 1, err
+        assert err.startswith("hf-vit: ")
+        assert "Traceback" not in out
+        if untouched:
+            assert not (tmp_path / "out").exists()
+        return err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--learning-rate", "0"), "learning_rate = 0.0: Input should be greater than 0"),
+        (("--learning-rate", "-1e-3"), "learning_rate = -0.001"),
+        (("--learning-rate", "nan"), "learning_rate = nan"),
+        (("--batch-size", "0"), "batch_size = 0"),
+        (("--batch-size", "-8"), "batch_size = -8"),
+        (("--steps", "0"), "steps = 0"),
+        (("--weight-decay", "-1"), "weight_decay = -1.0"),
+        (("--dropout", "1"), "dropout = 1.0"),
+        (("--label-smoothing", "2"), "label_smoothing = 2.0"),
+        (("--warmup", "-1"), "warmup = -1.0"),
+        (("--evaluations", "0"), "evaluations = 0"),
+        (("--optimizer", "adam"), "optimizer = 'adam'"),
+        (("--epochs", "3"), "not both"),
+        (("--micro-batch-size", "0"), "micro batch size 0 must be at least 1"),
+        (("--micro-batch-size", "3"), "3 does not divide the batch size 4"),
+        (("--precision", "fp8"), "choose auto, fp32 or bf16"),
+        (("--image-size", "x8"), "image size 'x8' is not understood"),
+        (("--image-size", "0"), "image size '0' is not understood"),
+        (("--image-size", "10"), "Ti/4: image_size=10 does not fit patch_size=4"),
+        (("--image-size", "2"), "Ti/4: image_size=2 does not fit patch_size=4"),
+        (("--device", "nonsense"), "device 'nonsense' cannot be used"),
+        (("--recipe", "default-smal"), "no recipe 'default-smal'; did you mean default-small"),
+        (("--model", "Tu/16"), "no variant 'Tu/16'.*Ti/16"),
+        (("--model", "nothing"), "no variant 'nothing'"),
+        (("--model", "nobody/nothing"), "'nobody/nothing' is no folder, and no such model can be read from the Hub"),
+        (("--data", "no-such-folder-here"), "no-such-folder-here"),
+    ],
+)
+def test_bad_values(arguments, message, refused):
+    import re
+
+    assert re.search(message, refused(*arguments))
+
+
+def test_epochs_must_be_positive(command, colours, tmp_path):
+    for epochs in ("0", "-3"):
+        arguments = ("--model", "Ti/4", "--data", colours, "--output", tmp_path / "out", "--epochs", epochs)
+        code, _, err = command("finetune", *arguments)
+        assert code == 1
+        assert "Input should be greater than 0" in err
+
+
+def test_data_that_cannot_be_trained_on(refused, make_colours, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "empty" in refused(data=tmp_path / "empty")
+
+    alone = make_colours(tmp_path / "alone")
+    (alone / "lonely").mkdir()
+    shutil.copy(alone / "red" / "00.png", alone / "lonely")
+    assert "class 'lonely' has 1 image" in refused(data=alone)
+
+    corrupt = make_colours(tmp_path / "corrupt")
+    (corrupt / "red" / "03.png").write_bytes(b"\x89PNG no more")
+    assert "03.png" in refused(data=corrupt)
+
+    small = make_colours(tmp_path / "small")
+    Image.new("RGB", (3, 12)).save(small / "blue" / "07.png")
+    assert "07.png" in (message := refused(data=small))
+    assert "12x3 px, smaller than one patch of 4x4 px" in message
+
+
+def test_bad_images_are_skipped_on_request(command, make_colours, tmp_path):
+    folder = make_colours(tmp_path / "corrupt")
+    (folder / "red" / "03.png").write_bytes(b"")
+    arguments = ("--model", "Ti/4", "--data", folder, "--output", tmp_path / "out", "--image-size", "8", *ONE_STEP)
+    code, out, _ = command("finetune", *arguments, "--skip-bad-images")
+    assert code == 0
+    assert "left out 1 unreadable image" in out
+    training = json.loads((tmp_path / "out" / "facts.json").read_text())[0]
+    assert training["values"]["skipped_images"] == 1
+
+
+def test_checkpoints_of_another_architecture(refused, tmp_path):
+    sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=10)
+    BertModel(BertConfig(**sizes)).save_pretrained(tmp_path / "bert")
+    ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1])).save_pretrained(
+        tmp_path / "resnet"
+    )
+    for kind in ("bert", "resnet"):
+        message = refused(model=tmp_path / kind)
+        assert f"checkpoint of another architecture ('{kind}')" in message
+        assert "hf_vit" in message
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "config.json").write_text("{}")
+    assert "('unknown')" in refused(model=tmp_path / "odd")
+
+
+def test_damaged_checkpoints(refused, tiny_config, tmp_path):
+    folder = tmp_path / "model"
+    assert "no config.json" in refused(model=tmp_path)
+    HfViTForImageClassification(tiny_config()).save_pretrained(folder)
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    assert "weights of" in refused(model=folder)
+    (folder / "model.safetensors").unlink()
+    assert "weights of" in refused(model=folder)
+    (folder / "model.safetensors").write_bytes(whole)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    assert "lack or do not fit vit.layers.2" in refused(model=folder)
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": "three"}))
+    assert "config.json" in refused(model=folder)
+    (folder / "config.json").write_text("{")
+    assert "valid JSON" in refused(model=folder)
+
+
+def test_output_that_holds_something_else(refused, tmp_path):
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "thesis.txt").write_text("the only copy")
+    message = refused(untouched=False)
+    assert "holds something else (thesis.txt)" in message
+    assert "something else" in refused("--resume", untouched=False)
+    assert [path.name for path in output.iterdir()] == ["thesis.txt"]
+    (output / "thesis.txt").unlink()
+    output.rmdir()
+    output.write_text("a file")
+    assert "is a file" in refused(untouched=False)
+
+
+def test_full_disk_is_told_beforehand(refused, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**30, 2**30 - 5 * 2**20, 5 * 2**20))
+    message = refused()
+    assert "has 5.0 MiB free and training needs about" in message
+
+
+def test_needed_space_is_counted_in_whole(tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 1000))
+    need_space(tmp_path / "not" / "yet" / "there", 1000)
+    with pytest.raises(UserError, match="free some space"):
+        need_space(tmp_path / "not" / "yet" / "there", 1001)
+
+
+def no_space(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_disk_that_fills_up_while_training(colours, tiny_config, tmp_path, monkeypatch):
+    """The second checkpoint does not fit: the first stays, the half second goes, and --resume ends the run."""
+    output, settings = tmp_path / "out", dict(steps=4, evaluations=2, batch_size=8)
+    save = HfViTTrainer._save_optimizer_and_scheduler
+
+    def save_once(self, folder):
+        save(self, folder) if folder.endswith("-2") else no_space()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HfViTTrainer, "_save_optimizer_and_scheduler", save_once)
+        with pytest.raises(UserError, match=r"is full; checkpoint-2 is complete: free space, then go on with --resume"):
+            finetune(tiny_config(), str(colours), output, **settings)
+    assert [path.name for path in output.iterdir()] == ["checkpoints"]
+    assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["checkpoint-2", "run.json"]
+    assert is_complete(output / "checkpoints" / "checkpoint-2")
+    result = finetune(tiny_config(), str(colours), output, options=FinetuneOptions(resume=True), **settings)
+    assert result.steps == 4
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_disk_that_fills_up_with_the_finished_model(error, colours, tiny_config, tmp_path, monkeypatch):
+    output, settings = tmp_path / "out", dict(steps=1, evaluations=1, batch_size=8)
+
+    def fail(*args, **kwargs):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr("hf_vit.training.completion.write_card", fail)
+        with pytest.raises(UserError, match="is full; the checkpoints are complete"):
+            finetune(tiny_config(), str(colours), output, **settings)
+    assert [path.name for path in output.iterdir()] == ["checkpoints"]
+    assert last_complete(output / "checkpoints").name == "checkpoint-1"
+    finetune(tiny_config(), str(colours), output, options=FinetuneOptions(resume=True), **settings)
+    assert (output / "config.json").exists()
+
+
+def test_other_errors_are_not_taken_for_a_full_disk(colours, tiny_config, tmp_path, monkeypatch):
+    def fail(self, **kwargs):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(HfViTTrainer, "train", fail)
+    with pytest.raises(RuntimeError, match="something else"):
+        finetune(tiny_config(), str(colours), tmp_path / "out", steps=1)
+
+
+def test_too_little_memory_names_the_batch(colours, tiny_config, tmp_path, monkeypatch):
+    def fail(self, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(HfViTTrainer, "train", fail)
+    with pytest.raises(UserError, match="too little memory for 8 images at once; choose a smaller --micro-batch-size"):
+        finetune(tiny_config(), str(colours), tmp_path / "out", steps=1, batch_size=8)
+
+
+# datasets leaves the archive open when its reader is given up after an error.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_image_of_a_stream_is_one_line(workers, command, make_colours, tmp_path):
+    import tarfile
+
+    (tmp_path / "data").mkdir()
+    folder = make_colours(tmp_path / "images", count=6)
+    (folder / "red" / "03.png").write_bytes(b"not an image")
+    with tarfile.open(tmp_path / "data" / "train.tar", "w") as tar:
+        for position, file in enumerate(sorted(folder.glob("*/*.png"))):
+            (tmp_path / "label").write_text(str(sorted({"blue", "green", "red"}).index(file.parent.name)))
+            tar.add(file, f"{position:03d}.png")
+            tar.add(tmp_path / "label", f"{position:03d}.cls")
+    arguments = ("--model", "Ti/4", "--data", tmp_path / "data", "--output", tmp_path / "out", "--image-size", "8")
+    code, _, err = command("finetune", *arguments, *ONE_STEP, "--streaming", "--num-workers", workers)
+    assert code == 1
+    assert err.count("\n") == 1, err
+    assert "is not an image" in err
+    assert "Traceback" not in err
+    gc.collect()

@@ -1,0 +1,93 @@
+"""The demonstration: quickly with one epoch, and in full (slow) against what it promises."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hf_vit import UserError
+from hf_vit.facts import Facts
+from hf_vit.training.demonstration import FRESH_PROGRAM, claim_output, look_afresh, train_digits
+
+
+def test_demo_by_command(command, tmp_path):
+    output = tmp_path / "demo"
+    code, out, err = command("demo", "--output", output, "--epochs", "1")
+    assert (code, err) == (0, "")
+    assert "No module named 'hf_vit'" in out
+    assert "probabilities differ by at most" in out
+    last = out.strip().splitlines()[-1]
+    accuracy = re.fullmatch(r"accuracy (\d+\.\d\d)% in \d+ s", last)[1]
+    facts = Facts.load(output)
+    assert f"{facts.records[-1].values['top1']:.2%}" == f"{accuracy}%"
+    assert facts.records[-1].data.split == "test"
+    assert facts.records[-1].data.size == 360
+    assert {path.name for path in tmp_path.iterdir()} == {"demo"}
+    assert re.search(r"^# demo$", (output / "README.md").read_text(), re.MULTILINE)
+
+    # A second demonstration replaces the first, and nothing else.
+    claim_output(output)
+    (output / "facts.json").unlink()
+    code, _, err = command("demo", "--output", output, "--epochs", "1")
+    assert code == 1
+    assert "holds something else" in err
+
+
+def test_output_of_others_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("the only copy")
+    with pytest.raises(UserError, match="holds something else"):
+        claim_output(tmp_path)
+    with pytest.raises(UserError, match="holds something else"):
+        claim_output(tmp_path / "thesis.txt")
+    claim_output(tmp_path / "new")
+
+
+def test_fresh_program_would_notice_an_importable_package(tmp_path):
+    """Without the bar the import succeeds, and the program says so and fails."""
+    without = FRESH_PROGRAM.replace("sys.meta_path.insert(0, Bar())", "")
+    assert without != FRESH_PROGRAM
+    done = subprocess.run([sys.executable, "-c", without, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "hf_vit could be imported" in done.stderr
+
+
+@pytest.mark.slow
+def test_promised_accuracy_and_time(tmp_path):
+    """Over three seeds at least 98% of the test images on average; one run takes at most two minutes on two cores."""
+    accuracies, seconds = [], []
+    for seed in range(3):
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "hf_vit", "demo", "--output", str(tmp_path / "demo")]
+            if seed == 0
+            else [sys.executable, "-c", PROGRAM, str(tmp_path / f"seed-{seed}"), str(seed)],
+            capture_output=True,
+            text=True,
+            env=os.environ,
+            check=True,
+        )
+        seconds.append(time.perf_counter() - start)
+        accuracies.append(float(re.search(r"accuracy ([\d.]+)%", done.stdout)[1]))
+    print(accuracies, seconds)
+    assert sum(accuracies) / 3 >= 98.0
+    assert seconds[0] <= 120
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from hf_vit.training.demonstration import train_digits
+result = train_digits(Path(sys.argv[1]), seed=int(sys.argv[2]), command="hf-vit demo", report=print)
+print(f"accuracy {result.test.top1:.2%}")
+"""
+
+
+def test_fresh_look_compares_both_processes(tmp_path):
+    result = train_digits(tmp_path / "demo", seed=0, command="hf-vit demo", report=lambda line: None, epochs=0.1)
+    look = look_afresh(tmp_path / "demo", result)
+    assert look.truth == [str(digit) for digit in range(10)]
+    assert look.here == look.fresh
+    assert look.largest_difference < 1e-6

@@ -1,0 +1,202 @@
+"""The main job through the command line, and what it leaves."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
+
+from hf_vit.data import load_data
+from hf_vit.evaluation import evaluate_classifier
+from hf_vit.facts import Facts
+from hf_vit.models.positions_hf_vit import resample_position_table
+from hf_vit.training import FinetuneOptions, finetune
+from hf_vit.training.model_source import build_classifier, find_model
+
+SHORT = ("--steps", "24", "--evaluations", "4", "--batch-size", "12", "--learning-rate", "2e-3", "--precision", "fp32")
+
+
+def test_fine_tuning_a_checkpoint_by_command(command, tiny_checkpoint, colours, tmp_path):
+    output = tmp_path / "colours-vit"
+    code, out, err = command(
+        "finetune", "--model", tiny_checkpoint, "--data", colours, "--output", output, "--image-size", "16x12", *SHORT
+    )
+    assert (code, err) == (0, "")
+    assert "48 images of 3 classes" in out
+    assert "test accuracy" in out
+    assert "saved in" in out
+    names = {path.name for path in output.iterdir()}
+    assert names >= {"config.json", "model.safetensors", "preprocessor_config.json", "facts.json", "README.md"}
+    assert names >= {"learning_curve.png", "confusion_matrix.png", "modeling_hf_vit.py"}
+    assert not [name for name in names if name.endswith((".bin", ".pt", ".pth", ".pkl"))]
+    assert not any(path.is_dir() for path in output.iterdir())
+
+    config = json.loads((output / "config.json").read_text())
+    assert config["id2label"] == {"0": "blue", "1": "green", "2": "red"}
+    assert config["label2id"] == {"blue": 0, "green": 1, "red": 2}
+    assert config["image_size"] == [16, 12]
+    processor = AutoImageProcessor.from_pretrained(output)
+    assert (processor.size.height, processor.size.width) == (16, 12)
+    assert tuple(processor.image_mean) == (0.4, 0.5, 0.6)
+    with Image.open(output / "learning_curve.png") as picture:
+        assert picture.width > 100
+    assert "| colours | test |" in (output / "README.md").read_text()
+
+    answers = pipeline("image-classification", model=str(output))(str(colours / "red" / "00.png"))
+    assert {answer["label"] for answer in answers} == {"blue", "green", "red"}
+
+
+def test_facts_record_what_was_used_and_found(tiny_checkpoint, colours, tmp_path, command):
+    output = tmp_path / "out"
+    arguments = ("--model", tiny_checkpoint, "--data", colours, "--output", output, "--seed", "5", *SHORT)
+    assert command("finetune", *arguments)[0] == 0
+    facts = Facts.load(output)
+    assert [record.kind for record in facts.records] == ["training", "evaluation"]
+    training, evaluation = facts.records
+    assert training.seed == 5
+    assert training.command.startswith("hf-vit finetune --model tiny --data colours --output out --seed 5")
+    assert training.data.model_dump()["split"] == "train"
+    assert training.data.size == 48
+    values = training.values
+    assert values["recipe"]["learning_rate"] == 2e-3
+    assert values["recipe"]["optimizer"] == "adamw"
+    assert values["recipe"]["image_size"] == 8
+    assert (values["steps"], values["planned_steps"], values["precision"]) == (24, 24, "fp32")
+    assert values["base_model"].endswith("tiny")
+
+    # The recorded accuracy is that of the saved folder, and the images the untouched ones.
+    data = load_data(str(colours), image_size=(8, 8))
+    assert evaluation.data.fingerprint == data.fingerprint
+    assert (evaluation.data.split, evaluation.data.size) == ("test", 6)
+    model = AutoModelForImageClassification.from_pretrained(output)
+    processor = AutoImageProcessor.from_pretrained(output)
+    again = evaluate_classifier(model, processor, data.split("test"), label_names=data.label_names, progress=False)
+    assert again.top1 == evaluation.values["top1"]
+    assert again.loss == pytest.approx(evaluation.values["loss"], rel=1e-5)
+
+
+def test_it_learns_and_keeps_the_best_checkpoint(colours, tiny_config, tmp_path):
+    result = finetune(
+        tiny_config(), str(colours), tmp_path / "out", steps=120, evaluations=6, batch_size=16, learning_rate=3e-3
+    )
+    evaluations = {entry["step"]: entry for entry in result.history if "eval_accuracy" in entry}
+    assert list(evaluations) == [20, 40, 60, 80, 100, 120]
+    best = max(evaluations.values(), key=lambda entry: (entry["eval_accuracy"], -entry["eval_loss"]))
+    assert result.best_step == best["step"]
+    assert result.validation == {"accuracy": best["eval_accuracy"], "loss": best["eval_loss"]}
+    assert result.test.top1 >= 5 / 6
+    data = load_data(str(colours), image_size=(8, 8))
+    validation = evaluate_classifier(
+        result.model, result.processor, data.split("validation"), label_names=data.label_names, progress=False
+    )
+    assert validation.top1 == pytest.approx(best["eval_accuracy"])
+
+
+def test_the_seed_decides_everything(colours, tiny_config, tmp_path):
+    def weights(name, seed, before):
+        torch.manual_seed(before)
+        options = FinetuneOptions(seed=seed)
+        run = finetune(tiny_config(), str(colours), tmp_path / name, options=options, steps=2, evaluations=1)
+        return torch.cat([p.detach().flatten() for p in run.model.parameters()])
+
+    first = weights("a", seed=1, before=10)
+    assert torch.equal(weights("b", seed=1, before=11), first)
+    assert not torch.equal(weights("c", seed=2, before=10), first)
+
+
+def test_new_head_and_resampled_positions(tiny_checkpoint):
+    source = find_model(str(tiny_checkpoint))
+    old = AutoModelForImageClassification.from_pretrained(tiny_checkpoint)
+    new = build_classifier(source, ["a", "b"], image_size=(16, 8), dropout=0.25, drop_path=0.5)
+    assert old.classifier.weight.abs().min() > 0
+    assert not new.classifier.weight.any()
+    assert not new.classifier.bias.any()
+    assert new.config.id2label == {0: "a", 1: "b"}
+    assert (new.config.hidden_dropout_prob, new.config.drop_path_rate) == (0.25, 0.5)
+    assert new.config.image_size == (16, 8)
+    expected = resample_position_table(old.vit.embeddings.position_embeddings, (2, 2), (4, 2))
+    torch.testing.assert_close(new.vit.embeddings.position_embeddings.detach(), expected.detach())
+    kept = {name: p for name, p in new.state_dict().items() if "classifier" not in name and "position" not in name}
+    before = old.state_dict()
+    assert all(torch.equal(before[name], p) for name, p in kept.items())
+
+
+def test_representation_layer_is_dropped_with_the_old_head(tiny_config, tmp_path):
+    from hf_vit import HfViTForImageClassification
+
+    HfViTForImageClassification(tiny_config(representation_size=8)).save_pretrained(tmp_path / "old")
+    new = build_classifier(find_model(str(tmp_path / "old")), ["a", "b", "c", "d"])
+    assert new.config.representation_size is None
+    assert not [name for name in new.state_dict() if "pooler" in name]
+    assert new.classifier.weight.shape == (4, 16)
+
+
+def test_bare_and_half_precision_checkpoints(tiny_config, tmp_path):
+    from hf_vit import HfViTModel
+
+    bare = HfViTModel(tiny_config()).to(torch.bfloat16)
+    bare.save_pretrained(tmp_path / "bare")
+    model = build_classifier(find_model(str(tmp_path / "bare")), ["a", "b"])
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert torch.equal(model.vit.layernorm.weight.bfloat16(), bare.layernorm.weight)
+    assert torch.equal(model.vit.layers[0].mlp.fc1.weight.bfloat16(), bare.layers[0].mlp.fc1.weight)
+
+
+@pytest.mark.parametrize(("name", "patch", "width"), [("Ti/4", 4, 192), ("ViT-S/16", 16, 384)])
+def test_variants_start_afresh(name, patch, width):
+    config = find_model(name).config
+    assert (config.patch_size, config.hidden_size) == (patch, width)
+
+
+def test_streamed_training(tiny_config, tmp_path, colours, monkeypatch):
+    import datasets
+    from datasets import ClassLabel, Dataset, Features
+    from datasets import Image as ImageFeature
+
+    # datasets waits so long (5 s) at the end of every shuffled pass over a parquet stream.
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)
+    files = sorted(colours.glob("*/*.png"))
+    features = Features({"image": ImageFeature(), "label": ClassLabel(names=["blue", "green", "red"])})
+    rows = {
+        "image": [{"bytes": file.read_bytes(), "path": None} for file in files],
+        "label": [["blue", "green", "red"].index(file.parent.name) for file in files],
+    }
+    (tmp_path / "data").mkdir()
+    Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "data" / "train.parquet")
+    settings = dict(steps=30, evaluations=3, batch_size=12, learning_rate=3e-3)
+
+    def train(output, **more):
+        chosen = FinetuneOptions(streaming=True, keep_checkpoints=True, **more)
+        return finetune(tiny_config(), str(tmp_path / "data"), output, options=chosen, **settings)
+
+    done = train(tmp_path / "done")
+    assert done.steps == 30
+    assert done.validation["accuracy"] > 0.5
+    # Interrupted in the third pass over the stream, it finds its place again.
+    shutil.copytree(tmp_path / "done" / "checkpoints", tmp_path / "again" / "checkpoints")
+    shutil.rmtree(tmp_path / "again" / "checkpoints" / "checkpoint-30")
+    again = train(tmp_path / "again", resume=True)
+    for one, other in zip(done.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_checkpoints_are_kept_on_request_and_apart(command, tiny_checkpoint, colours, tmp_path):
+    output = tmp_path / "out"
+    code, _, _ = command(
+        "finetune", "--model", tiny_checkpoint, "--data", colours, "--output", output, *SHORT, "--keep-checkpoints"
+    )
+    assert code == 0
+    kept = {path.name for path in (output / "checkpoints").iterdir()}
+    assert {"run.json", "checkpoint-24"} <= kept
+    assert not list(output.glob("*.pt"))
+
+
+def test_grayscale_and_transparent_images_are_trained_on(command, make_colours, tmp_path):
+    folder = make_colours(tmp_path / "mixed")
+    for name, mode in (("red/00.png", "L"), ("red/01.png", "RGBA"), ("blue/00.png", "P")):
+        with Image.open(folder / name) as image:
+            image.convert(mode).save(folder / name)
+    arguments = ("--model", "Ti/4", "--data", folder, "--output", tmp_path / "out", "--image-size", "8")
+    assert command("finetune", *arguments, "--steps", "1", "--evaluations", "1", "--batch-size", "4")[0] == 0

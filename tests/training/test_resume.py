@@ -1,0 +1,208 @@
+"""A killed training goes on to the very numbers of an unbroken one; what a kill leaves half-written is found out."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from safetensors.torch import load_file
+
+from hf_vit import HfViTForImageClassification, UserError
+from hf_vit.facts import Facts
+from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
+from hf_vit.training.checkpoints import checkpoints_in, is_complete, last_complete, read_state
+
+# Everything that draws random numbers is on; 48 images in batches of 8 are 6 steps an epoch, a checkpoint every 4.
+SETTINGS = dict(
+    steps=32,
+    evaluations=8,
+    batch_size=8,
+    learning_rate=2e-3,
+    dropout=0.1,
+    drop_path=0.1,
+    mixup_alpha=0.2,
+    shift_px=1,
+    rotation_degrees=10.0,
+    random_resized_crop=(0.5, 1.0),
+)
+
+PROGRAM = """
+import json, sys
+import torch
+torch.set_num_threads(1)
+from hf_vit import HfViTConfig
+from hf_vit.training import FinetuneOptions, finetune
+config, data, output, settings = sys.argv[1:]
+options = FinetuneOptions(micro_batch_size=4)
+finetune(HfViTConfig(**json.loads(config)), data, output, options=options, **json.loads(settings))
+"""
+
+
+@pytest.fixture
+def train(tiny_config, colours):
+    """Train with `SETTINGS`, in micro-batches of 4."""
+
+    def run(output, resume=False, changes=None, **options):
+        settings = {**SETTINGS, **(changes or {})}
+        chosen = FinetuneOptions(**{"micro_batch_size": 4, "resume": resume, **options})
+        return finetune(tiny_config(), str(colours), output, options=chosen, **settings)
+
+    return run
+
+
+def outcome(result):
+    """Everything that must be equal: weights, test and validation numbers, and the whole log but for timings."""
+    record = Facts.load(result.folder).of_kind("evaluation")[-1]
+    values = {key: value for key, value in record.values.items() if key != "images_per_second"}
+    log = [
+        {key: value for key, value in entry.items() if not key.endswith(("runtime", "per_second"))}
+        for entry in result.history
+        if "train_runtime" not in entry
+    ]
+    return load_file(result.folder / "model.safetensors"), values, result.validation, result.best_step, log
+
+
+def assert_same(one, other):
+    weights, *numbers = outcome(one)
+    others, *other_numbers = outcome(other)
+    assert weights.keys() == others.keys()
+    assert all(bool((weights[name] == others[name]).all()) for name in weights)
+    assert numbers == other_numbers
+
+
+def kill_at(step, config, data, output):
+    """Start the training in a process of its own and send SIGKILL once checkpoint `step` is there."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, json.dumps(config), str(data), str(output), json.dumps(SETTINGS)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    checkpoint = output / "checkpoints" / f"checkpoint-{step}"
+    while not checkpoint.exists() or not is_complete(checkpoint):
+        assert process.poll() is None, process.stderr.read().decode()
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    process.stderr.close()
+
+
+def test_killed_training_resumes_to_the_same_numbers(train, tiny_config, colours, tmp_path):
+    unbroken = train(tmp_path / "unbroken")
+    killed = tmp_path / "killed"
+    kill_at(8, tiny_config().to_diff_dict(), colours, killed)
+    assert [path.name for path in killed.iterdir()] == ["checkpoints"]
+    left = last_complete(killed / "checkpoints")
+    assert 8 <= read_state(left)["global_step"] < SETTINGS["steps"]
+    # The last complete checkpoint is a model that loads.
+    loaded = HfViTForImageClassification.from_pretrained(left)
+    assert list(loaded.config.id2label.values()) == ["blue", "green", "red"]
+    # As if the kill had come while the next checkpoint was being written.
+    half = left.with_name(f"checkpoint-{read_state(left)['global_step'] + 4}")
+    if not half.exists():
+        shutil.copytree(left, half)
+    (half / "trainer_state.json").unlink(missing_ok=True)
+    assert_same(train(killed, resume=True), unbroken)
+    assert not (killed / "checkpoints").exists()
+
+
+def test_resume_after_the_training_itself_had_ended(train, tmp_path):
+    done = train(tmp_path / "done", keep_checkpoints=True)
+    again = tmp_path / "again"
+    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
+    assert_same(train(again, resume=True), done)
+
+
+def test_resume_of_a_run_that_was_stopped_early(train, tmp_path):
+    # So slow that the accuracy stands still at once.
+    changes = dict(learning_rate=1e-9, patience=2)
+    done = train(tmp_path / "done", changes=changes, keep_checkpoints=True)
+    assert done.steps < SETTINGS["steps"]
+    again = tmp_path / "again"
+    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
+    assert_same(train(again, resume=True, changes=changes), done)
+
+
+def test_evaluations_without_a_better_one_are_counted_across_a_resume(train, tmp_path, monkeypatch):
+    changes = dict(learning_rate=1e-12, patience=3)
+    done = train(tmp_path / "done", changes=changes)
+    # Of so small steps only the first evaluation is a better one.
+    assert (done.best_step, done.steps) == (4, 16)
+
+    evaluate, calls = HfViTTrainer.evaluate, []
+
+    def stop_at_the_third(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return evaluate(self, *args, **kwargs)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(HfViTTrainer, "evaluate", stop_at_the_third)
+        train(tmp_path / "stopped", changes=changes)
+    assert [path.name for path in checkpoints_in(tmp_path / "stopped" / "checkpoints")] == [
+        "checkpoint-4",
+        "checkpoint-8",
+    ]
+    assert_same(train(tmp_path / "stopped", resume=True, changes=changes), done)
+
+
+def test_resume_with_workers_is_the_same(train, tmp_path):
+    done = train(tmp_path / "done", keep_checkpoints=True)
+    again = tmp_path / "again"
+    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
+    shutil.rmtree(checkpoints_in(again / "checkpoints")[-1])
+    assert_same(train(again, resume=True, num_workers=2), done)
+
+
+def test_resume_with_other_settings_is_refused(train, tmp_path):
+    done = train(tmp_path / "done", changes=dict(steps=4, evaluations=1), keep_checkpoints=True)
+    again = tmp_path / "again"
+    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
+    with pytest.raises(UserError, match=r"learning_rate was 0.002, now 0.1; seed was 0, now 1"):
+        train(again, resume=True, changes=dict(steps=4, evaluations=1, learning_rate=0.1), seed=1)
+
+
+def test_unfinished_and_finished_runs_are_not_overwritten(train, tmp_path):
+    done = train(tmp_path / "done", changes=dict(steps=4, evaluations=1), keep_checkpoints=True)
+    again = tmp_path / "again"
+    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
+    with pytest.raises(UserError, match="unfinished run; go on with --resume"):
+        train(again)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
+)
+@pytest.mark.parametrize("how", ["missing", "empty", "half"])
+def test_half_written_checkpoints_are_recognised(name, how, checkpoint_copy):
+    assert is_complete(checkpoint_copy)
+    file = checkpoint_copy / name
+    content = file.read_bytes()
+    if how == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(b"" if how == "empty" else content[: len(content) // 2])
+    assert not is_complete(checkpoint_copy)
+    assert last_complete(checkpoint_copy.parent) is None
+
+
+@pytest.fixture(scope="module")
+def one_checkpoint(tmp_path_factory, colours):
+    from hf_vit import HfViTConfig
+
+    config = HfViTConfig(
+        image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    folder = tmp_path_factory.mktemp("run") / "run"
+    finetune(config, str(colours), folder, options=FinetuneOptions(keep_checkpoints=True), steps=1, evaluations=1)
+    return folder / "checkpoints" / "checkpoint-1"
+
+
+@pytest.fixture
+def checkpoint_copy(one_checkpoint, tmp_path):
+    return shutil.copytree(one_checkpoint, tmp_path / one_checkpoint.name)

@@ -1,0 +1,120 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from hf_vit import UserError
+from hf_vit.training.sampling import (
+    EpochSampler,
+    SeededDataset,
+    SeededStream,
+    StreamCollator,
+    as_is,
+    derive_seed,
+    seeded,
+)
+
+
+class Noisy(Dataset):
+    """Every access draws from the global generators, as careless transforms do."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return {"index": index, "noise": (torch.rand(()).item(), random.random(), np.random.rand())}
+
+
+def collate(examples):
+    return [(example["index"], example["noise"]) for example in examples], torch.rand(()).item()
+
+
+def batches(workers, epoch, seed=3, batch_size=4):
+    sampler = EpochSampler(10, seed)
+    sampler.set_epoch(epoch)
+    dataset = SeededDataset(Noisy(), collate, seed)
+    return list(DataLoader(dataset, sampler=sampler, batch_size=batch_size, num_workers=workers, collate_fn=as_is))
+
+
+def test_batches_depend_on_seed_and_epoch_alone():
+    torch.manual_seed(1)
+    first = batches(0, epoch=0)
+    torch.rand(17)
+    assert batches(0, epoch=0) == first
+    assert batches(2, epoch=0) == first
+    assert batches(0, epoch=1) != first
+    assert batches(0, epoch=0, seed=4) != first
+
+
+def test_an_epoch_shows_every_example_once_in_an_order_of_its_own():
+    orders = []
+    for epoch in range(3):
+        order = [index for batch, _ in batches(0, epoch) for index, _ in batch]
+        assert sorted(order) == list(range(10))
+        orders.append(tuple(order))
+    assert len(set(orders)) == 3
+
+
+def test_global_generators_are_left_alone():
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    with seeded(5):
+        inside = torch.rand(()).item(), random.random(), np.random.rand()
+    with seeded(5):
+        assert (torch.rand(()).item(), random.random(), np.random.rand()) == inside
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == random.getstate()
+    assert states[2] == np.random.get_state()[1].tolist()
+
+
+def test_seeds_are_not_sums():
+    assert len({derive_seed(a, b) for a in range(50) for b in range(50)}) == 2500
+
+
+class Stream(IterableDataset):
+    def __init__(self, size=5):
+        self.size = size
+        self.epochs = []
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+    def __iter__(self):
+        for index in range(self.size):
+            yield {"index": index, "noise": torch.rand(()).item()}
+
+
+def test_stream_goes_on_epoch_after_epoch_with_new_variation():
+    stream = Stream()
+    examples = iter(SeededStream(stream, seed=1))
+    seen = [next(examples) for _ in range(12)]
+    assert [example["index"] for example in seen] == [0, 1, 2, 3, 4] * 2 + [0, 1]
+    assert stream.epochs == [0, 1, 2]
+    assert len({example["noise"] for example in seen}) == 12
+    again = iter(SeededStream(Stream(), seed=1))
+    torch.rand(9)
+    assert [next(again)["noise"] for _ in range(12)] == [example["noise"] for example in seen]
+
+
+def test_stream_batches_are_collated_under_their_own_seed():
+    def first(count):
+        loader = DataLoader(
+            SeededStream(Stream(), 1),
+            batch_size=2,
+            collate_fn=StreamCollator(
+                lambda examples: ([e["index"] for e in examples], torch.rand(()).item(), examples)
+            ),
+        )
+        return [batch for batch, _ in zip(loader, range(count), strict=False)]
+
+    one = first(3)
+    torch.rand(5)
+    assert first(3) == one
+    assert len({draw for _, draw, _ in one}) == 3
+    assert set(one[0][2][0]) == {"index", "noise"}
+
+
+def test_empty_stream_says_so():
+    with pytest.raises(UserError, match="holds no image"):
+        next(iter(SeededStream(Stream(0), 1)))

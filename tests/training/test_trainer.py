@@ -1,0 +1,188 @@
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import TrainingArguments
+
+from hf_vit import HfViTForImageClassification, UserError
+from hf_vit.training import HfViTTrainer
+from hf_vit.training.trainer import smooth_labels
+
+
+class Images(torch.utils.data.Dataset):
+    """Fixed noise with hard or soft labels."""
+
+    def __init__(self, count=12, soft=False):
+        generator = torch.Generator().manual_seed(0)
+        self.pixels = torch.randn(count, 3, 8, 8, generator=generator)
+        self.labels = torch.arange(count) % 3
+        if soft:
+            self.labels = torch.rand(count, 3, generator=generator).softmax(-1)
+
+    def __len__(self):
+        return len(self.pixels)
+
+    def __getitem__(self, index):
+        return {"pixel_values": self.pixels[index], "labels": self.labels[index]}
+
+
+@pytest.fixture
+def make_trainer(tiny_config, tmp_path):
+    def make(model=None, dataset=None, **arguments):
+        torch.manual_seed(0)
+        model = model or HfViTForImageClassification(tiny_config())
+        if not model.classifier.weight.any():
+            nn.init.normal_(model.classifier.weight)
+        defaults = dict(
+            output_dir=str(tmp_path / "work"),
+            report_to="none",
+            use_cpu=True,
+            max_steps=1,
+            learning_rate=0.1,
+            optim="sgd",
+        )
+        return HfViTTrainer(
+            model=model,
+            args=TrainingArguments(**{**defaults, **arguments}),
+            train_dataset=dataset or Images(),
+            eval_dataset=dataset or Images(),
+        )
+
+    return make
+
+
+FORMS = {
+    "plain": dict(),
+    "2d": dict(position_embedding="learned_2d", layer_scale_init_value=0.1, use_distillation_token=True),
+    "map": dict(pooling="map", representation_size=8),
+    "relative": dict(position_embedding="relative", pooling="gap"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_only_matrices_and_kernels_decay(form, tiny_config, make_trainer):
+    model = HfViTForImageClassification(tiny_config(**FORMS[form]))
+    decaying = set(make_trainer(model).get_decay_parameter_names(model))
+    spared = {name for name, _ in model.named_parameters()} - decaying
+    # The reference: what the parameter is, by its name alone.
+    words = ("bias", "layernorm", "token", "position_embedding", "offset_embeddings", "lambda1", "probe")
+    assert spared == {name for name, _ in model.named_parameters() if any(word in name for word in words)}
+    assert {"classifier.weight", "vit.embeddings.patch_embeddings.projection.weight"} <= decaying
+
+
+def test_group_norms_embeddings_and_bare_parameters_are_spared(make_trainer):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.GroupNorm(2, 4)
+            self.scale = nn.Conv2d(4, 4, 1)
+            self.classes = nn.Embedding(3, 4)
+            self.mask_token = nn.Parameter(torch.zeros(1, 1, 4))
+            self.dense = nn.Linear(4, 4)
+
+    assert make_trainer().get_decay_parameter_names(Odd()) == ["scale.weight", "dense.weight"]
+
+
+def test_decay_reaches_the_optimizer(make_trainer):
+    trainer = make_trainer(weight_decay=0.3)
+    groups = trainer.create_optimizer().param_groups
+    assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
+    assert sum(len(group["params"]) for group in groups) == len(list(trainer.model.parameters()))
+
+
+def plain_step(model, data, smoothing, learning_rate=0.1, clip=1.0):
+    """Parameters after one clipped step of gradient descent on all images at once; the model itself stays."""
+    model = copy.deepcopy(model).train()
+    logits = model(pixel_values=data.pixels).logits
+    labels = data.labels if data.labels.ndim == 2 else F.one_hot(data.labels, 3).float()
+    F.cross_entropy(logits, labels, label_smoothing=smoothing).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), clip)
+    return torch.cat([(p - learning_rate * p.grad).detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("soft", [False, True])
+def test_accumulated_step_equals_the_large_batch(soft, smoothing, make_trainer):
+    """12 images as one batch, as 3 of 4, and as 2 of 5 and one of 2: the step that plain torch makes of all 12."""
+    after = []
+    for micro, accumulated in ((12, 1), (4, 3), (5, 3)):
+        trainer = make_trainer(
+            dataset=Images(soft=soft),
+            per_device_train_batch_size=micro,
+            gradient_accumulation_steps=accumulated,
+            label_smoothing_factor=smoothing,
+        )
+        expected = plain_step(trainer.model, trainer.train_dataset, smoothing)
+        trainer.train()
+        after.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+    for parameters in after:
+        torch.testing.assert_close(parameters, expected, rtol=0, atol=5e-7)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_smoothed_loss_is_the_hand_computed_one(soft, make_trainer):
+    trainer = make_trainer(dataset=Images(soft=soft), label_smoothing_factor=0.3)
+    data = trainer.train_dataset
+    batch = {"pixel_values": data.pixels, "labels": data.labels}
+    trainer.model.train()
+    loss, outputs = trainer.compute_loss(trainer.model, dict(batch), return_outputs=True)
+    total = 0.0
+    for row, label in zip(outputs.logits.double().tolist(), data.labels.tolist(), strict=True):
+        target = label if soft else [float(k == label) for k in range(3)]
+        target = [0.7 * share + 0.3 / 3 for share in target]
+        log_sum = math.log(sum(math.exp(value) for value in row))
+        total += sum(share * (log_sum - value) for share, value in zip(target, row, strict=True))
+    assert loss.item() == pytest.approx(total / len(data), rel=1e-6)
+
+
+def test_evaluation_loss_is_not_smoothed(make_trainer):
+    trainer = make_trainer(label_smoothing_factor=0.3)
+    data = trainer.eval_dataset
+    with torch.no_grad():
+        plain = F.cross_entropy(trainer.model.eval()(pixel_values=data.pixels).logits, data.labels)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(plain.item(), rel=1e-6)
+
+
+def test_smoothing_keeps_probabilities():
+    soft = smooth_labels(torch.tensor([2, 0]), 4, 0.2)
+    torch.testing.assert_close(soft, torch.tensor([[0.05, 0.05, 0.85, 0.05], [0.85, 0.05, 0.05, 0.05]]))
+
+
+def test_loss_that_is_no_number_stops_the_training_and_spares_the_weights(make_trainer):
+    trainer = make_trainer(max_steps=5)
+    trainer.train_dataset.pixels[:] = float("nan")
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    with pytest.raises(UserError, match=r"loss became nan at step 1 \(learning rate 0.1"):
+        trainer.train()
+    assert all(torch.equal(before[name], p) for name, p in trainer.model.named_parameters())
+
+
+def test_nothing_shared_is_a_pickle(make_trainer, tmp_path):
+    trainer = make_trainer(save_strategy="steps", save_steps=1)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "shared"))
+    names = {path.name for path in (tmp_path / "shared").iterdir()}
+    assert {"config.json", "model.safetensors"} <= names
+    assert not [name for name in names if name.endswith((".bin", ".pt", ".pth", ".pkl"))]
+    assert not list(tmp_path.rglob("training_args.bin"))
+
+
+def test_a_model_of_transformers_trains_too(make_trainer):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        image_size=8,
+        patch_size=4,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        num_labels=3,
+    )
+    trainer = make_trainer(ViTForImageClassification(config), max_steps=20)
+    first = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < first
