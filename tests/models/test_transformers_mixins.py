@@ -65,8 +65,8 @@ def model_tests(family: Family) -> type:
             """As transformers' ViT has it, in place of the mixin's for words."""
             for model_class in self.all_model_classes:
                 model = model_class(family.config())
-                self.assertIsInstance(model.get_input_embeddings(), torch.nn.Module)
-                self.assertIsNone(model.get_output_embeddings())
+                assert isinstance(model.get_input_embeddings(), torch.nn.Module)
+                assert model.get_output_embeddings() is None
 
         if len(family.attentions_of(torch.zeros(1, 1), (1, 1))) > 1:
             # The mixin counts one attention a layer; test_attention.py holds what these give.

@@ -30,6 +30,7 @@ def as_pair(value: int | tuple[int, int] | list[int]) -> tuple[int, int]:
 class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
     """Abstract: the fields that every family of the package has (one legend: px are pixels of the input image)."""
 
+    _auto_class: ClassVar[str | None] = "AutoConfig"  # a config saved alone takes its code along
     base_model_tp_plan: ClassVar[dict[str, str]] = {
         "layers.*.attention.q_proj": "colwise",
         "layers.*.attention.k_proj": "colwise",

@@ -1,0 +1,141 @@
+"""The original code's initialisation, in statistics: of new models, and of what a checkpoint does not hold."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from models.families import FAMILIES, Family
+from torch import nn
+
+# Wide enough for statistics: thousands of numbers in every matrix.
+WIDE = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 4, "representation_size": 72}
+
+
+def new(family: Family, head: str = "classification", **overrides):
+    torch.manual_seed(0)
+    return family.classes[head](family.config(**{**WIDE, **overrides})).requires_grad_(False)
+
+
+def test_xavier_uniform_kernels(family: Family):
+    model = new(family, pooling="map")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and not name.endswith(("classifier", "pooler.dense")):
+            fan_out, fan_in = module.weight.shape
+            bound = math.sqrt(6 / (fan_in + fan_out))
+            assert 0.98 * bound < module.weight.abs().max() <= bound, name
+            assert module.weight.std() == pytest.approx(bound / math.sqrt(3), rel=0.03), name
+            assert module.weight.mean().abs() < 0.03 * bound, name
+
+
+def test_biases_norms_and_tokens(family: Family):
+    pooling = "map" if family.name == "axial" else "token"
+    model = new(family, pooling=pooling)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("fc1.bias", "fc2.bias")):
+            assert 0 < parameter.std() < 2e-6, name
+            assert parameter.std() == pytest.approx(1e-6, rel=0.35), name
+        elif name.endswith("bias") or "cls_token" in name:
+            assert not parameter.any(), name
+    norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm)]
+    assert len(norms) >= 5
+    assert all((norm.weight == 1).all() and not norm.bias.any() for norm in norms)
+
+
+def test_head_starts_at_zero(family: Family):
+    model = new(family)
+    assert not model.classifier.weight.any()
+    assert not model.classifier.bias.any()
+    assert not model(family.images(model.config)).logits.any()
+
+
+def test_representation_and_patches_are_lecun_normal(family: Family):
+    model = new(family, image_size=64, num_channels=8)
+    projection = model.vit.embeddings.patch_embeddings.projection.weight
+    for weight in (projection, model.vit.pooler.dense.weight):
+        wanted = math.sqrt(1 / weight[0].numel())
+        assert weight.std() == pytest.approx(wanted, rel=0.05)
+        assert weight.abs().max() < 2.3 * wanted, "the normal distribution is truncated at two deviations"
+
+
+@pytest.mark.parametrize(
+    ("position", "name"),
+    [
+        ("learned", "position_embeddings"),
+        ("learned_2d", "row_position_embeddings"),
+        ("learned_2d", "column_position_embeddings"),
+        ("relative", "offset_embeddings"),
+    ],
+)
+def test_learned_positions_are_normal(family: Family, position: str, name: str):
+    if position == "relative" and "relative" not in family.choices:
+        pytest.skip("this family has no relative positions")
+    model = new(family, position_embedding=position, image_size=128)
+    tables = [parameter for key, parameter in model.named_parameters() if key.endswith(name)]
+    assert tables
+    for table in tables:
+        assert table.std() == pytest.approx(0.02, rel=0.06)
+        assert table.mean().abs() < 0.002
+    config = {"position_embedding": position, "image_size": 128, "initializer_range": 0.5}
+    assert dict(new(family, **config).named_parameters())[key_of(model, name)].std() == pytest.approx(0.5, rel=0.06)
+
+
+def key_of(model: nn.Module, ending: str) -> str:
+    return next(key for key, _ in model.named_parameters() if key.endswith(ending))
+
+
+def test_distillation_layer_scale_and_probe():
+    plain = FAMILIES["plain"]
+    model = new(plain, use_distillation_token=True, layer_scale_init_value=1e-4)
+    assert not model.vit.embeddings.distillation_token.any()
+    assert not model.distillation_classifier.weight.any()
+    scales = [p for name, p in model.named_parameters() if name.endswith("lambda1")]
+    assert len(scales) == 4
+    assert all((scale == 1e-4).all() for scale in scales)
+    probe = new(plain, pooling="map").vit.pooler.map.probe
+    bound = math.sqrt(6 / (96 + 96))
+    assert 0.8 * bound < probe.abs().max() <= bound
+
+
+def test_bottlenecks_of_the_hybrid_start_as_identities():
+    model = new(FAMILIES["hybrid"])
+    last = [p for name, p in model.named_parameters() if name.endswith("norm3.weight")]
+    assert len(last) == 2
+    assert not any(weight.any() for weight in last)
+    others = [p for name, p in model.named_parameters() if name.endswith(("norm1.weight", "norm2.weight"))]
+    assert all((weight == 1).all() for weight in others)
+
+
+def test_what_a_checkpoint_lacks_is_initialised_the_same(family: Family, tmp_path: Path):
+    """More blocks, a representation layer and a head of another size: new ones start as in a new model."""
+    base = family.build("classification", **{**WIDE, "representation_size": None})
+    base.save_pretrained(tmp_path)
+    torch.manual_seed(1)
+    model = family.classes["classification"].from_pretrained(
+        tmp_path, num_hidden_layers=3, representation_size=72, num_labels=5, ignore_mismatched_sizes=True
+    )
+    model.requires_grad_(False)
+    assert not model.classifier.weight.any()
+    assert not model.classifier.bias.any()
+    assert model.vit.pooler.dense.weight.std() == pytest.approx(96**-0.5, rel=0.05)
+    assert not model.vit.pooler.dense.bias.any()
+    added = {name: p for name, p in model.vit.layers[2].named_parameters()}
+    for name, parameter in added.items():
+        if name.endswith(("fc1.bias", "fc2.bias")):
+            assert parameter.std() == pytest.approx(1e-6, rel=0.35), name
+        elif parameter.ndim == 2:
+            bound = math.sqrt(6 / sum(parameter.shape))
+            assert 0.98 * bound < parameter.abs().max() <= bound, name
+    kept = dict(base.vit.named_parameters())
+    for name, parameter in model.vit.named_parameters():
+        if name in kept:
+            assert torch.equal(parameter, kept[name]), name
+
+
+def test_a_seed_gives_the_same_model(family: Family, head: str, choice: str):
+    models = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        models.append(family.classes[head](family.config(choice)))
+    for first, second in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(first, second)
