@@ -5,6 +5,7 @@ Sources: arXiv 2010.11929 section 3.1 and table 6; the stem is BiT's (arXiv 1912
 (1903.10520) and GroupNorm, in the post-activation form of the original code, whose constants are kept.
 """
 
+import weakref
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +16,7 @@ from transformers import initialization as init
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_hybrid_vit import HfHybridViTConfig
 from .modeling_hf_vit import HfViTBaseForImageClassification, HfViTBaseModel, HfViTLayer, HfViTPreTrainedModel
+from .positions_hf_vit import optimizer_steps
 
 GROUPS = 32
 EPSILON = 1e-5  # added to the standard deviation, not to the variance, as in the original code
@@ -35,16 +37,31 @@ def pad_same(images: torch.Tensor, kernel: int, stride: int) -> tuple[torch.Tens
     return F.pad(images, (left, right, top, bottom)), (0, 0)
 
 
+def max_pool_same(features: torch.Tensor) -> torch.Tensor:
+    """3x3 max-pool of stride 2 with SAME padding, which is even or lacks one place at the end: `ceil_mode` adds it."""
+    padding = (same_padding(features.shape[2], 3, 2)[0], same_padding(features.shape[3], 3, 2)[0])
+    return F.max_pool2d(features, kernel_size=3, stride=2, padding=padding, ceil_mode=True)
+
+
+def relu(features: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    """ReLU of features (+ residual); written into `features` where no gradient needs them, which saves two copies."""
+    if torch.is_grad_enabled():
+        return F.relu(features if residual is None else features + residual)
+    return F.relu_(features if residual is None else features.add_(residual))
+
+
 class StdConv2d(nn.Conv2d):
     """Convolution with SAME padding whose kernel is standardised: (w - mean) / (std + 1e-5) an output channel.
 
     In evaluation without gradients the standardised kernel is computed once for each version of the weight, in the
-    memory layout that the convolution runs in. Every in-place change, load, move or `train()` makes it anew.
+    memory layout that the convolution runs in. Every in-place change, load, optimiser step, move, `train()` or
+    `eval()` makes it anew (writing through `.data` needs one of the last two); of weights whose changes cannot be seen
+    (inference tensors, tensor subclasses, compiled graphs) none is kept.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> None:
         super().__init__(in_channels, out_channels, kernel_size, stride, bias=False)
-        self._cached: tuple[Any, torch.Tensor] | None = None
+        self._cached: tuple[weakref.ref[torch.Tensor], tuple[Any, ...], torch.Tensor] | None = None
 
     def standardized(self) -> torch.Tensor:
         """The kernel [O, I, k, k] that is used."""
@@ -52,14 +69,16 @@ class StdConv2d(nn.Conv2d):
         return (self.weight - mean) / (deviation + EPSILON)
 
     def kernel(self) -> torch.Tensor:
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        """`standardized()`, or the kept one."""
+        weight, watched = self.weight, not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
+        if not watched or type(weight) is not nn.Parameter or weight.is_inference():
             return self.standardized()
-        weight = self.weight
-        version = -1 if weight.is_inference() else weight._version
-        key = (version, weight.data_ptr(), weight.dtype, weight.device)
-        if self._cached is None or self._cached[0] != key:
-            self._cached = key, self.standardized().contiguous(memory_format=torch.channels_last)
-        return self._cached[1]
+        # A parameter that takes another's place may inherit its address and version, hence the reference.
+        version = weight._version, weight.data_ptr(), weight.dtype, optimizer_steps()[0]
+        if self._cached is None or self._cached[0]() is not weight or self._cached[1] != version:
+            kernel = self.standardized().contiguous(memory_format=torch.channels_last)
+            self._cached = weakref.ref(weight), version, kernel
+        return self._cached[2]
 
     def train(self, mode: bool = True) -> "StdConv2d":
         self._cached = None
@@ -73,6 +92,8 @@ class StdConv2d(nn.Conv2d):
         return {**super().__getstate__(), "_cached": None}  # a copied or pickled model carries no derived kernel
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self.kernel_size == self.stride == (1, 1):  # a dense layer on every place, and run faster as one
+            return F.linear(input.permute(0, 2, 3, 1), self.kernel().flatten(1)).permute(0, 3, 1, 2)
         padded, padding = pad_same(input, self.kernel_size[0], self.stride[0])
         return F.conv2d(padded, self.kernel(), stride=self.stride, padding=padding)
 
@@ -99,9 +120,9 @@ class HfHybridViTBottleneck(nn.Module):
         residual = features
         if self.projection is not None and self.projection_norm is not None:
             residual = self.projection_norm(self.projection(features))
-        hidden = F.relu(self.norm1(self.conv1(features)), inplace=not torch.is_grad_enabled())
-        hidden = F.relu(self.norm2(self.conv2(hidden)), inplace=not torch.is_grad_enabled())
-        return F.relu(self.norm3(self.conv3(hidden)) + residual)
+        hidden = relu(self.norm1(self.conv1(features)))
+        hidden = relu(self.norm2(self.conv2(hidden)))
+        return relu(self.norm3(self.conv3(hidden)), residual)
 
 
 class HfHybridViTStem(nn.Module):
@@ -125,10 +146,7 @@ class HfHybridViTStem(nn.Module):
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         # Convolutions run fastest with channels last on CPUs and GPUs alike.
         features = self.root_conv(pixel_values.contiguous(memory_format=torch.channels_last))
-        features = F.relu(self.root_norm(features))
-        # After the ReLU nothing is below 0, so that padding with 0 equals the original's padding with -inf.
-        padded, padding = pad_same(features, 3, 2)
-        features = F.max_pool2d(padded, kernel_size=3, stride=2, padding=padding)
+        features = relu(max_pool_same(self.root_norm(features)))  # either order is the same; this one touches less
         for stage in self.stages:
             features = stage(features)
         return features

@@ -4,11 +4,13 @@ Legend: B batch, N = h*w patch tokens, D hidden size, K head size; a grid is (h,
 Sources: arXiv 2010.11929 section 3.2 (resampling) and appendix D.4 (kinds); sin-cos as in arXiv 2205.01580.
 """
 
+import functools
 from typing import Any, Self
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .configuration_hf_vit import HfViTBaseConfig
 
@@ -81,6 +83,21 @@ def resample_patch_kernel(kernel: torch.Tensor, new_patch: Grid) -> torch.Tensor
     return fitted.reshape(*kernel.shape[:2], *new_patch).to(kernel.device, kernel.dtype)
 
 
+@functools.cache
+def optimizer_steps() -> list[int]:
+    """[n], the steps of all optimisers since the first call: fused ones change weights but not their versions.
+
+    What is derived from weights and kept must be made anew when this number or a weight's version has changed.
+    """
+    steps = [0]
+
+    def count(*_: Any) -> None:
+        steps[0] += 1
+
+    register_optimizer_step_post_hook(count)
+    return steps
+
+
 def replace_parameter(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:
     """A parameter of other values, and maybe another shape, that is frozen if the old one is."""
     return nn.Parameter(values.detach(), requires_grad=old.requires_grad)
@@ -151,9 +168,10 @@ class PositionTable(nn.Module):
         replica = getattr(self, "_is_replica", False)  # nn.DataParallel's, which shares this dict and lives one call
         if self.training or replica or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return compute(grid, like)
-        versions = tuple(
-            (-1 if p.is_inference() else p._version, p.data_ptr(), p.dtype) for p in self._position_parameters()
-        )
+        parameters = self._position_parameters()
+        if any(p.is_inference() for p in parameters):  # their changes leave no trace
+            return compute(grid, like)
+        versions = (optimizer_steps()[0], *((p._version, p.data_ptr(), p.dtype) for p in parameters))
         key = (grid, like.dtype, like.device, versions)
         if key not in self._cache:
             if any(old[3] != versions for old in self._cache):

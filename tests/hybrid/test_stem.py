@@ -1,0 +1,174 @@
+"""The ResNet stem against the slow reference, sizes of every kind, and what the original code prescribes."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hybrid.reference import max_pool, original_names, same_pads, std_conv, stem_forward
+from models.families import randomise
+from timm.layers import GroupNormAct, StdConv2dSame
+from timm.models.vision_transformer_hybrid import _resnetv2
+
+from hf_vit import HfHybridViTConfig, HfHybridViTModel
+from hf_vit.models.modeling_hf_hybrid_vit import (
+    HfHybridViTBottleneck,
+    HfHybridViTStem,
+    StdConv2d,
+    max_pool_same,
+    same_padding,
+)
+from hf_vit.variants import variant_config
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48, "stem_width": 32}
+
+
+def make_stem(depths: tuple[int, ...], width: int = 32, seed: int = 0) -> HfHybridViTStem:
+    stem = HfHybridViTStem(HfHybridViTConfig(stage_depths=depths, stem_width=width))
+    return randomise(stem, seed).double().eval()
+
+
+def nhwc(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().permute(0, 2, 3, 1).numpy()
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4])
+@pytest.mark.parametrize("kernel", [1, 3, 7])
+def test_same_padding_is_tensorflows(kernel: int, stride: int):
+    for side in range(1, 40):
+        assert same_padding(side, kernel, stride) == same_pads(side, kernel, stride)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (1, 2), (3, 1), (3, 2), (7, 2)])
+@torch.no_grad()
+def test_convolution_of_any_size(kernel: int, stride: int):
+    conv = StdConv2d(5, 4, kernel, stride).double().eval()
+    for height, width in itertools.product((1, 2, 3, 6, 9), (1, 4, 7)):
+        images = torch.randn(2, 5, height, width, dtype=torch.float64)
+        expected = std_conv(nhwc(images), conv.weight.permute(2, 3, 1, 0).numpy(), stride)
+        np.testing.assert_allclose(nhwc(conv(images)), expected, rtol=0, atol=1e-12)
+
+
+def test_max_pool_of_any_size_sees_no_zeros_outside():
+    for height, width in itertools.product(range(1, 9), range(1, 9)):
+        features = torch.randn(1, 2, height, width, dtype=torch.float64) - 5
+        np.testing.assert_array_equal(nhwc(max_pool_same(features)), max_pool(nhwc(features)))
+
+
+@pytest.mark.parametrize("size", [(32, 32), (33, 47), (64, 31), (7, 5), (1, 18)])
+@pytest.mark.parametrize("depths", [(), (2,), (1, 2), (1, 1, 1)])
+def test_stem_equals_the_slow_reference(depths: tuple[int, ...], size: tuple[int, int]):
+    stem = make_stem(depths)
+    images = torch.randn(2, 3, *size, dtype=torch.float64)
+    expected = stem_forward(original_names(stem), nhwc(images))["features"]
+    config = HfHybridViTConfig(stage_depths=depths)
+    assert config.grid_of(*size) == expected.shape[1:3]
+    with torch.no_grad():
+        np.testing.assert_allclose(nhwc(stem(images)), expected, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(nhwc(stem(images.contiguous())), expected, rtol=0, atol=1e-10)  # cached kernels
+    np.testing.assert_allclose(nhwc(stem(images)), expected, rtol=0, atol=1e-10)  # nothing is written in place
+    np.testing.assert_allclose(nhwc(stem.train()(images)), expected, rtol=0, atol=1e-10)
+
+
+def test_input_is_not_written_to():
+    stem, images = make_stem((1,)), torch.randn(1, 3, 16, 16, dtype=torch.float64)
+    given = images.clone()
+    with torch.no_grad():
+        stem(images)
+        stem(images.contiguous(memory_format=torch.channels_last))
+    assert torch.equal(images, given)
+
+
+def test_unit_does_not_write_to_what_it_gets():
+    unit = make_stem((2,)).stages[0][1]
+    features = torch.randn(1, 128, 4, 4, dtype=torch.float64)
+    given = features.clone()
+    with torch.no_grad():
+        unit(features)
+    assert torch.equal(features, given)
+
+
+def test_gradients_of_the_standardised_convolution():
+    conv = StdConv2d(3, 2, 3, 2).double()
+    images = torch.randn(1, 3, 5, 4, dtype=torch.float64, requires_grad=True)
+
+    def run(x, weight):
+        return torch.func.functional_call(conv, {"weight": weight}, x)
+
+    assert torch.autograd.gradcheck(run, (images, conv.weight))
+
+
+def test_constant_kernel_gives_zeros_not_nan():
+    conv = StdConv2d(3, 2, 3).eval()
+    with torch.no_grad():
+        conv.weight.fill_(0.5)
+        assert torch.equal(conv(torch.randn(1, 3, 4, 4)), torch.zeros(1, 2, 4, 4))
+
+
+def test_last_norm_scale_of_a_unit_begins_at_zero():
+    model = HfHybridViTModel(HfHybridViTConfig(image_size=32, stage_depths=(2, 1), **TINY))
+    units = [module for module in model.modules() if isinstance(module, HfHybridViTBottleneck)]
+    assert len(units) == 3
+    for unit in units:
+        assert not unit.norm3.weight.any()
+        assert bool((unit.norm1.weight == 1).all())
+        assert bool((unit.norm2.weight == 1).all())
+        if unit.projection_norm is not None:
+            assert bool((unit.projection_norm.weight == 1).all())
+    # so that at first a unit without a projection is the identity on what a ReLU let through
+    features = torch.rand(1, 128, 4, 4)
+    torch.testing.assert_close(units[1](features), features, rtol=0, atol=0)
+
+
+def test_first_unit_of_every_stage_and_no_other_projects():
+    with torch.device("meta"):
+        stem = HfHybridViTStem(HfHybridViTConfig(stage_depths=(3, 4, 6, 3)))
+    found = [[unit.projection is not None for unit in stage] for stage in stem.stages]
+    assert found == [[True] + [False] * (depth - 1) for depth in (3, 4, 6, 3)]
+    assert [stage[0].conv2.stride for stage in stem.stages] == [(1, 1), (2, 2), (2, 2), (2, 2)]
+    assert [stage[0].projection.stride for stage in stem.stages] == [(1, 1), (2, 2), (2, 2), (2, 2)]
+
+
+PUBLISHED = {
+    "R+Ti/16": (6_144_704, (7, 7)),
+    "R26+S/32": (36_046_912, (7, 7)),
+    "R26+B/32": (100_614_976, (7, 7)),
+    "R50+B/16": (97_890_112, (14, 14)),
+    "R50+L/32": (327_969_856, (7, 7)),
+}
+
+
+@pytest.mark.parametrize(("name", "published"), PUBLISHED.items())
+def test_published_parameter_counts(name: str, published: tuple[int, tuple[int, int]]):
+    config = variant_config(name, image_size=224)
+    with torch.device("meta"):
+        model = HfHybridViTModel(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == published[0]
+    assert config.grid == published[1]
+
+
+RENAMED = {"root_": "stem.", "projection_norm": "downsample.norm", "projection.": "downsample.conv."}
+
+
+@torch.no_grad()
+def test_stem_is_timms_where_the_formulas_meet():
+    """timm divides by sqrt(var + 1e-8) and takes 1e-5 in its norms; with large kernels and our epsilon it agrees."""
+    stem, theirs = make_stem((2, 1), width=64), _resnetv2((2, 1)).double().eval()
+    state = {}
+    for name, value in stem.state_dict().items():
+        for ours, other in RENAMED.items():
+            name = name.replace(ours, other)
+        parts = name.split(".")
+        if parts[0] == "stages":
+            parts.insert(2, "blocks")
+        state[".".join(parts)] = value
+        if value.ndim == 4:
+            value.mul_(1e4)
+    theirs.load_state_dict(state)
+    assert sum(isinstance(module, StdConv2dSame) for module in theirs.modules()) == 12
+    for module in theirs.modules():
+        if isinstance(module, GroupNormAct):
+            module.eps = 1e-6
+    for height, width in ((64, 64), (63, 50)):
+        images = torch.randn(2, 3, height, width, dtype=torch.float64)
+        torch.testing.assert_close(stem(images), theirs(images), rtol=0, atol=1e-7)
