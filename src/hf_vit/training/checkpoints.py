@@ -162,7 +162,8 @@ def is_full_disk(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     text = str(error)
-    return "No space left" in text or "os error 28" in text or "PytorchStreamWriter failed" in text
+    # safetensors' words; and those of torch.save, which does not say why it could not write its archive.
+    return "No space left" in text or "os error 28" in text or "enforce fail at inline_container.cc" in text
 
 
 def move_into(source: Path, target: Path, last: str = "config.json") -> None:
