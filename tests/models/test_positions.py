@@ -1,0 +1,194 @@
+"""Position tables and patch kernels against slow loops, scipy and properties that define them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from models.families import FAMILIES
+from scipy.ndimage import zoom
+from torch.nn import functional as F
+
+from hf_vit.models.positions_hf_vit import (
+    RelativePositionBias,
+    resample_patch_kernel,
+    resample_position_table,
+    sincos_1d_table,
+    sincos_2d_table,
+)
+
+PLAIN = FAMILIES["plain"]
+GRIDS = [((4, 4), (7, 7)), ((4, 6), (9, 5)), ((7, 5), (3, 4)), ((3, 3), (3, 8)), ((14, 14), (24, 24)), ((4, 4), (1, 3))]
+
+
+def scipys(table: np.ndarray, new: tuple[int, int]) -> np.ndarray:
+    """[h, w, D] resized as the original code does."""
+    return zoom(table, (new[0] / table.shape[0], new[1] / table.shape[1], 1), order=1)
+
+
+@pytest.mark.parametrize(("old", "new"), GRIDS, ids=str)
+@pytest.mark.parametrize("special", [0, 1, 2])
+def test_learned_table_is_resampled_as_scipy_does(old, new, special):
+    table = torch.randn(1, special + old[0] * old[1], 6, dtype=torch.float64)
+    given = resample_position_table(table, old, new, num_prefix_tokens=special)
+    assert torch.equal(given[:, :special], table[:, :special])
+    wanted = scipys(table[0, special:].reshape(*old, 6).numpy(), new).reshape(-1, 6)
+    np.testing.assert_allclose(given[0, special:].numpy(), wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("old", "new"), GRIDS, ids=str)
+def test_resampling_keeps_planes_and_corners(old, new):
+    """A table that is linear in row and column stays so, and its corners stay where they are."""
+    rows, columns = np.meshgrid(np.linspace(0, 1, old[0]), np.linspace(0, 1, old[1]), indexing="ij")
+    table = torch.from_numpy(np.stack([rows, columns, 2 * rows - columns], -1).reshape(1, -1, 3))
+    given = resample_position_table(table, old, new, num_prefix_tokens=0)[0].reshape(*new, 3).numpy()
+    rows, columns = np.meshgrid(
+        np.linspace(0, 1, new[0]) if new[0] > 1 else [0.0], np.linspace(0, 1, new[1]), indexing="ij"
+    )
+    np.testing.assert_allclose(given, np.stack([rows, columns, 2 * rows - columns], -1), rtol=0, atol=1e-12)
+
+
+def test_resampling_in_bfloat16_is_computed_in_float32():
+    table = torch.randn(1, 17, 8).bfloat16()
+    given = resample_position_table(table, (4, 4), (6, 6))
+    assert given.dtype == torch.bfloat16
+    wanted = resample_position_table(table.float(), (4, 4), (6, 6)).bfloat16()
+    assert torch.equal(given, wanted)
+
+
+def test_wrong_table_is_refused():
+    with pytest.raises(ValueError, match=r"\(1, 16, 8\) does not fit grid 4x4 with 1 special tokens.*\[1, 17, D\]"):
+        resample_position_table(torch.zeros(1, 16, 8), (4, 4), (6, 6))
+    with pytest.raises(ValueError, match=r"\(17, 8\) does not fit"):
+        resample_position_table(torch.zeros(17, 8), (4, 4), (6, 6))
+
+
+@pytest.mark.parametrize("grid", [(4, 6), (1, 5), (3, 3)])
+def test_sincos_tables_are_the_formula(grid):
+    h, w = grid
+    two, one = sincos_2d_table(grid, 16).numpy(), sincos_1d_table(grid, 16).numpy()
+    for y in range(h):
+        for x in range(w):
+            for k in range(4):
+                frequency = 1 / 10_000 ** (k / 3)
+                row = two[y * w + x]
+                assert row[k] == pytest.approx(math.sin(x * frequency), abs=1e-12)
+                assert row[4 + k] == pytest.approx(math.cos(x * frequency), abs=1e-12)
+                assert row[8 + k] == pytest.approx(math.sin(y * frequency), abs=1e-12)
+                assert row[12 + k] == pytest.approx(math.cos(y * frequency), abs=1e-12)
+            for k in range(8):
+                frequency, place = 1 / 10_000 ** (k / 7), y * w + x
+                assert one[place, k] == pytest.approx(math.sin(place * frequency), abs=1e-12)
+                assert one[place, 8 + k] == pytest.approx(math.cos(place * frequency), abs=1e-12)
+
+
+def added_to_patches(model, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the embeddings add to the special tokens [T, D] and to the patches [h*w, D]."""
+    embeddings = model.embeddings
+    given = embeddings(images).hidden_states[0]
+    bare = embeddings.patch_embeddings(images)[0]
+    special = [getattr(embeddings, n)[0] for n in ("cls_token", "distillation_token") if hasattr(embeddings, n)]
+    count = len(special)
+    tokens = torch.cat(special) if special else bare.new_zeros(0, 32)
+    return given[:count] - tokens, given[count:] - bare
+
+
+@pytest.mark.parametrize("grid", [(4, 4), (5, 3)])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        *("default", "gap", "distillation", "table_before_class_token", "learned_2d", "table_2d_before_class_token"),
+        *("sincos_1d", "sincos_2d", "relative", "no_position"),
+    ],
+)
+def test_what_is_added_to_which_token(choice: str, grid: tuple[int, int]):
+    """Every kind of table, at the nominal grid and at another, written out by loops and scipy."""
+    model = PLAIN.build("model", choice, dtype=torch.float64).requires_grad_(False)
+    special, patches = added_to_patches(model, PLAIN.images(model.config, 1, grid, torch.float64))
+    (h, w), embeddings, config = grid, model.embeddings, model.config
+    wanted = np.zeros((h, w, 32))
+    wanted_special = np.zeros((config.num_special_tokens, 32))
+    rows_first = config.position_on_class_token
+    if config.position_embedding == "learned":
+        table = embeddings.position_embeddings[0].numpy()
+        count = config.num_special_tokens if rows_first else 0
+        wanted_special[:count] = table[:count]
+        wanted = scipys(table[count:].reshape(4, 4, 32), grid)
+    elif config.position_embedding == "learned_2d":
+        rows = zoom(embeddings.row_position_embeddings[0].numpy(), (h / 4, 1), order=1)
+        columns = zoom(embeddings.column_position_embeddings[0].numpy(), (w / 4, 1), order=1)
+        for y in range(h):
+            for x in range(w):
+                wanted[y, x] = np.concatenate([rows[y], columns[x]])
+        if rows_first:
+            wanted_special[:] = embeddings.class_position_embedding[0].numpy()
+    elif config.position_embedding.startswith("sincos"):
+        table = {"sincos_1d": sincos_1d_table, "sincos_2d": sincos_2d_table}[config.position_embedding]
+        wanted = table(grid, 32).numpy().reshape(h, w, 32)
+    np.testing.assert_allclose(patches.numpy(), wanted.reshape(-1, 32), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(special.numpy(), wanted_special, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("grid", [(4, 6), (3, 5)], ids=["nominal", "resampled"])
+def test_relative_bias_is_a_triple_loop(grid):
+    config = PLAIN.config("relative", image_size=(16, 24))
+    bias = RelativePositionBias(config).double().requires_grad_(False)
+    bias.offset_embeddings.normal_()
+    query, scaling, (h, w) = torch.randn(2, 4, 1 + grid[0] * grid[1], 8, dtype=torch.float64), 8**-0.5, grid
+    table = scipys(bias.offset_embeddings.reshape(7, 11, 8).numpy(), (2 * h - 1, 2 * w - 1))
+    given = bias(query, grid, scaling, None).numpy()
+    assert not given[:, :, 0].any()
+    assert not given[..., 0].any()
+    for q in range(h * w):
+        for k in range(h * w):
+            offset = table[q // w - k // w + h - 1, q % w - k % w + w - 1]
+            wanted = np.einsum("bad,d->ba", query[:, :, 1 + q].numpy(), offset) * scaling
+            np.testing.assert_allclose(given[:, :, 1 + q, 1 + k], wanted, rtol=0, atol=1e-12)
+
+
+def test_relative_positions_see_offsets_alone():
+    bias = RelativePositionBias(PLAIN.config("relative")).requires_grad_(False)
+    bias.offset_embeddings.normal_()
+    keys = bias.keys((4, 4))
+    for (q, k), (q2, k2) in [((0, 1), (4, 5)), ((5, 10), (0, 5)), ((7, 2), (11, 6)), ((3, 3), (12, 12))]:
+        assert torch.equal(keys[q, k], keys[q2, k2])
+    assert len({tuple(key) for key in keys.flatten(0, 1).tolist()}) == 7 * 7, "one embedding an offset, none shared"
+
+
+def resize_patches(patches: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    return F.interpolate(patches, size=size, mode="bilinear", antialias=True)
+
+
+@pytest.mark.parametrize("new", [(8, 8), (6, 9), (4, 5)])
+def test_enlarged_patches_keep_their_embedding(new):
+    kernel, patches = torch.randn(7, 3, 4, 5, dtype=torch.float64), torch.randn(11, 3, 4, 5, dtype=torch.float64)
+    resized = resample_patch_kernel(kernel, new)
+    assert resized.shape == (7, 3, *new)
+    before = torch.einsum("dchw,nchw->nd", kernel, patches)
+    after = torch.einsum("dchw,nchw->nd", resized, resize_patches(patches, new))
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("new", [(2, 2), (3, 4)])
+def test_shrunk_patches_keep_their_embedding_in_least_squares(new):
+    """The kernel minimises the mean squared change over white noise: numpy's solver on the resize as a matrix."""
+    kernel = torch.randn(7, 3, 4, 5, dtype=torch.float64)
+    pixels = torch.eye(20, dtype=torch.float64).reshape(20, 1, 4, 5)
+    resize = resize_patches(pixels, new).reshape(20, -1).numpy()  # [old pixels, new pixels]
+    wanted = np.linalg.lstsq(resize, kernel.flatten(2).permute(2, 0, 1).reshape(20, -1).numpy(), rcond=None)[0]
+    given = resample_patch_kernel(kernel, new).flatten(2).permute(2, 0, 1).reshape(new[0] * new[1], -1)
+    np.testing.assert_allclose(given.numpy(), wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["plain", "axial"])
+def test_a_model_with_a_larger_patch_sees_the_same_in_larger_patches(name: str, tmp_path):
+    row = FAMILIES[name]
+    model = row.build("classification", dtype=torch.float64)
+    model.save_pretrained(tmp_path)
+    images = row.images(model.config, dtype=torch.float64)
+    larger = row.classes["classification"].from_pretrained(tmp_path, patch_size=(6, 8), image_size=(24, 32))
+    assert (larger.config.grid, larger.config.patch_size) == ((4, 4), (6, 8))
+    patches = images.unfold(2, 4, 4).unfold(3, 4, 4).reshape(2, 3, 16, 4, 4).transpose(1, 2).flatten(0, 1)
+    resized = resize_patches(patches, (6, 8)).reshape(2, 4, 4, 3, 6, 8)
+    pasted = resized.permute(0, 3, 1, 4, 2, 5).reshape(2, 3, 24, 32)
+    torch.testing.assert_close(larger(pasted).logits, model(images).logits, rtol=0, atol=1e-9)
