@@ -16,7 +16,7 @@ from hf_vit.data import (
     to_rgb,
     train_transform,
 )
-from hf_vit.data.augmentation import Augmenter, random_keys, rotate, shift, uniforms
+from hf_vit.data.augmentation import Augmenter, affine, random_keys, shift, uniforms
 from hf_vit.data.transforms import input_size
 from hf_vit.errors import UserError
 
@@ -132,7 +132,7 @@ def test_shift_moves_every_image_on_its_own():
 @pytest.mark.parametrize("height", [6, 7])
 def test_rotation_by_right_angles_is_numpys(height):
     pixels = numbered(height, height)
-    turned = rotate(pixels, np.asarray([90.0, -90.0]))
+    turned = affine(pixels, np.asarray([90.0, -90.0]))
     expected = np.stack([np.rot90(pixels[0].numpy(), 1, (1, 2)), np.rot90(pixels[1].numpy(), -1, (1, 2))])
     np.testing.assert_array_equal(turned.numpy(), expected)
 
@@ -141,10 +141,52 @@ def test_rotation_of_a_rectangle_is_torchvisions():
     from torchvision.transforms.v2 import functional
 
     pixels = torch.randint(0, 256, (2, 3, 20, 31), dtype=torch.uint8)
-    turned = rotate(pixels, np.asarray([17.0, -8.0]))
+    turned = affine(pixels, np.asarray([17.0, -8.0]))
     for image, ours, angle in zip(pixels, turned, (17.0, -8.0), strict=True):
         theirs = functional.rotate(image, angle, interpolation=functional.InterpolationMode.BILINEAR)
         assert (ours.int() - theirs.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (dict(scale=1.3), dict(scale=1.3)),
+        (dict(shear_degrees=20.0), dict(shear=[20.0, 0.0])),
+        (dict(right=3.0, down=-2.0), dict(translate=[3, -2])),
+        (dict(degrees=10.0, scale=0.8, right=-2.0, down=1.0), dict(angle=-10.0, scale=0.8, translate=[-2, 1])),
+        (dict(degrees=10.0, shear_degrees=15.0), dict(angle=-10.0, shear=[15.0, 0.0])),
+    ],
+)
+def test_affine_is_torchvisions(ours, theirs):
+    from torchvision.transforms.v2 import functional
+
+    pixels = torch.randint(0, 256, (2, 3, 20, 31), dtype=torch.uint8)
+    settings = {"angle": 0.0, "translate": [0, 0], "scale": 1.0, "shear": [0.0, 0.0], **theirs}
+    expected = functional.affine(pixels, interpolation=functional.InterpolationMode.BILINEAR, **settings)
+    assert (affine(pixels, **ours).int() - expected.int()).abs().max() <= 1
+
+
+def test_fractional_shift_zoom_and_shear_stay_within_their_reach():
+    # A bright dot far from the centre: its brightness-weighted place tells how it was moved.
+    pixels = torch.zeros(3, 21, 21, dtype=torch.uint8)
+    pixels[:, 5:8, 10] = 255
+
+    def places(**fields):
+        varied = spread(AugmentationConfig(**fields), pixels)[:, 0].double()
+        grid = torch.arange(21.0, dtype=torch.float64)
+        total = varied.sum(dim=(1, 2))
+        return (varied.sum(2) @ grid / total - 6).numpy(), (varied.sum(1) @ grid / total - 10).numpy()
+
+    down, right = places(shift_px=1.5)
+    assert 1.4 < np.abs(down).max() <= 1.51
+    assert 1.4 < np.abs(right).max() <= 1.51
+    assert np.abs(down - np.round(down)).max() > 0.4
+    down, right = places(zoom=0.25)  # the dot is 4 px above the centre
+    assert 0.9 < np.abs(down).max() <= 1.02
+    assert np.abs(right).max() < 0.02
+    down, right = places(shear_degrees=20.0)
+    assert np.abs(down).max() < 0.05
+    assert 1.3 < np.abs(right).max() <= 4 * np.tan(np.deg2rad(20)) + 0.05
 
 
 def spread(config: AugmentationConfig, pixels: torch.Tensor, count: int = 400) -> torch.Tensor:
@@ -245,6 +287,8 @@ def test_randaugment_is_torchvisions_under_the_images_own_seed():
         ("cutmix_alpha", -0.1),
         ("shift_px", -1),
         ("rotation_degrees", 200.0),
+        ("shear_degrees", 90.0),
+        ("zoom", 1.0),
     ],
 )
 def test_impossible_augmentations_are_refused(field, value):
@@ -256,7 +300,13 @@ def test_impossible_augmentations_are_refused(field, value):
 
 
 EVERYTHING = AugmentationConfig(
-    random_resized_crop=(0.5, 1.0), horizontal_flip=0.5, randaugment=(2, 10), shift_px=2, rotation_degrees=10
+    random_resized_crop=(0.5, 1.0),
+    horizontal_flip=0.5,
+    randaugment=(2, 10),
+    shift_px=2,
+    rotation_degrees=10,
+    shear_degrees=5,
+    zoom=0.1,
 )
 
 

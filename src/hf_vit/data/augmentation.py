@@ -8,7 +8,6 @@ Cheap variations act on a whole batch of 8-bit pixels; torchvision's v2 transfor
 run image by image under a seed of their own.
 """
 
-import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,14 +22,15 @@ from hf_vit.errors import UserError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_DRAWS = 4  # horizontal shift, vertical shift, angle, flip
+_DRAWS = 6  # horizontal shift, vertical shift, angle, flip, zoom, shear
 
 
 @dataclass(frozen=True)
 class AugmentationConfig:
     """Which variations the training images get; the default is none at all.
 
-    Applied in this order: crop, shift, rotation, flip, RandAugment; mixup or cutmix act on batches, in `ImageCollator`.
+    Applied in this order: crop, shift, rotation with shear and zoom, flip, RandAugment; mixup or cutmix act on
+    batches, in `ImageCollator`.
 
     Attributes:
         random_resized_crop: smallest and largest share of the image's area that a crop keeps, with an aspect ratio of
@@ -40,8 +40,11 @@ class AugmentationConfig:
             2106.10270), or None.
         mixup_alpha: Beta parameter of mixup (arXiv 1710.09412); 0 is off.
         cutmix_alpha: Beta parameter of cutmix (arXiv 1905.04899); 0 is off. With both on, every batch gets one of them.
-        shift_px: largest random translation, px of the model's input, each direction; what moves in is black.
+        shift_px: largest random translation, px of the model's input, each direction; what moves in is black. A whole
+            number moves by whole px, which keeps the pixels as they are; any other moves by fractions too, bilinear.
         rotation_degrees: largest random rotation about the centre, either direction, bilinear; corners become black.
+        shear_degrees: largest random slant of upright lines, either direction, bilinear.
+        zoom: largest random change of size as a share, larger or smaller, bilinear.
     """
 
     random_resized_crop: tuple[float, float] | None = None
@@ -49,8 +52,10 @@ class AugmentationConfig:
     randaugment: tuple[int, int] | None = None
     mixup_alpha: float = 0.0
     cutmix_alpha: float = 0.0
-    shift_px: int = 0
+    shift_px: float = 0
     rotation_degrees: float = 0.0
+    shear_degrees: float = 0.0
+    zoom: float = 0.0
 
     def __post_init__(self) -> None:
         crop, rand = self.random_resized_crop, self.randaugment
@@ -61,6 +66,8 @@ class AugmentationConfig:
         _need(self.cutmix_alpha >= 0, "cutmix_alpha", self.cutmix_alpha, "0 (off) or more")
         _need(self.shift_px >= 0, "shift_px", self.shift_px, "0 px or more")
         _need(0 <= self.rotation_degrees <= 180, "rotation_degrees", self.rotation_degrees, "0..180 degrees")
+        _need(0 <= self.shear_degrees < 90, "shear_degrees", self.shear_degrees, "0 to below 90 degrees")
+        _need(0 <= self.zoom < 1, "zoom", self.zoom, "0 <= zoom < 1")
 
 
 def _need(condition: bool, name: str, value: object, need: str) -> None:
@@ -136,10 +143,9 @@ class Augmenter:
             images = [self._seeded(self._crop, image, key) for image, key in zip(images, keys.tolist(), strict=True)]
         pixels = torch.stack(list(images))
         draws = uniforms(keys, _DRAWS)
-        if self.config.shift_px:
+        if self.config.shift_px and float(self.config.shift_px).is_integer():
             pixels = shift(pixels, self._offsets(draws[:, 0]), self._offsets(draws[:, 1]))
-        if self.config.rotation_degrees:
-            pixels = rotate(pixels, (draws[:, 2] * 2 - 1) * self.config.rotation_degrees)
+        pixels = self._affine(pixels, draws * 2 - 1)
         if self.config.horizontal_flip:
             flipped = torch.from_numpy(draws[:, 3] < self.config.horizontal_flip)
             pixels = torch.where(flipped[:, None, None, None], pixels.flip(-1), pixels)
@@ -148,8 +154,23 @@ class Augmenter:
             pixels = torch.stack([self._seeded(self._rand, image, key ^ 1) for image, key in varied])
         return pixels
 
+    def _affine(self, pixels: torch.Tensor, signed: "NDArray[np.float64]") -> torch.Tensor:
+        """What moves pixels by fractions, all at once; `signed` draws [B, _DRAWS] are in [-1, 1)."""
+        config = self.config
+        reach = 0.0 if float(config.shift_px).is_integer() else config.shift_px
+        if not (reach or config.rotation_degrees or config.shear_degrees or config.zoom):
+            return pixels
+        return affine(
+            pixels,
+            degrees=signed[:, 2] * config.rotation_degrees,
+            shear_degrees=signed[:, 5] * config.shear_degrees,
+            scale=1 + signed[:, 4] * config.zoom,
+            right=signed[:, 0] * reach,
+            down=signed[:, 1] * reach,
+        )
+
     def _offsets(self, draws: "NDArray[np.float64]") -> list[int]:
-        reach = self.config.shift_px
+        reach = int(self.config.shift_px)
         return (np.floor(draws * (2 * reach + 1)).astype(np.int64) - reach).tolist()
 
     @staticmethod
@@ -171,13 +192,35 @@ def shift(pixels: torch.Tensor, right: Sequence[int], down: Sequence[int]) -> to
     )
 
 
-def rotate(pixels: torch.Tensor, degrees: "NDArray[np.float64]") -> torch.Tensor:
-    """Turn every image of uint8 [B, C, H, W] counter-clockwise about its centre, bilinear; what moves in is 0."""
-    height, width = pixels.shape[-2:]
-    radians = torch.from_numpy(degrees * (math.pi / 180)).to(torch.float32)
-    cos, sin, zero = radians.cos(), radians.sin(), torch.zeros_like(radians)
-    # affine_grid's coordinates run from -1 to 1 along either side, hence the ratio of the sides.
-    rows = [torch.stack([cos, -sin * (height / width), zero], -1), torch.stack([sin * (width / height), cos, zero], -1)]
-    grid = F.affine_grid(torch.stack(rows, 1), list(pixels.shape), align_corners=False)
-    turned = F.grid_sample(pixels.to(torch.float32), grid, mode="bilinear", align_corners=False)
-    return turned.round_().clamp_(0, 255).to(torch.uint8)
+def affine(
+    pixels: torch.Tensor,
+    degrees: "NDArray[np.float64] | float" = 0.0,
+    shear_degrees: "NDArray[np.float64] | float" = 0.0,
+    scale: "NDArray[np.float64] | float" = 1.0,
+    right: "NDArray[np.float64] | float" = 0.0,
+    down: "NDArray[np.float64] | float" = 0.0,
+) -> torch.Tensor:
+    """Slant, scale and turn every image about its centre, then move it; bilinear, and what moves in is 0.
+
+    Args:
+        pixels: uint8 [B, C, H, W].
+        degrees: [B] or one number; counter-clockwise.
+        shear_degrees: upright lines lean to the right.
+        scale: above 1 enlarges.
+        right, down: px.
+    """
+    batch, (height, width) = len(pixels), pixels.shape[-2:]
+    turn, slant, factor, x, y = (
+        np.broadcast_to(np.asarray(value, dtype=np.float64), batch)
+        for value in (np.deg2rad(degrees), np.deg2rad(shear_degrees), scale, right, down)
+    )
+    # From a place in the new image back to the old one: undo the move, the turn, the scale, the slant.
+    cos, sin, lean = np.cos(turn) / factor, np.sin(turn) / factor, np.tan(slant)
+    back = np.stack([np.stack([cos + lean * sin, -sin + lean * cos], -1), np.stack([sin, cos], -1)], 1)
+    offset = -(back @ np.stack([x, y], -1)[:, :, None])
+    # affine_grid's coordinates run from -1 to 1 along either side, hence the sides' lengths.
+    sides = np.asarray([width, height], dtype=np.float64)
+    theta = np.concatenate([back * sides[None, None, :] / sides[None, :, None], 2 * offset / sides[None, :, None]], -1)
+    grid = F.affine_grid(torch.from_numpy(theta).to(torch.float32), list(pixels.shape), align_corners=False)
+    moved = F.grid_sample(pixels.to(torch.float32), grid, mode="bilinear", align_corners=False)
+    return moved.round_().clamp_(0, 255).to(torch.uint8)
