@@ -1,0 +1,116 @@
+"""torch.compile without graph breaks, torch.export and ONNX by transformers' exporters."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models.families import FAMILIES, Family, training_loss
+
+# Those whose forward takes another path; a few for every run, the rest with the slow tests.
+FEW = [("plain", "default"), ("hybrid", "default"), ("axial", "default")]
+MORE = [
+    *(("plain", choice) for choice in ("relative", "causal_map_2d", "sincos_2d", "distillation", "gap", "learned_2d")),
+    *(("hybrid", "relative"), ("axial", "sincos_1d"), ("axial", "map")),
+]
+PATHS = [*FEW, *(pytest.param(*path, marks=pytest.mark.slow) for path in MORE)]
+
+exporter_warnings = [
+    # Upstream: transformers.exporters reads `treespec.children_specs`, which torch 2.15 deprecates.
+    pytest.mark.filterwarnings("ignore:`treespec.children_specs` is deprecated:FutureWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(("name", "choice"), PATHS)
+def test_fullgraph(name: str, choice: str):
+    family = FAMILIES[name]
+    model = family.build("classification", choice)
+    compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)
+    images = family.images(model.config)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(images).logits, model(images).logits, rtol=0, atol=1e-5)
+
+
+def test_fullgraph_at_another_size():
+    """Tables are resampled in the graph, one graph a size."""
+    family = FAMILIES["plain"]
+    model = family.build("classification", "learned_2d")
+    compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)
+    for grid in (None, (3, 5)):
+        images = family.images(model.config, grid=grid)
+        torch.testing.assert_close(compiled(images).logits, model(images).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("hybrid", "axial"))]
+)
+def test_compiled_training_gives_the_same_gradients(name: str):
+    family = FAMILIES[name]
+    model = family.build("classification").train()
+    images = family.images(model.config)
+    training_loss(family, "classification", model, images).backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
+    compiled(images, labels=torch.tensor([0, 1])).loss.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_inductor(family: Family):
+    model = family.build("classification")
+    images = family.images(model.config)
+    with torch.no_grad():
+        given = torch.compile(model, fullgraph=True)(images).logits
+        torch.testing.assert_close(given, model(images).logits, rtol=0, atol=1e-5)
+
+
+def exported(family: Family, model, exporter: str):
+    """By transformers' exporter, from a batch of 3, for batches of any size."""
+    from transformers.exporters import configs, exporter_dynamo, exporter_onnx
+
+    makers = {"Dynamo": exporter_dynamo.DynamoExporter, "Onnx": exporter_onnx.OnnxExporter}
+    shapes = {"pixel_values": {0: torch.export.Dim("batch", min=1, max=64)}}
+    config = getattr(configs, f"{exporter}Config")(dynamic=True, dynamic_shapes=shapes)
+    return makers[exporter]().export(model, {"pixel_values": family.images(model.config, batch=3)}, config=config)
+
+
+@pytest.mark.parametrize(("name", "choice"), PATHS)
+class TestExport:
+    pytestmark = exporter_warnings
+
+    def test_torch_export(self, name: str, choice: str):
+        family = FAMILIES[name]
+        model = family.build("classification", choice)
+        program = exported(family, model, "Dynamo")
+        for batch in (1, 5):
+            images = family.images(model.config, batch=batch)
+            torch.testing.assert_close(program(pixel_values=images).logits, model(images).logits, rtol=0, atol=1e-5)
+        # Nothing of the trace stays in the model.
+        wanted = family.build("classification", choice)(images).logits
+        with torch.no_grad():
+            torch.testing.assert_close(model(images).logits, wanted, rtol=0, atol=1e-5)
+
+    def test_onnx(self, name: str, choice: str, tmp_path: Path):
+        import onnxruntime
+
+        family = FAMILIES[name]
+        model = family.build("classification", choice)
+        exported(family, model, "Onnx").save_pretrained(tmp_path)
+        session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+        assert [value.name for value in session.get_inputs()] == ["pixel_values"]
+        names = [value.name for value in session.get_outputs()]
+        for batch in (1, 5):
+            images = family.images(model.config, batch=batch)
+            with torch.no_grad():
+                wanted = model(images)
+            for output, given in zip(names, session.run(None, {"pixel_values": images.numpy()}), strict=True):
+                np.testing.assert_allclose(given, wanted[output].numpy(), rtol=0, atol=1e-5)
