@@ -1,9 +1,11 @@
+import inspect
+
 import pytest
 from pydantic import ValidationError
 
 from hf_vit import UserError
 from hf_vit.data.augmentation import AugmentationConfig
-from hf_vit.training.recipes import RECIPES, find_recipe
+from hf_vit.training.recipes import OVERRIDABLE, RECIPES, find_recipe
 
 
 def test_every_recipe_cites_its_source_and_is_frozen():
@@ -65,6 +67,12 @@ def test_crop_can_be_switched_off():
 def test_bad_values_are_named(values, message):
     with pytest.raises(UserError, match=message):
         find_recipe("default-small").override(**values)
+
+
+def test_every_value_has_a_flag():
+    from hf_vit.cli.finetune import finetune
+
+    assert set(inspect.signature(finetune).parameters) >= OVERRIDABLE
 
 
 def test_unknown_recipe_names_the_nearest():

@@ -172,6 +172,13 @@ def test_unfinished_and_finished_runs_are_not_overwritten(train, tmp_path):
     shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
     with pytest.raises(UserError, match="unfinished run; go on with --resume"):
         train(again)
+    finished = train(tmp_path / "finished", changes=dict(steps=4, evaluations=1)).folder
+    before = {path: path.stat().st_mtime_ns for path in finished.iterdir()}
+    with pytest.raises(UserError, match="holds a finished model; choose"):
+        train(finished)
+    with pytest.raises(UserError, match=r"holds a finished model \(there is nothing to resume"):
+        train(finished, resume=True)
+    assert {path: path.stat().st_mtime_ns for path in finished.iterdir()} == before
 
 
 @pytest.mark.parametrize(

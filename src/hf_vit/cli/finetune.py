@@ -71,8 +71,10 @@ def finetune(
         tuple[int, int] | None, typer.Option(rich_help_panel=_IMAGES, help="Layers and magnitude; 0 0: off.")
     ] = None,
     horizontal_flip: Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Probability.")] = None,
-    shift_px: Annotated[int | None, typer.Option(rich_help_panel=_IMAGES, help="Largest shift.")] = None,
+    shift_px: Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest shift.")] = None,
     rotation_degrees: Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest turn.")] = None,
+    shear_degrees: Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest slant.")] = None,
+    zoom: Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest change of size (share).")] = None,
 ) -> None:
     """Train an image classifier: fine-tune a checkpoint, or a variant from scratch."""
     from hf_vit.cli.command_line import command_line

@@ -234,7 +234,8 @@ def open_output(output: Path, resume: bool, say: Callable[[str], None]) -> Path 
     if not (work / RUN_NAME).is_file():
         finished = {"config.json", "facts.json"} <= set(inside)
         held = "a finished model" if finished else f"something else ({', '.join(inside[:3])})"
-        raise UserError(f"the output folder {output} holds {held}; choose a new or empty one")
+        more = " (there is nothing to resume)" if finished and resume else ""
+        raise UserError(f"the output folder {output} holds {held}{more}; choose a new or empty one")
     if not resume:
         raise UserError(f"{output} holds an unfinished run; go on with --resume, or delete the folder")
     for name in remove_incomplete(work):

@@ -117,6 +117,8 @@ def training_arguments(run: Run) -> TrainingArguments:
         seed=options.seed,
         report_to="none",
         log_level="error",
+        # Its default follows the log level; live progress is shown on terminals alone.
+        disable_tqdm=False,
     )
     # Several visible GPUs would silently multiply the batch (DataParallel); torchrun is the way to use them.
     if arguments.n_gpu > 1:
