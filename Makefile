@@ -26,6 +26,7 @@ format: $(VENV)/.test
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.test
+	$(BIN)/python benchmarks/parity.py
 	$(BIN)/python benchmarks/import_time.py
 
 clean:
