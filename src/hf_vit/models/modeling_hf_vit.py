@@ -269,6 +269,10 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         if add_pooling_layer:
             self.pooler = HfViTPooler(config, HfViTMLP(config) if config.pooling == "map" else None)
         self.post_init()
+        if config.position_embedding == "relative":
+            # One table for all heads, of which each process of tensor parallelism sees some.
+            own = {"layers.*.attention.relative_position": "replicated_with_grad_allreduce"}
+            self._tp_plan = {**(self._tp_plan or {}), **own}
 
     def build_patch_embeddings(self, config: Any) -> nn.Module:
         raise NotImplementedError(f"{type(self).__name__} is abstract: a family supplies its patch embeddings")
