@@ -10,7 +10,7 @@ import pytest
 
 from hf_vit import UserError
 from hf_vit.facts import Facts
-from hf_vit.training.demonstration import FRESH_PROGRAM, claim_output, look_afresh, train_digits
+from hf_vit.training.demonstration import FRESH_PROGRAM, claim_output
 
 
 def test_demo_by_command(command, tmp_path):
@@ -83,11 +83,3 @@ from hf_vit.training.demonstration import train_digits
 result = train_digits(Path(sys.argv[1]), seed=int(sys.argv[2]), command="hf-vit demo", report=print)
 print(f"accuracy {result.test.top1:.2%}")
 """
-
-
-def test_fresh_look_compares_both_processes(tmp_path):
-    result = train_digits(tmp_path / "demo", seed=0, command="hf-vit demo", report=lambda line: None, epochs=0.1)
-    look = look_afresh(tmp_path / "demo", result)
-    assert look.truth == [str(digit) for digit in range(10)]
-    assert look.here == look.fresh
-    assert look.largest_difference < 1e-6

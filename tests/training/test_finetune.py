@@ -63,6 +63,7 @@ def test_facts_record_what_was_used_and_found(tiny_checkpoint, colours, tmp_path
     assert values["recipe"]["learning_rate"] == 2e-3
     assert values["recipe"]["optimizer"] == "adamw"
     assert values["recipe"]["image_size"] == 8
+    assert (values["recipe"]["dropout"], values["recipe"]["drop_path"]) == (0, 0)
     assert (values["steps"], values["planned_steps"], values["precision"]) == (24, 24, "fp32")
     assert values["base_model"].endswith("tiny")
 

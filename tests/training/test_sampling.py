@@ -57,6 +57,26 @@ def test_an_epoch_shows_every_example_once_in_an_order_of_its_own():
     assert len(set(orders)) == 3
 
 
+def test_variation_of_images_does_not_depend_on_the_batch_size():
+    """Where the data set varies by epoch and image, it is told the epoch."""
+
+    class Told(Noisy):
+        epoch = None
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __getitem__(self, index):
+            return {"index": index, "noise": (self.epoch, index)}
+
+    for size in (2, 5):
+        dataset, sampler = SeededDataset(Told(), collate, 3), EpochSampler(10, 3)
+        sampler.set_epoch(7)
+        loader = DataLoader(dataset, sampler=sampler, batch_size=size, num_workers=1, collate_fn=as_is)
+        examples = [example for batch, _ in loader for example in batch]
+        assert sorted(examples) == [(index, (7, index)) for index in range(10)]
+
+
 def test_global_generators_are_left_alone():
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     with seeded(5):

@@ -101,10 +101,15 @@ def _write(run: Run, result: FinetuneResult, folder: Path) -> None:
 def training_values(run: Run, result: FinetuneResult) -> dict[str, Any]:
     """What facts.json says of a training: what was really used, and what came out on the validation split."""
     logged = [entry["loss"] for entry in result.history if "loss" in entry]
-    images = run.steps and result.steps * run.recipe.batch_size
-    height_width = run.model.config.image_size
+    images = result.steps * run.recipe.batch_size
+    config = run.model.config
+    of_the_model = {
+        "image_size": config.image_size,
+        "dropout": config.hidden_dropout_prob,
+        "drop_path": config.drop_path_rate,
+    }
     values: dict[str, Any] = {
-        "recipe": run.recipe.settings() | {"image_size": height_width},
+        "recipe": run.recipe.settings() | of_the_model,
         "steps": result.steps,
         "planned_steps": run.steps,
         "best_step": result.best_step,

@@ -135,10 +135,10 @@ RECIPES: dict[str, Recipe] = {
             learning_rate=1e-3,
             weight_decay=0.05,
             warmup=0.1,
-            epochs=60,
+            epochs=80,
             batch_size=64,
             label_smoothing=0.1,
-            augmentation=AugmentationConfig(shift_px=1, rotation_degrees=10),
+            augmentation=AugmentationConfig(shift_px=0.7, rotation_degrees=5, shear_degrees=3, zoom=0.05),
             evaluations=20,
         ),
         Recipe(

@@ -69,7 +69,8 @@ class SeededDataset(Dataset[Any]):
     """Serves the keys of `EpochSampler`: batches whose transforms and collator draw from a seed of their own.
 
     Args:
-        dataset: has a length and gives an example for an index; random transforms are applied on access.
+        dataset: has a length and gives an example for an index; random transforms are applied on access. If it has
+            `set_epoch`, that is called before every batch: loader workers then need no word from the main process.
         collator: makes a batch of a list of examples.
         seed: of the whole training.
     """
@@ -89,6 +90,8 @@ class SeededDataset(Dataset[Any]):
         """A whole batch at once, collated: the data loader's own collator has nothing left to do."""
         epoch, first = keys[0]
         indices = [index for _, index in keys]
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
         fetch = getattr(self.dataset, "__getitems__", None)
         with seeded(derive_seed(self.seed, epoch, first)):
             examples = fetch(indices) if fetch is not None else [self.dataset[index] for index in indices]
