@@ -14,13 +14,13 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .attention_hf_vit import HfViTAttention
 from .backbone_hf_vit import HfViTBaseBackbone
+from .blocks_hf_vit import HfViTLayer
 from .configuration_hf_axial_vit import HfAxialViTConfig
 from .embeddings_hf_vit import HfViTPatchEmbeddings, Tokens
 from .modeling_hf_vit import (
     HfViTBaseForImageClassification,
     HfViTBaseModel,
     HfViTForImageClassification,
-    HfViTLayer,
     HfViTPreTrainedModel,
 )
 from .positions_hf_vit import Grid

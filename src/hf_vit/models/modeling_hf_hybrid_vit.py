@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from .backbone_hf_vit import HfViTBaseBackbone
+from .blocks_hf_vit import HfViTLayer
 from .configuration_hf_hybrid_vit import HfHybridViTConfig
-from .modeling_hf_vit import HfViTBaseForImageClassification, HfViTBaseModel, HfViTLayer, HfViTPreTrainedModel
+from .modeling_hf_vit import HfViTBaseForImageClassification, HfViTBaseModel, HfViTPreTrainedModel
 from .positions_hf_vit import optimizer_steps
 
 GROUPS = 32

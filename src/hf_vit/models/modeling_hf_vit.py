@@ -1,4 +1,4 @@
-"""The Vision Transformer: embeddings, blocks, encoder, heads. Reads top to bottom.
+"""The Vision Transformer: initialisation, saving and resizing, encoder, heads; its parts are siblings of this file.
 
 Legend: B batch, C channels, H x W px, h x w patch grid, P patch side, N tokens, D hidden size, A heads, K labels.
 Sources: Dosovitskiy et al., arXiv 2010.11929 (section 3.1, appendix D.3); the original JAX code fixes what the paper
@@ -14,94 +14,20 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention_hf_vit import AttentionMaps, HfViTAttention
+from .blocks_hf_vit import HfViTLayer, HfViTLayerScale, HfViTMLP
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 from .embeddings_hf_vit import HfViTEmbeddings, HfViTPatchEmbeddings, Tokens
 from .loss_hf_vit import classification_loss
 from .pooling_hf_vit import AttentionPooling, HfViTPooler, class_token_index, patch_token_slice
 from .positions_hf_vit import PositionTable, RelativePositionBias
-
-
-class HfViTMLP(nn.Module):
-    """Two dense layers with an activation between, [.., D] -> [.., D]; dropout after both (table 3's note)."""
-
-    def __init__(self, config: HfViTBaseConfig) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.activation_fn = ACT2FN[config.hidden_act]
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.dropout(self.fc2(self.dropout(self.activation_fn(self.fc1(hidden_states)))))
-
-
-class HfViTLayerScale(nn.Module):
-    """A learned factor a channel on a residual branch (CaiT, arXiv 2103.17239)."""
-
-    def __init__(self, hidden_size: int, initial_value: float) -> None:
-        super().__init__()
-        self.initial_value = initial_value
-        self.lambda1 = nn.Parameter(torch.full((hidden_size,), initial_value))
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return hidden_states * self.lambda1
-
-
-def build_layer_scale(config: HfViTBaseConfig) -> nn.Module:
-    value = config.layer_scale_init_value
-    return nn.Identity() if value is None else HfViTLayerScale(config.hidden_size, float(value))
-
-
-class HfViTDropPath(nn.Module):
-    """Stochastic depth (arXiv 1603.09382): drops a whole residual branch for an image, keeps its expectation."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, branch: torch.Tensor) -> torch.Tensor:
-        if not self.training or self.rate == 0.0:
-            return branch
-        keep = torch.empty(branch.shape[0], *[1] * (branch.ndim - 1), device=branch.device, dtype=branch.dtype)
-        return branch * keep.bernoulli_(1.0 - self.rate) / (1.0 - self.rate)
-
-
-class HfViTLayer(GradientCheckpointingLayer):
-    """Pre-norm block: attention, then MLP, each with a residual. [B, N, D] -> [B, N, D]."""
-
-    def __init__(self, config: HfViTBaseConfig, drop_path_rate: float) -> None:
-        super().__init__()
-        self.layernorm_before = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.attention = HfViTAttention(config)
-        self.layer_scale1 = build_layer_scale(config)
-        self.layernorm_after = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.mlp = HfViTMLP(config)
-        self.layer_scale2 = build_layer_scale(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.drop_path = HfViTDropPath(drop_path_rate)
-
-    def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
-    ) -> torch.Tensor:
-        attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, **kwargs)
-        hidden_states = hidden_states + self.drop_path(self.layer_scale1(self.dropout(attended)))
-        transformed = self.mlp(self.layernorm_after(hidden_states))
-        return hidden_states + self.drop_path(self.layer_scale2(transformed))
-
-    def attention_map(self, hidden_states: torch.Tensor, attention_mask: Any, tokens: Tokens) -> torch.Tensor:
-        """[B, A, N, N] of this block on its input [B, N, D]."""
-        normed = self.layernorm_before(hidden_states)
-        return self.attention.probabilities(normed, tokens.token_mask, tokens.grid, tokens.image_grids)
 
 
 def lecun_normal_(kernel: torch.Tensor) -> None:
