@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models.families import Family, pad
+from models.families import FAMILIES, Family, pad
 from torch.nn import functional as F
 
 # Upstream: transformers.masking_utils.flex_attention_mask still passes `_compile`, which torch 2.15 deprecates, and
@@ -43,6 +43,20 @@ def test_implementations_agree(family: Family, choice: str, inputs, implementati
         given = model(**inputs)
     torch.testing.assert_close(given.last_hidden_state[real], wanted.last_hidden_state[real], rtol=0, atol=1e-11)
     torch.testing.assert_close(given.pooler_output, wanted.pooler_output, rtol=0, atol=1e-11)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["default", "relative", "causal"])
+def test_compiled_flex_agrees(kind: str):
+    """The fused kernel itself; torch compiles it for about 20 s a kind on a CPU, where it has no gradients."""
+    family = FAMILIES["plain"]
+    model = family.build("model", kind, "eager")
+    images = family.images(model.config)
+    with torch.no_grad():
+        wanted = model(images).last_hidden_state
+        model.set_attn_implementation("flex_attention")
+        torch.testing.assert_close(model(images).last_hidden_state, wanted, rtol=0, atol=1e-5)
 
 
 def test_eager_and_sdpa_give_the_same_gradients(family: Family, choice: str, inputs):

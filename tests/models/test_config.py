@@ -123,10 +123,31 @@ WRONG_PLAIN: list[tuple[dict, list[str]]] = [
     ),
 ]
 
+WRONG_HYBRID: list[tuple[dict, list[str]]] = [
+    ({"patch_size": 16}, ["patch_size=16", "total stride of the stem", "stage_depths and stem_patch_size"]),
+    ({"stage_depths": (1, 0)}, [r"stage_depths=\(1, 0\)", "at least one unit"]),
+    ({"stage_depths": "3,4,9"}, ["stage_depths", "int"]),
+    ({"stage_depths": 3}, ["stage_depths", "3", "int"]),
+    ({"stem_width": 48}, ["stem_width=48", "multiple of 32"]),
+    ({"stem_width": 0}, ["stem_width=0", "multiple of 32"]),
+    ({"stem_patch_size": 0}, ["stem_patch_size=0", "at least 1"]),
+    ({"stem_patch_size": 3}, ["image_size=32", "4x4 places", "stem_patch_size=3", "multiples of 24 px"]),
+]
+
+WRONG_AXIAL: list[tuple[dict, list[str]]] = [
+    ({"pooling": "token"}, ["pooling='token'", "no place for a class token", "'gap' or 'map'"]),
+    ({"use_class_token": True}, ["use_class_token=True", "no place for a class token", "'gap' or 'map'"]),
+    ({"use_distillation_token": True}, ["use_distillation_token=True"]),
+    ({"is_causal": True}, ["is_causal=True", "axial"]),
+    ({"position_embedding": "relative"}, ["position_embedding='relative'", "axial", "use 'learned_2d'"]),
+    ({"image_size": 18}, ["image_size=18", "patch_size=4", "20x20"]),
+]
+
 
 def table() -> list:
     rows = [(family, wrong, parts) for family in FAMILIES.values() for wrong, parts in WRONG]
-    rows += [(FAMILIES["plain"], wrong, parts) for wrong, parts in WRONG_PLAIN]
+    own = {"plain": WRONG_PLAIN, "hybrid": WRONG_HYBRID, "axial": WRONG_AXIAL}
+    rows += [(FAMILIES[name], wrong, parts) for name, wrongs in own.items() for wrong, parts in wrongs]
     return [pytest.param(*row, id=f"{row[0].name}-{row[1]}") for row in rows]
 
 

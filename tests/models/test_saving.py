@@ -20,18 +20,26 @@ def assert_same_bits(given, wanted) -> None:
         assert torch.equal(left, right)
 
 
-def test_reload_is_bit_identical(family: Family, head: str, choice: str, tmp_path: Path):
+def assert_reloads(family: Family, head: str, choice: str, folder: Path, loaders: list) -> None:
     model = family.build(head, choice)
     images = family.images(model.config)
-    model.save_pretrained(tmp_path)
-    loaders = [family.classes[head]]
-    if head != "backbone":  # transformers' AutoBackbone.from_pretrained does not read folders
-        loaders.append(getattr(transformers, HEADS[head].auto_class))
+    model.save_pretrained(folder)
     for loader in loaders:
-        loaded, info = loader.from_pretrained(tmp_path, output_loading_info=True)
+        loaded, info = loader.from_pretrained(folder, output_loading_info=True)
         assert type(loaded) is family.classes[head]
         assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"))
         assert_same_bits(loaded(images), model(images))
+
+
+def test_every_choice_reloads_with_the_same_bits(family: Family, choice: str, tmp_path: Path):
+    assert_reloads(family, "classification", choice, tmp_path, [family.classes["classification"]])
+
+
+def test_every_head_reloads_with_the_same_bits(family: Family, head: str, tmp_path: Path):
+    loaders = [family.classes[head]]
+    if head != "backbone":  # transformers' AutoBackbone.from_pretrained does not read folders
+        loaders.append(getattr(transformers, HEADS[head].auto_class))
+    assert_reloads(family, head, "default", tmp_path, loaders)
 
 
 def test_saved_folder_holds_the_code_of_every_class(family: Family, head: str, tmp_path: Path):

@@ -54,6 +54,10 @@ class HfHybridViTConfig(HfViTBaseConfig):
             )
         return sides[0] // self.stem_patch_size, sides[1] // self.stem_patch_size
 
+    def validate_image_fits_patch(self) -> None:
+        self.validate_stem()  # first, as the patch follows from it
+        super().validate_image_fits_patch()
+
     def validate_stem(self) -> None:
         if any(depth < 1 for depth in self.stage_depths):
             raise ValueError(f"stage_depths={self.stage_depths}: every stage needs at least one unit; () is no stage")
