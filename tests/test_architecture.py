@@ -1,6 +1,7 @@
 """What imports what: arrows between rooms point one way, travelling files travel alone, imports stay light."""
 
 import ast
+import functools
 import json
 import os
 import subprocess
@@ -47,6 +48,7 @@ def imported(path: Path) -> list[str]:
     return names
 
 
+@functools.cache
 def arrows() -> dict[tuple[str, str], list[str]]:
     """(room, room it imports from) -> the files that do."""
     found: dict[tuple[str, str], list[str]] = {}
