@@ -83,10 +83,12 @@ def exported(family: Family, model, exporter: str):
     return makers[exporter]().export(model, {"pixel_values": family.images(model.config, batch=3)}, config=config)
 
 
-@pytest.mark.parametrize(("name", "choice"), PATHS)
 class TestExport:
     pytestmark = exporter_warnings
 
+    @pytest.mark.parametrize(
+        ("name", "choice"), [FEW[0], *(pytest.param(*path, marks=pytest.mark.slow) for path in [*FEW[1:], *MORE])]
+    )
     def test_torch_export(self, name: str, choice: str):
         family = FAMILIES[name]
         model = family.build("classification", choice)
@@ -99,6 +101,7 @@ class TestExport:
         with torch.no_grad():
             torch.testing.assert_close(model(images).logits, wanted, rtol=0, atol=1e-5)
 
+    @pytest.mark.parametrize(("name", "choice"), PATHS)
     def test_onnx(self, name: str, choice: str, tmp_path: Path):
         import onnxruntime
 

@@ -77,8 +77,8 @@ def test_other_sizes_than_nominal(family: Family, choice: str, grid: tuple[int, 
         torch.testing.assert_close(given, wanted, rtol=0, atol=1e-12)
 
 
-def test_the_image_of_a_batch_is_computed_as_if_alone(family: Family, head: str, choice: str):
-    model = family.build(head, choice, dtype=torch.float64)
+def test_the_image_of_a_batch_is_computed_as_if_alone(family: Family, choice: str):
+    model = family.build("classification", choice, dtype=torch.float64)
     images = family.images(model.config, batch=3, dtype=torch.float64)
     together = tensors_of(model(images))
     for index in range(3):
@@ -128,8 +128,8 @@ def test_mask_without_padding_changes_nothing(family: Family, choice: str):
         torch.testing.assert_close(given, wanted, rtol=0, atol=1e-12)
 
 
-def test_float64_agrees_with_float32(family: Family, head: str, choice: str):
-    model = family.build(head, choice)
+def test_float64_agrees_with_float32(family: Family, choice: str):
+    model = family.build("model", choice)
     images = family.images(model.config)
     wanted = tensors_of(model(images))
     model.double()
@@ -138,8 +138,8 @@ def test_float64_agrees_with_float32(family: Family, head: str, choice: str):
         torch.testing.assert_close(given, single.double(), rtol=0, atol=2e-5)
 
 
-def test_bfloat16_agrees_with_float32(family: Family, head: str, choice: str):
-    model = family.build(head, choice).bfloat16()
+def test_bfloat16_agrees_with_float32(family: Family, choice: str):
+    model = family.build("model", choice).bfloat16()
     images = family.images(model.config, batch=16).bfloat16()
     rough = tensors_of(model(images))
     model.float()
@@ -148,12 +148,12 @@ def test_bfloat16_agrees_with_float32(family: Family, head: str, choice: str):
         assert (given.float() - single).norm() < 0.05 * single.norm()  # 8 bits of mantissa, a few dozen roundings
 
 
-def test_autocast_trains_in_bfloat16(family: Family, head: str, choice: str):
-    model = family.build(head, choice).train()
+def test_autocast_trains_in_bfloat16(family: Family, choice: str):
+    model = family.build("classification", choice).train()
     images = family.images(model.config)
-    wanted = training_loss(family, head, model, images)
+    wanted = training_loss(family, "classification", model, images)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = training_loss(family, head, model, images)
+        loss = training_loss(family, "classification", model, images)
     loss.backward()
     torch.testing.assert_close(loss.float(), wanted, rtol=0.05, atol=0.05)
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
