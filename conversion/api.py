@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hf_vit.errors import UserError
+from hf_vit.facts import append_record, new_record, write_atomically
 from safetensors import SafetensorError
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from hf_vit.errors import UserError
-from hf_vit.facts import append_record, new_record, write_atomically
-
-from .families import find_origin, refuse_other_formats
+from .checkpoint import CheckpointReader, Shape
+from .families import find_origin
+from .opening import open_checkpoint
 from .planning import Plan, make_plan
-from .reader import NpzReader, Shape
 from .sizes import Pair, size_text
 from .verification import Comparison, Recording, Verification, verify
 from .weights import Weights, load_weights
@@ -108,8 +108,7 @@ def convert(
     if report is not None and not Path(report).absolute().parent.is_dir():
         raise UserError(f"the folder of --report {report} does not exist; create it first")
     recorded = None if recording is None else Recording(recording)
-    refuse_other_formats(source)
-    with NpzReader(source) as reader, _without_progress_bars():
+    with open_checkpoint(source) as reader, _without_progress_bars():
         made = plan(
             reader.shapes,
             image_size=image_size,
@@ -218,7 +217,7 @@ def _build(plan: Plan, state: dict[str, torch.Tensor]) -> PreTrainedModel:
     return model.eval()
 
 
-def _verify(reader: NpzReader, plan: Plan, weights: Weights, folder: Path, recording: Recording) -> Verification:
+def _verify(reader: CheckpointReader, plan: Plan, weights: Weights, folder: Path, recording: Recording) -> Verification:
     """Compare the model as written (float32), and the same plan carried out in float64, with the recording."""
 
     def written() -> torch.nn.Module:
@@ -242,7 +241,7 @@ def _verify(reader: NpzReader, plan: Plan, weights: Weights, folder: Path, recor
 
 
 def _facts(
-    reader: NpzReader,
+    reader: CheckpointReader,
     plan: Plan,
     weights: Weights,
     recording: Recording | None,
@@ -253,7 +252,7 @@ def _facts(
         "source": reader.path.name,
         "sha256": reader.sha256(),
         "origin": plan.origin,
-        "keys": {"in_file": len(reader.members), "used": len(plan.consumed), "ignored": len(plan.ignored)},
+        "keys": {"in_file": len(reader.shapes), "used": len(plan.consumed), "ignored": len(plan.ignored)},
         "ignored": dict(Counter(plan.ignored.values())),
         "parameters": sum(tensor.numel() for tensor in weights.state.values()),
         "new_head": plan.new_head,

@@ -1,16 +1,14 @@
 """Which kind of checkpoint a file is: an origin that can be converted, or a refusal that names the likely family."""
 
 import re
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from hf_vit.errors import UserError
 
 from . import vit_jax, vit_jax_hybrid
+from .checkpoint import Shape
 from .origins import Origin
-from .reader import Shape
 
 ORIGINS: tuple[Origin, ...] = (vit_jax.ORIGIN, vit_jax_hybrid.ORIGIN)
 
@@ -47,8 +45,7 @@ FAMILIES = (
     ),
 )
 
-_READABLE = "; hf-vit convert reads: " + ", ".join(origin.title for origin in ORIGINS)
-_HEAD_BYTES = 4 * 2**20  # of a header or a pickle that is searched for key names
+READABLE = "; hf-vit convert reads: " + ", ".join(origin.title for origin in ORIGINS)
 
 
 def find_origin(shapes: Mapping[str, Shape], file_name: str) -> Origin:
@@ -62,7 +59,7 @@ def find_origin(shapes: Mapping[str, Shape], file_name: str) -> Origin:
             return origin
     examples = ", ".join(list(shapes)[:3])
     family = likely_family(shapes) or f"no checkpoint that is known here (it holds {examples}, ...)"
-    raise UserError(f"{file_name} looks like {family}{_READABLE}")
+    raise UserError(f"{file_name} looks like {family}{READABLE}")
 
 
 def likely_family(keys: Iterable[str]) -> str | None:
@@ -72,59 +69,3 @@ def likely_family(keys: Iterable[str]) -> str | None:
         if all(any(re.search(mark, key) for key in known) for mark in family.marks):
             return family.name
     return None
-
-
-def refuse_other_formats(path: Path) -> None:
-    """Return if the file may be an .npz archive; otherwise say what it is instead.
-
-    Raises:
-        UserError: it is a folder, missing, empty, or in another format.
-    """
-    if path.is_dir():
-        what = "a folder saved by transformers" if (path / "config.json").is_file() else "a folder"
-        raise UserError(f"{path} is {what}, not a checkpoint file{_READABLE}")
-    if not path.is_file():
-        raise UserError(f"there is no file {path}; give the path of a checkpoint{_READABLE}")
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
-    if not head:
-        raise UserError(f"{path.name} is empty; get the file again")
-    what = _other_format(path, head)
-    if what is not None:
-        raise UserError(f"{path.name} is {what}{_READABLE}")
-
-
-def _other_format(path: Path, head: bytes) -> str | None:
-    if head.startswith(b"PK"):
-        return _torch_archive(path)
-    if head[8:9] == b"{" and 0 < int.from_bytes(head[:8], "little") <= path.stat().st_size:
-        return "a .safetensors file" + _content(head)
-    signatures = {
-        b"\x93NUMPY": "a single .npy array, not an .npz archive of many",
-        b"\x89HDF": "an HDF5 file (Keras)",
-        b"\x80": "a Python pickle (an old .pth or .bin file), which is never loaded",
-        b"\x1f\x8b": "compressed by gzip; unpack it first",
-    }
-    for signature, what in signatures.items():
-        if head.startswith(signature):
-            return what
-    return "no .npz archive: it is damaged, or another kind of file"
-
-
-def _torch_archive(path: Path) -> str | None:
-    """A .pth file is a zip archive too, with its names in a pickle; the pickle is searched, never loaded."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-            if not pickles:
-                return None
-            with archive.open(pickles[0]) as file:
-                return "a PyTorch file (.pth or .bin)" + _content(file.read(_HEAD_BYTES))
-    except Exception:  # damaged: the reader says how, with every check it has
-        return None
-
-
-def _content(head: bytes) -> str:
-    names = [name.decode() for name in re.findall(rb"[A-Za-z_][\w./]{3,200}", head)]
-    family = likely_family(names)
-    return f" that looks like {family}" if family else ""

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from hf_vit.errors import UserError
 
+from .checkpoint import Shape
 from .origins import KeyNames, KeyRule, Origin
-from .reader import Shape
 from .sizes import size_text
 
 SHOWN = 8  # names a message lists before it only counts

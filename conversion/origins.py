@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .reader import Shape
+from .checkpoint import Shape
 
 BLOCK = "{i}"  # stands for the number of a block in source and target names
 Dims = Mapping[str, int]

@@ -7,14 +7,13 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from hf_vit.errors import UserError
 from huggingface_hub.errors import StrictDataclassError
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.errors import UserError
-
+from .checkpoint import Shape
 from .layout import Layout, listing, refuse
 from .origins import KeyRule, Origin
-from .reader import Shape
 from .sizes import Pair, grid_of, size_text, square_or_pair
 from .transforms import TRANSFORMS
 

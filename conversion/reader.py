@@ -19,19 +19,16 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast, final
 
 import numpy as np
 import torch
+from hf_vit.errors import UserError
 from numpy.lib import format as npy
 
-from hf_vit.errors import UserError
-
-Shape = tuple[int, ...]
+from .checkpoint import MAX_NAME, CheckpointReader, Shape, existing_file, one_line
 
 MAX_MEMBERS = 65_534  # more need another form of archive; a checkpoint has hundreds
-MAX_NAME = 200  # characters of a key; about 80 in practice
 MAX_HEADER = 10_000  # bytes of a .npy header: 128 in practice
 # Deflate cannot expand more than this (RFC 1951: 258 bytes for 2 bits); a larger claim is a lie.
 MAX_DEFLATE_RATIO = 1032
@@ -74,7 +71,8 @@ class Member:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class NpzReader:
+@final
+class NpzReader(CheckpointReader):
     """The arrays of one .npz file by key, read on demand; use as a context manager.
 
     Opening reads the directory and every array's header; `shapes` is then complete and honest: declared sizes agree
@@ -85,11 +83,7 @@ class NpzReader:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        if not self.path.is_file():
-            raise UserError(f"{self.path} is no file; give the path of a checkpoint")
-        if not self.path.stat().st_size:
-            raise UserError(f"{self.path.name} is empty; get the file again")
+        self.path = existing_file(path)
         self._file = self.path.open("rb")
         try:
             # A private copy-on-write view: torch wants writable memory, and the file must never change.
@@ -100,12 +94,6 @@ class NpzReader:
         except BaseException:
             self._file.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
-        self.close()
 
     def close(self) -> None:
         """Close the file. Arrays that were read stay valid: the mapping lives as long as they do."""
@@ -144,13 +132,7 @@ class NpzReader:
         dtype = self.members[key].dtype
         if dtype.kind != "f" or dtype.itemsize not in (2, 4, 8):
             raise UserError(f"'{key}' in {self.path.name} holds {dtype}; weights need float16, float32 or float64")
-        tensor = self.read(key)
-        if tensor.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all()):
-            raise UserError(
-                f"'{key}' in {self.path.name} holds NaN or infinite values, {int((~torch.isfinite(tensor)).sum())} of "
-                f"{tensor.numel()}; the training run that wrote it has diverged or the file is damaged"
-            )
-        return tensor
+        return self.checked(key, self.read(key))
 
     @contextmanager
     def _refusing(self, complaint: str) -> Generator[None]:
@@ -160,8 +142,7 @@ class NpzReader:
         except UserError:
             raise
         except DAMAGE as error:
-            reason = " ".join(str(error).split())[:120] or type(error).__name__
-            raise UserError(f"{self.path.name} {complaint} ({reason}); get the file again") from error
+            raise UserError(f"{self.path.name} {complaint} ({one_line(error)}); get the file again") from error
 
     def _directory(self) -> dict[str, Member]:
         infos = self._zip.infolist()

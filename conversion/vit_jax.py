@@ -13,8 +13,8 @@ from typing import Any
 
 from hf_vit.errors import UserError
 
+from .checkpoint import Shape
 from .origins import Dims, KeyNames, KeyRule, Origin
-from .reader import Shape
 from .sizes import declared_grid, square_or_pair
 
 _BLOCK = "Transformer/encoderblock_{i}"

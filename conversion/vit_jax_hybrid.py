@@ -12,8 +12,8 @@ from typing import Any
 from hf_vit.errors import UserError
 
 from . import vit_jax
+from .checkpoint import Shape
 from .origins import Dims, KeyRule, Origin
-from .reader import Shape
 
 STEM = "embeddings.patch_embeddings.stem"
 _UNIT = "block{s}/unit{u}"

@@ -3,11 +3,10 @@
 from dataclasses import dataclass, field
 
 import torch
-
 from hf_vit.errors import UserError
 
+from .checkpoint import CheckpointReader
 from .planning import Plan, Row
-from .reader import NpzReader
 from .transforms import TRANSFORMS
 
 
@@ -24,7 +23,7 @@ class Weights:
     rounded: dict[str, int] = field(default_factory=dict[str, int])
 
 
-def load_weights(reader: NpzReader, plan: Plan, dtype: torch.dtype = torch.float32) -> Weights:
+def load_weights(reader: CheckpointReader, plan: Plan, dtype: torch.dtype = torch.float32) -> Weights:
     """Read and move every array of the plan.
 
     Raises:

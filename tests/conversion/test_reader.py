@@ -6,11 +6,10 @@ import struct
 import zipfile
 from pathlib import Path
 
+import hf_vit.conversion as conversion
 import numpy as np
 import pytest
 import torch
-
-import hf_vit.conversion as conversion
 from hf_vit.conversion.reader import NpzReader
 from hf_vit.errors import UserError
 
@@ -62,7 +61,7 @@ def test_missing_and_empty_files(tmp_path: Path):
     (tmp_path / "empty.npz").touch()
     refused(tmp_path / "empty.npz", tmp_path, r"empty\.npz is empty")
     (tmp_path / "folder").mkdir()
-    refused(tmp_path / "folder", tmp_path, "is a folder, not a checkpoint file")
+    refused(tmp_path / "folder", tmp_path, "is a folder without config.json")
 
 
 def test_archive_without_arrays(write_members, tmp_path: Path):
@@ -232,12 +231,11 @@ TRANSFORMERS = ["vit.encoder.layer.0.attention.attention.query.weight", "vit.lay
 @pytest.mark.parametrize("write", [torch_file, safetensors_file])
 @pytest.mark.parametrize(("keys", "family"), [(TIMM, "ViT of timm"), (TRANSFORMERS, "ViT of transformers")])
 def test_pytorch_files_are_named(write, keys, family, tmp_path: Path):
-    kind = "a PyTorch file" if write is torch_file else "a .safetensors file"
-    refused(write(tmp_path / "model.bin", keys), tmp_path, f"{kind}.* looks like a {family}")
+    refused(write(tmp_path / "model.bin", keys), tmp_path, f"model.bin looks like a {family}")
 
 
 def test_pytorch_file_of_another_model(tmp_path: Path):
-    refused(torch_file(tmp_path / "model.pth", ["weight"]), tmp_path, r"a PyTorch file \(\.pth or \.bin\); hf-vit")
+    refused(torch_file(tmp_path / "model.pth", ["weight"]), tmp_path, "no checkpoint that is known .*holds weight")
 
 
 def test_other_formats_are_named(tmp_path: Path):
@@ -248,14 +246,14 @@ def test_other_formats_are_named(tmp_path: Path):
         array.getvalue(): r"a single \.npy array",
         b"\x89HDF\r\n\x1a\n" + bytes(64): "an HDF5 file",
         b"\x1f\x8b" + bytes(64): "compressed by gzip",
-        b"hello world": r"no \.npz archive",
-        bytes(100): r"no \.npz archive",
+        b"hello world": r"no \.npz archive, \.safetensors or PyTorch file",
+        bytes(100): r"no \.npz archive, \.safetensors or PyTorch file",
     }.items():
         (tmp_path / "file").write_bytes(data)
         refused(tmp_path / "file", tmp_path, told)
 
 
-def test_folder_of_a_saved_model_is_named(tmp_path: Path):
+def test_folder_without_weights(tmp_path: Path):
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "config.json").write_text("{}")
-    refused(tmp_path / "saved", tmp_path, "a folder saved by transformers")
+    refused(tmp_path / "saved", tmp_path, "saved holds no weights; it needs model.safetensors or pytorch_model.bin")

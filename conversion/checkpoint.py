@@ -1,0 +1,100 @@
+"""What every reader of checkpoints gives, whatever the format: names, shapes, arrays on demand, and what came along."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, final
+
+import torch
+from hf_vit.errors import UserError
+
+Shape = tuple[int, ...]
+
+MAX_NAME = 200  # characters of a key; about 80 in practice
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class CheckpointReader(ABC):
+    """Abstract: the arrays of one checkpoint by key, read on demand; use as a context manager.
+
+    Opening checks everything that can be checked without reading the arrays: `shapes` is complete and honest.
+
+    Attributes:
+        path: the file, or the folder.
+        config: what the folder's config.json says; None for a file that stands alone.
+        processor: what the folder's preprocessor_config.json says; None without one.
+    """
+
+    path: Path
+    config: Mapping[str, Any] | None = None
+    processor: Mapping[str, Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file. Arrays that were read stay valid."""
+
+    @property
+    @abstractmethod
+    def shapes(self) -> dict[str, Shape]:
+        """Key -> shape of every array."""
+
+    @abstractmethod
+    def sha256(self) -> str:
+        """Hash of the whole file, in hexadecimal; of several files, of their bytes one after the other."""
+
+    @abstractmethod
+    def read_floats(self, key: str) -> torch.Tensor:
+        """One array of finite floats on the CPU, in the precision of the file.
+
+        Raises:
+            UserError: the array is damaged, holds no floats, or NaN or infinite values.
+        """
+
+    @final
+    def checked(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor, or a UserError where it holds no floats, or such as are not finite."""
+        if tensor.dtype not in FLOATS:
+            held = str(tensor.dtype).removeprefix("torch.")
+            raise UserError(
+                f"'{key}' in {self.path.name} holds {held}; weights need float16, bfloat16, float32 or float64"
+            )
+        if tensor.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all()):
+            raise UserError(
+                f"'{key}' in {self.path.name} holds NaN or infinite values, {int((~torch.isfinite(tensor)).sum())} of "
+                f"{tensor.numel()}; the training run that wrote it has diverged or the file is damaged"
+            )
+        return tensor
+
+
+def existing_file(path: str | Path) -> Path:
+    """The path of a file that is there and not empty.
+
+    Raises:
+        UserError: it is not.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path} is no file; give the path of a checkpoint")
+    if not path.stat().st_size:
+        raise UserError(f"{path.name} is empty; get the file again")
+    return path
+
+
+def refuse_unsafe_key(key: str, file_name: str) -> None:
+    """Raise a UserError for a key that no model has: too long, or with characters that would spoil a message."""
+    if not key or len(key) > MAX_NAME or not key.isprintable():
+        raise UserError(f"{file_name} holds an array with the unsafe name {key[:80]!r}")
+
+
+def one_line(error: BaseException) -> str:
+    """What a library says about damaged bytes, short and in one line."""
+    return " ".join(str(error).split())[:120] or type(error).__name__
