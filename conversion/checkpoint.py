@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self, final
 
 import torch
+
 from hf_vit.errors import UserError
 
 Shape = tuple[int, ...]

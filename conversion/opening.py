@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
+
 from hf_vit.errors import UserError
 
 from .checkpoint import CheckpointReader, Shape

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from hf_vit.errors import UserError
 from safetensors import SafetensorError, safe_open
+
+from hf_vit.errors import UserError
 
 from .checkpoint import CheckpointReader, Shape, existing_file, one_line, refuse_unsafe_key
 

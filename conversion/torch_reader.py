@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast, final
 
 import torch
+
 from hf_vit.errors import UserError
 
 from .checkpoint import CheckpointReader, Shape, existing_file, one_line, refuse_unsafe_key

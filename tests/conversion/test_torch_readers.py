@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from hf_vit.conversion.opening import ShardedReader, open_checkpoint
 from hf_vit.conversion.safetensors_reader import SafetensorsReader
 from hf_vit.conversion.torch_reader import TorchReader
 from hf_vit.errors import UserError
-from safetensors.torch import save_file
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
