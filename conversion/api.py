@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hf_vit.errors import UserError
-from hf_vit.facts import append_record, new_record, write_atomically
 from safetensors import SafetensorError
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging as transformers_logging
+
+from hf_vit.errors import UserError
+from hf_vit.facts import append_record, new_record, write_atomically
 
 from .checkpoint import CheckpointReader, Shape
 from .families import find_origin
@@ -151,6 +152,7 @@ def write_report(plan: Plan, shapes: Mapping[str, Shape], path: Path) -> None:
             "target_shape": row.target_shape,
         }
         | ({"resampled": asdict(row.resample)} if row.resample else {})
+        | ({} if row.block is None else {"block": row.block})
         for row in plan.rows
     ]
     ignored = [{"source": key, "shape": shapes[key], "ignored": reason} for key, reason in plan.ignored.items()]

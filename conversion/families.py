@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from hf_vit.errors import UserError
 
-from . import vit_jax, vit_jax_hybrid
+from . import big_vision, vit_jax, vit_jax_hybrid
 from .checkpoint import Shape
 from .origins import Origin
 
-ORIGINS: tuple[Origin, ...] = (vit_jax.ORIGIN, vit_jax_hybrid.ORIGIN)
+ORIGINS: tuple[Origin, ...] = (vit_jax.ORIGIN, vit_jax_hybrid.ORIGIN, big_vision.ORIGIN)
 
 _STEM = r"(^|/)(conv_root|root_block|block\d+/unit\d+)/"
 _TRANSFORMER = r"(^|/)Transformer/encoder"
@@ -36,8 +36,7 @@ FAMILIES = (
         "a hybrid ViT of another code (ResNet stem, Transformer), which is not supported yet", (_STEM, _TRANSFORMER)
     ),
     Family("a BiT ResNet (arXiv 1912.11370), which is not supported yet", (_STEM,)),
-    Family("a two-tower model of big_vision (image and text), which is not supported yet", (r"^params/(img|txt)/",)),
-    Family("a ViT of big_vision, which is not supported yet", (_TRANSFORMER,)),
+    Family("a text tower of big_vision, which is no vision transformer", (r"(^|/)txt/",)),
     Family("a ViT of timm, which is not supported yet", (r"(^|\.)blocks\.\d+\.(attn\.qkv|norm1)\.",)),
     Family(
         "a ViT of transformers, which is not supported yet",

@@ -26,7 +26,11 @@ class Layout:
 
     @cached_property
     def depth(self) -> int:
-        """Number of blocks: as many as the highest number says, so that a gap is noticed."""
+        """Number of blocks: as many as the highest number says, so that a gap is noticed; or as are stacked."""
+        if any(rule.stacked for rule in self.rules):
+            if not 0 < self.dims.get("N", 0) <= MAX_DEPTH:
+                raise UserError(f"the file stacks {self.dims.get('N', 0)} encoder blocks; it is damaged or no ViT")
+            return self.dims["N"]
         blocks = {int(found[1]) for key in self.names.normal if (found := re.match(self.origin.block_pattern, key))}
         possible = [block for block in blocks if block < MAX_DEPTH]
         if not possible:

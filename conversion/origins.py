@@ -24,6 +24,8 @@ class KeyRule:
         transform: name in `transforms.TRANSFORMS`.
         target: parameter of the bare model, or of its classifier.
         part: "" for keys that are always there; otherwise the optional part they belong to, present as a whole or not.
+        stacked: whether the one array holds all blocks, a block for every step of its first axis "N" (layers that ran
+            in a scan); `{i}` is then in the target only.
     """
 
     source: str
@@ -31,6 +33,7 @@ class KeyRule:
     transform: str
     target: str
     part: str = ""
+    stacked: bool = False
 
     @property
     def in_block(self) -> bool:

@@ -7,9 +7,10 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from hf_vit.errors import UserError
 from huggingface_hub.errors import StrictDataclassError
 from transformers.modeling_utils import PreTrainedModel
+
+from hf_vit.errors import UserError
 
 from .checkpoint import Shape
 from .layout import Layout, listing, refuse
@@ -37,7 +38,8 @@ class Resample:
 class Row:
     """One parameter of the model and where it comes from. A row without a source is filled with zeros (a new head).
 
-    `target` is the name in the bare model, without the prefix that it has inside a classifier.
+    `target` is the name in the bare model, without the prefix that it has inside a classifier. `block` is the step of
+    the source's first axis that is taken, where an array stacks all blocks; `source_shape` is the whole array's.
     """
 
     target: str
@@ -46,6 +48,7 @@ class Row:
     source_shape: Shape | None
     transform: str
     resample: Resample | None = None
+    block: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Plan:
     @property
     def consumed(self) -> list[str]:
         """The source keys that fill a parameter."""
-        return [row.source for row in self.rows if row.source is not None]
+        return list(dict.fromkeys(row.source for row in self.rows if row.source is not None))
 
     def parameter_name(self, row: Row) -> str:
         """The row's parameter as `model_class` names it."""
@@ -118,7 +121,9 @@ def make_plan(
         if new_head and rule.target.startswith(CLASSIFIER):
             ignored[key] = "replaced by a new head"
         else:
-            rows.append(_row(rule, key, shapes[key], resample if rule.target == POSITION_TABLE else None))
+            table = resample if rule.target == POSITION_TABLE else None
+            blocks = range(layout.depth) if rule.stacked else (None,)
+            rows += [_row(rule, key, shapes[key], table, block) for block in blocks]
     if new_head:
         new = {name: shape for name, shape in targets.items() if name.startswith(CLASSIFIER)}
         rows += [Row(name, shape, None, None, "zeros") for name, shape in new.items()]
@@ -135,6 +140,9 @@ def check_accounting(plan: Plan, shapes: Mapping[str, Shape], targets: Mapping[s
         UserError: it does not hold; what is wrong is listed.
     """
     used = Counter([*plan.consumed, *plan.ignored])
+    uses = Counter((row.source, row.block) for row in plan.rows if row.source is not None)
+    twice = {key for key, count in used.items() if count > 1} | {key for (key, _), count in uses.items() if count > 1}
+    blocks = Counter(key for key, block in uses if block is not None)
     filled = Counter(row.target for row in plan.rows)
     misshapen = [
         f"{row.target} {size_text(row.target_shape)} (needs {size_text(targets[row.target])})"
@@ -143,7 +151,8 @@ def check_accounting(plan: Plan, shapes: Mapping[str, Shape], targets: Mapping[s
     ]
     refuse(
         listing("keys left over", [key for key in shapes if not used[key]]),
-        listing("keys used twice", [key for key, count in used.items() if count > 1]),
+        listing("keys used twice", sorted(twice)),
+        listing("keys used in part", [key for key, count in blocks.items() if count != shapes.get(key, (0,))[0]]),
         listing("keys used that are not there", [key for key in used if key not in shapes]),
         listing("parameters not filled", [name for name in targets if not filled[name]]),
         listing("parameters filled twice", [name for name, count in filled.items() if count > 1]),
@@ -170,9 +179,8 @@ def _config(family: str, fields: dict[str, Any], resize_to: Pair | None) -> tupl
         config = config_class(**fields)
         if resize_to is None:
             return config, None
-        resample = Resample(
-            config.grid, grid_of(resize_to, config.patch_stride, "--resize-to"), config.num_special_tokens
-        )
+        rows_before = config.num_special_tokens if config.position_on_class_token else 0
+        resample = Resample(config.grid, grid_of(resize_to, config.patch_stride, "--resize-to"), rows_before)
         fields["image_size"] = square_or_pair(resize_to)
         return config_class(**fields), resample
     except StrictDataclassError as error:
@@ -188,8 +196,9 @@ def _targets(family: str, config: Any, with_head: bool) -> tuple[type[PreTrained
     return model_class, {name.removeprefix(prefix): tuple(value.shape) for name, value in state.items()}
 
 
-def _row(rule: KeyRule, key: str, shape: Shape, resample: Resample | None) -> Row:
-    target_shape = tuple(TRANSFORMS[rule.transform].apply(torch.empty(shape, device="meta")).shape)
+def _row(rule: KeyRule, key: str, shape: Shape, resample: Resample | None, block: int | None) -> Row:
+    taken, target = (shape, rule.target) if block is None else (shape[1:], rule.at(block).target)
+    target_shape = tuple(TRANSFORMS[rule.transform].apply(torch.empty(taken, device="meta")).shape)
     if resample is not None:
         target_shape = (1, resample.prefix + resample.new_grid[0] * resample.new_grid[1], target_shape[2])
-    return Row(rule.target, target_shape, key, shape, rule.transform, resample)
+    return Row(target, target_shape, key, shape, rule.transform, resample, block)

@@ -23,8 +23,9 @@ from typing import Any, cast, final
 
 import numpy as np
 import torch
-from hf_vit.errors import UserError
 from numpy.lib import format as npy
+
+from hf_vit.errors import UserError
 
 from .checkpoint import MAX_NAME, CheckpointReader, Shape, existing_file, one_line
 
@@ -69,6 +70,11 @@ class Member:
     @property
     def data_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_bfloat16(self) -> bool:
+        """Whether these are JAX's bfloat16: numpy knows no such type and writes two bytes without meaning, "|V2"."""
+        return self.dtype == np.dtype("V2")
 
 
 @final
@@ -117,11 +123,13 @@ class NpzReader(CheckpointReader):
         member = self.members[key]
         with self._refusing(f"is damaged at '{key}'"):
             data = self._stored(member) if member.info.compress_type == zipfile.ZIP_STORED else self._inflated(member)
-            flat = np.frombuffer(data, dtype=member.dtype, count=math.prod(member.shape))
+            dtype = np.dtype("<i2") if member.is_bfloat16 else member.dtype
+            flat = np.frombuffer(data, dtype=dtype, count=math.prod(member.shape))
             array = flat.reshape(member.shape, order="F" if member.fortran_order else "C")
             if not array.dtype.isnative:
                 array = array.astype(array.dtype.newbyteorder("="))
-            return torch.from_numpy(array)
+            tensor = torch.from_numpy(array)
+            return tensor.view(torch.bfloat16) if member.is_bfloat16 else tensor
 
     def read_floats(self, key: str) -> torch.Tensor:
         """One array of finite floats, in the precision of the file.
@@ -130,8 +138,10 @@ class NpzReader(CheckpointReader):
             UserError: as `read`, or the array holds no floats, or NaN or infinite values.
         """
         dtype = self.members[key].dtype
-        if dtype.kind != "f" or dtype.itemsize not in (2, 4, 8):
-            raise UserError(f"'{key}' in {self.path.name} holds {dtype}; weights need float16, float32 or float64")
+        if not self.members[key].is_bfloat16 and (dtype.kind != "f" or dtype.itemsize not in (2, 4, 8)):
+            raise UserError(
+                f"'{key}' in {self.path.name} holds {dtype}; weights need float16, bfloat16, float32 or float64"
+            )
         return self.checked(key, self.read(key))
 
     @contextmanager

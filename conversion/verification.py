@@ -184,7 +184,8 @@ def stage_names(plan: Plan) -> list[str]:
     blocks = [f"layer_{i}{part}" for i in range(plan.config.num_hidden_layers) for part in ("_attn", "_mlp", "")]
     stem = list(_STEM_STAGES[plan.family](plan.config))
     heads = ("encoded", "pooled", "pre_logits", "logits")
-    return ["posemb_in", "posemb_out", *stem, "embedding", "with_posemb", *blocks, *heads]
+    tables = ("posemb_in", "posemb_out") if plan.config.position_embedding == "learned" else ()
+    return [*tables, *stem, "embedding", "with_posemb", *blocks, *heads]
 
 
 @torch.no_grad()
@@ -221,11 +222,14 @@ def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> dict[str, 
             handle.remove()
     for stage in ("embedding", *stem):
         stages[stage] = stages[stage].permute(0, 2, 3, 1)
+    if not body.config.position_on_class_token:  # that original attaches the class token later
+        stages["with_posemb"] = stages["with_posemb"][:, body.pooler.patch_tokens]
     stages["encoded"], stages["pre_logits"] = output.last_hidden_state, output.pooler_output
     stages["pooled"] = body.pooler.pool(output.last_hidden_state)
     stages["logits"] = model.classifier(output.pooler_output) if plan.has_head else output.pooler_output
-    h, w = stages["embedding"].shape[1:3]
-    stages |= _tables(body, (h, w))
+    if body.config.position_embedding == "learned":
+        h, w = stages["embedding"].shape[1:3]
+        stages |= _tables(body, (h, w))
     return stages
 
 
@@ -234,7 +238,7 @@ def _tables(body: Any, grid: Pair) -> dict[str, torch.Tensor]:
     from hf_vit.models.positions_hf_vit import resample_position_table
 
     stored = body.embeddings.position_embeddings.detach()
-    special = body.config.num_special_tokens
+    special = body.embeddings.num_special_rows
     return {"posemb_in": stored, "posemb_out": resample_position_table(stored, body.config.grid, grid, special)}
 
 

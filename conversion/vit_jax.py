@@ -8,24 +8,25 @@ of its first, pre-linen days number the modules of a block in one sequence (`Lay
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hf_vit.errors import UserError
 
 from .checkpoint import Shape
 from .origins import Dims, KeyNames, KeyRule, Origin
-from .sizes import declared_grid, square_or_pair
+from .sizes import Pair, declared_grid, square_or_pair
 
 _BLOCK = "Transformer/encoderblock_{i}"
 _ATTENTION = f"{_BLOCK}/MultiHeadDotProductAttention_0"
 _MLP = f"{_BLOCK}/MlpBlock_0"
+TABLE = "Transformer/posembed_input/pos_embedding"
 
 RULES = (
     KeyRule("embedding/kernel", "PQCD", "conv", "embeddings.patch_embeddings.projection.weight"),
     KeyRule("embedding/bias", "D", "keep", "embeddings.patch_embeddings.projection.bias"),
     KeyRule("cls", "11D", "keep", "embeddings.cls_token", part="cls"),
-    KeyRule("Transformer/posembed_input/pos_embedding", "1TD", "keep", "embeddings.position_embeddings"),
+    KeyRule(TABLE, "1TD", "keep", "embeddings.position_embeddings"),
     KeyRule(f"{_BLOCK}/LayerNorm_0/scale", "D", "keep", "layers.{i}.layernorm_before.weight"),
     KeyRule(f"{_BLOCK}/LayerNorm_0/bias", "D", "keep", "layers.{i}.layernorm_before.bias"),
     KeyRule(f"{_ATTENTION}/query/kernel", "DAK", "split_heads", "layers.{i}.attention.q_proj.weight"),
@@ -70,7 +71,8 @@ IGNORED = {
 
 PREFIXES = ("", "opt/target/", "target/", "params/")
 _NUMBERED = re.compile(r"(LayerNorm|MultiHeadDotProductAttention|MlpBlock)_(\d+)")
-_IN_BLOCK = re.compile(r"(Transformer/encoderblock_\d+/)([^/]+)(/.+)")
+# Where modules are numbered: the blocks, all alike, stacked or not, and (big_vision) the MAP head.
+_SCOPE = re.compile(r"((Transformer/encoderblock|MAPHead_0)(?:_\d+)?/)([^/]+)(/.+)")
 
 
 def recognises(shapes: Mapping[str, Shape]) -> bool:
@@ -79,7 +81,7 @@ def recognises(shapes: Mapping[str, Shape]) -> bool:
 
 
 def has_position_table(shapes: Mapping[str, Shape]) -> bool:
-    return any(key.endswith("Transformer/posembed_input/pos_embedding") for key in shapes)
+    return any(key.endswith(TABLE) for key in shapes)
 
 
 def has_stem(shapes: Mapping[str, Shape]) -> bool:
@@ -89,29 +91,43 @@ def has_stem(shapes: Mapping[str, Shape]) -> bool:
 def names(shapes: Mapping[str, Shape]) -> KeyNames:
     """Strip the prefix, sort out what is no weight, and renumber the modules of a block."""
     prefix = _prefix(shapes)
+    weights, ignored = sorted_out(shapes, prefix, IGNORED)
+    return renumbered(weights, ignored, prefix)
+
+
+def sorted_out(keys: Iterable[str], prefix: str, reasons: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """(name without the prefix -> key, for what may be a weight; key -> reason, for what is ignored)."""
     ignored: dict[str, str] = {}
     weights: dict[str, str] = {}
-    for key in shapes:
-        reason = next((reason for pattern, reason in IGNORED.items() if re.fullmatch(pattern, key)), None)
+    for key in keys:
+        reason = next((reason for pattern, reason in reasons.items() if re.fullmatch(pattern, key)), None)
         if reason is None:
             # What lies outside the prefix keeps its full name: no rule knows it, so it is reported as left over.
             weights[key.removeprefix(prefix) if key.startswith(prefix) else f"/{key}"] = key
         else:
             ignored[key] = reason
-    numbers = _numbers(weights)
-    ranks = {f"{kind}_{n}": f"{kind}_{rank}" for kind, known in numbers.items() for rank, n in enumerate(known)}
-    spelt = {rank: name for name, rank in ranks.items()}
+    return weights, ignored
 
-    def rename(key: str, table: Mapping[str, str]) -> str:
-        found = _IN_BLOCK.fullmatch(key)
-        return key if found is None else found[1] + table.get(found[2], found[2]) + found[3]
+
+def renumbered(weights: Mapping[str, str], ignored: dict[str, str], prefix: str) -> KeyNames:
+    """The names with each kind of module numbered by itself, in order, as the original's `convert_pre_linen` does."""
+    ranks = {
+        (scope, f"{kind}_{number}"): f"{kind}_{rank}"
+        for (scope, kind), numbers in _numbers(weights).items()
+        for rank, number in enumerate(numbers)
+    }
+    spelt = {(scope, new): old for (scope, old), new in ranks.items()}
+
+    def rename(key: str, table: Mapping[tuple[str, str], str]) -> str:
+        found = _SCOPE.fullmatch(key)
+        return key if found is None else found[1] + table.get((found[2], found[3]), found[3]) + found[4]
 
     normal = {rename(name, ranks): key for name, key in weights.items()}
     return KeyNames(normal, ignored, lambda name: prefix + rename(name, spelt))
 
 
 def _prefix(shapes: Mapping[str, Shape]) -> str:
-    found = [prefix for prefix in PREFIXES if f"{prefix}Transformer/posembed_input/pos_embedding" in shapes]
+    found = [prefix for prefix in PREFIXES if f"{prefix}{TABLE}" in shapes]
     if len(found) != 1:
         raise UserError(
             f"the file holds position tables under {len(found)} of the prefixes {', '.join(map(repr, PREFIXES))}; "
@@ -120,14 +136,14 @@ def _prefix(shapes: Mapping[str, Shape]) -> str:
     return found[0]
 
 
-def _numbers(weights: Mapping[str, str]) -> dict[str, list[int]]:
-    """For each kind of module the numbers it has in the file's blocks, in order: {"LayerNorm": [0, 2], ...}."""
-    numbers: dict[str, set[int]] = defaultdict(set)
+def _numbers(weights: Iterable[str]) -> dict[tuple[str, str], list[int]]:
+    """(scope, kind of module) -> the numbers it has there, in order: {("MAPHead_0", "LayerNorm"): [1], ...}."""
+    numbers: dict[tuple[str, str], set[int]] = defaultdict(set)
     for name in weights:
-        found = _IN_BLOCK.fullmatch(name)
-        module = _NUMBERED.fullmatch(found[2]) if found else None
-        if module and module[2] == str(int(module[2])):
-            numbers[module[1]].add(int(module[2]))
+        found = _SCOPE.fullmatch(name)
+        module = _NUMBERED.fullmatch(found[3]) if found else None
+        if found and module and module[2] == str(int(module[2])):
+            numbers[found[2], module[1]].add(int(module[2]))
     return {kind: sorted(known) for kind, known in numbers.items()}
 
 
@@ -136,12 +152,18 @@ def configure(
 ) -> dict[str, Any]:
     """Fields of `HfViTConfig`."""
     patch = (dims["P"], dims["Q"])
-    return {"patch_size": square_or_pair(patch), **common_fields(dims, parts, patch, image_size)}
+    return {
+        "patch_size": square_or_pair(patch),
+        **common_fields(dims, parts, patch, table_grid(dims, parts, patch, image_size)),
+    }
 
 
-def common_fields(
-    dims: Dims, parts: frozenset[str], patch: tuple[int, int], image_size: tuple[int, int] | None
-) -> dict[str, Any]:
+def table_grid(dims: Dims, parts: frozenset[str], patch: Pair, image_size: Pair | None) -> Pair:
+    """(h, w) of a position table that begins with the class token's row, where there is a class token."""
+    return declared_grid(dims["T"] - ("cls" in parts), patch, image_size)
+
+
+def common_fields(dims: Dims, parts: frozenset[str], patch: Pair, grid: Pair) -> dict[str, Any]:
     """What the Transformer tells of the config; `patch` is the (height, width) in px behind one token.
 
     Tanh GELU and eps 1e-6 are constants of the original code (Flax's defaults).
@@ -151,7 +173,6 @@ def common_fields(
             f"{dims['A']} heads of size {dims['K']} make {dims['A'] * dims['K']}, but the hidden size is {dims['D']}; "
             "the model needs heads that split the hidden size evenly"
         )
-    grid = declared_grid(dims["T"] - ("cls" in parts), patch, image_size)
     return {
         "image_size": square_or_pair((grid[0] * patch[0], grid[1] * patch[1])),
         "num_channels": dims["C"],

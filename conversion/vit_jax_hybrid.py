@@ -125,7 +125,9 @@ def configure(
         )
     stride = 4 * 2 ** max(len(depths) - 1, 0) * dims["P"]
     stem = {"stage_depths": depths, "stem_width": dims["W"], "stem_patch_size": dims["P"]}
-    return {**stem, **vit_jax.common_fields(dims, parts, (stride, stride), image_size)}
+    patch = (stride, stride)
+    grid = vit_jax.table_grid(dims, parts, patch, image_size)
+    return {**stem, **vit_jax.common_fields(dims, parts, patch, grid)}
 
 
 ORIGIN = Origin(

@@ -1,8 +1,10 @@
 """Carrying out a plan: the state dict of the converted model."""
 
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
+
 from hf_vit.errors import UserError
 
 from .checkpoint import CheckpointReader
@@ -30,15 +32,16 @@ def load_weights(reader: CheckpointReader, plan: Plan, dtype: torch.dtype = torc
         UserError: an array is damaged, holds no floats, NaN or infinite values, or values too large for `dtype`.
     """
     weights = Weights()
-    for row in plan.rows:
-        if row.source is None:
-            tensor = torch.zeros(row.target_shape, dtype=dtype)
-        else:
-            source = reader.read_floats(row.source)
-            tensor = _move(source, row, dtype)
-            if source.dtype == torch.float64 and dtype != torch.float64:
-                _account_for_rounding(weights, source, row.source, dtype)
-        weights.state[plan.parameter_name(row)] = tensor
+    for key, rows in groupby(plan.rows, key=lambda row: row.source):  # an array of all blocks is read once
+        if key is None:
+            weights.state |= {plan.parameter_name(row): torch.zeros(row.target_shape, dtype=dtype) for row in rows}
+            continue
+        source = reader.read_floats(key)
+        for row in rows:
+            taken = source if row.block is None else source[row.block]
+            weights.state[plan.parameter_name(row)] = _move(taken, row, dtype)
+        if source.dtype == torch.float64 and dtype != torch.float64:
+            _account_for_rounding(weights, source, key, dtype)
     return weights
 
 
