@@ -1,0 +1,297 @@
+"""Sources over the network, against a server on this machine that behaves as badly as real ones do."""
+
+import hashlib
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from hf_vit.conversion import download
+from hf_vit.conversion.sources import fetch
+from hf_vit.errors import UserError
+
+
+@dataclass
+class Site:
+    """One file on a server, and how the server behaves.
+
+    Attributes:
+        data: the file.
+        version: its ETag; None for a server that gives none.
+        gives_parts: answers Range with 206.
+        keeps_conditions: answers If-Match with 412 when the file is another one.
+        says_size: names Content-Length.
+        status: answers everything with this instead, while `failures` lasts.
+        drops: bytes after which the next answers to GET break off, one answer each.
+        after: called with the number of GETs that were answered.
+        requests: what was asked: (method, Range).
+    """
+
+    data: bytes
+    version: str | None = '"one"'
+    gives_parts: bool = True
+    keeps_conditions: bool = True
+    says_size: bool = True
+    status: int = 500
+    failures: int = 0
+    drops: list[int] = field(default_factory=list)
+    after: Callable[[int], None] = lambda answered: None
+    requests: list[tuple[str, str | None]] = field(default_factory=list)
+    url: str = ""
+
+    @property
+    def gets(self) -> list[str | None]:
+        return [asked for method, asked in self.requests if method == "GET"]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers for `site`, which the fixture sets."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two packets
+    site: Site
+
+    def log_message(self, *_) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer("HEAD")
+
+    def do_GET(self) -> None:
+        self.answer("GET")
+
+    def answer(self, method: str) -> None:
+        site = self.site
+        site.requests.append((method, self.headers.get("Range")))
+        if urlsplit(self.path).path == "/moved/model.npz":
+            return self.only(302, Location="/model.npz")
+        if urlsplit(self.path).path != "/model.npz":
+            return self.only(404)
+        if site.failures:
+            site.failures -= 1
+            return self.only(site.status)
+        if site.keeps_conditions and self.headers.get("If-Match") not in (None, site.version):
+            return self.only(412)
+        data, status = site.data, 200
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if asked and site.gives_parts:
+            first, last = int(asked[1]), int(asked[2] or len(data) - 1)
+            if first >= len(data):
+                return self.only(416)
+            data, status = data[first : last + 1], 206
+        self.send_response(status)
+        if site.version is not None:
+            self.send_header("ETag", site.version)
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {first}-{first + len(data) - 1}/{len(site.data)}")
+        if site.says_size:
+            self.send_header("Content-Length", str(len(data)))
+        else:
+            self.close_connection = True
+        self.end_headers()
+        if method == "GET":
+            if site.drops:
+                data = data[: site.drops.pop(0)]
+                self.close_connection = True
+            try:
+                self.wfile.write(data)
+            except OSError:  # the client had enough
+                self.close_connection = True
+            site.after(len(site.gets))
+
+    def only(self, status: int, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def site(server, tmp_path: Path, monkeypatch) -> Site:
+    """A file of ten blocks of 64 KiB, small pauses, and an empty cache."""
+    monkeypatch.setattr(download, "BLOCK", 2**16)
+    monkeypatch.setattr(download, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "cache"))
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    Handler.site = Site(np.random.default_rng(0).bytes(10 * 2**16))
+    Handler.site.url = f"http://127.0.0.1:{server.server_port}/model.npz"
+    return Handler.site
+
+
+def files(tmp_path: Path) -> list[str]:
+    """What the cache holds, without its lock."""
+    return sorted(file.name for file in (tmp_path / "cache").rglob("*") if file.is_file() and file.name != ".lock")
+
+
+def test_file_arrives_whole_and_once(site, tmp_path: Path):
+    found = fetch(site.url + "?token=secret")
+    assert found.path.read_bytes() == site.data
+    assert found.name == site.url
+    assert len(site.gets) == 10
+    assert fetch(site.url + "?token=secret").path == found.path
+    assert len(site.gets) == 10, "what is here is not fetched again"
+    assert files(tmp_path) == ["model.npz"]
+
+
+@pytest.mark.parametrize("gives_parts", [True, False])
+def test_dropped_connections_are_taken_up(site, gives_parts):
+    site.gives_parts, site.drops = gives_parts, [1000, 2**16 - 1, 0]
+    assert fetch(site.url).path.read_bytes() == site.data
+
+
+def test_second_command_goes_on_where_the_first_stopped(site, tmp_path: Path):
+    site.after = lambda answered: site.drops.append(0) if answered >= 6 else None
+    with pytest.raises(UserError, match=r"what arrived is kept, and the same command goes on from there"):
+        fetch(site.url)
+    assert files(tmp_path) == ["model.npz.partial"], "a part is never taken for the whole"
+    site.after, site.drops = (lambda answered: None), []
+    site.requests.clear()
+    assert fetch(site.url).path.read_bytes() == site.data
+    assert site.gets[0] == f"bytes={6 * 2**16}-{7 * 2**16 - 1}"
+
+
+@pytest.mark.parametrize("version", ['"two"', 'W/"two"', None])
+@pytest.mark.parametrize("keeps_conditions", [True, False])
+@pytest.mark.parametrize("size", [10 * 2**16, 9 * 2**16 + 5, 11 * 2**16, 100])
+def test_file_that_changes_meanwhile_is_not_stitched(site, version, keeps_conditions, size):
+    site.keeps_conditions = keeps_conditions
+    if version is None or version.startswith("W/"):
+        site.version = None if version is None else 'W/"one"'
+    new = np.random.default_rng(1).bytes(size)
+
+    def change(answered: int) -> None:
+        if answered == 4:
+            site.data, site.version = new, version
+
+    site.after = change
+    whole = fetch(site.url).path.read_bytes()
+    assert whole in (new, np.random.default_rng(0).bytes(10 * 2**16))
+    assert whole == new or version is None
+
+
+def test_file_that_never_stays_the_same_is_given_up(site):
+    def change(answered: int) -> None:
+        site.version = f'"{answered}"'
+
+    site.after = change
+    with pytest.raises(UserError, match="the file changed on the server while it was fetched"):
+        fetch(site.url)
+    assert len(site.gets) < 20
+
+
+def test_new_version_replaces_the_old_one_in_the_cache(site, tmp_path: Path):
+    fetch(site.url)
+    site.data, site.version = b"new", '"two"'
+    assert fetch(site.url).path.read_bytes() == b"new"
+    assert files(tmp_path) == ["model.npz"]
+
+
+def test_redirect_is_followed(site):
+    assert fetch(site.url.replace("/model", "/moved/model")).path.read_bytes() == site.data
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_passing_failure_is_waited_for(site, status):
+    site.status, site.failures = status, 4  # HEAD and GET are asked each time
+    assert fetch(site.url).path.read_bytes() == site.data
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (500, "the server answers 500$"),
+        (404, "the server answers 404 Not Found; check the address"),
+        (403, "the server answers 403 Forbidden; check the address"),
+        (401, "the server answers 401 Unauthorized; check the address"),
+    ],
+)
+def test_refusal_is_told(site, status, told, tmp_path: Path):
+    site.status, site.failures = status, 100
+    with pytest.raises(UserError, match=told) as error:
+        fetch(site.url + "?token=secret")
+    assert "secret" not in str(error.value)
+    assert len(site.requests) <= 2 * download.ATTEMPTS
+    assert files(tmp_path) == []
+
+
+def test_server_that_is_not_there(site):
+    with pytest.raises(UserError, match=r"http://127.0.0.1:1/model.npz cannot be downloaded: Cannot connect"):
+        fetch("http://127.0.0.1:1/model.npz")
+
+
+def test_size_that_is_not_told_needs_a_hash(site):
+    site.says_size = False
+    with pytest.raises(UserError, match=r"does not say how large the file is.*--sha256"):
+        fetch(site.url)
+    right = hashlib.sha256(site.data).hexdigest()
+    assert fetch(site.url, right).path.read_bytes() == site.data
+    site.drops, site.version = [1000] * 3, '"two"'
+    with pytest.raises(UserError, match="is another file than --sha256 says"):
+        fetch(site.url, right)
+    assert fetch(site.url, right).path.read_bytes() == site.data, "the part was not kept"
+
+
+def test_hash(site, tmp_path: Path):
+    right = hashlib.sha256(site.data).hexdigest()
+    assert fetch(site.url, right.upper()).path.read_bytes() == site.data
+    with pytest.raises(UserError, match=f"its SHA-256 is {right}; nothing is written"):
+        fetch(site.url, "0" * 64)
+    local = tmp_path / "local.npz"
+    local.write_bytes(site.data)
+    assert fetch(local, right).path == local
+    with pytest.raises(UserError, match=f"local.npz is another file.*{right}"):
+        fetch(local, "0" * 64)
+    assert local.is_file()
+    with pytest.raises(UserError, match="is no SHA-256"):
+        fetch(local, right[:-1])
+    with pytest.raises(UserError, match="is a folder, which has no SHA-256"):
+        fetch(tmp_path, right)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("http://example.org/a.npz", "could be altered on its way"),
+        ("ftp://example.org/a.npz", "give a path, or an address with https://"),
+        ("s3://bucket/a.npz", "give a path, or an address with https://"),
+        ("hf://owner", "names no file of the Hub; give hf://owner/name/file"),
+        ("hf://datasets/owner/name/file", "cannot be had from the Hub"),
+        ("hf://owner/name/model.npz", "hf://owner/name/model.npz cannot be had from the Hub: "),
+        ("hf://owner/name", "hf://owner/name cannot be had from the Hub: "),
+    ],
+)
+def test_address_that_is_no_source(source, told):
+    with pytest.raises(UserError, match=re.escape(told)):
+        fetch(source)
+
+
+def test_google_storage_without_its_library(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    _, path = download._filesystem("gs://vit_models/imagenet21k/ViT-B 16.npz")
+    assert path == "https://storage.googleapis.com/vit_models/imagenet21k/ViT-B%2016.npz"
+
+
+def test_path_that_exists_wins(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gs:").mkdir()
+    (tmp_path / "gs:" / "model.npz").write_text("x")
+    assert fetch("gs:/model.npz").path.read_text() == "x"
