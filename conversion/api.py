@@ -1,6 +1,5 @@
 """Converting a checkpoint file into a folder that `from_pretrained` reads."""
 
-import copy
 import json
 import shutil
 import time
@@ -14,16 +13,16 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from hf_vit.errors import UserError
 from hf_vit.facts import append_record, new_record, write_atomically
 
-from .checkpoint import CheckpointReader, Shape
+from .building import build_model, build_processor
+from .checkpoint import CheckpointReader, Companions, Shape
 from .families import find_origin
 from .opening import open_checkpoint
-from .planning import Plan, make_plan
+from .planning import NOTHING_BESIDE, Plan, make_plan
 from .sizes import Pair, size_text
 from .verification import Comparison, Recording, Verification, verify
 from .weights import Weights, load_weights
@@ -56,6 +55,7 @@ def plan(
     num_labels: int | None = None,
     labels: Sequence[str] | None = None,
     file_name: str = "the checkpoint",
+    companions: Companions = NOTHING_BESIDE,
 ) -> Plan:
     """Decide a conversion on names and shapes alone; nothing is read.
 
@@ -66,6 +66,7 @@ def plan(
         num_labels: size of a new, zero head.
         labels: names of the classes of a new, zero head.
         file_name: what messages call the checkpoint.
+        companions: what lies beside the weights.
 
     Raises:
         UserError: the checkpoint is of an unknown kind, incomplete, holds more than a model, or does not fit itself.
@@ -75,7 +76,15 @@ def plan(
     if (num_labels is not None and num_labels < 1) or (labels is not None and not labels):
         raise UserError(f"{num_labels or 0} labels make no classifier; give at least 1")
     origin = find_origin(shapes, file_name)
-    return make_plan(origin, shapes, image_size=image_size, resize_to=resize_to, num_labels=num_labels, labels=labels)
+    return make_plan(
+        origin,
+        shapes,
+        image_size=image_size,
+        resize_to=resize_to,
+        num_labels=num_labels,
+        labels=labels,
+        companions=companions,
+    )
 
 
 def convert(
@@ -117,6 +126,7 @@ def convert(
             num_labels=num_labels,
             labels=labels,
             file_name=source.name,
+            companions=reader.companions,
         )
         weights = load_weights(reader, made)
         with _new_folder(output) as folder:
@@ -153,6 +163,7 @@ def write_report(plan: Plan, shapes: Mapping[str, Shape], path: Path) -> None:
         }
         | ({"resampled": asdict(row.resample)} if row.resample else {})
         | ({} if row.block is None else {"block": row.block})
+        | ({} if row.piece is None else {"piece": row.piece})
         for row in plan.rows
     ]
     ignored = [{"source": key, "shape": shapes[key], "ignored": reason} for key, reason in plan.ignored.items()]
@@ -188,35 +199,12 @@ def _new_folder(output: Path) -> Generator[Path]:
 
 
 def _save(plan: Plan, state: dict[str, torch.Tensor], folder: Path) -> None:
-    from transformers import ViTImageProcessor
-
-    model = _build(plan, state)
+    model = build_model(plan, state)
     try:
         model.save_pretrained(folder)
     except SafetensorError as error:  # a full disk, said by the Rust side
         raise UserError(f"the weights cannot be written beside {folder.parent.name}: {error}") from error
-    height, width = (side * stride for side, stride in zip(plan.config.grid, plan.config.patch_stride, strict=True))
-    channels = plan.config.num_channels
-    # The original scales pixels to [-1, 1] and resizes bilinearly (vit_jax/input_pipeline.py).
-    ViTImageProcessor(
-        size={"height": height, "width": width},
-        image_mean=[0.5] * channels,
-        image_std=[0.5] * channels,
-        do_convert_rgb=channels == 3,
-    ).save_pretrained(folder)
-
-
-def _build(plan: Plan, state: dict[str, torch.Tensor]) -> PreTrainedModel:
-    """The model with exactly this state; no parameter is initialised first."""
-    dtype = next(iter(state.values())).dtype
-    loaded: Any = plan.model_class.from_pretrained(
-        None, config=copy.deepcopy(plan.config), state_dict=state, dtype=dtype, output_loading_info=True
-    )
-    model, info = loaded
-    wrong = {name: found for name, found in info.items() if found}
-    if wrong:
-        raise RuntimeError(f"the planned state does not load: {wrong}")
-    return model.eval()
+    build_processor(plan).save_pretrained(folder)
 
 
 def _verify(reader: CheckpointReader, plan: Plan, weights: Weights, folder: Path, recording: Recording) -> Verification:
@@ -230,7 +218,7 @@ def _verify(reader: CheckpointReader, plan: Plan, weights: Weights, folder: Path
         return model
 
     def in_double() -> torch.nn.Module:
-        return _build(plan, load_weights(reader, plan, torch.float64).state)
+        return build_model(plan, load_weights(reader, plan, torch.float64).state)
 
     found = verify(recording, plan, {torch.float32: written, torch.float64: in_double})
     first = found.first_difference
@@ -260,6 +248,8 @@ def _facts(
         "new_head": plan.new_head,
         "rounded_to_float32": sum(weights.rounded.values()),
     }
+    if plan.assumed:
+        facts["assumed"] = dict(plan.assumed)
     resample = next((row.resample for row in plan.rows if row.resample), None)
     if resample is not None:
         facts["positions"] = {"from_grid": list(resample.old_grid), "to_grid": list(resample.new_grid)}
@@ -291,6 +281,8 @@ def describe(result: ConversionResult) -> str:
         f"keys: {len(plan.consumed)} used, {len(plan.ignored)} ignored"
         + "".join(f"; {count} {reason}" for reason, count in Counter(plan.ignored.values()).items()),
     ]
+    if plan.assumed:
+        lines.append("assumed, as no config.json tells: " + "; ".join(plan.assumed.values()))
     if result.rounded:
         lines.append(f"rounded: {sum(result.rounded.values())} float64 values that float32 cannot hold exactly")
     if result.verification is not None:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
@@ -16,6 +17,19 @@ MAX_NAME = 200  # characters of a key; about 80 in practice
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+@dataclass(frozen=True)
+class Companions:
+    """What lies beside the weights in a folder that transformers or timm saved; nothing, for a file that stands alone.
+
+    Attributes:
+        config: config.json.
+        processor: preprocessor_config.json.
+    """
+
+    config: Mapping[str, Any] | None = None
+    processor: Mapping[str, Any] | None = None
+
+
 class CheckpointReader(ABC):
     """Abstract: the arrays of one checkpoint by key, read on demand; use as a context manager.
 
@@ -23,13 +37,11 @@ class CheckpointReader(ABC):
 
     Attributes:
         path: the file, or the folder.
-        config: what the folder's config.json says; None for a file that stands alone.
-        processor: what the folder's preprocessor_config.json says; None without one.
+        companions: what lies beside the weights.
     """
 
     path: Path
-    config: Mapping[str, Any] | None = None
-    processor: Mapping[str, Any] | None = None
+    companions = Companions()
 
     def __enter__(self) -> Self:
         return self

@@ -50,7 +50,11 @@ class Layout:
     @cached_property
     def parts(self) -> frozenset[str]:
         """The optional parts of which the file has at least one key."""
-        return frozenset(rule.part for rule in self.rules if rule.part and rule.source in self.names.normal)
+        return frozenset(rule.part for rule in self.rules if rule.part and self._has_any(rule))
+
+    def _has_any(self, rule: KeyRule) -> bool:
+        blocks = range(self.depth) if rule.in_block else (0,)
+        return any(rule.at(block).source in self.names.normal for block in blocks)
 
     @cached_property
     def expected(self) -> dict[str, KeyRule]:
@@ -99,6 +103,10 @@ class Layout:
 
     def refuse_misfits(self) -> None:
         """Raise a UserError that lists every key missing, left over or of a wrong shape; return if there is none."""
+        for pattern, reason in self.origin.refused.items():
+            found = next((key for name, key in self.names.normal.items() if re.fullmatch(pattern, name)), None)
+            if found is not None:
+                raise UserError(f"the checkpoint has {reason} ('{found}'), which no model here has; nothing is written")
         missing = [name for name in self.expected if name not in self.present]
         refuse(
             listing("keys missing", [self.names.spell(name) for name in self._whole_blocks(missing)], len(missing)),

@@ -12,7 +12,7 @@ import torch
 
 from hf_vit.errors import UserError
 
-from .checkpoint import CheckpointReader, Shape
+from .checkpoint import CheckpointReader, Companions, Shape
 from .families import READABLE
 from .reader import NpzReader
 from .safetensors_reader import SafetensorsReader
@@ -73,7 +73,7 @@ def open_folder(folder: Path) -> CheckpointReader:
         raise UserError(f"{folder} holds no weights; it needs {' or '.join(WEIGHTS)}, or the index of its parts")
     single = folder / found[0]
     reader = open_checkpoint(single) if single.is_file() else ShardedReader(folder / f"{found[0]}.index.json")
-    reader.config, reader.processor = config, processor
+    reader.companions = Companions(config, processor)
     return reader
 
 

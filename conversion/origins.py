@@ -3,11 +3,12 @@
 One module an origin (`vit_jax.py`, ...) defines an `Origin`; `planning.py` applies it.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .checkpoint import Shape
+from .checkpoint import Companions, Shape
 
 BLOCK = "{i}"  # stands for the number of a block in source and target names
 Dims = Mapping[str, int]
@@ -22,7 +23,8 @@ class KeyRule:
         axes: a letter of the origin's legend for every axis, with a factor before it ("4W") or not; a number alone is
             that very size.
         transform: name in `transforms.TRANSFORMS`.
-        target: parameter of the bare model, or of its classifier.
+        target: parameter of the bare model, or of its classifier. "{q,k,v}_proj" are as many parameters, which get
+            equal parts of the array along its first axis, in that order.
         part: "" for keys that are always there; otherwise the optional part they belong to, present as a whole or not.
         stacked: whether the one array holds all blocks, a block for every step of its first axis "N" (layers that ran
             in a scan); `{i}` is then in the target only.
@@ -34,6 +36,14 @@ class KeyRule:
     target: str
     part: str = ""
     stacked: bool = False
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The parameters that the array fills, in the order of its parts."""
+        found = re.search(r"\{(\w+(?:,\w+)+)\}", self.target)
+        if found is None:
+            return (self.target,)
+        return tuple(self.target.replace(found[0], name) for name in found[1].split(","))
 
     @property
     def in_block(self) -> bool:
@@ -62,6 +72,24 @@ class KeyNames:
 
 
 @dataclass(frozen=True)
+class Told:
+    """What the files beside the weights say, and shapes cannot.
+
+    Attributes:
+        fields: of the model's config. What the weights' shapes say too must be the same.
+        image_size: (height, width) in px that the weights were made for.
+        labels: names of the classes.
+        processor: fields of the `ViTImageProcessor` that gives the pixels the source was made for; None for the
+            original's own: [-1, 1], resized bilinearly.
+    """
+
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    image_size: tuple[int, int] | None = None
+    labels: tuple[str, ...] | None = None
+    processor: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
 class Origin:
     """A kind of checkpoint that can be converted.
 
@@ -80,6 +108,9 @@ class Origin:
         family: of the models that the files become, a key of `planning.MODELS`.
         rules_of: (rules, normal key -> shape) -> the rules of that file, where a line of the table stands for more than
             a block's number says. None: they are the same for every file.
+        told: what the files beside the weights say. Raises UserError where they ask for what no model here does.
+        assumed: field of the config -> what is assumed of it where no config.json tells.
+        refused: regular expression of a normal key -> what of the source's model has no counterpart here.
     """
 
     name: str
@@ -95,3 +126,6 @@ class Origin:
     family: str = "plain"
     rules_of: Callable[[tuple[KeyRule, ...], Mapping[str, Shape]], tuple[KeyRule, ...]] | None = None
     notes: tuple[str, ...] = field(default=())
+    told: Callable[[Companions], Told] | None = None
+    assumed: Mapping[str, str] = field(default_factory=dict[str, str])
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])

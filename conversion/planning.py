@@ -1,8 +1,8 @@
 """From the keys and shapes of a file to a complete plan, or a refusal that lists everything that does not fit."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
@@ -12,14 +12,15 @@ from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.errors import UserError
 
-from .checkpoint import Shape
+from .checkpoint import Companions, Shape
 from .layout import Layout, listing, refuse
-from .origins import KeyRule, Origin
+from .origins import KeyRule, Origin, Told
 from .sizes import Pair, grid_of, size_text, square_or_pair
 from .transforms import TRANSFORMS
 
 POSITION_TABLE = "embeddings.position_embeddings"
-CLASSIFIER = "classifier."
+HEADS = ("classifier.", "distillation_classifier.")
+NOTHING_BESIDE = Companions()
 
 # Family -> module, imported when it is needed, and prefix of its classes.
 MODELS = {"plain": ("modeling_hf_vit", "HfViT"), "hybrid": ("modeling_hf_hybrid_vit", "HfHybridViT")}
@@ -32,6 +33,7 @@ class Resample:
     old_grid: Pair
     new_grid: Pair
     prefix: int
+    mode: str
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Row:
     """One parameter of the model and where it comes from. A row without a source is filled with zeros (a new head).
 
     `target` is the name in the bare model, without the prefix that it has inside a classifier. `block` is the step of
-    the source's first axis that is taken, where an array stacks all blocks; `source_shape` is the whole array's.
+    the source's first axis that is taken, where an array stacks all blocks; `piece` is (index, number) of the equal
+    part along that axis, where an array fills several parameters; `source_shape` is the whole array's.
     """
 
     target: str
@@ -49,6 +52,12 @@ class Row:
     transform: str
     resample: Resample | None = None
     block: int | None = None
+    piece: tuple[int, int] | None = None
+
+    def taken(self, source: torch.Tensor) -> torch.Tensor:
+        """The part of the whole source array that this row moves."""
+        block = source if self.block is None else source[self.block]
+        return block if self.piece is None else block.chunk(self.piece[1])[self.piece[0]]
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,8 @@ class Plan:
         ignored: source key -> why it is left out.
         has_head: whether there is a classifier.
         new_head: whether the classifier is new (zeros).
+        processor: see `Told.processor`.
+        assumed: field of the config -> what was assumed, as nothing beside the weights told.
     """
 
     origin: str
@@ -74,6 +85,8 @@ class Plan:
     ignored: Mapping[str, str]
     has_head: bool
     new_head: bool
+    processor: Mapping[str, Any] | None = None
+    assumed: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def consumed(self) -> list[str]:
@@ -82,7 +95,7 @@ class Plan:
 
     def parameter_name(self, row: Row) -> str:
         """The row's parameter as `model_class` names it."""
-        bare = row.target.startswith(CLASSIFIER) or not self.has_head
+        bare = row.target.startswith(HEADS) or not self.has_head
         return row.target if bare else f"{self.model_class.base_model_prefix}.{row.target}"
 
 
@@ -94,6 +107,7 @@ def make_plan(
     resize_to: Pair | None = None,
     num_labels: int | None = None,
     labels: Sequence[str] | None = None,
+    companions: Companions = NOTHING_BESIDE,
 ) -> Plan:
     """Map every key of a file of this origin, or refuse.
 
@@ -103,6 +117,7 @@ def make_plan(
         resize_to: (height, width) in px to resample the positions to.
         num_labels: size of a new, zero head.
         labels: names of the classes of a new, zero head.
+        companions: what lies beside the weights.
 
     Raises:
         UserError: a key is missing, left over or of a wrong shape (all are listed), or the sizes make no model.
@@ -110,25 +125,41 @@ def make_plan(
     layout = Layout(origin, origin.names(shapes), shapes)
     layout.refuse_misfits()
     has_head, new_head = "head" in layout.parts, num_labels is not None or labels is not None
-    fields = origin.configure(layout.dims, layout.parts, layout.normal_shapes, image_size)
+    told = Told() if origin.told is None else origin.told(companions)
+    fields = origin.configure(layout.dims, layout.parts, layout.normal_shapes, image_size or told.image_size)
     fields |= {"num_hidden_layers": layout.depth}
+    fields |= agreed(fields, told, origin.assumed)
+    if not new_head and has_head and told.labels is not None and len(told.labels) == layout.dims["L"]:
+        labels = told.labels
     fields |= _label_fields(layout.dims["L"] if has_head else None, num_labels, labels)
     config, resample = _config(origin.family, fields, resize_to)
     model_class, targets = _targets(origin.family, config, has_head or new_head)
     ignored, rows = dict(layout.names.ignored), list[Row]()
     for name, rule in layout.present.items():
         key = layout.names.normal[name]
-        if new_head and rule.target.startswith(CLASSIFIER):
+        if new_head and rule.target.startswith(HEADS):
             ignored[key] = "replaced by a new head"
         else:
             table = resample if rule.target == POSITION_TABLE else None
             blocks = range(layout.depth) if rule.stacked else (None,)
-            rows += [_row(rule, key, shapes[key], table, block) for block in blocks]
+            rows += [row for block in blocks for row in _rows(rule, key, shapes[key], table, block)]
     if new_head:
-        new = {name: shape for name, shape in targets.items() if name.startswith(CLASSIFIER)}
+        new = {name: shape for name, shape in targets.items() if name.startswith(HEADS)}
         rows += [Row(name, shape, None, None, "zeros") for name, shape in new.items()]
     has_head = has_head or new_head
-    plan = Plan(origin.name, origin.family, config, model_class, tuple(rows), ignored, has_head, new_head)
+    assumed = origin.assumed if companions.config is None else dict[str, str]()
+    plan = Plan(
+        origin.name,
+        origin.family,
+        config,
+        model_class,
+        tuple(rows),
+        ignored,
+        has_head,
+        new_head,
+        told.processor,
+        assumed,
+    )
     check_accounting(plan, shapes, targets)
     return plan
 
@@ -140,9 +171,10 @@ def check_accounting(plan: Plan, shapes: Mapping[str, Shape], targets: Mapping[s
         UserError: it does not hold; what is wrong is listed.
     """
     used = Counter([*plan.consumed, *plan.ignored])
-    uses = Counter((row.source, row.block) for row in plan.rows if row.source is not None)
-    twice = {key for key, count in used.items() if count > 1} | {key for (key, _), count in uses.items() if count > 1}
-    blocks = Counter(key for key, block in uses if block is not None)
+    uses = Counter((row.source, row.block, row.piece) for row in plan.rows if row.source is not None)
+    twice = {key for key, count in used.items() if count > 1} | {key for (key, *_), count in uses.items() if count > 1}
+    blocks = Counter(key for key, block, _ in uses if block is not None)
+    pieces = Counter((key, piece[1]) for key, _, piece in uses if piece is not None)
     filled = Counter(row.target for row in plan.rows)
     misshapen = [
         f"{row.target} {size_text(row.target_shape)} (needs {size_text(targets[row.target])})"
@@ -153,12 +185,29 @@ def check_accounting(plan: Plan, shapes: Mapping[str, Shape], targets: Mapping[s
         listing("keys left over", [key for key in shapes if not used[key]]),
         listing("keys used twice", sorted(twice)),
         listing("keys used in part", [key for key, count in blocks.items() if count != shapes.get(key, (0,))[0]]),
+        listing("keys used in part", [key for (key, needed), count in pieces.items() if count != needed]),
         listing("keys used that are not there", [key for key in used if key not in shapes]),
         listing("parameters not filled", [name for name in targets if not filled[name]]),
         listing("parameters filled twice", [name for name, count in filled.items() if count > 1]),
         listing("parameters that the model does not have", [name for name in filled if name not in targets]),
         listing("parameters of another shape", misshapen),
     )
+
+
+def agreed(fields: Mapping[str, Any], told: Told, assumed: Mapping[str, str]) -> dict[str, Any]:
+    """What the files beside the weights say.
+
+    Raises:
+        UserError: the weights' shapes say otherwise.
+    """
+    wrong = [
+        f"{name} is {value} there, the weights make it {fields[name]}"
+        for name, value in told.fields.items()
+        if name in fields and name not in assumed and fields[name] != value
+    ]
+    if wrong:
+        raise UserError("config.json does not fit the weights beside it: " + "; ".join(wrong))
+    return dict(told.fields)
 
 
 def _label_fields(found: int | None, num_labels: int | None, labels: Sequence[str] | None) -> dict[str, Any]:
@@ -180,7 +229,8 @@ def _config(family: str, fields: dict[str, Any], resize_to: Pair | None) -> tupl
         if resize_to is None:
             return config, None
         rows_before = config.num_special_tokens if config.position_on_class_token else 0
-        resample = Resample(config.grid, grid_of(resize_to, config.patch_stride, "--resize-to"), rows_before)
+        grid = grid_of(resize_to, config.patch_stride, "--resize-to")
+        resample = Resample(config.grid, grid, rows_before, config.position_interpolation)
         fields["image_size"] = square_or_pair(resize_to)
         return config_class(**fields), resample
     except StrictDataclassError as error:
@@ -196,9 +246,14 @@ def _targets(family: str, config: Any, with_head: bool) -> tuple[type[PreTrained
     return model_class, {name.removeprefix(prefix): tuple(value.shape) for name, value in state.items()}
 
 
-def _row(rule: KeyRule, key: str, shape: Shape, resample: Resample | None, block: int | None) -> Row:
-    taken, target = (shape, rule.target) if block is None else (shape[1:], rule.at(block).target)
-    target_shape = tuple(TRANSFORMS[rule.transform].apply(torch.empty(taken, device="meta")).shape)
-    if resample is not None:
-        target_shape = (1, resample.prefix + resample.new_grid[0] * resample.new_grid[1], target_shape[2])
-    return Row(target, target_shape, key, shape, rule.transform, resample, block)
+def _rows(rule: KeyRule, key: str, shape: Shape, resample: Resample | None, block: int | None) -> Generator[Row]:
+    """One row for every parameter that the array, or one block of it, fills."""
+    number = len(rule.targets)
+    for index in range(number):
+        target = (rule if block is None else rule.at(block)).targets[index]
+        row = Row(target, (), key, shape, rule.transform, resample, block, (index, number) if number > 1 else None)
+        moved = TRANSFORMS[rule.transform].apply(row.taken(torch.empty(shape, device="meta")))
+        target_shape = tuple(moved.shape)
+        if resample is not None:
+            target_shape = (1, resample.prefix + resample.new_grid[0] * resample.new_grid[1], target_shape[2])
+        yield replace(row, target_shape=target_shape)

@@ -38,8 +38,7 @@ def load_weights(reader: CheckpointReader, plan: Plan, dtype: torch.dtype = torc
             continue
         source = reader.read_floats(key)
         for row in rows:
-            taken = source if row.block is None else source[row.block]
-            weights.state[plan.parameter_name(row)] = _move(taken, row, dtype)
+            weights.state[plan.parameter_name(row)] = _move(row.taken(source), row, dtype)
         if source.dtype == torch.float64 and dtype != torch.float64:
             _account_for_rounding(weights, source, key, dtype)
     return weights
@@ -51,9 +50,11 @@ def _move(source: torch.Tensor, row: Row, dtype: torch.dtype) -> torch.Tensor:
         from hf_vit.models.positions_hf_vit import resample_position_table
 
         # The original resamples in double precision (scipy.ndimage.zoom) and rounds once, at the end.
-        old_grid, new_grid, prefix = row.resample.old_grid, row.resample.new_grid, row.resample.prefix
-        tensor = resample_position_table(tensor.double(), old_grid, new_grid, prefix)
-    return tensor.to(dtype).contiguous()
+        one = row.resample
+        tensor = resample_position_table(tensor.double(), one.old_grid, one.new_grid, one.prefix, one.mode)
+    moved = tensor.to(dtype).contiguous()
+    # A model whose parameters share memory is not saved.
+    return moved.clone() if row.piece is not None and moved.data_ptr() == tensor.data_ptr() else moved
 
 
 def _account_for_rounding(weights: Weights, source: torch.Tensor, key: str, dtype: torch.dtype) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from hf_vit.conversion.checkpoint import Companions
 from hf_vit.conversion.opening import ShardedReader, open_checkpoint
 from hf_vit.conversion.safetensors_reader import SafetensorsReader
 from hf_vit.conversion.torch_reader import TorchReader
@@ -107,7 +108,7 @@ def test_folder_in_several_files(save: Callable, name: str, ending: str, tmp_pat
         assert type(reader) is ShardedReader
         assert reader.shapes == dict.fromkeys("abc", (2,))
         assert reader.read_floats("c").tolist() == [1, 1]
-        assert (reader.config, reader.processor) == ({"model_type": "vit"}, {"image_mean": [0.5]})
+        assert reader.companions == Companions({"model_type": "vit"}, {"image_mean": [0.5]})
         files = sorted(index.parent.glob(f"*.{ending}"))
         assert reader.sha256() == hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
