@@ -1,0 +1,250 @@
+"""AxialResNet: a ResNet whose 3x3 convolutions are column and row attention with relative positions.
+
+Legend: B batch, H x W px, h x w places of a map, C channels, A heads, L places of a line, M lines, K size of a query.
+Source: arXiv 2003.07853, section 3; maps are [B, h, w, C]. Where it is silent, as its code: columns before rows, stride
+by mean pooling after both, batch norms, initialisation. Ours: even paddings, halving up, resampled tables.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_hf_axial_resnet import HEADS, HfAxialResNetConfig
+from .configuration_hf_vit import as_pair
+from .modeling_hf_vit import HfViTBaseForImageClassification, HfViTPreTrainedModel
+from .positions_hf_vit import replace_parameter, resample_grid
+
+CACHED_LOGITS = 2**17  # computed at a time on a CPU: what fits into its cache
+
+
+class DenseNorm(nn.Module):
+    """1x1 convolution and batch norm on [..., C]; one product in evaluation."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(in_channels, out_channels, bias=False)
+        self.norm = nn.BatchNorm1d(out_channels)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        norm = self.norm
+        if norm.training:
+            return norm(self.dense(features).flatten(0, -2)).view(*features.shape[:-1], -1)
+        scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+        return F.linear(features, self.dense.weight * scale[:, None], norm.bias - norm.running_mean * scale)
+
+
+class LogitNorm(nn.Module):
+    """Batch norm of q.k, q.r^q and k.r^k, each head apart, as its scales [3, A]: its shifts cancel in the softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.momentum, self.eps = 0.1, 1e-5
+        self.weight = nn.Parameter(torch.ones(3, HEADS))
+        self.register_buffer("running_var", torch.ones(3, HEADS))
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor) -> torch.Tensor:
+        """From q, k [L, M, A, K] and offsets [L, K, L] for each; variances come from Gram matrices, not from logits."""
+        variance = self.running_var
+        if self.training:
+            number = q.shape[0] * q.shape[1] * q.shape[0]
+            grams = [torch.einsum("lmad,lmae->made", x, x) for x in (q, k)]
+            sums, squares = [(q.sum(0) * k.sum(0)).sum((0, 2))], [(grams[0] * grams[1]).sum((0, 2, 3))]
+            for x, offsets in ((q, to_q), (k, to_k)):
+                sums.append(torch.einsum("lmad,ld->a", x, offsets.sum(2)))
+                gram = torch.einsum("lmad,lmae->alde", x, x)
+                squares.append(torch.einsum("alde,lde->a", gram, offsets @ offsets.transpose(1, 2)))
+            variance = torch.stack(squares) / number - (torch.stack(sums) / number).square()
+            unbiased = variance.detach() * (number / (number - 1))
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        return self.weight * torch.rsqrt(variance + self.eps)
+
+
+def attend(qkv: torch.Tensor, scales: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor, to_v: torch.Tensor):
+    """Equation 4 as products of matrices: what queries read from values and from positions, both [L, M, A, V].
+
+    qkv is [L, M, A, 2K + V], scales [3, A, 1], and to_q, to_k, to_v [L, K or V, L] for every query, key and query.
+    """
+    size = to_q.shape[1]
+    q, k, v = qkv.split([size, size, to_v.shape[1]], dim=3)
+    by_query = (q * scales[1]).flatten(1, 2) @ to_q  # [L, M*A, L]
+    by_key = (k * scales[2]).flatten(1, 2) @ to_k
+    scaled = (q * scales[0]).flatten(1, 2).transpose(0, 1)
+    logits = torch.baddbmm(by_query.transpose(0, 1), scaled, k.flatten(1, 2).permute(1, 2, 0))
+    probabilities = logits.add_(by_key.permute(1, 2, 0)).softmax(dim=-1)  # [M*A, L, L]
+    content = (probabilities @ v.flatten(1, 2).transpose(0, 1)).transpose(0, 1)
+    position = probabilities.transpose(0, 1) @ to_v.transpose(1, 2)
+    return content.unflatten(1, (-1, HEADS)), position.unflatten(1, (-1, HEADS))
+
+
+class HfAxialResNetAttention(nn.Module):
+    """Position-sensitive attention along axis 1 (columns) or 2 (rows) of [B, h, w, C], in at least float32.
+
+    The table holds r^q, r^k and r^v [2L-1, 2K + V] for every offset of the key from the query; heads share it.
+    """
+
+    def __init__(self, config: Any, width: int, axis: int, stride: int) -> None:
+        super().__init__()
+        self.axis, self.stride, self.key_size = axis, stride, width // HEADS // 2
+        self.qkv = DenseNorm(width, 2 * width)
+        self.logit_norm = LogitNorm()
+        self.offset_embeddings = nn.Parameter(torch.zeros(2 * self.span(config) - 1, 2 * width // HEADS))
+        self.content_norm, self.position_norm = nn.BatchNorm1d(width), nn.BatchNorm1d(width)
+
+    def span(self, config: Any) -> int:
+        """Places of a line at the nominal image size."""
+        return -(-as_pair(config.image_size)[self.axis - 1] // self.stride)
+
+    def table(self, length: int) -> torch.Tensor:
+        """[2L-1, 2K + V] for lines of any length, stretched with the corners aligned."""
+        return resample_grid(self.offset_embeddings[:, None], (2 * length - 1, 1), "bilinear_corners")[:, 0]
+
+    def resize_to(self, config: Any) -> None:
+        """Resample the table to the image size of another config."""
+        if 2 * self.span(config) - 1 != self.offset_embeddings.shape[0]:
+            self.offset_embeddings = replace_parameter(self.offset_embeddings, self.table(self.span(config)))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        qkv = self.qkv(features.movedim(self.axis, 0))  # [L, B, lines, 2C]
+        length, channels, size = qkv.shape[0], features.shape[3], self.key_size
+        wide = torch.promote_types(qkv.dtype, torch.float32)
+        with torch.autocast(qkv.device.type, enabled=False):
+            lines = qkv.to(wide).reshape(length, -1, HEADS, 4 * size)
+            to_q, to_k, to_v = self.table(length).to(wide).split([size, size, 2 * size], dim=1)
+            # Where the key j stands from the query i, [i, :, j]: row j - i + L - 1 of the table; to_k is [j, :, i].
+            to_q, to_k, to_v = (rows.unfold(0, length, 1).flip(0) for rows in (to_q, to_k.flip(0), to_v))
+            scales = self.logit_norm(lines[..., :size], lines[..., size : 2 * size], to_q, to_k).to(wide)
+            few = lines.shape[1]
+            if lines.device.type == "cpu" and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+                few = max(CACHED_LOGITS // (HEADS * length**2), 1)
+            found = [attend(part, scales[..., None], to_q, to_k, to_v) for part in lines.split(few, dim=1)]
+            content, position = (torch.cat(parts, 1).reshape(-1, channels) for parts in zip(*found, strict=True))
+        attended = self.content_norm(content.to(qkv.dtype)) + self.position_norm(position.to(qkv.dtype))
+        return attended.view(*qkv.shape[:3], channels).movedim(0, self.axis)
+
+
+class HfAxialResNetBottleneck(nn.Module):
+    """Residual unit (2003.07853, figure 2): [B, h, w, C] -> [B, h / stride, w / stride, 2 * width]."""
+
+    def __init__(self, config: Any, in_channels: int, width: int, stride: int, stride_before: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.reduce, self.expand = DenseNorm(in_channels, width), DenseNorm(width, 2 * width)
+        self.column = HfAxialResNetAttention(config, width, axis=1, stride=stride_before)
+        self.row = HfAxialResNetAttention(config, width, axis=2, stride=stride_before)
+        self.projection = DenseNorm(in_channels, 2 * width) if stride != 1 or in_channels != 2 * width else None
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        hidden = self.row(self.column(F.relu(self.reduce(features))))
+        if self.stride != 1:
+            pooled = F.avg_pool2d(hidden.permute(0, 3, 1, 2), self.stride, ceil_mode=True)
+            hidden = pooled.permute(0, 2, 3, 1)
+        if self.projection is not None:
+            features = self.projection(features[:, :: self.stride, :: self.stride])
+        return F.relu(self.expand(F.relu(hidden)) + features)
+
+
+class HfAxialResNetStem(nn.Module):
+    """Root (7x7/2 convolution, batch norm, ReLU, 3x3/2 max-pool) and stages: [B, C, H, W] -> [B, h, w, C']."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        channels, stride = config.stem_width, 4
+        self.root_conv = nn.Conv2d(config.num_channels, channels, 7, stride=2, padding=3, bias=False)
+        self.root_norm = nn.BatchNorm2d(channels)
+        self.stages = nn.ModuleList()
+        for index, depth in enumerate(config.stage_depths):
+            width, units = 2 * config.stem_width * 2**index, nn.Sequential()
+            for unit in range(depth):
+                step = 2 if unit == 0 and index > 0 else 1
+                units.append(HfAxialResNetBottleneck(config, channels, width, step, stride))
+                channels, stride = 2 * width, stride * step
+            self.stages.append(units)
+        self.out_channels = channels
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        features = F.relu(self.root_norm(self.root_conv(pixel_values.contiguous(memory_format=torch.channels_last))))
+        features = F.max_pool2d(features, kernel_size=3, stride=2, padding=1).permute(0, 2, 3, 1)
+        for stage in self.stages:
+            features = stage(features)
+        return features
+
+
+def init_axial_resnet(module: nn.Module) -> None:
+    """The authors' code: He's variance by fan-out, position-sensitive parts by fan-in, last norm of a unit zero."""
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+        for name, value in (("weight", 1), ("bias", 0), ("running_mean", 0), ("running_var", 1)):
+            init.constant_(getattr(module, name), value)
+        init.zeros_(module.num_batches_tracked)
+    elif isinstance(module, LogitNorm):
+        init.ones_(module.weight)
+        init.ones_(module.running_var)
+    elif isinstance(module, DenseNorm):
+        init.kaiming_normal_(module.dense.weight, mode="fan_out", nonlinearity="relu")
+    elif isinstance(module, HfAxialResNetStem):
+        init.kaiming_normal_(module.root_conv.weight, mode="fan_out", nonlinearity="relu")
+    elif isinstance(module, HfAxialResNetAttention):
+        init.normal_(module.qkv.dense.weight, std=module.qkv.dense.in_features**-0.5)
+        init.normal_(module.offset_embeddings, std=(2 * module.key_size) ** -0.5)
+    elif isinstance(module, HfAxialResNetBottleneck):
+        init.zeros_(module.expand.norm.weight)
+
+
+class HfAxialResNetPreTrainedModel(HfViTPreTrainedModel):
+    """Abstract: what both models share."""
+
+    config: HfAxialResNetConfig
+    config_class = HfAxialResNetConfig
+    supports_gradient_checkpointing = False
+    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = False
+    _no_split_modules: ClassVar[list[str]] = ["HfAxialResNetBottleneck"]
+    _can_record_outputs: ClassVar[dict[str, Any]] = {"hidden_states": HfAxialResNetBottleneck}
+
+    @classmethod
+    def auto_classes(cls) -> dict[str, type]:
+        return {
+            "AutoConfig": HfAxialResNetConfig,
+            "AutoModel": HfAxialResNetModel,
+            "AutoModelForImageClassification": HfAxialResNetForImageClassification,
+        }
+
+    def _init_special_cases(self, module: nn.Module) -> None:
+        super()._init_special_cases(module)
+        init_axial_resnet(module)
+
+
+class HfAxialResNetModel(HfAxialResNetPreTrainedModel):
+    """The bare AxialResNet."""
+
+    _auto_class = "AutoModel"
+
+    def __init__(self, config: HfAxialResNetConfig) -> None:
+        super().__init__(config)
+        self.stem = HfAxialResNetStem(config)
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> BaseModelOutputWithPooling:
+        """[B, C, H, W] -> last_hidden_state [B, h*w, C'] row by row, pooler_output [B, C'], their mean.
+
+        hidden_states, where asked for, are maps [B, h, w, C]: of the root and of every unit.
+        """
+        if patch_attention_mask is not None:
+            raise ValueError("patch_attention_mask does not go with AxialResNet; give images of one size")
+        features = self.stem(pixel_values.to(self.dtype)).flatten(1, 2)
+        return BaseModelOutputWithPooling(last_hidden_state=features, pooler_output=features.mean(dim=1))
+
+
+class HfAxialResNetForImageClassification(HfAxialResNetPreTrainedModel, HfViTBaseForImageClassification):
+    """AxialResNet with a linear classifier on the mean of its last map."""
+
+    model_class: ClassVar[type] = HfAxialResNetModel
+    _auto_class = "AutoModelForImageClassification"
