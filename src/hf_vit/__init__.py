@@ -12,22 +12,32 @@ from transformers import (
     AutoImageProcessor,
     AutoModel,
     AutoModelForImageClassification,
+    AutoModelForMaskedImageModeling,
     ViTImageProcessor,
     ViTImageProcessorPil,
 )
 
 from hf_vit.errors import UserError
 from hf_vit.models.backbone_hf_vit import HfViTBackbone
+from hf_vit.models.configuration_hf_axial_resnet import HfAxialResNetConfig
 from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.models.configuration_hf_vit import HfViTConfig
-from hf_vit.models.modeling_hf_axial_vit import HfAxialViTBackbone, HfAxialViTForImageClassification, HfAxialViTModel
+from hf_vit.models.modeling_hf_axial_resnet import HfAxialResNetForImageClassification, HfAxialResNetModel
+from hf_vit.models.modeling_hf_axial_vit import (
+    HfAxialViTBackbone,
+    HfAxialViTForImageClassification,
+    HfAxialViTForMaskedPatchPrediction,
+    HfAxialViTModel,
+)
 from hf_vit.models.modeling_hf_hybrid_vit import (
     HfHybridViTBackbone,
     HfHybridViTForImageClassification,
+    HfHybridViTForMaskedPatchPrediction,
     HfHybridViTModel,
 )
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
+from hf_vit.models.pretraining_hf_vit import HfViTForMaskedPatchPrediction
 
 if TYPE_CHECKING:
     from hf_vit.variants import VARIANTS, variant_config
@@ -39,17 +49,23 @@ _LAZY = {"VARIANTS": "hf_vit.variants", "variant_config": "hf_vit.variants"}
 
 __all__ = [
     "VARIANTS",
+    "HfAxialResNetConfig",
+    "HfAxialResNetForImageClassification",
+    "HfAxialResNetModel",
     "HfAxialViTBackbone",
     "HfAxialViTConfig",
     "HfAxialViTForImageClassification",
+    "HfAxialViTForMaskedPatchPrediction",
     "HfAxialViTModel",
     "HfHybridViTBackbone",
     "HfHybridViTConfig",
     "HfHybridViTForImageClassification",
+    "HfHybridViTForMaskedPatchPrediction",
     "HfHybridViTModel",
     "HfViTBackbone",
     "HfViTConfig",
     "HfViTForImageClassification",
+    "HfViTForMaskedPatchPrediction",
     "HfViTModel",
     "UserError",
     "variant_config",
@@ -59,16 +75,33 @@ __all__ = [
 def _register() -> None:
     processors = {"torchvision": ViTImageProcessor, "pil": ViTImageProcessorPil}
     families = (
-        (HfViTConfig, HfViTModel, HfViTForImageClassification, HfViTBackbone),
-        (HfHybridViTConfig, HfHybridViTModel, HfHybridViTForImageClassification, HfHybridViTBackbone),
-        (HfAxialViTConfig, HfAxialViTModel, HfAxialViTForImageClassification, HfAxialViTBackbone),
+        (HfViTConfig, HfViTModel, HfViTForImageClassification, HfViTForMaskedPatchPrediction, HfViTBackbone),
+        (
+            HfHybridViTConfig,
+            HfHybridViTModel,
+            HfHybridViTForImageClassification,
+            HfHybridViTForMaskedPatchPrediction,
+            HfHybridViTBackbone,
+        ),
+        (
+            HfAxialViTConfig,
+            HfAxialViTModel,
+            HfAxialViTForImageClassification,
+            HfAxialViTForMaskedPatchPrediction,
+            HfAxialViTBackbone,
+        ),
     )
-    for config, model, classifier, backbone in families:
+    for config, model, classifier, predictor, backbone in families:
         AutoConfig.register(config.model_type, config)
         AutoModel.register(config, model)
         AutoModelForImageClassification.register(config, classifier)
+        AutoModelForMaskedImageModeling.register(config, predictor)
         AutoImageProcessor.register(config, image_processor_classes=processors)
         AutoBackbone.register(config, backbone)
+    AutoConfig.register(HfAxialResNetConfig.model_type, HfAxialResNetConfig)
+    AutoModel.register(HfAxialResNetConfig, HfAxialResNetModel)
+    AutoModelForImageClassification.register(HfAxialResNetConfig, HfAxialResNetForImageClassification)
+    AutoImageProcessor.register(HfAxialResNetConfig, image_processor_classes=processors)
 
 
 def __getattr__(name: str) -> Any:

@@ -27,9 +27,22 @@ def class_labels(config: Any, pixel_values: torch.Tensor) -> Batch:
     return {"labels": torch.arange(len(pixel_values)) % config.num_labels}
 
 
+def corruption(config: Any, pixel_values: torch.Tensor) -> Batch:
+    """Every second patch corrupted: by [mask], by another patch, kept."""
+    h, w = config.grid_of(*pixel_values.shape[2:])
+    masked = (torch.arange(len(pixel_values))[:, None] + torch.arange(h * w)) % 2 == 0
+    if config.predict_next_patch:
+        masked[:, 0] = False
+    sources = torch.arange(h * w).repeat(len(pixel_values), 1)
+    sources[:, 1::4] = -1
+    sources[:, 2::4] = (sources[:, 2::4] + 1) % (h * w)
+    return {"bool_masked_pos": masked, "patch_sources": sources}
+
+
 HEADS = {
     "model": Head("last_hidden_state", "AutoModel", lambda config, pixel_values: {}),
     "classification": Head("logits", "AutoModelForImageClassification", class_labels),
+    "masked_prediction": Head("reconstruction", "AutoModelForMaskedImageModeling", corruption),
     "backbone": Head("feature_maps", "AutoBackbone", lambda config, pixel_values: {}),
 }
 
@@ -73,6 +86,8 @@ CHOICES: dict[str, dict[str, Any]] = {
     "one_channel": {"num_channels": 1},
     "rectangular": {"image_size": (16, 24)},
     "no_labels": {"num_labels": 0},
+    "downsampled": {"prediction_target": "downsampled", "image_mean": (0.4, 0.5, 0.6)},
+    "pixels": {"prediction_target": "pixels"},
 }
 
 
@@ -152,6 +167,7 @@ FAMILIES = {
         classes={
             "model": hf_vit.HfViTModel,
             "classification": hf_vit.HfViTForImageClassification,
+            "masked_prediction": hf_vit.HfViTForMaskedPatchPrediction,
             "backbone": hf_vit.HfViTBackbone,
         },
         tiny={"patch_size": 4},
@@ -163,6 +179,7 @@ FAMILIES = {
         classes={
             "model": hf_vit.HfHybridViTModel,
             "classification": hf_vit.HfHybridViTForImageClassification,
+            "masked_prediction": hf_vit.HfHybridViTForMaskedPatchPrediction,
             "backbone": hf_vit.HfHybridViTBackbone,
         },
         tiny={"image_size": 32, "stage_depths": (1, 1), "stem_width": 32},
@@ -180,6 +197,7 @@ FAMILIES = {
         classes={
             "model": hf_vit.HfAxialViTModel,
             "classification": hf_vit.HfAxialViTForImageClassification,
+            "masked_prediction": hf_vit.HfAxialViTForMaskedPatchPrediction,
             "backbone": hf_vit.HfAxialViTBackbone,
         },
         tiny={"patch_size": 4},

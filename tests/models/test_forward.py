@@ -8,11 +8,12 @@ from models.families import Family, pad, tensors_of, training_loss
 def test_shapes(family: Family, head: str, choice: str):
     model = family.build(head, choice)
     config, tokens = model.config, family.num_tokens(model.config)
-    outputs = model(family.images(config), output_hidden_states=True)
-    (h, w), width = config.grid, config.representation_size or 32
+    images, (h, w), pooled = family.images(config), config.grid, config.representation_size or 32
+    outputs = model(images, output_hidden_states=True)
     shapes = {
-        "model": [(2, tokens, 32), (2, width)],
-        "classification": [(2, config.num_labels or width)],
+        "model": [(2, tokens, 32), (2, pooled)],
+        "classification": [(2, config.num_labels or pooled)],
+        "masked_prediction": [tuple(images.shape)],
         "backbone": [(2, 32, h, w)],
     }[head]
     assert [tuple(tensor.shape) for tensor in tensors_of(outputs)[: len(shapes)]] == shapes
@@ -48,7 +49,7 @@ def without_gradient(model, head: str) -> set[str]:
     if config.position_embedding == "relative" and config.pooling == "token" and head == "classification":
         # Relative positions lie between patches, and the last layer is read at the class token alone.
         blind.add([name for name in names if name.endswith("offset_embeddings")][-1])
-    if config.is_causal and head == "backbone":
+    if config.is_causal and head in ("backbone", "masked_prediction"):
         # No patch sees the tokens that stand last.
         blind |= {name for name in names if name.endswith(("cls_token", "distillation_token"))}
     return blind
@@ -99,6 +100,11 @@ def test_padded_batch_of_mixed_sizes(family: Family, head: str, choice: str):
         own = {name: tensor[index] for name, tensor in outputs_of(together).items()}
         if head == "model":
             own["last_hidden_state"] = own["last_hidden_state"][token_places(model.config, grid, padded)]
+        if head == "masked_prediction":
+            (stride_h, stride_w), logits = model.config.patch_stride, own.get("logits")
+            own["reconstruction"] = own["reconstruction"][:, : grid[0] * stride_h, : grid[1] * stride_w]
+            if logits is not None:
+                own["logits"] = logits[token_places(model.config, grid, padded, special=0)]
         if head == "backbone":
             own["feature_maps"] = own["feature_maps"][:, : grid[0], : grid[1]]
         for name, wanted in outputs_of(alone).items():
@@ -109,9 +115,9 @@ def outputs_of(outputs) -> dict[str, torch.Tensor]:
     return {name: value if isinstance(value, torch.Tensor) else value[0] for name, value in outputs.items()}
 
 
-def token_places(config, grid, padded) -> list[int]:
+def token_places(config, grid, padded, special=None) -> list[int]:
     """Where the tokens of an image of `grid` stand in the sequence of the padded batch."""
-    special, (h, w) = config.num_special_tokens, padded
+    special, (h, w) = config.num_special_tokens if special is None else special, padded
     patches = [row * w + column for row in range(grid[0]) for column in range(grid[1])]
     if config.is_causal:
         return patches + [h * w + i for i in range(special)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers_mixins
-from models.families import FAMILIES, Family
+from models.families import FAMILIES, HEADS, Family
 from transformers.testing_utils import torch_device
 
 if not transformers_mixins.FOLDER.is_dir():
@@ -35,13 +35,13 @@ class TinyCase:
     """What the mixins ask of a model: a small configuration and its inputs."""
 
     batch_size, num_hidden_layers, num_attention_heads, hidden_size = 13, 2, 4, 32
-    is_training, num_masks, num_channels = True, 0, 3
-    mask_length = 0
+    is_training, num_masks, num_channels = True, 1, 3
 
     def __init__(self, family: Family) -> None:
         self.family = family
         self.seq_length = family.num_tokens(self.get_config())
-        self.mask_length = self.seq_length
+        h, w = self.get_config().grid
+        self.mask_length = h * w
 
     def get_config(self) -> Any:
         return self.family.config(
@@ -60,6 +60,15 @@ def model_tests(family: Family) -> type:
 
         def setUp(self) -> None:
             self.model_tester = TinyCase(family)
+
+        def _prepare_for_class(self, inputs_dict: Any, model_class: type, return_labels: bool = False) -> Any:
+            """Masks for the head that corrupts patches, and for no other."""
+            inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels)
+            if model_class is not family.classes["masked_prediction"]:
+                inputs.pop("bool_masked_pos", None)
+            elif return_labels:
+                inputs |= HEADS["masked_prediction"].labels(family.config(), inputs["pixel_values"])
+            return inputs
 
         def test_model_get_set_embeddings(self) -> None:
             """As transformers' ViT has it, in place of the mixin's for words."""

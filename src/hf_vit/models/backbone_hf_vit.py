@@ -92,7 +92,12 @@ class HfViTBaseBackbone(BackboneMixin, HfViTPreTrainedModel):
     """
 
     model_class: ClassVar[type[HfViTBaseModel]]
-    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"pooler\.", r"classifier\."]
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [
+        r"pooler\.",
+        r"classifier\.",
+        r"mask_token",
+        r"prediction_head\.",
+    ]
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__(config)

@@ -67,11 +67,15 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
     apply_layernorm: bool = True
     use_feature_pyramid: bool = False
     fpn_hidden_size: int = 256
+    prediction_target: Literal["mean_color", "downsampled", "pixels"] = "mean_color"
+    predict_next_patch: bool = False
+    image_mean: float | int | tuple[float, ...] | list[float] = 0.5
+    image_std: float | int | tuple[float, ...] | list[float] = 0.5
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for name in ("image_size", "patch_size"):
+        for name in ("image_size", "patch_size", "image_mean", "image_std"):
             if isinstance(getattr(self, name, None), list):
                 setattr(self, name, tuple(getattr(self, name)))
         self.stage_names = ["stem"] + [f"stage{index}" for index in range(1, self.num_hidden_layers + 1)]
@@ -227,6 +231,21 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
                 f"hidden_size={self.hidden_size} must exceed {parts}"
             )
 
+    def validate_prediction(self) -> None:
+        if self.predict_next_patch and not self.is_causal:
+            raise ValueError(
+                "predict_next_patch=True needs is_causal=True: with full attention every patch sees the next one"
+            )
+        for name in ("image_mean", "image_std"):
+            given = getattr(self, name)
+            values = given if isinstance(given, tuple | list) else [given]
+            if len(values) not in (1, self.num_channels) or not all(math.isfinite(value) for value in values):
+                raise ValueError(
+                    f"{name}={given} must be one finite number, or one for each of the {self.num_channels} channels"
+                )
+            if name == "image_std" and min(values) <= 0:
+                raise ValueError(f"image_std={given} must be above 0: pixel values were divided by it")
+
     def validate_feature_pyramid(self) -> None:
         if not self.use_feature_pyramid:
             return
@@ -271,6 +290,10 @@ class HfViTConfig(HfViTBaseConfig):
         is_causal: GPT-style attention in raster order; the special tokens then stand last.
         use_distillation_token: DeiT's second token and head (arXiv 2012.12877).
         reshape_hidden_states, apply_layernorm, use_feature_pyramid, fpn_hidden_size: of `HfViTBackbone`; see there.
+        prediction_target: of `HfViTForMaskedPatchPrediction`: "mean_color", "downsampled" or "pixels" (B.1.2).
+        predict_next_patch: its head predicts from each patch the next one in raster order; needs `is_causal`.
+        image_mean, image_std: what the image processor subtracts and divides by, one number or one a channel; its
+            targets are colours, which are read back from `pixel_values` with these.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: a value is of a wrong type or does not go with another; the

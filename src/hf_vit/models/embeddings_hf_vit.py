@@ -1,7 +1,7 @@
 """From images to tokens: patches, positions, special tokens; batches of mixed sizes.
 
 Legend: B batch, C channels, H x W px, h x w patch grid, N tokens, D hidden size.
-Source: arXiv 2010.11929, section 3.1.
+Source: arXiv 2010.11929, section 3.1; corrupted patches: appendix B.1.2.
 """
 
 from dataclasses import dataclass
@@ -56,9 +56,10 @@ class HfViTEmbeddings(PositionTable):
 
     Args:
         patch_embeddings: [B, C, H, W] -> [B, h*w, D]; the hybrid's holds its ResNet stem.
+        use_mask_token: whether there is a [mask] embedding, so that patches can be corrupted.
     """
 
-    def __init__(self, config: HfViTBaseConfig, patch_embeddings: nn.Module) -> None:
+    def __init__(self, config: HfViTBaseConfig, patch_embeddings: nn.Module, use_mask_token: bool = False) -> None:
         super().__init__(config)
         self.patch_embeddings = patch_embeddings
         self.config = config
@@ -66,17 +67,30 @@ class HfViTEmbeddings(PositionTable):
             self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
         if config.use_distillation_token:
             self.distillation_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        if use_mask_token:
+            self.mask_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None) -> Tokens:
+    def forward(
+        self,
+        pixel_values: torch.Tensor,
+        patch_attention_mask: torch.Tensor | None = None,
+        bool_masked_pos: torch.Tensor | None = None,
+        patch_sources: torch.Tensor | None = None,
+    ) -> Tokens:
         grid, token_mask, image_grids = self.patch_grid(pixel_values), None, None
         if patch_attention_mask is None:
-            patches, special_rows = self._positioned_patches(pixel_values, grid)
+            patches = self.patch_embeddings(pixel_values)
+            positions, special_rows = self.position_table(grid, like=patches)
         else:
             image_grids = image_grids_of(patch_attention_mask, pixel_values.shape[0], grid)
-            patches, special_rows = self._padded_patches(pixel_values, grid, image_grids)
+            patches, positions, special_rows = self._padded_patches(pixel_values, grid, image_grids)
             flat = patch_attention_mask.flatten(1).bool()
             token_mask = self._attach_special(flat, [flat.new_ones(flat.shape[0], 1)] * self.config.num_special_tokens)
+        if bool_masked_pos is not None or patch_sources is not None:
+            patches = self._corrupt(patches, bool_masked_pos, patch_sources, patch_attention_mask)
+        if positions is not None:
+            patches = patches + positions
         hidden_states = self._attach_special(patches, self._special_tokens(patches.shape[0], special_rows))
         return Tokens(self.dropout(hidden_states), grid, token_mask, image_grids)
 
@@ -93,26 +107,40 @@ class HfViTEmbeddings(PositionTable):
             )
         return self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
 
-    def _positioned_patches(self, pixel_values: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[B, h*w, D] with positions, and the position rows of the special tokens."""
-        patches = self.patch_embeddings(pixel_values)
-        table, special_rows = self.position_table(grid, like=patches)
-        return (patches if table is None else patches + table), special_rows
-
     def _padded_patches(
         self, pixel_values: torch.Tensor, grid: Grid, image_grids: list[Grid]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The same for a padded batch: every image is embedded at its own size and placed at the top left."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Patches and positions [B, h*w, D] of a padded batch, and the position rows of the special tokens.
+
+        Every image is embedded at its own size and placed at the top left.
+        """
         batch, (stride_h, stride_w) = pixel_values.shape[0], self.config.patch_stride
-        padded = pixel_values.new_zeros(batch, grid[0] * grid[1], self.config.hidden_size)
-        special_rows = None
+        patches = positions = pixel_values.new_zeros(batch, grid[0] * grid[1], self.config.hidden_size)
+        table = special_rows = None
         for own in sorted(set(image_grids)):
             images = torch.tensor([i for i, g in enumerate(image_grids) if g == own], device=pixel_values.device)
-            crops = pixel_values[images, :, : own[0] * stride_h, : own[1] * stride_w]
-            patches, special_rows = self._positioned_patches(crops, own)
-            places = own_places(own, grid, pixel_values.device)
-            padded = padded.to(patches.dtype).index_put((images[:, None], places), patches)
-        return padded, special_rows
+            places = images[:, None], own_places(own, grid, pixel_values.device)
+            found = self.patch_embeddings(pixel_values[images, :, : own[0] * stride_h, : own[1] * stride_w])
+            patches = patches.to(found.dtype).index_put(places, found)
+            table, special_rows = self.position_table(own, like=found)
+            if table is not None:
+                positions = positions.to(table.dtype).index_put(places, table.expand(len(images), -1, -1))
+        return patches, None if table is None else positions, special_rows
+
+    def _corrupt(
+        self,
+        patches: torch.Tensor,
+        bool_masked_pos: torch.Tensor | None,
+        patch_sources: torch.Tensor | None,
+        patch_attention_mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if not hasattr(self, "mask_token"):
+            raise ValueError(
+                "bool_masked_pos was given to a model without a [mask] embedding; load the checkpoint with "
+                "AutoModelForMaskedImageModeling"
+            )
+        masked = check_corruption(patches.shape[:2], bool_masked_pos, patch_sources, patch_attention_mask)
+        return corrupt_patches(patches, self.mask_token, masked, patch_sources)
 
     def _special_tokens(self, batch: int, rows: torch.Tensor | None) -> list[torch.Tensor]:
         tokens = [getattr(self, name) for name in ("cls_token", "distillation_token") if hasattr(self, name)]
@@ -146,3 +174,58 @@ def image_grids_of(patch_attention_mask: torch.Tensor, batch: int, grid: Grid) -
                 "pad every image at its right and bottom"
             )
     return list(zip(heights, widths, strict=True))
+
+
+def check_corruption(
+    shape: tuple[int, ...] | torch.Size,
+    bool_masked_pos: torch.Tensor | None,
+    patch_sources: torch.Tensor | None,
+    patch_attention_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`bool_masked_pos` as bool [B, h*w], after a look at both inputs of the corruption.
+
+    Raises:
+        ValueError: a wrong shape or type, a mask or a source on padding, a source that is no patch.
+    """
+    if bool_masked_pos is None:
+        raise ValueError("patch_sources tells what stands at corrupted patches; give bool_masked_pos too")
+    for name, given in (("bool_masked_pos", bool_masked_pos), ("patch_sources", patch_sources)):
+        if given is not None and tuple(given.shape) != tuple(shape):
+            raise ValueError(f"{name} of shape {tuple(given.shape)}; it needs {list(shape)}, one entry a patch")
+    if patch_sources is not None and patch_sources.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"patch_sources are {patch_sources.dtype}; they are indices of patches: int64")
+    masked = bool_masked_pos.bool()
+    if torch.compiler.is_compiling():  # a graph cannot look at values
+        return masked
+    if patch_sources is not None and not bool(((patch_sources >= -1) & (patch_sources < shape[1])).all()):
+        raise ValueError(
+            f"patch_sources run from {int(patch_sources.min())} to {int(patch_sources.max())}; they need -1 ([mask]) "
+            f"or the index of a patch, 0 to {shape[1] - 1}"
+        )
+    if patch_attention_mask is not None:
+        on_image = patch_attention_mask.flatten(1).bool()
+        sources_on_image = True
+        if patch_sources is not None:
+            sources_on_image = bool((on_image.gather(1, patch_sources.long().clamp(min=0)) | ~masked).all())
+        if bool((masked & ~on_image).any()) or not sources_on_image:
+            raise ValueError("bool_masked_pos or patch_sources name padding; patch_attention_mask is 0 there")
+    return masked
+
+
+def corrupt_patches(
+    patches: torch.Tensor, mask_token: torch.Tensor, bool_masked_pos: torch.Tensor, patch_sources: torch.Tensor | None
+) -> torch.Tensor:
+    """Replace the embeddings of corrupted patches (2010.11929, B.1.2); positions are added afterwards.
+
+    Args:
+        patches: [B, h*w, D].
+        mask_token: [1, 1, D], the learned [mask].
+        bool_masked_pos: [B, h*w] bool, True where a patch is corrupted.
+        patch_sources: [B, h*w], read where a patch is corrupted: -1 puts [mask] there, any other number the embedding
+            of that patch of the same image (its own number keeps it). None is [mask] everywhere.
+    """
+    replaced = mask_token.to(patches.dtype).expand_as(patches)
+    if patch_sources is not None:
+        index = patch_sources.long().clamp(min=0)[..., None].expand_as(patches)
+        replaced = torch.where((patch_sources < 0)[..., None], replaced, patches.gather(1, index))
+    return torch.where(bool_masked_pos[..., None], replaced, patches)

@@ -15,8 +15,10 @@ from transformers.utils.output_capturing import OutputRecorder
 from .attention_hf_vit import HfViTAttention
 from .backbone_hf_vit import HfViTBaseBackbone
 from .blocks_hf_vit import HfViTLayer
+from .configuration_hf_axial_resnet import stem_stride
 from .configuration_hf_axial_vit import HfAxialViTConfig
 from .embeddings_hf_vit import HfViTPatchEmbeddings, Tokens
+from .modeling_hf_axial_resnet import HfAxialResNetStem, init_axial_resnet
 from .modeling_hf_vit import (
     HfViTBaseForImageClassification,
     HfViTBaseModel,
@@ -24,6 +26,7 @@ from .modeling_hf_vit import (
     HfViTPreTrainedModel,
 )
 from .positions_hf_vit import Grid
+from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
 
 
 def transpose_grid(tokens: torch.Tensor, grid: Grid) -> torch.Tensor:
@@ -78,6 +81,26 @@ class HfAxialViTLayer(nn.Module):
         return block.attention.probabilities(lines, mask, grid, None).unflatten(0, (-1, grid[0])).transpose(1, 2)
 
 
+class HfAxialViTStemEmbeddings(nn.Module):
+    """AxialResNet as a stem, then patches of its map, each projected: [B, C, H, W] -> [B, h*w, D], row by row."""
+
+    def __init__(self, config: HfAxialViTConfig) -> None:
+        super().__init__()
+        self.patch_stride, stride = config.patch_stride, stem_stride(config.stage_depths or ())
+        patch = self.patch_stride[0] // stride, self.patch_stride[1] // stride
+        self.stem = HfAxialResNetStem(config)
+        self.projection = nn.Conv2d(self.stem.out_channels, config.hidden_size, kernel_size=patch, stride=patch)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.projection(self.stem(pixel_values).permute(0, 3, 1, 2)).flatten(2).transpose(1, 2)
+
+    def resize_to(self, config: HfAxialViTConfig) -> None:
+        if self.patch_stride != config.patch_stride:
+            raise ValueError(
+                f"patch_size={config.patch_size}: patches of a stem's map keep their size, {self.patch_stride} px here"
+            )
+
+
 class HfAxialViTPreTrainedModel(HfViTPreTrainedModel):
     """Abstract: what every model of the axial family shares."""
 
@@ -98,8 +121,13 @@ class HfAxialViTPreTrainedModel(HfViTPreTrainedModel):
             "AutoConfig": HfAxialViTConfig,
             "AutoModel": HfAxialViTModel,
             "AutoModelForImageClassification": HfAxialViTForImageClassification,
+            "AutoModelForMaskedImageModeling": HfAxialViTForMaskedPatchPrediction,
             "AutoBackbone": HfAxialViTBackbone,
         }
+
+    def _init_special_cases(self, module: nn.Module) -> None:
+        super()._init_special_cases(module)
+        init_axial_resnet(module)
 
 
 class HfAxialViTModel(HfAxialViTPreTrainedModel, HfViTBaseModel):
@@ -108,7 +136,7 @@ class HfAxialViTModel(HfAxialViTPreTrainedModel, HfViTBaseModel):
     _auto_class = "AutoModel"
 
     def build_patch_embeddings(self, config: Any) -> nn.Module:
-        return HfViTPatchEmbeddings(config)
+        return HfViTPatchEmbeddings(config) if config.stage_depths is None else HfAxialViTStemEmbeddings(config)
 
     def build_layer(self, config: Any, drop_path_rate: float) -> nn.Module:
         return HfAxialViTLayer(config, drop_path_rate)
@@ -142,7 +170,10 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
 
         Raises:
             StrictDataclassError: the ViT has what an axial model cannot hold (causal attention, relative positions).
+            ValueError: `stage_depths` is given.
         """
+        if overrides.get("stage_depths") is not None:
+            raise ValueError("a ViT's patch kernel does not fit a stem; leave stage_depths out")
         vit = HfViTForImageClassification.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
         foreign = ("model_type", "architectures", "auto_map")
         fields: dict[str, Any] = {k: v for k, v in vit.config.to_dict().items() if k not in foreign}
@@ -158,6 +189,13 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
             state[name] = source[plain][:, rows:] if rows else source[plain]
         model.load_state_dict(copy.deepcopy(state))
         return model
+
+
+class HfAxialViTForMaskedPatchPrediction(HfAxialViTPreTrainedModel, HfViTBaseForMaskedPatchPrediction):
+    """The Axial-ViT with a head that predicts patches; see `HfViTForMaskedPatchPrediction`."""
+
+    model_class = HfAxialViTModel
+    _auto_class = "AutoModelForMaskedImageModeling"
 
 
 class HfAxialViTBackbone(HfAxialViTPreTrainedModel, HfViTBaseBackbone):

@@ -18,6 +18,7 @@ from .blocks_hf_vit import HfViTLayer
 from .configuration_hf_hybrid_vit import HfHybridViTConfig
 from .modeling_hf_vit import HfViTBaseForImageClassification, HfViTBaseModel, HfViTPreTrainedModel
 from .positions_hf_vit import optimizer_steps
+from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
 
 GROUPS = 32
 EPSILON = 1e-5  # added to the standard deviation, not to the variance, as in the original code
@@ -179,6 +180,7 @@ class HfHybridViTPreTrainedModel(HfViTPreTrainedModel):
             "AutoConfig": HfHybridViTConfig,
             "AutoModel": HfHybridViTModel,
             "AutoModelForImageClassification": HfHybridViTForImageClassification,
+            "AutoModelForMaskedImageModeling": HfHybridViTForMaskedPatchPrediction,
             "AutoBackbone": HfHybridViTBackbone,
         }
 
@@ -205,6 +207,13 @@ class HfHybridViTForImageClassification(HfHybridViTPreTrainedModel, HfViTBaseFor
 
     model_class = HfHybridViTModel
     _auto_class = "AutoModelForImageClassification"
+
+
+class HfHybridViTForMaskedPatchPrediction(HfHybridViTPreTrainedModel, HfViTBaseForMaskedPatchPrediction):
+    """The Hybrid-ViT with a head that predicts patches; see `HfViTForMaskedPatchPrediction`."""
+
+    model_class = HfHybridViTModel
+    _auto_class = "AutoModelForMaskedImageModeling"
 
 
 class HfHybridViTBackbone(HfHybridViTPreTrainedModel, HfViTBaseBackbone):

@@ -73,11 +73,13 @@ class HfViTPreTrainedModel(PreTrainedModel):
         copies with a model every file that the text of its own names in a relative import.
         """
         from .backbone_hf_vit import HfViTBackbone
+        from .pretraining_hf_vit import HfViTForMaskedPatchPrediction
 
         return {
             "AutoConfig": HfViTConfig,
             "AutoModel": HfViTModel,
             "AutoModelForImageClassification": HfViTForImageClassification,
+            "AutoModelForMaskedImageModeling": HfViTForMaskedPatchPrediction,
             "AutoBackbone": HfViTBackbone,
         }
 
@@ -174,7 +176,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 setattr(new, name, value if isinstance(value, int) else tuple(value))
         new.validate()
         for module in self.modules():
-            if isinstance(module, PositionTable | RelativePositionBias | HfViTPatchEmbeddings):
+            if hasattr(module, "resize_to") and not isinstance(module, PreTrainedModel):
                 module.resize_to(new)
         for name in SIZE_KEYS:
             if getattr(self.config, name) != getattr(new, name):
@@ -184,9 +186,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
 class HfViTBaseModel(HfViTPreTrainedModel):
     """Abstract: image -> tokens -> blocks -> last LayerNorm -> pooled. A family supplies embeddings and blocks."""
 
-    def __init__(self, config: HfViTBaseConfig, add_pooling_layer: bool = True) -> None:
+    def __init__(self, config: HfViTBaseConfig, add_pooling_layer: bool = True, use_mask_token: bool = False) -> None:
         super().__init__(config)
-        self.embeddings = HfViTEmbeddings(config, self.build_patch_embeddings(config))
+        self.embeddings = HfViTEmbeddings(config, self.build_patch_embeddings(config), use_mask_token)
         groups = config.num_hidden_groups or config.num_hidden_layers
         rate_step = config.drop_path_rate / max(groups - 1, 1)
         self.layers = nn.ModuleList([self.build_layer(config, i * rate_step) for i in range(groups)])
@@ -211,11 +213,13 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         depth, groups = self.config.num_hidden_layers, len(self.layers)
         return [self.layers[index * groups // depth] for index in range(depth)]
 
-    def embed(self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None) -> Tokens:
+    def embed(
+        self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None, **corruption: torch.Tensor | None
+    ) -> Tokens:
         dtype = self.layernorm.weight.dtype
         if pixel_values.is_floating_point() and pixel_values.dtype != dtype:
             pixel_values = pixel_values.to(dtype)
-        return self.embeddings(pixel_values, patch_attention_mask)
+        return self.embeddings(pixel_values, patch_attention_mask, **corruption)
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
@@ -224,6 +228,8 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         pixel_values: torch.Tensor,
         patch_attention_mask: torch.Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
+        bool_masked_pos: torch.Tensor | None = None,
+        patch_sources: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode images.
@@ -233,6 +239,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             patch_attention_mask: [B, h, w], 1 on the image and 0 on padding, for batches of mixed sizes; every image
                 stands at the top left and gets the outputs it has on its own.
             interpolate_pos_encoding: accepted for transformers' sake; positions always follow the image's grid.
+            bool_masked_pos, patch_sources: [B, h*w], see `corrupt_patches`; for models with a [mask] embedding.
 
         Returns:
             last_hidden_state [B, N, D], special tokens first (last when `is_causal`); pooler_output [B, D or R], None
@@ -242,7 +249,9 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             ValueError: an image does not fit the patch; `output_attentions` without eager attention.
         """
         self._refuse_silent_attentions(kwargs)
-        tokens = self.embed(pixel_values, patch_attention_mask)
+        tokens = self.embed(
+            pixel_values, patch_attention_mask, bool_masked_pos=bool_masked_pos, patch_sources=patch_sources
+        )
         hidden_states = tokens.hidden_states
         attention_mask = self._attention_mask(tokens)
         for layer in self.layer_sequence():
