@@ -6,11 +6,16 @@ from dataclasses import dataclass
 
 from hf_vit.errors import UserError
 
-from . import big_vision, vit_jax, vit_jax_hybrid
+from . import big_vision, transformers_vit, vit_jax, vit_jax_hybrid
 from .checkpoint import Shape
 from .origins import Origin
 
-ORIGINS: tuple[Origin, ...] = (vit_jax.ORIGIN, vit_jax_hybrid.ORIGIN, big_vision.ORIGIN)
+ORIGINS: tuple[Origin, ...] = (
+    vit_jax.ORIGIN,
+    vit_jax_hybrid.ORIGIN,
+    big_vision.ORIGIN,
+    transformers_vit.ORIGIN,
+)
 
 _STEM = r"(^|/)(conv_root|root_block|block\d+/unit\d+)/"
 _TRANSFORMER = r"(^|/)Transformer/encoder"

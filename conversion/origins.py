@@ -108,7 +108,8 @@ class Origin:
         family: of the models that the files become, a key of `planning.MODELS`.
         rules_of: (rules, normal key -> shape) -> the rules of that file, where a line of the table stands for more than
             a block's number says. None: they are the same for every file.
-        told: what the files beside the weights say. Raises UserError where they ask for what no model here does.
+        told: (what lies beside the weights, key -> shape) -> what it says. Raises UserError where it asks for what no
+            model here does.
         assumed: field of the config -> what is assumed of it where no config.json tells.
         refused: regular expression of a normal key -> what of the source's model has no counterpart here.
     """
@@ -126,6 +127,6 @@ class Origin:
     family: str = "plain"
     rules_of: Callable[[tuple[KeyRule, ...], Mapping[str, Shape]], tuple[KeyRule, ...]] | None = None
     notes: tuple[str, ...] = field(default=())
-    told: Callable[[Companions], Told] | None = None
+    told: Callable[[Companions, Mapping[str, Shape]], Told] | None = None
     assumed: Mapping[str, str] = field(default_factory=dict[str, str])
     refused: Mapping[str, str] = field(default_factory=dict[str, str])

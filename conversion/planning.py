@@ -21,6 +21,7 @@ from .transforms import TRANSFORMS
 POSITION_TABLE = "embeddings.position_embeddings"
 HEADS = ("classifier.", "distillation_classifier.")
 NOTHING_BESIDE = Companions()
+MISFIT = "config.json does not fit the weights beside it"
 
 # Family -> module, imported when it is needed, and prefix of its classes.
 MODELS = {"plain": ("modeling_hf_vit", "HfViT"), "hybrid": ("modeling_hf_hybrid_vit", "HfHybridViT")}
@@ -125,10 +126,8 @@ def make_plan(
     layout = Layout(origin, origin.names(shapes), shapes)
     layout.refuse_misfits()
     has_head, new_head = "head" in layout.parts, num_labels is not None or labels is not None
-    told = Told() if origin.told is None else origin.told(companions)
-    fields = origin.configure(layout.dims, layout.parts, layout.normal_shapes, image_size or told.image_size)
-    fields |= {"num_hidden_layers": layout.depth}
-    fields |= agreed(fields, told, origin.assumed)
+    told = Told() if origin.told is None else origin.told(companions, shapes)
+    fields = _fields(layout, told, image_size)
     if not new_head and has_head and told.labels is not None and len(told.labels) == layout.dims["L"]:
         labels = told.labels
     fields |= _label_fields(layout.dims["L"] if has_head else None, num_labels, labels)
@@ -194,6 +193,25 @@ def check_accounting(plan: Plan, shapes: Mapping[str, Shape], targets: Mapping[s
     )
 
 
+def _fields(layout: Layout, told: Told, image_size: Pair | None) -> dict[str, Any]:
+    """Fields of the config, as the shapes and the files beside the weights say."""
+    origin = layout.origin
+    try:
+        fields = origin.configure(layout.dims, layout.parts, layout.normal_shapes, image_size or told.image_size)
+    except UserError as error:
+        if image_size is not None or told.image_size is None:
+            raise
+        raise UserError(f"{MISFIT}: {str(error).replace('--image-size', 'image_size')}") from error
+    fields |= {"num_hidden_layers": layout.depth}
+    fields |= agreed(fields, told, origin.assumed)
+    if "num_attention_heads" not in fields:
+        raise UserError(
+            f"the weights do not tell the number of heads, and {fields['hidden_size']} channels are no multiple of 64; "
+            "give the folder with the config.json that lies beside them"
+        )
+    return fields
+
+
 def agreed(fields: Mapping[str, Any], told: Told, assumed: Mapping[str, str]) -> dict[str, Any]:
     """What the files beside the weights say.
 
@@ -206,7 +224,7 @@ def agreed(fields: Mapping[str, Any], told: Told, assumed: Mapping[str, str]) ->
         if name in fields and name not in assumed and fields[name] != value
     ]
     if wrong:
-        raise UserError("config.json does not fit the weights beside it: " + "; ".join(wrong))
+        raise UserError(f"{MISFIT}: {'; '.join(wrong)}")
     return dict(told.fields)
 
 

@@ -70,6 +70,21 @@ def declared_grid(rows: int, patch: Pair, image_size: Pair | None) -> Pair:
     return side, side
 
 
+def table_grid(rows: int, special: int, patch: Pair, image_size: Pair | None) -> tuple[bool, Pair]:
+    """(whether a position table has rows for the special tokens before those of the patches, (h, w) patch grid).
+
+    Raises:
+        UserError: as `declared_grid`.
+    """
+    if image_size is None:
+        squares = {count: math.isqrt(max(rows - count, 0)) ** 2 == rows - count > 0 for count in (special, 0)}
+    else:
+        h, w = grid_of(image_size, patch, "--image-size")
+        squares = {count: h * w == rows - count for count in (special, 0)}
+    with_special = squares[special] or not squares[0]
+    return with_special, declared_grid(rows - (special if with_special else 0), patch, image_size)
+
+
 def _fitting(rows: int, patch: Pair) -> str:
     """The image sizes that fit, most square first."""
     heights = [h for h in range(1, rows + 1) if rows % h == 0]
