@@ -15,6 +15,8 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
 )
 
+pytest_plugins = ["loopback.fixtures"]
+
 
 @pytest.fixture(autouse=True)
 def _seeded():

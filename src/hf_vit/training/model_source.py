@@ -12,7 +12,14 @@ import torch
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel, ViTImageProcessor
+from transformers import (
+    AutoModel,
+    AutoModelForImageClassification,
+    AutoModelForMaskedImageModeling,
+    PreTrainedConfig,
+    PreTrainedModel,
+    ViTImageProcessor,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 
@@ -22,6 +29,7 @@ from hf_vit.variants import variant_config
 
 _VARIANT_LIKE = re.compile(r"[^/\\.]+/\d+")
 _HEADS = ("classifier", "distillation_classifier")
+_POOLER = ("vit.pooler.", "pooler.")  # which checkpoints of patch prediction do not have
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,8 @@ def find_model(name: str | HfViTBaseConfig) -> ModelSource:
         UserError: none of the three, or a checkpoint of another architecture.
     """
     if not isinstance(name, str):
-        return ModelSource(f"ViT of {name.num_hidden_layers} layers, {name.hidden_size} wide", name, None)
+        family = type(name).__name__.removeprefix("Hf").removesuffix("Config")
+        return ModelSource(f"{family} of {name.num_hidden_layers} layers, {name.hidden_size} wide", name, None)
     path = Path(name).expanduser()
     if path.exists():
         if not (path / "config.json").is_file():
@@ -86,20 +95,76 @@ def build_classifier(
         "label2id": {name: index for index, name in enumerate(label_names)},
         "representation_size": None,
         "problem_type": None,
+        **_rates(dropout, drop_path),
     }
-    for field, value in (("hidden_dropout_prob", dropout), ("drop_path_rate", drop_path)):
-        if value is not None:
-            changes[field] = value
+    model = _build(source, AutoModelForImageClassification, changes, image_size, new=_HEADS)
+    for name in _HEADS:
+        head = getattr(model, name, None)
+        if isinstance(head, nn.Linear):
+            nn.init.zeros_(head.weight)
+            nn.init.zeros_(head.bias)
+    return model
+
+
+def build_predictor(
+    source: ModelSource,
+    *,
+    image_size: tuple[int, int] | None = None,
+    dropout: float | None = None,
+    drop_path: float | None = None,
+    **fields: Any,
+) -> PreTrainedModel:
+    """A model with a new patch prediction head, in float32; `fields` of its configuration replace the source's.
+
+    Raises:
+        UserError: a value does not fit the model, or the checkpoint's weights do not.
+    """
+    changes = fields | _rates(dropout, drop_path)
+    new = ("prediction_head.", "vit.embeddings.mask_token")
+    return _build(source, AutoModelForMaskedImageModeling, changes, image_size, new=new)
+
+
+def build_encoder(
+    source: ModelSource,
+    *,
+    image_size: tuple[int, int] | None = None,
+    dropout: float | None = None,
+    drop_path: float | None = None,
+    **fields: Any,
+) -> PreTrainedModel:
+    """A bare model with its pooling layer, in float32; `fields` of its configuration replace the source's.
+
+    Raises:
+        UserError: a value does not fit the model, or the checkpoint's weights do not.
+    """
+    return _build(source, AutoModel, fields | _rates(dropout, drop_path), image_size, new=())
+
+
+def _rates(dropout: float | None, drop_path: float | None) -> dict[str, float]:
+    given = {"hidden_dropout_prob": dropout, "drop_path_rate": drop_path}
+    return {field: value for field, value in given.items() if value is not None}
+
+
+def _build(
+    source: ModelSource,
+    auto_class: Any,
+    changes: dict[str, Any],
+    image_size: tuple[int, int] | None,
+    new: tuple[str, ...],
+) -> PreTrainedModel:
+    """A variant with fresh weights or a checkpoint with its own, but for those whose names begin as in `new`."""
     side = None if image_size is None else image_size[0] if image_size[0] == image_size[1] else image_size
     try:
         if source.checkpoint is None:
             sizes = {} if side is None else {"image_size": side}
             config = type(source.config).from_dict({**source.config.to_dict(), **changes, **sizes})
-            return cast(PreTrainedModel, AutoModelForImageClassification.from_config(config, dtype=torch.float32))
+            return cast(PreTrainedModel, auto_class.from_config(config, dtype=torch.float32))
         config = type(source.config).from_dict({**source.config.to_dict(), **changes})
-        return _load(source, config, side)
+        return _load(source, auto_class, config, side, new)
     except StrictDataclassError as error:
         raise UserError(f"{source.name}: {_plain(error)}") from error
+    except ValueError as error:  # a head that the configuration cannot have
+        raise UserError(f"{source.name}: {error}") from error
 
 
 def build_processor(source: ModelSource, config: HfViTBaseConfig) -> Any:
@@ -139,13 +204,15 @@ def _stored_config(location: str, name: str) -> HfViTBaseConfig:
         raise UserError(f"the config.json of {name} is not usable: {_plain(error)}") from error
 
 
-def _load(source: ModelSource, config: HfViTBaseConfig, image_size: Any) -> PreTrainedModel:
+def _load(
+    source: ModelSource, auto_class: Any, config: HfViTBaseConfig, image_size: Any, new: tuple[str, ...]
+) -> PreTrainedModel:
     sizes = {} if image_size is None else {"image_size": image_size}
     verbosity = transformers_logging.get_verbosity()
     # Its report would tell of the head that is replaced on purpose; what else does not fit is raised below.
     transformers_logging.set_verbosity(logging.CRITICAL)
     try:
-        model, report = AutoModelForImageClassification.from_pretrained(
+        model, report = auto_class.from_pretrained(
             str(source.checkpoint),
             config=config,
             dtype=torch.float32,
@@ -157,16 +224,13 @@ def _load(source: ModelSource, config: HfViTBaseConfig, image_size: Any) -> PreT
         raise UserError(f"the weights of {source.name} cannot be loaded: {_plain(error)}") from error
     finally:
         transformers_logging.set_verbosity(verbosity)
+    if "ForMaskedPatchPrediction" in ((source.config.architectures or [""])[0]):
+        new = (*new, *_POOLER)
     mismatched = {key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]}
-    wrong = sorted(key for key in {*report["missing_keys"], *mismatched} if not key.startswith(_HEADS))
+    wrong = sorted(key for key in {*report["missing_keys"], *mismatched} if not key.startswith(new))
     if wrong:
         shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         raise UserError(f"the weights of {source.name} lack or do not fit {shown}; save the checkpoint again")
-    for name in _HEADS:
-        head = getattr(model, name, None)
-        if isinstance(head, nn.Linear):
-            nn.init.zeros_(head.weight)
-            nn.init.zeros_(head.bias)
     return cast(PreTrainedModel, model)
 
 

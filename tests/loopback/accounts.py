@@ -1,0 +1,128 @@
+"""Routes: test control, accounts, cards, repositories and their references."""
+
+import hashlib
+import re
+from typing import Any
+
+from loopback.card_rules import card_errors
+from loopback.handler import ORGANISATIONS, Handler, route
+from loopback.refusal import Refusal
+
+
+@route("GET|POST|DELETE", "/_test/(?P<what>faults|log|fsck|sizes|repo|all)")
+def control(request: Handler, what: str) -> None:
+    hub = request.hub
+    if what == "faults" and request.command == "POST":
+        hub.faults.add(request.json())
+    elif what == "faults" and request.command == "DELETE":
+        hub.faults.clear()
+    elif what == "all":
+        hub.reset()
+    elif what == "sizes":
+        hub.sizes.update(request.json())
+    elif what == "repo":  # settings that a person changes on the web page
+        changes = request.json()
+        repo = request.store.repos[changes.pop("id").lower()]
+        repo.update(changes)
+        request.store.save(repo)
+    answers: dict[str, Any] = {"faults": hub.faults.active, "log": hub.log}
+    request.reply(request.store.fsck() if what == "fsck" else answers.get(what))
+
+
+@route("GET", "/api/whoami-v2")
+def who_am_i(request: Handler) -> None:
+    if request.user is None:
+        raise Refusal(401, "Invalid username or password.")
+    organisations = [
+        {"type": "org", "id": name, "name": name, "fullname": name, "roleInOrg": members[request.user]}
+        for name, members in ORGANISATIONS.items()
+        if request.user in members
+    ]
+    token = {"displayName": "loopback", "role": request.role, "createdAt": "2026-01-01T00:00:00.000Z"}
+    request.reply({"type": "user", "id": hashlib.md5(request.user.encode()).hexdigest()[:24], "name": request.user,
+                   "fullname": request.user.title(), "isPro": False, "periodEnd": None, "avatarUrl": "",
+                   "orgs": organisations, "auth": {"type": "access_token", "accessToken": token}})  # fmt: skip
+
+
+@route("POST", "/api/validate-yaml")
+def validate_card(request: Handler) -> None:
+    errors = card_errors(request.json().get("content", ""))
+    request.reply({"errors": [{"message": error} for error in errors], "warnings": []}, 400 if errors else 200)
+
+
+@route("GET", "/api/agent-harnesses")
+def agent_harnesses(request: Handler) -> None:
+    request.reply({"standardEnvVars": [], "harnesses": {}})
+
+
+@route("POST", "/api/repos/create")
+def create_repo(request: Handler) -> None:
+    asked = request.json()
+    if request.user is None:
+        raise Refusal(401, "Invalid username or password.")
+    namespace, name = asked.get("organization") or request.user, asked.get("name") or ""
+    if not re.fullmatch(r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?", name) or ".." in name or "--" in name:
+        raise Refusal(400, f"Invalid repo name: {namespace}/{name}")
+    if request.role != "write":
+        raise Refusal(403, "Forbidden: you must use a write token to create a repository.")
+    if not request.may(namespace, write=True):
+        raise Refusal(403, f'You don\'t have the rights to create a model under the namespace "{namespace}"')
+    with request.store.lock:
+        repo_id = f"{namespace}/{name}"
+        existing = request.store.repos.get(repo_id.lower())
+        private = bool(asked.get("private")) or asked.get("visibility") == "private"
+        repo = existing or request.store.create(repo_id, private, request.user)
+    body = {"url": f"{request.hub.endpoint}/{repo['id']}", "name": repo["id"], "id": repo["_id"]}
+    if existing:  # the client reads "url" of the refusal when exist_ok=True
+        raise Refusal(409, "You already created this model repo", body={"error": "You already created it", **body})
+    request.reply(body)
+
+
+@route("GET", "/api/models/{repo}/auth-check(?P<write>/write)?")
+def check_rights(request: Handler, repo_id: str, write: str | None) -> None:
+    request.repo(repo_id, "write" if write else "content")
+    request.reply()
+
+
+@route("GET", "/api/models/{repo}(?:/revision/(?P<revision>[^/]+))?")
+def repo_info(request: Handler, repo_id: str, revision: str | None) -> None:
+    repo = request.repo(repo_id)
+    oid = request.store.resolve(repo, revision or "main")[1]
+    commit = request.store.commit(repo, oid)
+    assert commit is not None
+    request.reply({"_id": repo["_id"], "id": repo["id"], "modelId": repo["id"], "author": repo["id"].split("/")[0],
+                   "sha": oid, "private": repo["private"], "gated": repo["gated"], "disabled": False, "downloads": 0,
+                   "likes": 0, "tags": [], "lastModified": commit["date"], "createdAt": repo["created"],
+                   "siblings": [{"rfilename": path} for path in sorted(commit["tree"])]})  # fmt: skip
+
+
+@route("GET", "/api/models/{repo}/refs")
+def references(request: Handler, repo_id: str) -> None:
+    repo = request.repo(repo_id)
+
+    def under(prefix: str) -> list[dict[str, str]]:
+        return [
+            {"name": name.removeprefix(prefix), "ref": name, "targetCommit": oid}
+            for name, oid in sorted(repo["refs"].items())
+            if name.startswith(prefix)
+        ]
+
+    found = {"branches": under("refs/heads/"), "converts": [], "tags": under("refs/tags/")}
+    if "include_prs" in request.query:
+        found["pullRequests"] = under("refs/pr/")
+    request.reply(found)
+
+
+@route("POST", "/api/models/{repo}/(?P<kind>branch|tag)/(?P<revision>[^/]+)")
+def create_reference(request: Handler, repo_id: str, kind: str, revision: str) -> None:
+    repo, asked = request.repo(repo_id, "write"), request.json()
+    name, start = (revision, asked.get("startingPoint") or "main") if kind == "branch" else (asked["tag"], revision)
+    if not re.fullmatch(r"[\w./-]+", name) or ".." in name or name.startswith("refs/"):
+        raise Refusal(400, f"Invalid reference for a {kind}: {name}")
+    reference = f"refs/{'heads' if kind == 'branch' else 'tags'}/{name}"
+    with request.store.lock:
+        if reference in repo["refs"]:
+            raise Refusal(409, f"Reference already exists: {reference}")
+        repo["refs"][reference] = request.store.resolve(repo, start)[1]
+        request.store.save(repo)
+    request.reply()

@@ -1,0 +1,162 @@
+"""What the Hub keeps on disk: blobs by SHA-256, repositories with references and commits, Xet's files and xorbs."""
+
+import datetime
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from loopback.refusal import Refusal
+
+LFS_SUFFIXES = (".safetensors", ".bin", ".npz", ".npy", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".onnx", ".zip", ".gz")
+GITATTRIBUTES = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in LFS_SUFFIXES).encode()
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+
+
+def git_oid(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def lfs_pointer(sha256: str, size: int) -> bytes:
+    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
+
+
+def write_json(path: Path, content: Any) -> None:
+    """In one move, so that a killed server leaves the old state or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "w") as file:
+        json.dump(content, file)
+    os.replace(temporary, path)
+
+
+class Store:
+    """Blobs and repositories. A tree maps a path to {"sha256", "size", "oid", "lfs"}."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.lock = threading.RLock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self.lock:
+            for folder in ("blobs", "repos", "tmp", "xorbs"):
+                shutil.rmtree(self.root / folder, ignore_errors=True)
+                (self.root / folder).mkdir(parents=True)
+            self.repos: dict[str, dict[str, Any]] = {}
+            self.xet: dict[str, dict[str, Any]] = {"files": {}, "of_sha256": {}, "xorbs": {}}
+
+    # Blobs
+
+    def blob(self, sha256: str) -> Path:
+        return self.root / "blobs" / sha256[:2] / sha256
+
+    def put(self, chunks: Iterable[bytes], sha256: str | None = None, size: int | None = None) -> tuple[str, int]:
+        """Hash while writing; admit by an atomic move, and only if hash and size are as claimed."""
+        hasher, count = hashlib.sha256(), 0
+        handle, temporary = tempfile.mkstemp(dir=self.root / "tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                for chunk in chunks:
+                    hasher.update(chunk)
+                    count += len(chunk)
+                    file.write(chunk)
+            found = hasher.hexdigest()
+            if (sha256 and found != sha256) or (size is not None and count != size):
+                raise Refusal(400, f"content mismatch: claimed {sha256} of {size} bytes, got {found} of {count} bytes")
+            self.blob(found).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(temporary, self.blob(found))
+            return found, count
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+
+    # Repositories
+
+    def folder(self, repo: dict[str, Any]) -> Path:
+        return self.root / "repos" / repo["id"].replace("/", "__")
+
+    def save(self, repo: dict[str, Any]) -> None:
+        write_json(self.folder(repo) / "state.json", repo)
+
+    def create(self, repo_id: str, private: bool, user: str) -> dict[str, Any]:
+        """A new repository, with one commit that holds .gitattributes, as on the real Hub."""
+        repo = {"id": repo_id, "private": private, "gated": False, "granted": [], "created": now(), "refs": {},
+                "pull_requests": 0, "uploaded": [], "_id": secrets.token_hex(12)}  # fmt: skip
+        sha256, size = self.put([GITATTRIBUTES])
+        tree = {".gitattributes": {"sha256": sha256, "size": size, "oid": git_oid(GITATTRIBUTES), "lfs": False}}
+        repo["refs"]["refs/heads/main"] = self.new_commit(repo, None, tree, "initial commit", user)
+        self.repos[repo_id.lower()] = repo
+        self.save(repo)
+        return repo
+
+    def new_commit(self, repo: dict[str, Any], parent: str | None, tree: dict, title: str, user: str) -> str:
+        commit = {"parents": [parent] if parent else [], "tree": tree, "title": title, "user": user, "date": now(),
+                  "nonce": secrets.token_hex(4)}  # fmt: skip
+        oid = hashlib.sha1(json.dumps(commit, sort_keys=True).encode()).hexdigest()
+        write_json(self.folder(repo) / "commits" / f"{oid}.json", commit)
+        return oid
+
+    def commit(self, repo: dict[str, Any], oid: str) -> dict[str, Any] | None:
+        path = self.folder(repo) / "commits" / f"{oid}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def tree(self, repo: dict[str, Any], oid: str) -> dict[str, Any]:
+        commit = self.commit(repo, oid)
+        assert commit is not None
+        return commit["tree"]
+
+    def resolve(self, repo: dict[str, Any], revision: str) -> tuple[str | None, str]:
+        """(reference or None, commit) of a branch, a tag, a full reference or a commit."""
+        for name in (revision, f"refs/heads/{revision}", f"refs/tags/{revision}"):
+            if name in repo["refs"]:
+                return name, repo["refs"][name]
+        if re.fullmatch(r"[0-9a-f]{40}", revision) and self.commit(repo, revision):
+            return None, revision
+        raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+
+    def history(self, repo: dict[str, Any], oid: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+        while oid and (commit := self.commit(repo, oid)):
+            yield oid, commit
+            oid = commit["parents"][0] if commit["parents"] else None
+
+    def note_upload(self, repo_id: str, sha256: str) -> None:
+        """Remember that a blob was uploaded to this repository: commits may name no other."""
+        with self.lock:
+            repo = self.repos.get(repo_id.lower())
+            if repo and sha256 not in repo["uploaded"]:
+                repo["uploaded"].append(sha256)
+                self.save(repo)
+
+    def fsck(self) -> list[str]:
+        """Everything that is wrong: references to missing commits, blobs that are missing or not what they say."""
+        problems: list[str] = []
+        for repo in self.repos.values():
+            for reference, head in repo["refs"].items():
+                if self.commit(repo, head) is None:
+                    problems.append(f"{repo['id']} {reference}: commit {head} is missing")
+                for oid, commit in self.history(repo, head):
+                    problems += [
+                        f"{repo['id']}@{oid[:8]} {path}: blob {entry['sha256'][:12]} is damaged or missing"
+                        for path, entry in commit["tree"].items()
+                        if not self._sound(entry)
+                    ]
+        left = list((self.root / "tmp").iterdir())
+        return problems + [f"{len(left)} temporary files were left"] * bool(left)
+
+    def _sound(self, entry: dict[str, Any]) -> bool:
+        path = self.blob(entry["sha256"])
+        if not path.exists() or path.stat().st_size != entry["size"]:
+            return False
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == entry["sha256"]

@@ -1,0 +1,99 @@
+"""Fresh client processes in milliseconds: imports the libraries once, then forks a process for every job.
+
+    python -m loopback.zygote with|without        # hf_vit importable, or not
+
+Importing transformers takes seconds, and huggingface_hub reads its environment at import. A fork is a process in which
+everything is imported and nothing has been used. Jobs come as JSON lines on standard input ({"do": "start" | "wait",
+...}), answers leave on standard output.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+class Bar:
+    """Makes hf_vit unimportable, as on a machine where it is not installed."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.partition(".")[0] == "hf_vit":
+            raise ModuleNotFoundError("No module named 'hf_vit'", name=name)
+
+
+def warm_up(profile: str) -> None:
+    if profile == "without":
+        sys.meta_path.insert(0, Bar())
+    for name in ("transformers", "huggingface_hub", "httpx2", "torch", "PIL.Image", "torchvision"):
+        importlib.import_module(name)
+    import transformers
+
+    for name in ("AutoImageProcessor", "AutoModelForImageClassification", "ViTImageProcessor", "pipeline"):
+        getattr(transformers, name)
+    if profile == "with":
+        for name in ("hf_vit", "hf_vit.facts", "hf_vit.hub.push", "hf_vit.hub.verify", "hf_vit.cli.main"):
+            importlib.import_module(name)
+
+
+def start(job: dict[str, Any]) -> int:
+    """Fork a process that does the job in its folder; its outputs go to files there."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    folder = Path(job["folder"])
+    for stream, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.chdir(folder)
+    os.environ.update(job["environment"])
+    code = 1
+    try:
+        shorten_waits(job["wait_factor"])
+        module, _, function = job["name"].partition(":")
+        answer = getattr(importlib.import_module(module), function)(**job["arguments"])
+        (folder / "answer.json").write_text(json.dumps(answer))
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def shorten_waits(factor: float) -> None:
+    """Waits between attempts become shorter; their number stays."""
+    sleep = time.sleep
+    time.sleep = lambda seconds: sleep(seconds * factor)
+
+
+def wait(pid: int, seconds: float) -> int | None:
+    """Exit code of a process (negative: the signal that killed it), None if it still runs after so many seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    return None
+
+
+def main() -> None:
+    warm_up(sys.argv[1])
+    channel = os.fdopen(os.dup(1), "w")
+    print(json.dumps({"ready": True}), file=channel, flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        answer = {"pid": start(job)} if job["do"] == "start" else {"code": wait(job["pid"], job["seconds"])}
+        print(json.dumps(answer), file=channel, flush=True)
+
+
+if __name__ == "__main__":
+    main()
