@@ -64,8 +64,7 @@ def recognises(shapes: Mapping[str, Shape]) -> bool:
     """An encoder under the names of Google's code, without a stem; vit_jax's table place is a mark of that origin."""
     if not any(map(_ENCODER.fullmatch, shapes)) or vit_jax.has_stem(shapes):
         return False
-    ours = re.compile(rf"(.*/)?({_HEAD}/.+|probe|{_STACKED}.+)")
-    return not vit_jax.has_position_table(shapes) or any(map(ours.fullmatch, shapes))
+    return not vit_jax.has_position_table(shapes) or vit_jax.has_parts_of_big_vision(shapes)
 
 
 def names(shapes: Mapping[str, Shape]) -> KeyNames:

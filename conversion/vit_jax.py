@@ -77,7 +77,7 @@ _SCOPE = re.compile(r"((Transformer/encoderblock|MAPHead_0)(?:_\d+)?/)([^/]+)(/.
 
 def recognises(shapes: Mapping[str, Shape]) -> bool:
     """A position table inside the Transformer is this code's mark; with a ResNet stem it is a hybrid's."""
-    return has_position_table(shapes) and not has_stem(shapes)
+    return has_position_table(shapes) and not has_stem(shapes) and not has_parts_of_big_vision(shapes)
 
 
 def has_position_table(shapes: Mapping[str, Shape]) -> bool:
@@ -86,6 +86,11 @@ def has_position_table(shapes: Mapping[str, Shape]) -> bool:
 
 def has_stem(shapes: Mapping[str, Shape]) -> bool:
     return any(re.search(r"(^|/)(conv_root|gn_root|block\d+/unit\d+)/", key) for key in shapes)
+
+
+def has_parts_of_big_vision(shapes: Mapping[str, Shape]) -> bool:
+    """Whether there is a MAP head or stacked blocks, which only files of big_vision have, old ones too."""
+    return any(re.fullmatch(r"(.*/)?(MAPHead_0/.+|probe|Transformer/encoderblock/.+)", key) for key in shapes)
 
 
 def names(shapes: Mapping[str, Shape]) -> KeyNames:

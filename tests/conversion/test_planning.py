@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +21,20 @@ def shapes_of(arrays) -> dict[str, tuple[int, ...]]:
     return {key: value.shape for key, value in arrays.items()}
 
 
-def test_published_files_plan_completely(golden: Path):
-    published = json.loads(gzip.decompress((golden / "published_layouts.json.gz").read_bytes()))
-    assert len(published) == 31
-    for name, entry in published.items():
-        shapes = {key: tuple(shape) for key, shape in entry["keys"].items()}
+@pytest.fixture(scope="module")
+def published(golden: Path):
+    """Name -> entry with the key -> shape of every published file."""
+    found = json.loads(gzip.decompress((golden / "published_layouts.json.gz").read_bytes()))
+    for entry in found.values():
+        entry["keys"] = {key: tuple(shape) for key, shape in entry["keys"].items()}
+    return found
+
+
+def test_published_files_plan_completely(published):
+    vits = {name: entry for name, entry in published.items() if "mixer" not in name}
+    assert len(vits) == 31
+    for name, entry in vits.items():
+        shapes = entry["keys"]
         plan = conversion.plan(shapes, file_name=name)
         assert sorted(plan.consumed) == sorted(shapes), name
         assert not plan.ignored
@@ -32,6 +42,14 @@ def test_published_files_plan_completely(golden: Path):
         assert plan.config.num_labels == entry["classes"], name
         assert plan.config.representation_size == entry["pre_logits"], name
         assert (sum(int(np.prod(row.target_shape)) for row in plan.rows)) == sum(map(np.prod, shapes.values()))
+
+
+def test_published_mixers_are_refused_by_name(published):
+    mixers = {name: entry["keys"] for name, entry in published.items() if "mixer" in name}
+    assert len(mixers) == 6
+    for name, shapes in mixers.items():
+        with pytest.raises(UserError, match=rf"^{re.escape(name)} looks like an MLP-Mixer \(arXiv 2105.01601\)"):
+            conversion.plan(shapes, file_name=name)
 
 
 # What is done to the shapes of a good file, and what the refusal must say.
