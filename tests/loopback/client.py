@@ -182,7 +182,7 @@ class Client:
                 return answer
 
     def start(
-        self, name: str, *, token: str | None = "hf_alice_write", wait_factor: float = 0.01, **arguments: Any
+        self, name: str, /, *, token: str | None = "hf_alice_write", wait_factor: float = 0.01, **arguments: Any
     ) -> "Job":
         """Start a job; with a token in its environment, or without."""
         self.jobs += 1
@@ -198,11 +198,11 @@ class Client:
         )
         return Job(self, folder, answer["pid"])
 
-    def attempt(self, name: str, **arguments: Any) -> Outcome:
+    def attempt(self, name: str, /, **arguments: Any) -> Outcome:
         """Run a job to its end, however it ends."""
         return self.start(name, **arguments).wait()
 
-    def run(self, name: str, **arguments: Any) -> Any:
+    def run(self, name: str, /, **arguments: Any) -> Any:
         """Run a job that must succeed; what its function returns."""
         outcome = self.attempt(name, **arguments)
         assert outcome.code == 0, f"{outcome.out}\n{outcome.err}"

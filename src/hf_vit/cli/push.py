@@ -1,0 +1,37 @@
+"""`hf-vit push`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def push(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a saved model.", show_default=False)],
+    repo: Annotated[str, typer.Argument(help="Name on the Hub: user/name, or name for your own.", show_default=False)],
+    private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
+    revision: Annotated[str | None, typer.Option(help="Branch; made from main if it is not there.")] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Propose the change as a pull request.")] = False,
+    tag: Annotated[str | None, typer.Option(help="Name for the new commit, for example v1.0.")] = None,
+    license: Annotated[str | None, typer.Option(help="Hub license id; by default the card's, else apache-2.0.")] = None,
+    max_shard_size: Annotated[str, typer.Option(help="Larger weight files are split.")] = "5GB",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, change nothing.")] = False,
+) -> None:
+    """Share a model: weights, code, processor, card, pictures and facts in one commit, checked before and after."""
+    from hf_vit.hub.preflight import check_repo_id
+    from hf_vit.hub.push import describe, push_to_hub
+
+    check_repo_id(repo)
+    result = push_to_hub(
+        folder,
+        repo,
+        private=private,
+        revision=revision,
+        create_pr=create_pr,
+        tag=tag,
+        license=license,
+        max_shard_size=max_shard_size,
+        dry_run=dry_run,
+        report=typer.echo,
+    )
+    typer.echo(describe(result))

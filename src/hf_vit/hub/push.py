@@ -1,0 +1,314 @@
+"""Push a model as one commit: checked before anything is created, retried within bounds, compared afterwards."""
+
+import os
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.hf_api import RepoFile
+
+from hf_vit.errors import UserError
+from hf_vit.facts import Facts, Record
+from hf_vit.hub.card import CARD_NAME
+from hf_vit.hub.contents import Contents, SharedFile, collect
+from hf_vit.hub.failures import explain, status_of, try_again
+from hf_vit.hub.preflight import PushOptions, Target, check_card, check_repo_id, find_target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class PushResult:
+    """What a push did.
+
+    Attributes:
+        repo_id: user/name.
+        commit: id of the commit that holds the model; None after a dry run.
+        url: where to look at it.
+        files: path -> size in bytes of what is shared.
+        deleted: what was left of earlier pushes and went with the same commit.
+        left_out: names in the folder that are not shared.
+        changed: False if the repository held exactly this already.
+        pull_request: address of the pull request, if one was made.
+    """
+
+    repo_id: str
+    commit: str | None
+    url: str
+    files: dict[str, int]
+    deleted: list[str]
+    left_out: list[str] = field(default_factory=list[str])
+    changed: bool = True
+    pull_request: str | None = None
+
+
+def push_to_hub(
+    source: "str | os.PathLike[str] | PreTrainedModel",
+    repo_id: str,
+    *,
+    processor: Any = None,
+    facts: Sequence[Record] = (),
+    card: str | None = None,
+    license: str | None = None,
+    private: bool = False,
+    revision: str | None = None,
+    create_pr: bool = False,
+    tag: str | None = None,
+    dry_run: bool = False,
+    token: str | None = None,
+    message: str = "Share the model with hf-vit",
+    max_shard_size: int | str = "5GB",
+    report: Callable[[str], None] | None = None,
+) -> PushResult:
+    """Share a model on the Hub: weights, config, code, image processor, card, pictures and facts in one commit.
+
+    Everything that can be wrong is found before anything is created. Weights and code of earlier pushes that the new
+    model does not have are deleted in the same commit. No pickle is shared. A failure that passes (429, 5xx, a broken
+    connection) is retried within bounds; an interrupted push is repeated by the same call, which skips what the Hub
+    has already. Afterwards the remote hashes are compared with the local ones.
+
+    Args:
+        source: folder of a saved model, or a model.
+        repo_id: "user/name", or "name" for one of your own.
+        processor: image processor of a model that is given as an object.
+        facts: what is known about it (`hf_vit.facts.new_record`); a folder has its facts.json.
+        card: README.md for a model object; by default it is rendered from the facts.
+        license: Hub license id; by default the one of the folder's card, else apache-2.0.
+        private: create a private repository.
+        revision: branch to push to; made from main if it is not there.
+        create_pr: propose the commit as a pull request.
+        tag: name for the new commit.
+        dry_run: check everything, change nothing.
+        token: by default the one you are logged in with.
+        message: title of the commit.
+        max_shard_size: larger weight files are split.
+        report: is told what is being done, a line at a time.
+
+    Raises:
+        UserError: says what is wrong, whether the branch was changed, and what to do.
+    """
+    check_repo_id(repo_id)
+    options = PushOptions(private, revision, create_pr, tag, token)
+    say = report or (lambda line: None)
+    with (
+        tempfile.TemporaryDirectory(prefix="hf_vit_push_") as scratch,
+        _as_folder(source, processor, facts, card, repo_id, max_shard_size) as folder,
+    ):
+        shards = Path(scratch)
+        # Local trouble is told before the Hub is asked anything; the card needs the full name.
+        contents = collect(folder, repo_id, scratch=shards, license=license, max_shard_size=max_shard_size)
+        api = HfApi(token=token)
+        target = find_target(api, repo_id, options, say)
+        if target.repo_id != repo_id:
+            contents = collect(folder, target.repo_id, scratch=shards, license=license, max_shard_size=max_shard_size)
+        return _Push(api, target, contents, options, say).run(message, dry_run)
+
+
+@contextmanager
+def _as_folder(
+    source: Any, processor: Any, facts: Sequence[Record], card: str | None, repo_id: str, max_shard_size: int | str
+) -> Generator[Path]:
+    """The folder of a model; a temporary one for a model object."""
+    if isinstance(source, str | os.PathLike):
+        if processor is not None or facts or card is not None:
+            raise UserError("processor, facts and card go with a model object; a folder has its own")
+        yield Path(source)
+        return
+    if processor is None:
+        raise UserError("a model is shared together with its image processor: give processor=")
+    with tempfile.TemporaryDirectory(prefix="hf_vit_push_") as scratch:
+        folder = Path(scratch) / repo_id.rpartition("/")[2]
+        source.save_pretrained(folder, max_shard_size=max_shard_size)
+        processor.save_pretrained(folder)
+        if facts:
+            Facts(records=list(facts)).save(folder)
+        if card is not None:
+            (folder / CARD_NAME).write_text(card, encoding="utf-8")
+        yield folder
+
+
+class _Push:
+    """One push to one target."""
+
+    def __init__(
+        self, api: HfApi, target: Target, contents: Contents, options: PushOptions, say: Callable[[str], None]
+    ) -> None:
+        self.api, self.target, self.contents, self.options, self.say = api, target, contents, options, say
+        self.repo_id, self.branch = target.repo_id, target.branch
+        self.stale = contents.stale(target.files)
+        self.parent = target.head
+
+    def run(self, message: str, dry_run: bool) -> PushResult:
+        check_card(self.contents.card, self.say)
+        self.say(self._plan())
+        if dry_run:
+            return self._result(None)
+        if self.target.exists and self._holds(self.target.files):
+            assert self.target.head is not None
+            if self.options.revision and not self.target.branch_exists:
+                self._attempt("making the branch", self._make_branch)
+            self._tag(self.target.head)
+            return self._result(self.target.head, changed=False)
+        self._make_place()
+        commit, pull_request = self._attempt("the upload", lambda: self._commit(message), self._landed)
+        self._compare(commit)
+        self._tag(commit)
+        return self._result(commit, pull_request=pull_request)
+
+    def _plan(self) -> str:
+        new = (
+            ""
+            if self.target.exists
+            else f" (new, {'private' if self.options.private else 'public or as your default'})"
+        )
+        how = "as a pull request to" if self.options.create_pr else "to"
+        text = (
+            f"{len(self.contents.files)} files, {self.contents.size:,} bytes, {how} {self.repo_id}{new}, "
+            f"branch {self.branch}"
+        )
+        if self.stale:
+            text += f"; deleting {', '.join(self.stale)}"
+        if self.contents.left_out:
+            text += f"; not shared: {', '.join(self.contents.left_out)}"
+        return text
+
+    def _attempt(self, doing: str, action: Callable[[], Any], landed: Callable[[], Any] = lambda: None) -> Any:
+        """An action on the Hub with retries; its failure says where the branch stands."""
+        try:
+            return try_again(action, doing, say=self.say, landed=landed)
+        except Exception as error:
+            if status_of(error) == 412:
+                raise UserError(
+                    f"somebody else changed {self.branch} of {self.repo_id} meanwhile, so nothing of this push is in "
+                    "it; look at the change, then run the same command again"
+                ) from error
+            told = self._explain_size(error) or explain(
+                error, self.repo_id, explicit_token=self.options.token is not None
+            )
+            raise UserError(f"{doing} failed: {told}. {self._state()}") from error
+
+    def _explain_size(self, error: Exception) -> UserError | None:
+        """Which file is too large, where the Hub names it by its hash alone, or not at all."""
+        named = [file.path for file in self.contents.files.values() if file.sha256 in str(error)]
+        if status_of(error) != 413 and not (named and "too large" in str(error).lower()):
+            return None
+        largest = max(self.contents.files.values(), key=lambda file: file.size)
+        name = ", ".join(named) or largest.path
+        size = self.contents.files[named[0]].size if named else largest.size
+        return UserError(f"{name} ({size:,} bytes) is larger than the Hub takes; give a smaller max_shard_size")
+
+    def _state(self) -> str:
+        """Where the branch stands now, in words."""
+        again = "Run the same command again to go on; what was uploaded is kept"
+        try:
+            heads = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(self.repo_id).branches}
+        except Exception:  # the failure that is being told is the one that matters
+            return f"Whether {self.branch} was changed is unknown. {again}"
+        if heads.get(self.branch) in (self.parent, None):
+            return f"{self.branch} is unchanged. {again}"
+        return f"{self.branch} was changed meanwhile, to {heads[self.branch][:8]}. {again}"
+
+    def _make_place(self) -> None:
+        """The repository and the branch, where they are not there yet."""
+        if not self.target.exists:
+            private = self.options.private or None  # None: as the account's default
+            self._attempt(
+                "creating the repository",
+                lambda: self.api.create_repo(self.repo_id, private=private, exist_ok=True).repo_id,
+            )
+            self.parent = self._attempt("looking at the repository", lambda: self.api.model_info(self.repo_id).sha)
+        if not self.target.branch_exists:
+            self._attempt("making the branch", self._make_branch)
+
+    def _make_branch(self) -> bool:
+        self.api.create_branch(self.repo_id, branch=self.branch, revision=self.parent, exist_ok=True)
+        return True
+
+    def _commit(self, message: str) -> tuple[str, str | None]:
+        added = [
+            CommitOperationAdd(file.path, str(file.source) if isinstance(file.source, Path) else file.source)
+            for file in self.contents.files.values()
+        ]
+        deleted = [CommitOperationDelete(path, is_folder=False) for path in self.stale]
+        done = self.api.create_commit(
+            self.repo_id,
+            [*added, *deleted],
+            commit_message=message,
+            revision=None if self.options.create_pr else self.branch,
+            parent_commit=self.parent,
+            create_pr=self.options.create_pr,
+        )
+        return done.oid, done.pr_url
+
+    def _landed(self) -> tuple[str, str | None] | None:
+        """The commit of an attempt whose answer was lost."""
+        refs = self.api.list_repo_refs(self.repo_id, include_pull_requests=self.options.create_pr)
+        candidates = refs.pull_requests or [] if self.options.create_pr else refs.branches
+        for ref in candidates:
+            own = self.options.create_pr or ref.name == self.branch
+            if own and ref.target_commit != self.parent and self._holds(self._files(ref.target_commit)):
+                url = f"{self.api.endpoint}/{self.repo_id}/discussions/{ref.name}" if self.options.create_pr else None
+                return ref.target_commit, url
+        return None
+
+    def _files(self, revision: str) -> dict[str, RepoFile]:
+        tree = self.api.list_repo_tree(self.repo_id, revision=revision, recursive=True)
+        return {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
+
+    def _holds(self, remote: dict[str, RepoFile]) -> bool:
+        return not self.contents.stale(remote) and not differences(self.contents.files, remote)
+
+    def _compare(self, commit: str) -> None:
+        remote = self._attempt("comparing checksums", lambda: self._files(commit))
+        wrong = differences(self.contents.files, remote) + self.contents.stale(remote)
+        if wrong:
+            raise UserError(
+                f"what arrived in {self.repo_id} at {commit[:8]} is not what was sent: {', '.join(wrong)}; if the "
+                "folder was written to meanwhile, run the same command again"
+            )
+
+    def _tag(self, commit: str) -> None:
+        if self.options.tag is None:
+            return
+        name = self.options.tag
+        self._attempt(
+            "tagging", lambda: self.api.create_tag(self.repo_id, tag=name, revision=commit, exist_ok=True) or True
+        )
+
+    def _result(self, commit: str | None, changed: bool = True, pull_request: str | None = None) -> PushResult:
+        url = f"{self.api.endpoint}/{self.repo_id}" + (f"/tree/{commit}" if commit else "")
+        files = {file.path: file.size for file in self.contents.files.values()}
+        return PushResult(self.repo_id, commit, url, files, self.stale, self.contents.left_out, changed, pull_request)
+
+
+def differences(local: dict[str, SharedFile], remote: dict[str, RepoFile]) -> list[str]:
+    """Paths whose remote content is missing or not the local one, by SHA-256 (LFS and Xet) or git's hash (text)."""
+    wrong: list[str] = []
+    for path, file in local.items():
+        entry = remote.get(path)
+        same = entry is not None and (
+            entry.lfs.sha256 == file.sha256 if entry.lfs is not None else entry.blob_id == file.git_oid
+        )
+        if not same:
+            wrong.append(path)
+    return wrong
+
+
+def describe(result: PushResult) -> str:
+    """A few lines for people: what is where."""
+    if result.commit is None:
+        return f"nothing was changed (dry run); {result.repo_id} would be at {result.url}"
+    if not result.changed:
+        return f"{result.repo_id} holds exactly this already, at commit {result.commit}\n{result.url}"
+    lines = [
+        f"{len(result.files)} files, {sum(result.files.values()):,} bytes, one commit; "
+        "every remote checksum equals the local one",
+        f"commit {result.commit}",
+        result.pull_request or result.url,
+    ]
+    return "\n".join(lines)

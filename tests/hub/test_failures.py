@@ -1,0 +1,126 @@
+"""What a user reads when sharing fails: cause, state and remedy in one line, and nothing made before."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from loopback.client import Client, Loopback
+
+REPO = "alice/my-vit"
+
+
+def refused(
+    hub: Loopback, client: Client, folder: Path, token: str | None = "hf_alice_write", **options: object
+) -> str:
+    """The message of a push that must not have made anything."""
+    wanted = options.get("repo_id", REPO)
+    before = hub.get(f"/api/models/{wanted}")
+    answer = client.run("hub.jobs:push", folder=str(folder), token=token, **options)
+    assert "error" in answer, answer
+    assert "\n" not in answer["error"]
+    assert hub.get(f"/api/models/{wanted}") == before
+    return answer["error"]
+
+
+@pytest.fixture
+def folder(saved_models: dict[str, Path]) -> Path:
+    return saved_models["plain"]
+
+
+def test_no_token(hub: Loopback, xet_client: Client, folder: Path) -> None:
+    message = refused(hub, xet_client, folder, token=None)
+    assert "there is no token" in message
+    assert "HF_TOKEN" in message
+    assert str(xet_client.home / "token") in message
+    assert "hf auth login" in message
+    assert {entry["path"] for entry in hub.log()} == {f"/api/models/{REPO}"}, "only this test asked anything"
+
+
+def test_bad_token(hub: Loopback, xet_client: Client, folder: Path) -> None:
+    message = refused(hub, xet_client, folder, token="hf_wrong")
+    assert "the token of the environment variable HF_TOKEN is invalid" in message
+    assert "overrides" not in message
+    xet_client.run("hub.jobs:stored_token", text="hf_alice_write")
+    message = refused(hub, xet_client, folder, token="hf_wrong")
+    assert f"overrides the one that `hf auth login` stored in {xet_client.home / 'token'}" in message
+    xet_client.run("hub.jobs:stored_token", text="hf_stale")
+    message = refused(hub, xet_client, folder, token=None)
+    assert f"the token in {xet_client.home / 'token'} is invalid" in message
+
+
+def test_the_stored_token_is_used(hub: Loopback, xet_client: Client, folder: Path) -> None:
+    xet_client.run("hub.jobs:stored_token", text="hf_alice_write")
+    assert "commit" in xet_client.run("hub.jobs:push", folder=str(folder), token=None)
+    assert "commit" in xet_client.run("hub.jobs:push", folder=str(folder), token=None, repo_id="acme/x")
+
+
+def test_no_right_to_write(hub: Loopback, xet_client: Client, folder: Path, make_model: Callable[..., Path]) -> None:
+    message = refused(hub, xet_client, folder, token="hf_alice_read")
+    assert "can only read, and alice/my-vit has to be created" in message
+    message = refused(hub, xet_client, folder, token="hf_bob_write")
+    assert "has no right to create it: give bob/my-vit" in message
+    message = refused(hub, xet_client, folder, token="hf_bob_write", repo_id="acme/vit")
+    assert "become a writing member of acme" in message
+    xet_client.run("hub.jobs:push", folder=str(folder))
+    other = make_model("other", seed=5)
+    for token in ("hf_alice_read", "hf_bob_write"):
+        message = refused(hub, xet_client, other, token=token)
+        assert "gives no right to write to alice/my-vit" in message
+        assert "--create-pr" in message
+    proposed = xet_client.run("hub.jobs:push", folder=str(other), token="hf_bob_write", create_pr=True)
+    assert proposed["pull_request"]
+
+
+def test_the_hub_refuses_the_card(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
+    """What passes our own checks and not the Hub's."""
+    (model_folder / "README.md").write_text("---\nlicense: nobody-knows-1.0\n---\nmine")
+    message = refused(hub, xet_client, model_folder)
+    assert message.startswith('the Hub would refuse the card\'s metadata: "license" must be one of [')
+
+
+def test_too_large(hub: Loopback, client: Client, folder: Path) -> None:
+    size = (folder / "model.safetensors").stat().st_size
+    message = refused(hub, client, folder, limits={"contents.LARGEST_FILE": size - 1})
+    assert f"model.safetensors has {size:,} bytes; the Hub takes at most {size - 1:,}" in message
+    assert hub.get(f"/api/models/{REPO}") is None
+    hub.limit(largest_lfs=size - 1)
+    answer = client.run("hub.jobs:push", folder=str(folder))
+    assert f"model.safetensors ({size:,} bytes) is larger than the Hub takes" in answer["error"]
+    assert hub.files(REPO) == {}
+    hub.limit(largest_lfs=size)
+    assert client.run("hub.jobs:push", folder=str(folder))["commit"] == hub.head(REPO)
+
+
+def test_offline_and_unreachable(hub: Loopback, xet_client: Client, folder: Path) -> None:
+    assert "offline mode is on" in xet_client.run("hub.jobs:offline", folder=str(folder))
+    message = xet_client.run("hub.jobs:unreachable", folder=str(folder))
+    assert "cannot be reached" in message
+    assert "check the network" in message
+
+
+def test_what_cannot_be_loaded_is_told(hub: Loopback, xet_client: Client, folder: Path) -> None:
+    """Missing, private, gated, another revision: by `verify`, with and without a token."""
+
+    def told(token: str | None, **options: object) -> str:
+        return xet_client.run("hub.jobs:verify", token=token, **options)["error"]
+
+    assert "alice/my-vit was not found, or this token" in told("hf_alice_write")
+    assert "alice/my-vit was not found, or this token" in told(None)
+    xet_client.run("hub.jobs:push", folder=str(folder))
+    assert "has no such revision" in told("hf_alice_write", revision="v9")
+    hub.settings(REPO, private=True)
+    assert "was not found, or this token" in told("hf_bob_write")
+    assert "hf auth login" in told(None)
+    hub.settings(REPO, private=False, gated="manual")
+    for token in ("hf_bob_write", None):
+        assert f"is gated: ask for access on {hub.endpoint}/{REPO}" in told(token)
+    hub.settings(REPO, granted=["bob"])
+    assert xet_client.run("hub.jobs:verify", token="hf_bob_write")["commit"] == hub.head(REPO)
+
+
+def test_the_program_ends_with_one_line(hub: Loopback, xet_client: Client, folder: Path) -> None:
+    done = xet_client.attempt("hub.jobs:command", arguments=["push", str(folder), REPO], token="hf_wrong")
+    assert done.code == 1
+    assert done.out == ""
+    (line,) = done.err.strip().splitlines()
+    assert line.startswith("hf-vit: the token of the environment variable HF_TOKEN is invalid")

@@ -1,0 +1,258 @@
+"""Pushing to the loopback Hub: one complete commit, checked before anything is created and compared afterwards."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hub import jobs
+from hub.conftest import training_record
+from loopback.client import Client, Loopback, content_hash
+
+from hf_vit.facts import Facts
+
+REPO = "alice/my-vit"
+WEIGHTS = "model.safetensors"
+
+
+def local_logits(folder: Path) -> list[float]:
+    found = jobs.logits(str(folder))
+    assert isinstance(found, list), found
+    return found
+
+
+def test_one_commit_holds_everything(hub: Loopback, client: Client, model_folder: Path) -> None:
+    for name in ("training_args.bin", "notes.txt"):
+        (model_folder / name).write_bytes(b"pickle or private")
+    (model_folder / "checkpoints").mkdir()
+    before = {path: path.read_bytes() for path in model_folder.rglob("*") if path.is_file()}
+    done = client.run("hub.jobs:push", folder=str(model_folder))
+    assert done["commit"] == hub.head(REPO)
+    files = hub.files(REPO)
+    code = {path.name for path in model_folder.glob("*.py")}
+    assert len(code) >= 8
+    assert set(files) == {"config.json", WEIGHTS, "preprocessor_config.json", "facts.json", "README.md",
+                          "learning_curve.png", *code}  # fmt: skip
+    assert set(done["files"]) == set(files)
+    for name in files:
+        if name != "README.md":
+            assert files[name] == content_hash((model_folder / name).read_bytes(), name.endswith((WEIGHTS, ".png")))
+    assert done["left_out"] == ["checkpoints", "notes.txt", "training_args.bin"]
+    assert before == {path: path.read_bytes() for path in model_folder.rglob("*") if path.is_file()}, "not changed"
+    again = client.run("hub.jobs:push", folder=str(model_folder))
+    assert (again["commit"], again["changed"]) == (done["commit"], False)
+
+
+def test_the_command(hub: Loopback, client: Client, model_folder: Path) -> None:
+    done = client.attempt("hub.jobs:command", arguments=["push", str(model_folder), "my-vit", "--tag", "v1"])
+    assert done.code == 0, done.err
+    commit = hub.head(REPO)
+    assert f"commit {commit}" in done.out
+    assert f"{hub.endpoint}/{REPO}/tree/{commit}" in done.out
+    tags = {tag["name"]: tag["targetCommit"] for tag in hub.get(f"/api/models/{REPO}/refs")["tags"]}
+    assert tags == {"v1": commit}
+    wrong = client.attempt("hub.jobs:command", arguments=["push", str(model_folder), "my vit"])
+    assert wrong.code == 1
+    assert len(wrong.err.strip().splitlines()) == 1
+    assert "'my vit' cannot be the name of a repository" in wrong.err
+
+
+def test_sharded_after_single_and_back(hub: Loopback, xet_client: Client, make_model: Callable[..., Path]) -> None:
+    """The trap: a stale single file is loaded before shards, silently."""
+    old, new = make_model("old", seed=1), make_model("new", seed=2)
+    single, sharded, back = xet_client.run(
+        "hub.jobs:push_many",
+        pushes=[
+            {"folder": str(old)},
+            {"folder": str(new), "max_shard_size": "8KB"},
+            {"folder": str(old)},
+        ],
+    )
+    assert sharded["deleted"] == [WEIGHTS]
+    names = set(hub.files(REPO, sharded["commit"]))
+    shards = {name for name in names if name.startswith("model-0")}
+    assert len(shards) > 1
+    assert WEIGHTS not in names
+    assert set(back["deleted"]) == {*shards, f"{WEIGHTS}.index.json"}
+    loads = [{"repo_id": REPO, "revision": push["commit"]} for push in (single, sharded, back)]
+    found = xet_client.run("hub.jobs:logits_many", loads=loads)
+    assert found[0] == found[2] == local_logits(old)
+    # Tensors of shards lie elsewhere in memory, and sums are rounded by how they are aligned.
+    assert found[1] == pytest.approx(local_logits(new), abs=1e-5)
+
+
+def test_pickles_and_old_code_of_others_are_deleted(
+    hub: Loopback, xet_client: Client, model_folder: Path, saved_models: dict[str, Path]
+) -> None:
+    xet_client.run("hub.jobs:push", folder=str(saved_models["axial"]))
+    assert "modeling_hf_axial_vit.py" in hub.files(REPO)
+    xet_client.run(
+        "hub.jobs:upload_raw",
+        repo_id=REPO,
+        files={"pytorch_model.bin": "x", "training_args.bin": "x", "notes.md": "kept", "sub/model.bin": "kept"},
+    )
+    done = xet_client.run("hub.jobs:push", folder=str(model_folder))
+    assert set(done["deleted"]) >= {"pytorch_model.bin", "training_args.bin", "modeling_hf_axial_vit.py"}
+    left = set(hub.files(REPO))
+    assert {"notes.md", "sub/model.bin"} <= left
+    assert not left & set(done["deleted"])
+
+
+def test_a_model_object(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
+    done = xet_client.run("hub.jobs:push_object", folder=str(model_folder), repo_id="acme/other")
+    assert done["commit"] == hub.head("acme/other")
+    assert xet_client.run("hub.jobs:logits", repo_id="acme/other") == local_logits(model_folder)
+    without = xet_client.run("hub.jobs:push_object", folder=str(model_folder), repo_id="alice/bare", facts=False)
+    assert "the origin of the weights" in without["error"]
+    assert hub.get("/api/models/alice/bare") is None
+
+
+def test_branches_tags_and_pull_requests(hub: Loopback, xet_client: Client, make_model: Callable[..., Path]) -> None:
+    folders = [str(make_model(f"m{seed}", seed=seed)) for seed in range(3)]
+    first, branch, proposed, taken, moved, unproposable = xet_client.run(
+        "hub.jobs:push_many",
+        pushes=[
+            {"folder": folders[0], "tag": "v1"},
+            {"folder": folders[1], "revision": "next/try"},
+            {"folder": folders[2], "create_pr": True},
+            {"folder": folders[2], "tag": "v1"},
+            {"folder": folders[2], "revision": "v1"},
+            {"folder": folders[2], "create_pr": True, "repo_id": "alice/nothing"},
+        ],
+    )
+    assert hub.head(REPO) == first["commit"]
+    assert hub.head(REPO, "next/try") == branch["commit"]
+    assert proposed["pull_request"] == f"{hub.endpoint}/{REPO}/discussions/1"
+    assert hub.files(REPO, "refs%2Fpr%2F1") == hub.files(REPO, proposed["commit"])
+    assert "has a tag v1 already" in taken["error"]
+    assert "tags do not move" in moved["error"]
+    assert "does not exist, so nothing can be proposed" in unproposable["error"]
+    loads = [{"repo_id": REPO, "revision": revision} for revision in ("main", "v1", "next/try", "refs/pr/1")]
+    wanted = [local_logits(Path(folders[number])) for number in (0, 0, 1, 2)]
+    assert xet_client.run("hub.jobs:logits_many", loads=loads) == wanted
+
+
+def test_private(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
+    hidden, public, refused = xet_client.run(
+        "hub.jobs:push_many",
+        pushes=[
+            {"folder": str(model_folder), "repo_id": "alice/hidden", "private": True},
+            {"folder": str(model_folder)},
+            {"folder": str(model_folder), "private": True},
+        ],
+    )
+    assert hub.get("/api/models/alice/hidden")["private"] is True
+    assert hub.get("/api/models/alice/hidden", token="hf_bob_write") is None
+    assert hidden["commit"]
+    assert public["commit"]
+    assert "exists and is public" in refused["error"]
+
+
+def test_a_dry_run_changes_nothing(hub: Loopback, client: Client, model_folder: Path) -> None:
+    done = client.run("hub.jobs:push", folder=str(model_folder), dry_run=True, tag="v1", revision="next")
+    assert done["commit"] is None
+    assert WEIGHTS in done["files"]
+    assert hub.get(f"/api/models/{REPO}") is None
+    assert {entry["method"] for entry in hub.log()} <= {"GET", "POST"}
+    assert [entry["path"] for entry in hub.log() if entry["method"] == "POST"] == ["/api/validate-yaml"]
+
+
+def test_the_name_on_the_hub_is_in_the_card(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
+    xet_client.run("hub.jobs:push", folder=str(model_folder), repo_id="my-vit", license="cc-by-4.0")
+    card = xet_client.run("hub.jobs:read", repo_id=REPO, name="README.md")
+    assert f'repo = "{REPO}"' in card
+    assert "license: cc-by-4.0" in card
+
+
+def damage(folder: Path, what: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    if what == "no card fact":
+        Facts(records=[]).save(folder)
+    elif what == "no data fact":
+        Facts(records=[training_record(data=None)]).save(folder)
+    elif what == "no auto_map":
+        (folder / "config.json").write_text(json.dumps({**config, "auto_map": {}}))
+    elif what == "no code":
+        (folder / "pooling_hf_vit.py").unlink()
+    elif what == "no processor":
+        (folder / "preprocessor_config.json").unlink()
+    elif what == "no weights":
+        (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    elif what == "damaged weights":
+        (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-100])
+    elif what == "missing shard":
+        (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+        (folder / WEIGHTS).unlink()
+    elif what == "both kinds":
+        (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": {"a": WEIGHTS}}))
+    elif what == "damaged config":
+        (folder / "config.json").write_text("{")
+    elif what == "missing picture":
+        (folder / "README.md").write_text("---\nlicense: mit\n---\n![curve](plots/curve.png)")
+    else:
+        (folder / "README.md").write_text(what)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("no card fact", "lacks the origin of the weights"),
+        ("no data fact", r"lacks the training data \(data.name"),
+        ("no auto_map", "lacks AutoConfig, AutoModel, HfViTForImageClassification"),
+        ("no code", "lacks pooling_hf_vit.py"),
+        ("no processor", "holds no image processor"),
+        ("no weights", r"no weights in safetensors format \(pickles such as pytorch_model.bin"),
+        ("damaged weights", "weights in .* are damaged"),
+        ("missing shard", "lacks some of the weight files"),
+        ("both kinds", "delete the stale one"),
+        ("damaged config", "config.json of .* is damaged"),
+        ("missing picture", "the card shows plots/curve.png"),
+        ("mine, without metadata", "has no metadata"),
+        ("---\nlicense: [\n---\n", "README.md: while parsing"),
+        ("---\ntags: [vit]\n---\n", "license is missing"),
+        ("---\nlicense: Apache 2\n---\n", "'Apache 2' is not a license id"),
+        ("---\nlicense: mit\ndatasets: [my pictures]\n---\n", "datasets: 'my pictures'"),
+        ("---\nlicense: mit\nmodel-index: [{name: x, results: [{}]}]\n---\n", "model-index: 'task' is missing"),
+    ],
+)
+def test_local_trouble_is_told_without_the_hub(
+    what: str, message: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, where the Hub cannot be reached (HF_HUB_OFFLINE): nothing is asked of it."""
+    from hf_vit import UserError, push_to_hub
+
+    damage(model_folder, what)
+    with pytest.raises(UserError, match=message):
+        push_to_hub(model_folder, REPO)
+
+
+def test_what_cannot_go_together(model_folder: Path) -> None:
+    from hf_vit import UserError, push_to_hub
+
+    for options, message in (
+        ({"create_pr": True, "revision": "next"}, "leave --revision next out"),
+        ({"create_pr": True, "tag": "v1"}, "leave --tag out"),
+        ({"tag": "my tag"}, "cannot be a tag's name"),
+        ({"revision": "refs/pr/1"}, "cannot be a revision's name"),
+        ({"facts": [training_record()]}, "go with a model object"),
+    ):
+        with pytest.raises(UserError, match=message):
+            push_to_hub(model_folder, REPO, **options)
+    for name in ("a/b/c", "me/my vit", "me/..", "me/vit.git", "x" * 97):
+        with pytest.raises(UserError, match="cannot be the name of a repository"):
+            push_to_hub(model_folder, name)
+
+
+def test_shards_hold_the_same_weights(model_folder: Path, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from hf_vit.hub.contents import find_weights
+
+    shards = find_weights(model_folder, tmp_path, 8000)
+    index = json.loads((tmp_path / f"{WEIGHTS}.index.json").read_text())
+    whole = load_file(model_folder / WEIGHTS)
+    assert set(index["weight_map"]) == set(whole)
+    for name, file in index["weight_map"].items():
+        assert torch.equal(load_file(shards[file])[name], whole[name])
+    assert find_weights(model_folder, tmp_path, "5GB") == {WEIGHTS: model_folder / WEIGHTS}
