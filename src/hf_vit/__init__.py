@@ -40,12 +40,17 @@ from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTMode
 from hf_vit.models.pretraining_hf_vit import HfViTForMaskedPatchPrediction
 
 if TYPE_CHECKING:
+    from hf_vit.hub.push import push_to_hub
     from hf_vit.variants import VARIANTS, variant_config
 
 __version__ = "0.1.0"
 
 # Public names that cost an import of their own: name -> module.
-_LAZY = {"VARIANTS": "hf_vit.variants", "variant_config": "hf_vit.variants"}
+_LAZY = {
+    "VARIANTS": "hf_vit.variants",
+    "push_to_hub": "hf_vit.hub.push",
+    "variant_config": "hf_vit.variants",
+}
 
 __all__ = [
     "VARIANTS",
@@ -68,6 +73,7 @@ __all__ = [
     "HfViTForMaskedPatchPrediction",
     "HfViTModel",
     "UserError",
+    "push_to_hub",
     "variant_config",
 ]
 
