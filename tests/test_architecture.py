@@ -86,7 +86,7 @@ def test_no_two_rooms_import_each_other():
 def test_travelling_files_lie_flat():
     assert len(MODELS) >= 5
     assert [path for path in (SOURCE / "models").iterdir() if path.is_dir() and path.name != "__pycache__"] == []
-    assert all(path.stem.endswith("_vit") for path in MODELS), "their names must not clash with other code's"
+    assert all("_hf_" in path.stem for path in MODELS), "their names must not clash with other code's"
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)

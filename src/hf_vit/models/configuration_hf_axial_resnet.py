@@ -40,6 +40,7 @@ class HfAxialResNetConfig(PreTrainedConfig):
     _auto_class: ClassVar[str | None] = "AutoConfig"
     representation_size: ClassVar[int | None] = None  # what its classifier, the ViT's, asks for
     use_distillation_token: ClassVar[bool] = False
+    has_distillation_head: ClassVar[bool] = False
 
     image_size: int | tuple[int, int] | list[int] = 224
     num_channels: int = 3

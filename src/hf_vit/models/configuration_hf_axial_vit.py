@@ -1,9 +1,10 @@
 """Configuration of the Axial-ViT: attention along rows, then along columns (arXiv 2010.11929, appendix D.6)."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
+from .configuration_hf_axial_resnet import check_stem, stem_stride
 from .configuration_hf_vit import HfViTBaseConfig
 
 
@@ -17,6 +18,9 @@ class HfAxialViTConfig(HfViTBaseConfig):
     Args:
         pooling: "gap" or "map"; there is no class token on a grid.
         position_embedding: "learned_2d", "learned", "sincos_2d", "sincos_1d" or "none".
+        stage_depths: units in each stage of an AxialResNet (arXiv 2003.07853) before the Transformer, () for its root
+            alone; None for no stem. `patch_size` stays the total stride, a multiple of the stem's.
+        stem_width: channels of that stem's root; see `HfAxialResNetConfig`.
     """
 
     model_type = "hf_axial_vit"
@@ -29,6 +33,24 @@ class HfAxialViTConfig(HfViTBaseConfig):
     patch_size: int | tuple[int, int] | list[int] = 16
     position_embedding: Literal["learned", "learned_2d", "sincos_2d", "sincos_1d", "relative", "none"] = "learned_2d"
     pooling: Literal["token", "gap", "map"] = "gap"
+    stage_depths: tuple[int, ...] | list[int] | None = None
+    stem_width: int = 64
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.stage_depths is not None:
+            self.stage_depths = tuple(self.stage_depths)
+        super().__post_init__(**kwargs)
+
+    def validate_stem(self) -> None:
+        if self.stage_depths is None:
+            return
+        check_stem(self.stage_depths, self.stem_width)
+        stride = stem_stride(self.stage_depths)
+        if any(side % stride for side in self.patch_stride):
+            raise ValueError(
+                f"patch_size={self.patch_size} is cut from the map of a stem with stage_depths={self.stage_depths}; "
+                f"it must be a multiple of its stride, {stride} px"
+            )
 
     def validate_axial(self) -> None:
         if self.pooling == "token" or self.has_class_token:
