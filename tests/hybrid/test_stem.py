@@ -1,6 +1,7 @@
 """The ResNet stem against the slow reference, sizes of every kind, and what the original code prescribes."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,8 +24,8 @@ from hf_vit.variants import variant_config
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48, "stem_width": 32}
 
 
-def make_stem(depths: tuple[int, ...], width: int = 32, seed: int = 0) -> HfHybridViTStem:
-    stem = HfHybridViTStem(HfHybridViTConfig(stage_depths=depths, stem_width=width))
+def make_stem(depths: tuple[int, ...], width: int = 32, seed: int = 0, **fields: Any) -> HfHybridViTStem:
+    stem = HfHybridViTStem(HfHybridViTConfig(stage_depths=depths, stem_width=width, **fields))
     return randomise(stem, seed).double().eval()
 
 
@@ -151,9 +152,12 @@ RENAMED = {"root_": "stem.", "projection_norm": "downsample.norm", "projection."
 
 
 @torch.no_grad()
-def test_stem_is_timms_where_the_formulas_meet():
-    """timm divides by sqrt(var + 1e-8) and takes 1e-5 in its norms; with large kernels and our epsilon it agrees."""
-    stem, theirs = make_stem((2, 1), width=64), _resnetv2((2, 1)).double().eval()
+@pytest.mark.parametrize("of_timm", [False, True])
+def test_stem_is_timms_where_the_formulas_meet(of_timm: bool):
+    """timm divides by sqrt(var + 1e-8) and takes 1e-5 in its norms: so does the stem when told, at any size of kernels;
+    otherwise they agree with large kernels and our epsilon."""
+    fields = {"group_norm_eps": 1e-5, "weight_standardization": "variance"} if of_timm else {}
+    stem, theirs = make_stem((2, 1), width=64, **fields), _resnetv2((2, 1)).double().eval()
     state = {}
     for name, value in stem.state_dict().items():
         for ours, other in RENAMED.items():
@@ -163,12 +167,13 @@ def test_stem_is_timms_where_the_formulas_meet():
             parts.insert(2, "blocks")
         state[".".join(parts)] = value
         if value.ndim == 4:
-            value.mul_(1e4)
+            value.mul_(1e-4 if of_timm else 1e4)
     theirs.load_state_dict(state)
     assert sum(isinstance(module, StdConv2dSame) for module in theirs.modules()) == 12
     for module in theirs.modules():
         if isinstance(module, GroupNormAct):
-            module.eps = 1e-6
+            assert module.eps == 1e-5
+            module.eps = 1e-5 if of_timm else 1e-6
     for height, width in ((64, 64), (63, 50)):
         images = torch.randn(2, 3, height, width, dtype=torch.float64)
-        torch.testing.assert_close(stem(images), theirs(images), rtol=0, atol=1e-7)
+        torch.testing.assert_close(stem(images), theirs(images), rtol=0, atol=1e-10 if of_timm else 1e-7)

@@ -99,6 +99,7 @@ WRONG_PLAIN: list[tuple[dict, list[str]]] = [
     ),
     ({"use_distillation_token": True, "pooling": "gap"}, ["use_distillation_token=True", "pooling='token'", "'gap'"]),
     ({"use_distillation_token": True, "pooling": "map"}, ["use_distillation_token=True", "pooling='token'", "'map'"]),
+    ({"use_distillation_head": True}, ["use_distillation_head=True", "use_distillation_token=True"]),
     ({"use_distillation_token": 1}, ["use_distillation_token", "bool", "got int"]),
     (
         {"hidden_size": 6, "num_attention_heads": 1, "position_embedding": "sincos_2d"},
@@ -130,6 +131,8 @@ WRONG_HYBRID: list[tuple[dict, list[str]]] = [
     ({"stage_depths": 3}, ["stage_depths", "3", "int"]),
     ({"stem_width": 48}, ["stem_width=48", "multiple of 32"]),
     ({"stem_width": 0}, ["stem_width=0", "multiple of 32"]),
+    ({"group_norm_eps": 0.0}, ["group_norm_eps=0.0", "above 0", "layer_norm_eps"]),
+    ({"weight_standardization": "var"}, ["weight_standardization", "variance"]),
     ({"stem_patch_size": 0}, ["stem_patch_size=0", "at least 1"]),
     ({"stem_patch_size": 3}, ["image_size=32", "4x4 places", "stem_patch_size=3", "multiples of 24 px"]),
 ]

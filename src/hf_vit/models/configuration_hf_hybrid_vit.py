@@ -1,6 +1,7 @@
 """Configuration of the Hybrid-ViT: a ResNet stem before the Transformer (arXiv 2010.11929, section 3.1; 2106.10270)."""
 
-from typing import Any
+import math
+from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 
@@ -17,6 +18,9 @@ class HfHybridViTConfig(HfViTBaseConfig):
         stage_depths: bottleneck units in each stage of the ResNet; () is the root alone.
         stem_width: channels of the root; stage i has 4 * stem_width * 2**i. A multiple of 32 (GroupNorm's groups).
         stem_patch_size: side of the patches that are cut from the stem's feature map, in places of that map.
+        group_norm_eps: of the stem's GroupNorms; None means `layer_norm_eps`, as in the original.
+        weight_standardization: of the stem's kernels: "std" (w - mean) / (std + 1e-5), the original's, or "variance"
+            (w - mean) / sqrt(var + 1e-8), that of timm and transformers.
     """
 
     model_type = "hf_hybrid_vit"
@@ -24,6 +28,8 @@ class HfHybridViTConfig(HfViTBaseConfig):
     stage_depths: tuple[int, ...] | list[int] = (3, 4, 9)
     stem_width: int = 64
     stem_patch_size: int = 1
+    group_norm_eps: float | None = None
+    weight_standardization: Literal["std", "variance"] = "std"
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.stage_depths = tuple(self.stage_depths)
@@ -65,3 +71,6 @@ class HfHybridViTConfig(HfViTBaseConfig):
             raise ValueError(f"stem_width={self.stem_width} must be a positive multiple of 32, GroupNorm's groups")
         if self.stem_patch_size < 1:
             raise ValueError(f"stem_patch_size={self.stem_patch_size} must be at least 1")
+        eps = self.group_norm_eps
+        if eps is not None and not (eps > 0 and math.isfinite(eps)):
+            raise ValueError(f"group_norm_eps={eps} must be a finite number above 0, or None for layer_norm_eps")

@@ -63,6 +63,7 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
     num_hidden_groups: int | None = None
     is_causal: bool = False
     use_distillation_token: bool = False
+    use_distillation_head: bool | None = None
     reshape_hidden_states: bool = True
     apply_layernorm: bool = True
     use_feature_pyramid: bool = False
@@ -129,6 +130,11 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
     @property
     def has_class_token(self) -> bool:
         return self.pooling == "token" if self.use_class_token is None else self.use_class_token
+
+    @property
+    def has_distillation_head(self) -> bool:
+        """Whether a classifier has a second head, on the distillation token."""
+        return self.use_distillation_token if self.use_distillation_head is None else self.use_distillation_head
 
     @property
     def num_special_tokens(self) -> int:
@@ -207,6 +213,8 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
                 f"use_distillation_token=True needs pooling='token' (got '{self.pooling}'): "
                 "the distillation token stands beside a class token"
             )
+        if self.use_distillation_head and not self.use_distillation_token:
+            raise ValueError("use_distillation_head=True reads the distillation token; set use_distillation_token=True")
         if self.is_causal and self.position_embedding == "relative":
             raise ValueError("is_causal=True does not go with position_embedding='relative'; use 'learned'")
         if self.is_causal and self.has_class_token and self.pooling == "gap":
@@ -288,7 +296,9 @@ class HfViTConfig(HfViTBaseConfig):
         layer_scale_init_value: initial LayerScale (CaiT, arXiv 2103.17239), or None for no LayerScale.
         num_hidden_groups: layers that share weights (ALBERT); None means that every layer has its own.
         is_causal: GPT-style attention in raster order; the special tokens then stand last.
-        use_distillation_token: DeiT's second token and head (arXiv 2012.12877).
+        use_distillation_token: DeiT's second token (arXiv 2012.12877).
+        use_distillation_head: whether a classifier has a second head on that token, and gives the mean of both; None
+            means that it has. False: the token only attends and is attended to.
         reshape_hidden_states, apply_layernorm, use_feature_pyramid, fpn_hidden_size: of `HfViTBackbone`; see there.
         prediction_target: of `HfViTForMaskedPatchPrediction`: "mean_color", "downsampled" or "pixels" (B.1.2).
         predict_next_patch: its head predicts from each patch the next one in raster order; needs `is_causal`.

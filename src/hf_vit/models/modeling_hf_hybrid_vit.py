@@ -21,7 +21,6 @@ from .positions_hf_vit import optimizer_steps
 from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
 
 GROUPS = 32
-EPSILON = 1e-5  # added to the standard deviation, not to the variance, as in the original code
 
 
 def same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
@@ -52,8 +51,23 @@ def relu(features: torch.Tensor, residual: torch.Tensor | None = None) -> torch.
     return F.relu_(features if residual is None else features.add_(residual))
 
 
+def standardize_by_std(kernel: torch.Tensor) -> torch.Tensor:
+    """[O, I, k, k] an output channel: 1e-5 is added to the standard deviation, as in the original code."""
+    deviation, mean = torch.std_mean(kernel, dim=(1, 2, 3), correction=0, keepdim=True)
+    return (kernel - mean) / (deviation + 1e-5)
+
+
+def standardize_by_variance(kernel: torch.Tensor) -> torch.Tensor:
+    """[O, I, k, k] an output channel: 1e-8 is added to the variance, as timm and transformers do."""
+    variance, mean = torch.var_mean(kernel, dim=(1, 2, 3), correction=0, keepdim=True)
+    return (kernel - mean) / torch.sqrt(variance + 1e-8)
+
+
+STANDARDIZATIONS = {"std": standardize_by_std, "variance": standardize_by_variance}
+
+
 class StdConv2d(nn.Conv2d):
-    """Convolution with SAME padding whose kernel is standardised: (w - mean) / (std + 1e-5) an output channel.
+    """Convolution with SAME padding whose kernel is standardised, by default (w - mean) / (std + 1e-5) a channel.
 
     In evaluation without gradients the standardised kernel is computed once for each version of the weight, in the
     memory layout that the convolution runs in. Every in-place change, load, optimiser step, move, `train()` or
@@ -61,14 +75,16 @@ class StdConv2d(nn.Conv2d):
     (inference tensors, tensor subclasses, compiled graphs) none is kept.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, standardization: str = "std"
+    ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, stride, bias=False)
+        self._standardize = STANDARDIZATIONS[standardization]
         self._cached: tuple[weakref.ref[torch.Tensor], tuple[Any, ...], torch.Tensor] | None = None
 
     def standardized(self) -> torch.Tensor:
         """The kernel [O, I, k, k] that is used."""
-        deviation, mean = torch.std_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
-        return (self.weight - mean) / (deviation + EPSILON)
+        return self._standardize(self.weight)
 
     def kernel(self) -> torch.Tensor:
         """`standardized()`, or the kept one."""
@@ -100,6 +116,15 @@ class StdConv2d(nn.Conv2d):
         return F.conv2d(padded, self.kernel(), stride=self.stride, padding=padding)
 
 
+def conv_and_norm(
+    config: HfHybridViTConfig, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1
+) -> tuple[StdConv2d, nn.GroupNorm]:
+    """A convolution of the stem and the GroupNorm that follows it."""
+    eps = config.layer_norm_eps if config.group_norm_eps is None else config.group_norm_eps
+    conv = StdConv2d(in_channels, out_channels, kernel_size, stride, config.weight_standardization)
+    return conv, nn.GroupNorm(GROUPS, out_channels, eps)
+
+
 class HfHybridViTBottleneck(nn.Module):
     """Residual unit 1x1, 3x3, 1x1, each with GroupNorm; the ReLU comes after the sum (post-activation).
 
@@ -107,16 +132,15 @@ class HfHybridViTBottleneck(nn.Module):
     unit of every stage.
     """
 
-    def __init__(self, in_channels: int, width: int, stride: int, eps: float) -> None:
+    def __init__(self, config: HfHybridViTConfig, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
         out_channels = 4 * width
-        self.conv1, self.norm1 = StdConv2d(in_channels, width, 1), nn.GroupNorm(GROUPS, width, eps)
-        self.conv2, self.norm2 = StdConv2d(width, width, 3, stride), nn.GroupNorm(GROUPS, width, eps)
-        self.conv3, self.norm3 = StdConv2d(width, out_channels, 1), nn.GroupNorm(GROUPS, out_channels, eps)
+        self.conv1, self.norm1 = conv_and_norm(config, in_channels, width, 1)
+        self.conv2, self.norm2 = conv_and_norm(config, width, width, 3, stride)
+        self.conv3, self.norm3 = conv_and_norm(config, width, out_channels, 1)
         self.projection = self.projection_norm = None
         if stride != 1 or in_channels != out_channels:
-            self.projection = StdConv2d(in_channels, out_channels, 1, stride)
-            self.projection_norm = nn.GroupNorm(GROUPS, out_channels, eps)
+            self.projection, self.projection_norm = conv_and_norm(config, in_channels, out_channels, 1, stride)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         residual = features
@@ -132,15 +156,14 @@ class HfHybridViTStem(nn.Module):
 
     def __init__(self, config: HfHybridViTConfig) -> None:
         super().__init__()
-        channels, eps = config.stem_width, config.layer_norm_eps
-        self.root_conv = StdConv2d(config.num_channels, channels, 7, 2)
-        self.root_norm = nn.GroupNorm(GROUPS, channels, eps)
+        channels = config.stem_width
+        self.root_conv, self.root_norm = conv_and_norm(config, config.num_channels, channels, 7, 2)
         self.stages = nn.ModuleList()
         for index, depth in enumerate(config.stage_depths):
             width, units = config.stem_width * 2**index, nn.Sequential()
             for unit in range(depth):
                 stride = 2 if unit == 0 and index > 0 else 1
-                units.append(HfHybridViTBottleneck(channels, width, stride, eps))
+                units.append(HfHybridViTBottleneck(config, channels, width, stride))
                 channels = 4 * width
             self.stages.append(units)
         self.out_channels = channels

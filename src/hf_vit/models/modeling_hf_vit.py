@@ -311,7 +311,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
 
 @dataclass
 class HfViTImageClassifierOutput(ImageClassifierOutput):
-    """`ImageClassifierOutput`, and with a distillation token the logits of each head [B, K]."""
+    """`ImageClassifierOutput`, and with a distillation head the logits of each head [B, K]."""
 
     cls_logits: torch.Tensor | None = None
     distillation_logits: torch.Tensor | None = None
@@ -327,7 +327,7 @@ class HfViTBaseForImageClassification(HfViTPreTrainedModel):
         self.num_labels = config.num_labels
         self.vit = self.model_class(config)
         self.classifier = self._head(config, config.representation_size or config.hidden_size)
-        if config.use_distillation_token:
+        if config.has_distillation_head:
             self.distillation_classifier = self._head(config, config.hidden_size)
         self.post_init()
 
@@ -364,12 +364,12 @@ class HfViTBaseForImageClassification(HfViTPreTrainedModel):
             patch_attention_mask: [B, h, w], as in `HfViTModel.forward`.
 
         Returns:
-            logits [B, K] (the mean of both heads with a distillation token, arXiv 2012.12877), and loss with labels.
+            logits [B, K] (the mean of both heads with a distillation head, arXiv 2012.12877), and loss with labels.
         """
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
         outputs = self.vit(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
         logits, heads = self.classifier(outputs.pooler_output), {}
-        if self.config.use_distillation_token:
+        if self.config.has_distillation_head:
             token = outputs.last_hidden_state[:, class_token_index(self.config) + 1]
             heads = {"cls_logits": logits, "distillation_logits": self.distillation_classifier(token)}
             logits = (heads["cls_logits"] + heads["distillation_logits"]) / 2
