@@ -11,6 +11,7 @@ import typer
 COMMANDS: tuple[str, ...] = (
     "demo",
     "finetune",
+    "pretrain",
     "recipes",
     "evaluate",
     "predict",

@@ -56,12 +56,12 @@ class TransformedImages(torch.utils.data.Dataset[dict[str, Any]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """One example {"pixel_values", "label", "mixable"} an index; torch's loader fetches whole batches so."""
+        """{"pixel_values", "label", "index", "mixable"} for each index; torch's loader fetches whole batches so."""
         prepared = self._load(indices) if self._prepared is None else [self._prepared[index] for index in indices]
         values = self.transform.finish(prepared, np.asarray(indices, dtype=np.uint64))
         mixable = self.transform.mixable
         return [
-            {"pixel_values": value, "label": self.labels[index], "mixable": mixable}
+            {"pixel_values": value, "label": self.labels[index], "index": index, "mixable": mixable}
             for value, index in zip(values, indices, strict=True)
         ]
 

@@ -1,14 +1,14 @@
 """From Pillow images to `pixel_values`: exactly the saved image processor's numbers, varied in training."""
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from hf_vit.data.augmentation import AugmentationConfig, Augmenter, random_keys
+from hf_vit.data.augmentation import AugmentationConfig, Augmenter, random_keys, seeded
 from hf_vit.data.images import to_rgb
 from hf_vit.errors import UserError
 
@@ -87,12 +87,21 @@ class TrainTransform:
         processor: gives size, interpolation, scale, mean and standard deviation.
         augmentation: what to vary.
         seed: of the variation.
+        distort: what else is done to every varied image, uint8 [3, H, W]; drawn from torch's generator, which is seeded
+            for each.
     """
 
     mixable = True
 
-    def __init__(self, processor: Any, augmentation: AugmentationConfig | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        processor: Any,
+        augmentation: AugmentationConfig | None = None,
+        seed: int = 0,
+        distort: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
         self.processor = processor
+        self.distort = distort
         self.augmentation = augmentation or AugmentationConfig()
         self.seed = seed
         self._augment = Augmenter(self.augmentation, input_size(processor), _interpolation(processor))
@@ -124,7 +133,16 @@ class TrainTransform:
         else:
             keys = random_keys(self.seed, epoch, indices)
         pixels = self._augment(prepared, keys)
+        if self.distort is not None:
+            pixels = torch.stack(
+                [self._distorted(image, key) for image, key in zip(pixels, keys.tolist(), strict=True)]
+            )
         return (pixels * self._factor + self._offset).unbind()
+
+    def _distorted(self, image: torch.Tensor, key: int) -> torch.Tensor:
+        assert self.distort is not None
+        with seeded(key ^ 2):  # crop and RandAugment have the key itself and key ^ 1
+            return self.distort(image)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         prepared = self.prepare(batch["image"])

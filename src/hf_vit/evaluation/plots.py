@@ -33,7 +33,7 @@ def plot_confusion_matrix(matrix: "NDArray[np.int64]", label_names: Sequence[str
 
     size = len(label_names)
     side = float(np.clip(0.45 * size + 2.5, 4.5, 14))
-    figure = _figure(side, side)
+    figure = new_figure(side, side)
     axes = figure.add_subplot()
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     picture = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
@@ -50,7 +50,7 @@ def plot_confusion_matrix(matrix: "NDArray[np.int64]", label_names: Sequence[str
             axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=colour, fontsize=8)
     if title:
         axes.set_title(title, parse_math=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_wrong_images(wrong: "Sequence[WrongImage]", path: Path, limit: int = 25) -> None:
@@ -58,7 +58,7 @@ def plot_wrong_images(wrong: "Sequence[WrongImage]", path: Path, limit: int = 25
     shown = [entry for entry in wrong if entry.thumbnail is not None][:limit]
     columns = min(5, max(len(shown), 1))
     rows = -(-len(shown) // columns) or 1
-    figure = _figure(2.2 * columns, 2.5 * rows)
+    figure = new_figure(2.2 * columns, 2.5 * rows)
     for place, entry in enumerate(shown):
         axes = figure.add_subplot(rows, columns, place + 1)
         axes.imshow(cast(Any, entry.thumbnail), interpolation="nearest")
@@ -67,7 +67,7 @@ def plot_wrong_images(wrong: "Sequence[WrongImage]", path: Path, limit: int = 25
             f"{_short(entry.label, 16)} → {_short(entry.prediction, 16)}\n{entry.confidence:.0%} · image {entry.index}"
         )
         axes.set_title(title, fontsize=8, parse_math=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) -> bool:
@@ -80,7 +80,7 @@ def plot_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) ->
     accuracy = _series(log_history, "eval_accuracy") or _series(log_history, "eval_top1")
     if not any(losses.values()):
         return False
-    figure = _figure(9 if accuracy else 5, 3.6)
+    figure = new_figure(9 if accuracy else 5, 3.6)
     axes = figure.add_subplot(1, 2 if accuracy else 1, 1)
     for name, points in losses.items():
         _draw(axes, points, name)
@@ -91,7 +91,7 @@ def plot_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) ->
         _draw(axes, [(epoch, 100 * value) for epoch, value in accuracy], "validation")
         axes.set_ylabel("accuracy (%)")
         axes.legend()
-    _save(figure, path)
+    save_figure(figure, path)
     return True
 
 
@@ -106,13 +106,15 @@ def _draw(axes: "Axes", points: Sequence[tuple[float, float]], name: str) -> Non
         axes.grid(visible=True, alpha=0.3)
 
 
-def _figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> "Figure":
+    """A figure of this size in inches, outside of pyplot."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: "Figure", path: Path) -> None:
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a figure as PNG in one move."""
     import warnings
 
     content = io.BytesIO()

@@ -1,10 +1,11 @@
-"""Training as the papers did it: recipes as data, `HfViTTrainer`, and `finetune`, the main job."""
+"""Training as the papers did it: recipes as data, `HfViTTrainer`, `finetune`, the main job, and `pretrain`."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hf_vit.training.finetuning import FinetuneOptions, FinetuneResult, finetune
+    from hf_vit.training.pretraining import PretrainResult, pretrain
     from hf_vit.training.recipes import RECIPES, Recipe, find_recipe
     from hf_vit.training.trainer import HfViTTrainer
 
@@ -14,12 +15,24 @@ _LAZY = {
     "FinetuneOptions": "finetuning",
     "FinetuneResult": "finetuning",
     "HfViTTrainer": "trainer",
+    "PretrainResult": "pretraining",
     "Recipe": "recipes",
     "find_recipe": "recipes",
     "finetune": "finetuning",
+    "pretrain": "pretraining",
 }
 
-__all__ = ["RECIPES", "FinetuneOptions", "FinetuneResult", "HfViTTrainer", "Recipe", "find_recipe", "finetune"]
+__all__ = [
+    "RECIPES",
+    "FinetuneOptions",
+    "FinetuneResult",
+    "HfViTTrainer",
+    "PretrainResult",
+    "Recipe",
+    "find_recipe",
+    "finetune",
+    "pretrain",
+]
 
 
 def __getattr__(name: str) -> Any:

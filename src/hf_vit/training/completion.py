@@ -1,6 +1,7 @@
 """The end of a run: one look at the test split, then the finished folder in one move."""
 
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,22 @@ def complete(run: Run, trainer: HfViTTrainer, seconds: float) -> FinetuneResult:
         seconds=seconds,
         history=trainer.state.log_history,
     )
+    deliver(run, lambda folder: _write(run, result, folder))
+    return result
+
+
+def deliver(run: Run, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a folder beside the checkpoints, move it into the output when it is complete, and tidy up.
+
+    Raises:
+        UserError: the disk is full; the checkpoints stay.
+    """
     # Of the same name as the output, which is the model's name in the card.
     parcel = run.work / "finished" / run.output.absolute().name
     try:
-        _write(run, result, parcel)
+        shutil.rmtree(parcel, ignore_errors=True)
+        parcel.mkdir(parents=True)
+        write(parcel)
         move_into(parcel, run.output)
     except Exception as error:  # of safetensors, torch or the system
         if not is_full_disk(error):
@@ -60,7 +73,6 @@ def complete(run: Run, trainer: HfViTTrainer, seconds: float) -> FinetuneResult:
         ) from error
     if not run.options.keep_checkpoints:
         shutil.rmtree(run.work)
-    return result
 
 
 def best_evaluation(history: list[dict[str, Any]], best_step: int | None) -> dict[str, Any]:
@@ -70,8 +82,6 @@ def best_evaluation(history: list[dict[str, Any]], best_step: int | None) -> dic
 
 
 def _write(run: Run, result: FinetuneResult, folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     result.model.save_pretrained(folder)
     run.processor.save_pretrained(folder)
     plot_learning_curve(result.history, folder / "learning_curve.png")
@@ -81,7 +91,7 @@ def _write(run: Run, result: FinetuneResult, folder: Path) -> None:
             "training",
             command=run.command,
             seed=run.options.seed,
-            data=_data_fact(run, "train", run.data.num_examples("train")),
+            data=data_fact(run, "train", run.data.num_examples("train")),
             seconds=result.seconds,
             device=run.options.device,
             values=training_values(run, result),
@@ -90,7 +100,7 @@ def _write(run: Run, result: FinetuneResult, folder: Path) -> None:
     save_evaluation(
         folder,
         result.test,
-        data=_data_fact(run, "test", result.test.num_images),
+        data=data_fact(run, "test", result.test.num_images),
         command=run.command,
         seed=SPLIT_SEED,
         device=run.options.device,
@@ -100,8 +110,17 @@ def _write(run: Run, result: FinetuneResult, folder: Path) -> None:
 
 def training_values(run: Run, result: FinetuneResult) -> dict[str, Any]:
     """What facts.json says of a training: what was really used, and what came out on the validation split."""
-    logged = [entry["loss"] for entry in result.history if "loss" in entry]
-    images = result.steps * run.recipe.batch_size
+    return {
+        **run_values(run, result.model, result.steps, result.seconds, result.history),
+        "best_step": result.best_step,
+        "validation_accuracy": result.validation["accuracy"],
+        "validation_loss": result.validation["loss"],
+    }
+
+
+def run_values(run: Run, model: Any, steps: int, seconds: float, history: list[dict[str, Any]]) -> dict[str, Any]:
+    """The part of the facts that every objective has."""
+    logged = [entry["loss"] for entry in history if "loss" in entry]
     config = run.model.config
     of_the_model = {
         "image_size": config.image_size,
@@ -110,15 +129,12 @@ def training_values(run: Run, result: FinetuneResult) -> dict[str, Any]:
     }
     values: dict[str, Any] = {
         "recipe": run.recipe.settings() | of_the_model,
-        "steps": result.steps,
+        "steps": steps,
         "planned_steps": run.steps,
-        "best_step": result.best_step,
-        "validation_accuracy": result.validation["accuracy"],
-        "validation_loss": result.validation["loss"],
-        "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "micro_batch_size": run.micro_batch_size,
         "precision": "bf16" if run.bf16 else "fp32",
-        "images_per_second": round(images / result.seconds, 2) if result.seconds else None,
+        "images_per_second": round(steps * run.recipe.batch_size / seconds, 2) if seconds else None,
     }
     if logged:
         values["training_loss"] = logged[-1]
@@ -131,5 +147,5 @@ def training_values(run: Run, result: FinetuneResult) -> dict[str, Any]:
     return values
 
 
-def _data_fact(run: Run, split: str, size: int | None) -> DataFact:
+def data_fact(run: Run, split: str, size: int | None) -> DataFact:
     return DataFact(name=run.data.name, fingerprint=run.data.fingerprint, split=split, size=size)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hf_vit.training.model_source import ModelSource
 
 Precision = Literal["auto", "fp32", "bf16"]
+# What makes a run's model and image processor of: the source, the classes, (height, width) px, the recipe.
+Build = Callable[["ModelSource", Sequence[str], tuple[int, int], Recipe], tuple[Any, Any]]
 # The split of data that comes without validation or test is part of the data, not of a run: every seed of a training,
 # and a later `hf-vit evaluate`, has the same test images.
 SPLIT_SEED = 0
@@ -155,12 +157,12 @@ def finetune(
     say = report or (lambda line: None)
     options = options or FinetuneOptions()
     chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(**overrides)
-    with _quiet_transformers():
-        run = prepare(model, data, Path(output), chosen, options, command, say)
+    with quiet_transformers():
+        run = prepare(model, data, Path(output), chosen, options, command, say, build_for_classes)
         from hf_vit.training.completion import complete
-        from hf_vit.training.running import train
+        from hf_vit.training.running import build_trainer, train
 
-        trainer, seconds = train(run, say)
+        trainer, seconds = train(run, say, build_trainer)
         return complete(run, trainer, seconds)
 
 
@@ -172,13 +174,18 @@ def prepare(
     options: FinetuneOptions,
     command: str | Sequence[str] | None,
     say: Callable[[str], None],
+    build: Build,
+    settings: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Check everything that can be wrong, cheapest first, and build the model."""
+    """Check everything that can be wrong, cheapest first, and build the model.
+
+    `settings` are those of the objective, which a resumed run must share beside the recipe's.
+    """
     from transformers import set_seed
 
     from hf_vit.data import check_images, load_data
     from hf_vit.models.configuration_hf_vit import as_pair
-    from hf_vit.training.model_source import build_classifier, build_processor, find_model
+    from hf_vit.training.model_source import find_model
 
     micro = micro_batch_size(recipe.batch_size, options.micro_batch_size)
     checkpoint = open_output(output, options.resume, say)
@@ -199,17 +206,26 @@ def prepare(
     for split in ("train", "validation", "test"):
         images.split(split)
     set_seed(options.seed)
-    classifier = build_classifier(
-        source, images.label_names, image_size=size, dropout=recipe.dropout, drop_path=recipe.drop_path
-    )
-    processor = build_processor(source, cast(Any, classifier.config))
+    built, processor = build(source, images.label_names, size, recipe)
     steps = total_steps(recipe, images.num_examples("train"))
-    run = Run(recipe, options, output, images, source, classifier, processor, steps, micro, False, checkpoint, command)
-    run.bf16 = use_bf16(options, classifier)
+    run = Run(recipe, options, output, images, source, built, processor, steps, micro, False, checkpoint, command)
+    run.bf16 = use_bf16(options, built)
     check_disk(run)
-    enter_run(run)
+    enter_run(run, settings or {})
     say(describe(run))
     return run
+
+
+def build_for_classes(
+    source: "ModelSource", label_names: Sequence[str], image_size: tuple[int, int], recipe: Recipe
+) -> tuple[Any, Any]:
+    """A classifier of these classes, and its image processor."""
+    from hf_vit.training.model_source import build_classifier, build_processor
+
+    classifier = build_classifier(
+        source, label_names, image_size=image_size, dropout=recipe.dropout, drop_path=recipe.drop_path
+    )
+    return classifier, build_processor(source, cast(Any, classifier.config))
 
 
 def open_output(output: Path, resume: bool, say: Callable[[str], None]) -> Path | None:
@@ -317,11 +333,12 @@ def check_disk(run: Run) -> None:
     need_space(run.output, weights + 3 * (weights + state) + (16 << 20))
 
 
-def enter_run(run: Run) -> None:
+def enter_run(run: Run, objective: Mapping[str, Any]) -> None:
     """Record how the run is started, or make sure that it is resumed with the same settings."""
     from hf_vit.training.checkpoints import read_run, refuse_other_settings, write_run
 
     settings = {
+        **objective,
         **{name: value for name, value in run.recipe.settings().items() if name not in ("name", "source")},
         "model": run.source.name if run.source.checkpoint is None else Path(run.source.name).name,
         "data": f"{run.data.name} {run.data.fingerprint}",
@@ -362,7 +379,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 @contextmanager
-def _quiet_transformers() -> Generator[None]:
+def quiet_transformers() -> Generator[None]:
     """Without a bar for every file that transformers writes, and without its advice: a training tells of itself."""
     from transformers.utils import logging
 

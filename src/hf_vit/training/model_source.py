@@ -163,6 +163,8 @@ def _build(
         return _load(source, auto_class, config, side, new)
     except StrictDataclassError as error:
         raise UserError(f"{source.name}: {_plain(error)}") from error
+    except UserError:
+        raise
     except ValueError as error:  # a head that the configuration cannot have
         raise UserError(f"{source.name}: {error}") from error
 

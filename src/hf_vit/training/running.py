@@ -31,8 +31,8 @@ _SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with
 _LOSS_WEIGHT = 1e-6
 
 
-def train(run: Run, say: Callable[[str], None]) -> tuple[HfViTTrainer, float]:
-    """Train a run to its end, from its checkpoint if it has one.
+def train(run: Run, say: Callable[[str], None], build: Callable[[Run], HfViTTrainer]) -> tuple[HfViTTrainer, float]:
+    """Train a run to its end, from its checkpoint if it has one, with the trainer that `build` makes of it.
 
     Returns:
         The trainer with the best checkpoint's weights in its model, and the seconds spent training in all sessions.
@@ -40,7 +40,7 @@ def train(run: Run, say: Callable[[str], None]) -> tuple[HfViTTrainer, float]:
     Raises:
         UserError: a full disk, too little memory, a loss that is not a number.
     """
-    trainer = build_trainer(run)
+    trainer = build(run)
     with _explained(run, trainer):
         if run.checkpoint is None:
             trainer.train()
@@ -55,16 +55,14 @@ def train(run: Run, say: Callable[[str], None]) -> tuple[HfViTTrainer, float]:
 
 
 def build_trainer(run: Run) -> HfViTTrainer:
-    """The trainer of a run, ready to go."""
+    """The trainer of a classifier's run, ready to go."""
     recipe, seed = run.recipe, run.options.seed
     training = train_transform(run.processor, recipe.augmentation, seed)
     augmentation = recipe.augmentation
     callbacks: list[Any] = [Clock()]
     if recipe.patience is not None:
         callbacks.append(EarlyStoppingCallback(recipe.patience))
-    if run.bf16 and pick_device(run.options.device).type == "cpu":
-        # torch's fused attention is slow backwards on CPUs under autocast (2.5 times the whole step, measured).
-        run.model.set_attn_implementation("eager")
+    choose_attention(run, run.model)
     return HfViTTrainer(
         model=run.model,
         args=training_arguments(run),
@@ -81,11 +79,17 @@ def build_trainer(run: Run) -> HfViTTrainer:
     )
 
 
-def training_arguments(run: Run) -> TrainingArguments:
-    """A recipe in the words of transformers' Trainer."""
+def choose_attention(run: Run, model: Any) -> None:
+    """On CPUs under autocast torch's fused attention is slow backwards (2.5 times the whole step, measured)."""
+    if run.bf16 and pick_device(run.options.device).type == "cpu":
+        model.set_attn_implementation("eager")
+
+
+def training_arguments(run: Run, **changes: Any) -> TrainingArguments:
+    """A recipe in the words of transformers' Trainer; `changes` are what another objective needs otherwise."""
     recipe, options = run.recipe, run.options
     interval = max(1, -(-run.steps // recipe.evaluations))
-    arguments = TrainingArguments(
+    settings: dict[str, Any] = dict(
         output_dir=str(run.work),
         max_steps=run.steps,
         per_device_train_batch_size=run.micro_batch_size,
@@ -120,6 +124,7 @@ def training_arguments(run: Run) -> TrainingArguments:
         # Its default follows the log level; live progress is shown on terminals alone.
         disable_tqdm=False,
     )
+    arguments = TrainingArguments(**(settings | changes))
     # Several visible GPUs would silently multiply the batch (DataParallel); torchrun is the way to use them.
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # pyright: ignore[reportPrivateUsage]
@@ -158,8 +163,7 @@ def _take_up(trainer: HfViTTrainer, run: Run) -> None:
     if clock:
         for callback in _callbacks(trainer, Clock):
             callback.earlier = float(clock["attributes"]["earlier"])
-    best = state.get("best_model_checkpoint") or str(run.checkpoint)
-    trainer.model = type(run.model).from_pretrained(best, dtype=torch.float32).to(trainer.args.device)
+    trainer._load_from_checkpoint(state.get("best_model_checkpoint") or str(run.checkpoint))
 
 
 def _callbacks(trainer: HfViTTrainer, kind: type[_Kind]) -> list[_Kind]:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import PrinterCallback, ProgressCallback, Trainer
+from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from hf_vit.errors import UserError
@@ -112,7 +112,11 @@ class HfViTTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
-        (Path(output_dir or str(self.args.output_dir)) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+        folder = Path(output_dir or str(self.args.output_dir))
+        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+        model = self.accelerator.unwrap_model(self.model)
+        if not isinstance(model, PreTrainedModel) and isinstance(getattr(model, "config", None), PreTrainedConfig):
+            model.config.save_pretrained(folder)  # Trainer itself saves the weights alone
 
     def _num_labels(self) -> int:
         return int(self.accelerator.unwrap_model(self.model).config.num_labels)

@@ -1,0 +1,140 @@
+"""`hf-vit pretrain`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hf_vit.cli.finetune import parse_size
+
+_RECIPE = "Recipe values (defaults: the recipe's)"
+_IMAGES = "Variation of the training images (defaults: the recipe's)"
+_PATCHES = "Masked and next patch prediction"
+_CONTRAST = "Momentum contrast"
+
+
+def pretrain(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="Variant (S/16, Ti/4), folder or Hub id.", show_default=False)],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="digits, photos, a folder of class folders, parquet or webdataset files, or a Hub id.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path, typer.Option(help="New or empty folder for the finished model.", show_default=False)],
+    objective: Annotated[str, typer.Option(help="masked-patch, next-patch or contrastive.")] = "masked-patch",
+    recipe: Annotated[
+        str | None, typer.Option(help="Settings by name (hf-vit recipes); by default the objective's small one.")
+    ] = None,
+    image_size: Annotated[str | None, typer.Option(help="px, S or HxW; positions are resampled.")] = None,
+    class_token: Annotated[
+        bool | None, typer.Option("--class-token/--no-class-token", help="By default the model's.", show_default=False)
+    ] = None,
+    num_hidden_groups: Annotated[int | None, typer.Option(help="Layers share weights in so many groups.")] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="Causal attention (next-patch always has it).")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last complete checkpoint.")] = False,
+    seed: Annotated[int, typer.Option(help="Of weights, order, variation, masks and dropout.", min=0)] = 0,
+    micro_batch_size: Annotated[int | None, typer.Option(help="Images a forward pass; not for contrastive.")] = None,
+    precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    num_workers: Annotated[int, typer.Option(help="Processes that prepare images.", min=0)] = 0,
+    device: Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")] = None,
+    streaming: Annotated[bool, typer.Option("--streaming", help="Read the data while training.")] = False,
+    skip_bad_images: Annotated[bool, typer.Option("--skip-bad-images", help="Leave out unreadable images.")] = False,
+    keep_checkpoints: Annotated[
+        bool, typer.Option("--keep-checkpoints", help="Keep OUTPUT/checkpoints when done.")
+    ] = False,
+    target: Annotated[
+        str, typer.Option(rich_help_panel=_PATCHES, help="mean_color, downsampled or pixels.")
+    ] = "mean_color",
+    mask_rate: Annotated[float, typer.Option(rich_help_panel=_PATCHES, help="Share of patches corrupted.")] = 0.5,
+    mask_share: Annotated[float, typer.Option(rich_help_panel=_PATCHES, help="Of these, share of [mask].")] = 0.8,
+    swap_share: Annotated[float, typer.Option(rich_help_panel=_PATCHES, help="Of these, other patches.")] = 0.1,
+    static_masks: Annotated[
+        bool, typer.Option("--static-masks", rich_help_panel=_PATCHES, help="An image keeps its mask.")
+    ] = False,
+    temperature: Annotated[float, typer.Option(rich_help_panel=_CONTRAST)] = 0.2,
+    encoder_momentum: Annotated[float, typer.Option(rich_help_panel=_CONTRAST, help="At the first step.")] = 0.99,
+    projection_size: Annotated[int, typer.Option(rich_help_panel=_CONTRAST)] = 256,
+    hidden_size: Annotated[int | None, typer.Option(rich_help_panel=_CONTRAST, help="Of projector, predictor.")] = None,
+    normalization: Annotated[str, typer.Option(rich_help_panel=_CONTRAST, help="batch, layer or none.")] = "batch",
+    freeze_patches: Annotated[
+        bool, typer.Option("--freeze-patches/--train-patches", rich_help_panel=_CONTRAST, help="Patch projection.")
+    ] = True,
+    epochs: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)] = None,
+    steps: Annotated[int | None, typer.Option(rich_help_panel=_RECIPE, help="Instead of epochs.")] = None,
+    batch_size: Annotated[int | None, typer.Option(rich_help_panel=_RECIPE, help="Images a step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="After warm-up.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)] = None,
+    schedule: Annotated[str | None, typer.Option(rich_help_panel=_RECIPE, help="cosine, linear, constant.")] = None,
+    warmup: Annotated[
+        float | None, typer.Option(rich_help_panel=_RECIPE, help="Share of all steps if below 1, else steps.")
+    ] = None,
+    clip: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Largest gradient norm; 0: off.")] = None,
+    dropout: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)] = None,
+    drop_path: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Stochastic depth.")] = None,
+    evaluations: Annotated[
+        int | None, typer.Option(rich_help_panel=_RECIPE, help="Evaluations and checkpoints in all.")
+    ] = None,
+    random_resized_crop: Annotated[
+        tuple[float, float] | None,
+        typer.Option(rich_help_panel=_IMAGES, help="Smallest and largest share of the area; 0 0: off."),
+    ] = None,
+    horizontal_flip: Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Probability.")] = None,
+    shift_px: Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest shift.")] = None,
+) -> None:
+    """Pre-train without labels; hf-vit finetune --model OUTPUT goes on from there."""
+    from hf_vit.cli.command_line import command_line
+    from hf_vit.training import FinetuneOptions
+    from hf_vit.training import pretrain as run
+    from hf_vit.training.contrastive import ContrastiveOptions
+    from hf_vit.training.masking import RandomMasking
+    from hf_vit.training.recipes import OVERRIDABLE
+
+    options = FinetuneOptions(
+        image_size=parse_size(image_size),
+        micro_batch_size=micro_batch_size,
+        precision=precision,  # pyright: ignore[reportArgumentType] - checked by the class
+        seed=seed,
+        num_workers=num_workers,
+        streaming=streaming,
+        skip_bad_images=skip_bad_images,
+        resume=resume,
+        keep_checkpoints=keep_checkpoints,
+        device=device,
+    )
+    contrastive = ContrastiveOptions(
+        temperature=temperature,
+        momentum=encoder_momentum,
+        projection_size=projection_size,
+        hidden_size=hidden_size,
+        normalization=normalization,  # pyright: ignore[reportArgumentType] - checked by the class
+        freeze_patches=freeze_patches,
+    )
+    try:
+        result = run(
+            model,
+            data,
+            output,
+            objective=objective,
+            recipe=recipe,
+            target=target,
+            masking=RandomMasking(mask_rate, mask_share, swap_share),
+            static_masks=static_masks,
+            contrastive=contrastive,
+            class_token=class_token,
+            num_hidden_groups=num_hidden_groups,
+            causal=causal,
+            options=options,
+            command=command_line(context),
+            report=typer.echo,
+            **{name: value for name, value in context.params.items() if name in OVERRIDABLE},
+        )
+    except KeyboardInterrupt:
+        typer.echo(f"hf-vit: stopped; the last complete checkpoint is in {output}, --resume goes on from it", err=True)
+        raise typer.Exit(130) from None
+    loss = "not evaluated" if result.validation_loss is None else f"{result.validation_loss:.4f}"
+    typer.echo(f"validation loss {loss} after {result.steps:,} steps, {result.seconds:,.1f} s of training")
+    typer.echo(f"saved in {result.folder}: model, processor, facts.json, {result.picture.name}, README.md")
+    typer.echo(f"go on with: hf-vit finetune --model {result.folder} --data {data} --output OUTPUT")
