@@ -20,7 +20,7 @@ from .configuration_hf_vit import as_pair
 from .modeling_hf_vit import HfViTBaseForImageClassification, HfViTPreTrainedModel
 from .positions_hf_vit import replace_parameter, resample_grid
 
-CACHED_LOGITS = 2**17  # computed at a time on a CPU: what fits into its cache
+CACHED_LOGITS = 2**18  # computed at a time on a CPU: what fits into its cache
 
 
 class DenseNorm(nn.Module):
@@ -120,12 +120,14 @@ class HfAxialResNetAttention(nn.Module):
             to_q, to_k, to_v = (rows.unfold(0, length, 1).flip(0) for rows in (to_q, to_k.flip(0), to_v))
             scales = self.logit_norm(lines[..., :size], lines[..., size : 2 * size], to_q, to_k).to(wide)
             few = lines.shape[1]
-            if lines.device.type == "cpu" and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+            if not (self.training or lines.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling()):
                 few = max(CACHED_LOGITS // (HEADS * length**2), 1)
-            found = [attend(part, scales[..., None], to_q, to_k, to_v) for part in lines.split(few, dim=1)]
-            content, position = (torch.cat(parts, 1).reshape(-1, channels) for parts in zip(*found, strict=True))
-        attended = self.content_norm(content.to(qkv.dtype)) + self.position_norm(position.to(qkv.dtype))
-        return attended.view(*qkv.shape[:3], channels).movedim(0, self.axis)
+            attended = []
+            for part in lines.split(few, dim=1):
+                found = attend(part, scales[..., None], to_q, to_k, to_v)
+                content, position = (each.reshape(-1, channels).to(qkv.dtype) for each in found)
+                attended.append((self.content_norm(content) + self.position_norm(position)).view(length, -1, channels))
+        return torch.cat(attended, dim=1).view(*qkv.shape[:3], channels).movedim(0, self.axis)
 
 
 class HfAxialResNetBottleneck(nn.Module):
@@ -142,8 +144,7 @@ class HfAxialResNetBottleneck(nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         hidden = self.row(self.column(F.relu(self.reduce(features))))
         if self.stride != 1:
-            pooled = F.avg_pool2d(hidden.permute(0, 3, 1, 2), self.stride, ceil_mode=True)
-            hidden = pooled.permute(0, 2, 3, 1)
+            hidden = F.avg_pool2d(hidden.permute(0, 3, 1, 2), self.stride, ceil_mode=True).permute(0, 2, 3, 1)
         if self.projection is not None:
             features = self.projection(features[:, :: self.stride, :: self.stride])
         return F.relu(self.expand(F.relu(hidden)) + features)
@@ -178,9 +179,8 @@ class HfAxialResNetStem(nn.Module):
 def init_axial_resnet(module: nn.Module) -> None:
     """The authors' code: He's variance by fan-out, position-sensitive parts by fan-in, last norm of a unit zero."""
     if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-        for name, value in (("weight", 1), ("bias", 0), ("running_mean", 0), ("running_var", 1)):
-            init.constant_(getattr(module, name), value)
-        init.zeros_(module.num_batches_tracked)
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            init.constant_(tensor, 1 if name in ("weight", "running_var") else 0)
     elif isinstance(module, LogitNorm):
         init.ones_(module.weight)
         init.ones_(module.running_var)
