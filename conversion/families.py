@@ -6,7 +6,18 @@ from dataclasses import dataclass
 
 from hf_vit.errors import UserError
 
-from . import big_vision, transformers_vit, vit_jax, vit_jax_hybrid
+from . import (
+    big_vision,
+    dino,
+    mae,
+    timm_hybrid,
+    timm_vit,
+    transformers_deit,
+    transformers_vit,
+    transformers_vit_hybrid,
+    vit_jax,
+    vit_jax_hybrid,
+)
 from .checkpoint import Shape
 from .origins import Origin
 
@@ -15,6 +26,12 @@ ORIGINS: tuple[Origin, ...] = (
     vit_jax_hybrid.ORIGIN,
     big_vision.ORIGIN,
     transformers_vit.ORIGIN,
+    transformers_deit.ORIGIN,
+    transformers_vit_hybrid.ORIGIN,
+    mae.ORIGIN,
+    dino.ORIGIN,
+    timm_vit.ORIGIN,
+    timm_hybrid.ORIGIN,
 )
 
 _STEM = r"(^|/)(conv_root|root_block|block\d+/unit\d+)/"
@@ -42,14 +59,14 @@ FAMILIES = (
     ),
     Family("a BiT ResNet (arXiv 1912.11370), which is not supported yet", (_STEM,)),
     Family("a text tower of big_vision, which is no vision transformer", (r"(^|/)txt/",)),
-    Family("a ViT of timm, which is not supported yet", (r"(^|\.)blocks\.\d+\.(attn\.qkv|norm1)\.",)),
+    Family("part of a ViT of timm, whose patch embedding is missing", (r"(^|\.)blocks\.\d+\.(attn\.qkv|norm1)\.",)),
     Family(
-        "a ViT of transformers, which is not supported yet",
+        "part of a ViT of transformers, whose patch embedding is missing",
         (r"(^|\.)(layer\.\d+\.attention\.attention\.query|layers\.\d+\.attention\.q_proj)\.",),
     ),
 )
 
-READABLE = "; hf-vit convert reads: " + ", ".join(origin.title for origin in ORIGINS)
+READABLE = "; hf-vit convert reads files of " + ", ".join(origin.name for origin in ORIGINS)
 
 
 def find_origin(shapes: Mapping[str, Shape], file_name: str) -> Origin:

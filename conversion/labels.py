@@ -30,3 +30,11 @@ def read_labels(path: str | Path) -> list[str]:
     if twice:
         raise UserError(f"{path.name} names {', '.join(twice[:3])} more than once; every class needs its own name")
     return labels
+
+
+def unique_names(found: Any) -> tuple[str, ...] | None:
+    """The names of a source's classes in order, or None where they are no list of different names."""
+    if not isinstance(found, list) or not found or not all(isinstance(name, str) and name for name in found):
+        return None
+    names: list[str] = found
+    return tuple(names) if len(set(names)) == len(names) else None

@@ -11,6 +11,7 @@ from typing import Any
 from hf_vit.errors import UserError
 
 from .checkpoint import Companions, Shape
+from .labels import unique_names
 from .origins import Dims, KeyNames, KeyRule, Origin, Told
 from .preprocessing import from_transformers
 from .sizes import Pair, declared_grid, square_or_pair
@@ -98,7 +99,8 @@ ASSUMED = {
 
 
 def recognises(shapes: Mapping[str, Shape]) -> bool:
-    return find_base(shapes) is not None and not any(key.endswith("embeddings.distillation_token") for key in shapes)
+    marks = ("embeddings.distillation_token", "embeddings.patch_embeddings.backbone.")
+    return find_base(shapes) is not None and not any(mark in key for key in shapes for mark in marks)
 
 
 def find_base(shapes: Mapping[str, Shape]) -> str | None:
@@ -235,8 +237,7 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...] | None:
         return None
     by_index: Mapping[str, Any] = {str(index): name for index, name in found.items()}
     names = [by_index.get(str(index)) for index in range(len(by_index))]
-    named = all(isinstance(name, str) for name in names) and names != [f"LABEL_{i}" for i in range(len(names))]
-    return tuple(str(name) for name in names) if named and len(set(names)) == len(names) else None
+    return None if names == [f"LABEL_{i}" for i in range(len(names))] else unique_names(names)
 
 
 def _pair(value: Any) -> Pair:

@@ -84,16 +84,7 @@ def rules_of(rules: tuple[KeyRule, ...], shapes: Mapping[str, Shape]) -> tuple[K
 
     GroupNorm's parameters are (C,) or, in older files, (1, 1, 1, C): each is taken as it is.
     """
-    found: list[KeyRule] = []
-    channels = "W"
-    for stage, depth in enumerate(stage_depths(shapes), start=1):
-        width, output = f"{2 ** (stage - 1)}W", f"{4 * 2 ** (stage - 1)}W"
-        for unit in range(1, depth + 1):
-            sizes = {"U": width, "O": output, "I": channels}
-            templates = [rule for rule in UNIT_RULES if unit == 1 or not any(name in rule.source for name in _FIRST)]
-            found += [_in_unit(rule, stage, unit, sizes) for rule in templates]
-            channels = output
-    found += [_with_axes(rule, {"F": channels}) for rule in rules if rule not in UNIT_RULES]
+    found = expanded(rules, UNIT_RULES, stage_depths(shapes), _FIRST)
     old = ("1", "1", "1")
     return tuple(
         replace(rule, axes=(*old, *rule.axes))
@@ -103,9 +94,27 @@ def rules_of(rules: tuple[KeyRule, ...], shapes: Mapping[str, Shape]) -> tuple[K
     )
 
 
+def expanded(
+    rules: tuple[KeyRule, ...], unit_rules: tuple[KeyRule, ...], depths: Iterable[int], first: tuple[str, ...]
+) -> list[KeyRule]:
+    """One rule a key of a stem of these depths; names in `first` are in the first unit of a stage only."""
+    found: list[KeyRule] = []
+    channels = "W"
+    for stage, depth in enumerate(depths, start=1):
+        width, output = f"{2 ** (stage - 1)}W", f"{4 * 2 ** (stage - 1)}W"
+        for unit in range(1, depth + 1):
+            sizes = {"U": width, "O": output, "I": channels}
+            templates = [rule for rule in unit_rules if unit == 1 or not any(name in rule.source for name in first)]
+            found += [_in_unit(rule, stage, unit, sizes) for rule in templates]
+            channels = output
+    return found + [_with_axes(rule, {"F": channels}) for rule in rules if rule not in unit_rules]
+
+
 def _in_unit(rule: KeyRule, stage: int, unit: int, sizes: Mapping[str, str]) -> KeyRule:
-    source = rule.source.replace("{s}", str(stage)).replace("{u}", str(unit))
-    target = rule.target.replace("{s-1}", str(stage - 1)).replace("{u-1}", str(unit - 1))
+    numbers = {"{s}": stage, "{u}": unit, "{s-1}": stage - 1, "{u-1}": unit - 1}
+    source, target = rule.source, rule.target
+    for name, number in numbers.items():
+        source, target = source.replace(name, str(number)), target.replace(name, str(number))
     return replace(_with_axes(rule, sizes), source=source, target=target)
 
 
@@ -113,18 +122,22 @@ def _with_axes(rule: KeyRule, sizes: Mapping[str, str]) -> KeyRule:
     return replace(rule, axes=tuple(sizes.get(axis, axis) for axis in rule.axes))
 
 
-def configure(
-    dims: Dims, parts: frozenset[str], shapes: Mapping[str, Shape], image_size: tuple[int, int] | None
-) -> dict[str, Any]:
-    """Fields of `HfHybridViTConfig`."""
-    depths = stage_depths(shapes)
+def stem_fields(dims: Dims, depths: tuple[int, ...]) -> tuple[dict[str, Any], int]:
+    """(what the stem tells of the config, side in px of the image behind one token)."""
     if dims["W"] % 32:
         raise UserError(
             f"the stem is {dims['W']} wide, which GroupNorm's 32 groups do not divide; the file is damaged or of "
             "another kind"
         )
     stride = 4 * 2 ** max(len(depths) - 1, 0) * dims["P"]
-    stem = {"stage_depths": depths, "stem_width": dims["W"], "stem_patch_size": dims["P"]}
+    return {"stage_depths": depths, "stem_width": dims["W"], "stem_patch_size": dims["P"]}, stride
+
+
+def configure(
+    dims: Dims, parts: frozenset[str], shapes: Mapping[str, Shape], image_size: tuple[int, int] | None
+) -> dict[str, Any]:
+    """Fields of `HfHybridViTConfig`."""
+    stem, stride = stem_fields(dims, stage_depths(shapes))
     patch = (stride, stride)
     grid = vit_jax.table_grid(dims, parts, patch, image_size)
     return {**stem, **vit_jax.common_fields(dims, parts, patch, grid)}

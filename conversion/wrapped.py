@@ -66,5 +66,10 @@ def prefixes(shapes: Mapping[str, Shape], anchor: str) -> list[str]:
     return sorted(prefix for prefix in ends if _PREFIX.fullmatch(prefix))
 
 
+def bare_names(shapes: Mapping[str, Shape]) -> list[str]:
+    """The keys without what is wrapped around each."""
+    return [_PREFIX.sub("", key, count=1) for key in shapes]
+
+
 def first_reason(patterns: Mapping[str, str], key: str) -> str | None:
     return next((reason for pattern, reason in patterns.items() if re.fullmatch(pattern, key)), None)

@@ -1,0 +1,323 @@
+"""Models of transformers and timm give the same numbers after their conversion; what cannot be told is said."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, save_timm, vit_hybrid_parts
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import ViTModel
+
+import hf_vit.conversion as conversion
+from hf_vit.errors import UserError
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+
+def convert(source: Path, **options: Any) -> Any:
+    return conversion.convert(source, source.with_name(f"{source.name}.out"), **options)
+
+
+def load(result: conversion.ConversionResult) -> Any:
+    return result.plan.model_class.from_pretrained(result.output).eval()
+
+
+def body(model: nn.Module) -> nn.Module:
+    return next((getattr(model, name) for name in ("vit", "deit") if hasattr(model, name)), model)
+
+
+def largest(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    assert ours.shape == theirs.shape
+    return float((ours - theirs).abs().max()) / max(1.0, float(theirs.abs().max()))
+
+
+@torch.no_grad()
+def hold(model: Any, ours: Any, size: tuple[int, int], tokens: Callable, outcome: Callable, channels: int = 3) -> None:
+    """Tokens and outcome (logits or pooled) agree in both precisions."""
+    for dtype, tolerance in TOLERANCE.items():
+        model.to(dtype), ours.to(dtype)
+        images = torch.randn(2, channels, *size, dtype=torch.float64).to(dtype)
+        output = body(ours)(images)
+        assert largest(output.last_hidden_state, tokens(model, images)) <= tolerance
+        found = ours(images)
+        found = found.logits if hasattr(ours, "classifier") else found.pooler_output
+        assert largest(found, outcome(model, images)) <= tolerance
+
+
+def transformers_tokens(model: Any, images: torch.Tensor) -> torch.Tensor:
+    return body(model)(images).last_hidden_state
+
+
+def transformers_outcome(model: Any, images: torch.Tensor) -> torch.Tensor:
+    output = model(images)
+    if hasattr(output, "logits"):
+        return output.logits
+    pooled = getattr(output, "pooler_output", None)
+    return body(model)(images).last_hidden_state[:, 0] if pooled is None else pooled
+
+
+def without_pooler(config: Any) -> nn.Module:
+    return ViTModel(config, add_pooling_layer=False)
+
+
+# Name -> (model, ignored keys by reason, what else the config must say).
+TRANSFORMERS = {
+    "classifier": (lambda: of_transformers("ViTForImageClassification"), {}, {"hidden_act": "gelu"}),
+    "model": (lambda: of_transformers("ViTModel"), {}, {"representation_size": 24}),
+    "no pooler": (lambda: of_transformers("ViTModel", without_pooler), {}, {"representation_size": None}),
+    "wide pooler": (lambda: of_transformers("ViTModel", pooler_output_size=9), {}, {"representation_size": 9}),
+    "other constants": (
+        lambda: of_transformers(
+            "ViTForImageClassification", hidden_act="gelu_new", layer_norm_eps=0.01, qkv_bias=False
+        ),
+        {},
+        {"hidden_act": "gelu_new", "layer_norm_eps": 0.01, "qkv_bias": False},
+    ),
+    "rectangular": (
+        lambda: of_transformers("ViTForImageClassification", image_size=[8, 18], patch_size=[4, 6]),
+        {},
+        {"image_size": (8, 18), "patch_size": (4, 6)},
+    ),
+    "masked": (
+        lambda: of_transformers("ViTForMaskedImageModeling", encoder_stride=4),
+        {"mask token of masked image modelling": 1, "decoder of masked image modelling": 2},
+        {},
+    ),
+    "msn": (lambda: of_transformers("ViTMSNForImageClassification"), {}, {"layer_norm_eps": 1e-6}),
+    "deit with two heads": (
+        lambda: of_transformers("DeiTForImageClassificationWithTeacher"),
+        {},
+        {"use_distillation_token": True, "has_distillation_head": True},
+    ),
+    "deit with one head": (
+        lambda: of_transformers("DeiTForImageClassification"),
+        {},
+        {"use_distillation_token": True, "has_distillation_head": False},
+    ),
+    "deit model": (lambda: of_transformers("DeiTModel"), {}, {"representation_size": 24}),
+}
+
+
+@pytest.mark.parametrize("spelling", ["old", "new"])
+@pytest.mark.parametrize("case", TRANSFORMERS)
+def test_models_of_transformers(case: str, spelling: str, tmp_path: Path):
+    build, ignored, fields = TRANSFORMERS[case]
+    model = build()
+    model.save_pretrained(tmp_path / "saved", save_original_format=spelling == "old")
+    result = convert(tmp_path / "saved")
+    for name, value in fields.items():
+        assert getattr(result.plan.config, name) == value
+    reasons = list(result.plan.ignored.values())
+    assert {reason: reasons.count(reason) for reason in reasons} == ignored
+    size = body(model).embeddings.image_size
+    hold(model, load(result), tuple(size), transformers_tokens, transformers_outcome)
+
+
+def test_spellings_differ(tmp_path: Path):
+    """What the parametrised test above calls old and new are two files, and both make the same model."""
+    model, states = of_transformers("ViTForImageClassification"), []
+    for old in (True, False):
+        folder = tmp_path / str(old)
+        model.save_pretrained(folder, save_original_format=old)
+        states.append(load(convert(folder)).state_dict())
+    assert "vit.encoder.layer.0.attention.attention.query.weight" in load_file(tmp_path / "True" / "model.safetensors")
+    assert "vit.layers.0.attention.q_proj.weight" in load_file(tmp_path / "False" / "model.safetensors")
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+@torch.no_grad()
+def test_other_sizes_are_resampled_as_transformers_does(tmp_path: Path):
+    model = of_transformers("ViTModel")
+    model.save_pretrained(tmp_path / "saved")
+    model.double()
+    ours = load(convert(tmp_path / "saved")).double()
+    images = torch.randn(1, 3, 20, 24, dtype=torch.float64)
+    expected = model(images, interpolate_pos_encoding=True).last_hidden_state
+    assert largest(ours(images).last_hidden_state, expected) <= 1e-10
+    resized = conversion.convert(tmp_path / "saved", tmp_path / "resized", resize_to=(20, 24))
+    assert largest(load(resized).double()(images).last_hidden_state, expected) <= 1e-6  # stored in float32
+
+
+def test_mae_of_transformers(tmp_path: Path):
+    """Its encoder sees all patches here; transformers masks none with a ratio of 0, in the order that noise gives."""
+    model = of_transformers(
+        "ViTMAEForPreTraining", mask_ratio=0.0, decoder_hidden_size=16, decoder_num_attention_heads=2
+    )
+    model.save_pretrained(tmp_path / "saved")
+    result = convert(tmp_path / "saved")
+    assert set(result.plan.ignored.values()) == {"decoder of masked image modelling"}
+    noise = torch.arange(9.0).expand(2, 9)
+    hold(
+        model,
+        load(result),
+        (12, 12),
+        lambda model, images: model.vit(images, noise=noise).last_hidden_state,
+        lambda model, images: model.vit(images, noise=noise).last_hidden_state[:, 0],
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_kept_exactly(dtype: torch.dtype, tmp_path: Path):
+    model = of_transformers("ViTForImageClassification").to(dtype)
+    model.save_pretrained(tmp_path / "saved")
+    result = convert(tmp_path / "saved")
+    assert not result.rounded
+    hold(model, load(result), (12, 12), transformers_tokens, transformers_outcome)  # which widens theirs, too
+
+
+def test_files_in_parts_and_pytorch_files(tmp_path: Path):
+    model = of_transformers("ViTForImageClassification")
+    model.save_pretrained(tmp_path / "parts", max_shard_size="10KB")
+    assert len(list((tmp_path / "parts").glob("model-*.safetensors"))) > 1
+    (tmp_path / "bin").mkdir()
+    model.config.save_pretrained(tmp_path / "bin")
+    torch.save(model.state_dict(), tmp_path / "bin" / "pytorch_model.bin")
+    for folder in ("parts", "bin"):
+        hold(model, load(convert(tmp_path / folder)), (12, 12), transformers_tokens, transformers_outcome)
+
+
+def test_file_without_config_says_what_is_assumed(tmp_path: Path):
+    model = of_transformers("ViTForImageClassification", hidden_size=64, num_attention_heads=1)
+    model.save_pretrained(tmp_path / "saved")
+    result = convert(tmp_path / "saved" / "model.safetensors")
+    assert "assumed, as no config.json tells: heads of 64; the exact GELU; eps 1e-12" in conversion.describe(result)
+    facts = json.loads((result.output / "facts.json").read_text())[0]["values"]
+    assert set(facts["assumed"]) == {"num_attention_heads", "hidden_act", "layer_norm_eps", "processor"}
+    hold(model, load(result), (12, 12), transformers_tokens, transformers_outcome)
+    with_config = convert(tmp_path / "saved")
+    assert not with_config.plan.assumed
+    assert "assumed" not in conversion.describe(with_config)
+
+
+def test_file_that_may_be_ours_needs_its_config(tmp_path: Path):
+    model = of_transformers("ViTForImageClassification", hidden_size=64, num_attention_heads=1)
+    model.save_pretrained(tmp_path / "saved", save_original_format=False)
+    with pytest.raises(UserError, match="keys are those of transformers 5 and of hf_vit alike"):
+        convert(tmp_path / "saved" / "model.safetensors")
+
+
+def test_labels_are_carried(tmp_path: Path):
+    names = ["cat", "dog", "ant", "bee", "elk"]
+    model = of_transformers("ViTForImageClassification", id2label=dict(enumerate(names)))
+    model.save_pretrained(tmp_path / "saved")
+    assert convert(tmp_path / "saved").plan.config.id2label == dict(enumerate(names))
+    new = conversion.convert(tmp_path / "saved", tmp_path / "new", labels=["x", "y"])
+    assert new.plan.config.id2label == {0: "x", 1: "y"}
+
+
+def timm_tokens(model: Any, images: torch.Tensor) -> torch.Tensor:
+    return model.forward_features(images)
+
+
+def timm_outcome(model: Any, images: torch.Tensor) -> torch.Tensor:
+    return model(images)
+
+
+# Name -> (model, what the config must say).
+TIMM = {
+    "token": (of_timm, {"pooling": "token", "hidden_act": "gelu", "layer_norm_eps": 1e-6}),
+    "features": (lambda: of_timm(num_classes=0), {"pooling": "token"}),
+    "gap": (
+        lambda: of_timm(global_pool="avg", fc_norm=False, class_token=False, qkv_bias=False),
+        {"pooling": "gap", "has_class_token": False, "qkv_bias": False},
+    ),
+    "gap beside a token": (
+        lambda: of_timm(global_pool="avg", fc_norm=False),
+        {"pooling": "gap", "has_class_token": True},
+    ),
+    "map": (lambda: of_timm(global_pool="map", class_token=False), {"pooling": "map"}),
+    "deit3": (
+        lambda: of_timm("deit3_small_patch16_224", no_embed_class=True, init_values=1e-4),
+        {"position_on_class_token": False, "layer_scale_init_value": 1e-5},
+    ),
+    "distilled": (
+        lambda: of_timm("deit_tiny_distilled_patch16_224"),
+        {"use_distillation_token": True, "has_distillation_head": True},
+    ),
+    "tanh": (lambda: of_timm(act_layer="gelu_tanh"), {"hidden_act": "gelu_pytorch_tanh"}),
+    "one channel": (lambda: of_timm(in_chans=1), {"num_channels": 1}),
+    "rectangular": (lambda: of_timm(img_size=(8, 16)), {"image_size": (8, 16)}),
+    "hybrid": (hybrid_of_timm, {"stage_depths": (2, 1), "weight_standardization": "variance"}),
+    "hybrid of patches": (lambda: hybrid_of_timm((2,), 2), {"stage_depths": (2,), "stem_patch_size": 2}),
+    "hybrid of a root": (lambda: hybrid_of_timm((), 2), {"stage_depths": (), "stem_patch_size": 2}),
+}
+
+
+@pytest.mark.parametrize("case", TIMM)
+def test_models_of_timm(case: str, tmp_path: Path):
+    build, fields = TIMM[case]
+    model = build()
+    if case == "rectangular":
+        model.pretrained_cfg["crop_mode"] = "squash"
+    result = convert(save_timm(model, tmp_path / "saved"))
+    assert not result.plan.ignored
+    assert not result.plan.assumed
+    for name, value in fields.items():
+        assert getattr(result.plan.config, name) == value
+    size = model.patch_embed.img_size
+    hold(model, load(result), size, timm_tokens, timm_outcome, result.plan.config.num_channels)
+
+
+@torch.no_grad()
+def test_old_spelling_of_a_representation_layer(tmp_path: Path):
+    """Of timm before version 0.6: `pre_logits.fc`, a tanh layer before the head."""
+    model = of_timm(embed_dim=64, num_heads=1).double()
+    layer = nn.Linear(64, 64).double()
+    state = model.state_dict() | {f"pre_logits.fc.{name}": value for name, value in layer.state_dict().items()}
+    torch.save(state, tmp_path / "model.pth")
+    ours = load(convert(tmp_path / "model.pth")).double()
+    images = torch.randn(2, 3, 12, 12, dtype=torch.float64)
+    expected = model.head(torch.tanh(layer(model.forward_features(images)[:, 0])))
+    assert largest(ours(images).logits, expected) <= 1e-6  # stored in float32
+
+
+def test_former_hybrids_of_transformers(tmp_path: Path):
+    model = vit_hybrid_parts()
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    save_file(model.state_dict(), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(model.json()))
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps(
+            {
+                "image_processor_type": "ViTHybridImageProcessor",
+                "size": {"shortest_edge": 36},
+                "crop_size": {"height": 32, "width": 32},
+                "image_mean": [0.4, 0.5, 0.6],
+            }
+        )
+    )
+    result = convert(folder)
+    assert result.plan.origin == "transformers_vit_hybrid"
+    assert (result.plan.config.stage_depths, result.plan.config.stem_width) == ((2, 1), 32)
+    hold(model, load(result), (32, 32), lambda model, images: model.tokens(images), lambda model, images: model(images))
+    processor = json.loads((result.output / "preprocessor_config.json").read_text())
+    assert processor["size"] == {"shortest_edge": 36}
+    assert (processor["crop_size"], processor["do_center_crop"]) == ({"height": 32, "width": 32}, True)
+    assert (processor["image_mean"], processor["resample"]) == ([0.4, 0.5, 0.6], 3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"layer_type": "preactivation"}, "layer_type='preactivation'"),
+        ({"layer_type": None}, "layer_type=None"),
+        ({"global_padding": "valid"}, "global_padding='valid'"),
+        ({"embedding_dynamic_padding": False}, "embedding_dynamic_padding=False"),
+        ({"num_groups": 16}, "num_groups=16"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"out_features": ["stage1"]}, r"out_features=\['stage1'\]"),
+    ],
+)
+def test_former_hybrids_of_another_network_are_refused(changed: dict, told: str, tmp_path: Path):
+    model = vit_hybrid_parts()
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    config = model.json()
+    config["backbone_config"] |= changed
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=f"set up as the stem here is not .*{told}.*it needs model_type='bit'"):
+        conversion.convert(tmp_path, tmp_path / "out")

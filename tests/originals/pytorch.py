@@ -1,0 +1,139 @@
+"""Small random models of transformers and timm, saved by those libraries, as sources of conversions."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import transformers
+from timm.models import save_for_hf
+from timm.models.vision_transformer_hybrid import _create_vision_transformer_hybrid, _resnetv2
+from torch import nn
+
+SIZES = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "image_size": 12,
+    "patch_size": 4,
+    "num_labels": 5,
+}
+
+
+def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Weights that show every mistake: no zeros, no ones, nothing small."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(0.3 * noise + (parameter.ndim == 1 and name.endswith("weight")))
+    return model.eval()
+
+
+def of_transformers(name: str, build: Callable[[Any], nn.Module] | None = None, **fields: Any) -> nn.Module:
+    """A model of transformers by its class's name; `build` makes it otherwise from its config."""
+    made = getattr(transformers, name)
+    return randomise((build or made)(made.config_class(**{**SIZES, **fields})))
+
+
+def vit_hybrid_parts(**backbone: Any) -> nn.Module:
+    """transformers' former ViTHybrid, put together from what is still there: BiT, and the blocks of ViT."""
+    bit = {
+        "embedding_size": 32,
+        "hidden_sizes": [128, 256],
+        "depths": [2, 1],
+        "layer_type": "bottleneck",
+        "global_padding": "same",
+        "embedding_dynamic_padding": True,
+        "out_features": ["stage2"],
+    }
+    return randomise(ViTHybrid(transformers.BitConfig(**{**bit, **backbone})))
+
+
+class ViTHybrid(nn.Module):
+    """Its classifier, under the names its files have; 16 px of the image are behind a token."""
+
+    def __init__(self, bit: Any) -> None:
+        super().__init__()
+        fields = {**SIZES, "image_size": 32, "patch_size": 8}
+        self.config, self.bit = transformers.ViTConfig(**fields), bit
+        self.vit = transformers.ViTModel(self.config, add_pooling_layer=False)
+        width = self.config.hidden_size
+        patches = nn.Module()
+        patches.backbone = nn.Module()
+        patches.backbone.bit = transformers.BitModel(bit)
+        patches.projection = nn.Conv2d(bit.hidden_sizes[-1], width, kernel_size=1)
+        self.vit.embeddings.patch_embeddings = patches
+        self.classifier = nn.Linear(width, 5)
+
+    def tokens(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        embeddings, bit = self.vit.embeddings, self.vit.embeddings.patch_embeddings.backbone.bit
+        features = bit.encoder(bit.embedder(pixel_values)).last_hidden_state
+        patches = embeddings.patch_embeddings.projection(features).flatten(2).transpose(1, 2)
+        special = embeddings.cls_token.expand(len(patches), -1, -1)
+        hidden = torch.cat([special, patches], dim=1) + embeddings.position_embeddings
+        for layer in self.vit.layers:
+            hidden = layer(hidden)
+        return self.vit.layernorm(hidden)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.tokens(pixel_values)[:, 0])
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        """In the old spelling, the only one there was."""
+        return {
+            old_spelling(name): value
+            for name, value in super().state_dict(*args, **kwargs).items()
+            if "pooler" not in name
+        }
+
+    def json(self) -> dict[str, Any]:
+        """The config.json of its time."""
+        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act")
+        backbone = self.bit.to_dict() | {"global_padding": "same"}
+        return {name: getattr(self.config, name) for name in (*names, "layer_norm_eps")} | {
+            "model_type": "vit-hybrid",
+            "image_size": 32,
+            "patch_size": 1,
+            "backbone_config": backbone,
+            "id2label": {str(i): f"LABEL_{i}" for i in range(5)},
+        }
+
+
+def old_spelling(name: str) -> str:
+    if ".backbone." in name:
+        return name
+    for new, old in (
+        ("vit.layers.", "vit.encoder.layer."),
+        ("attention.q_proj", "attention.attention.query"),
+        ("attention.k_proj", "attention.attention.key"),
+        ("attention.v_proj", "attention.attention.value"),
+        ("attention.o_proj", "attention.output.dense"),
+        ("mlp.fc1", "intermediate.dense"),
+        ("mlp.fc2", "output.dense"),
+    ):
+        name = name.replace(new, old)
+    return name
+
+
+def of_timm(architecture: str = "vit_tiny_patch16_224", **arguments: Any) -> nn.Module:
+    """A plain ViT of timm, made small."""
+    small = {"img_size": 12, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
+    return randomise(timm.create_model(architecture, **{**small, **arguments}))
+
+
+def hybrid_of_timm(layers: tuple[int, ...] = (2, 1), patch_size: int = 1, **arguments: Any) -> nn.Module:
+    """A hybrid of timm; its stem cannot be made narrower than 64."""
+    small = {"img_size": 32, "embed_dim": 128, "depth": 2, "num_heads": 2, "num_classes": 5}
+    model = _create_vision_transformer_hybrid(
+        "vit_tiny_r_s16_p8_224", backbone=_resnetv2(layers), patch_size=patch_size, **{**small, **arguments}
+    )
+    return randomise(model)
+
+
+def save_timm(model: nn.Module, folder: Path, **config: Any) -> Path:
+    """As timm writes a repository of the Hub."""
+    save_for_hf(model, folder, model_config=config or None, safe_serialization=True)
+    return folder
