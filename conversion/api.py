@@ -1,9 +1,7 @@
 """Converting a checkpoint file into a folder that `from_pretrained` reads."""
 
 import json
-import shutil
 import time
-import uuid
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,10 +18,12 @@ from hf_vit.facts import append_record, new_record, write_atomically
 
 from .building import build_model, build_processor
 from .checkpoint import CheckpointReader, Companions, Shape
+from .delivery import new_folder, refuse_used_folder
 from .families import find_origin
 from .opening import open_checkpoint
 from .planning import NOTHING_BESIDE, Plan, make_plan
 from .sizes import Pair, size_text
+from .sources import fetch
 from .verification import Comparison, Recording, Verification, verify
 from .weights import Weights, load_weights
 
@@ -97,58 +97,52 @@ def convert(
     labels: Sequence[str] | None = None,
     recording: str | Path | None = None,
     report: str | Path | None = None,
+    sha256: str | None = None,
 ) -> ConversionResult:
     """Convert a checkpoint of an original code base; the folder appears complete or not at all.
 
     Args:
-        source: the checkpoint file.
+        source: a local file or folder, an https:// or gs:// address, or `hf://owner/name/file`; see `sources.fetch`.
         output: folder to write: weights, code, processor, facts.json. Must be absent or empty.
         image_size, resize_to, num_labels, labels: see `plan`.
         recording: .npz with images and results of the original code; the converted model must give the same
             (see `verification`), or nothing is written.
         report: file for a list of every source key, its shape, transform and target (JSON).
+        sha256: what the source file must be; checked before anything is read.
 
     Raises:
         UserError: the source cannot be read or mapped completely, the output is not free, or the converted model does
             not give the recorded results.
     """
     started = time.perf_counter()
-    source, output = Path(source), Path(output)
+    output = Path(output)
     refuse_used_folder(output)
     if report is not None and not Path(report).absolute().parent.is_dir():
         raise UserError(f"the folder of --report {report} does not exist; create it first")
     recorded = None if recording is None else Recording(recording)
-    with open_checkpoint(source) as reader, _without_progress_bars():
+    found = fetch(source, sha256)
+    with open_checkpoint(found.path) as reader, _without_progress_bars():
         made = plan(
             reader.shapes,
             image_size=image_size,
             resize_to=resize_to,
             num_labels=num_labels,
             labels=labels,
-            file_name=source.name,
+            file_name=found.name,
             companions=reader.companions,
         )
         weights = load_weights(reader, made)
-        with _new_folder(output) as folder:
+        with new_folder(output) as folder:
             _save(made, weights.state, folder)
             verification = None
             if recorded is not None:
                 verification = _verify(reader, made, weights, folder, recorded)
-            facts = _facts(reader, made, weights, recorded, verification)
+            facts = {"source": found.name} | _facts(reader, made, weights, recorded, verification)
             seconds = time.perf_counter() - started
             append_record(folder, new_record("conversion", values=facts, seconds=seconds))
     if report is not None:
         write_report(made, reader.shapes, Path(report))
     return ConversionResult(output, made, weights.rounded, verification, seconds)
-
-
-def refuse_used_folder(output: Path) -> None:
-    """Raise a UserError unless `output` is absent or an empty folder."""
-    if output.is_dir():
-        if any(output.iterdir()):
-            raise UserError(f"the folder {output} is not empty; give a new folder, or empty this one first")
-    elif output.exists() or output.is_symlink():
-        raise UserError(f"{output} exists and is no folder; give another name")
 
 
 def write_report(plan: Plan, shapes: Mapping[str, Shape], path: Path) -> None:
@@ -181,21 +175,6 @@ def _without_progress_bars() -> Generator[None]:
     finally:
         if shown:
             transformers_logging.enable_progress_bar()
-
-
-@contextmanager
-def _new_folder(output: Path) -> Generator[Path]:
-    """A temporary folder beside `output` that takes its place at the end, or vanishes if anything goes wrong."""
-    output.absolute().parent.mkdir(parents=True, exist_ok=True)
-    folder = output.absolute().with_name(f".{output.absolute().name}.{uuid.uuid4().hex[:8]}.tmp")
-    folder.mkdir()
-    try:
-        yield folder
-        refuse_used_folder(output)  # someone else may have been faster
-        folder.replace(output)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def _save(plan: Plan, state: dict[str, torch.Tensor], folder: Path) -> None:
@@ -239,7 +218,6 @@ def _facts(
 ) -> dict[str, Any]:
     """What facts.json says about a conversion."""
     facts: dict[str, Any] = {
-        "source": reader.path.name,
         "sha256": reader.sha256(),
         "origin": plan.origin,
         "keys": {"in_file": len(reader.shapes), "used": len(plan.consumed), "ignored": len(plan.ignored)},

@@ -1,6 +1,7 @@
 """Sources over the network, against a server on this machine that behaves as badly as real ones do."""
 
 import hashlib
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from hf_vit import conversion
+from hf_vit.cli.main import main
 from hf_vit.conversion import download
 from hf_vit.conversion.sources import fetch
 from hf_vit.errors import UserError
@@ -295,3 +298,17 @@ def test_path_that_exists_wins(tmp_path: Path, monkeypatch):
     (tmp_path / "gs:").mkdir()
     (tmp_path / "gs:" / "model.npz").write_text("x")
     assert fetch("gs:/model.npz").path.read_text() == "x"
+
+
+def test_source_over_the_network(site, golden, tmp_path: Path, capsys):
+    site.data = (golden / "vit_gap.ckpt.npz").read_bytes()
+    site.drops = [2**16 - 1, 100]
+    conversion.convert(site.url, tmp_path / "model", sha256=hashlib.sha256(site.data).hexdigest())
+    (record,) = json.loads((tmp_path / "model" / "facts.json").read_text())
+    assert record["values"]["source"] == site.url
+    with pytest.raises(SystemExit):
+        main(["convert", site.url, str(tmp_path / "other"), "--sha256", "0" * 64])
+    error = capsys.readouterr().err
+    assert error.startswith(f"hf-vit: {site.url} is another file than --sha256 says")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "other").exists()

@@ -7,7 +7,9 @@ import typer
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="Checkpoint file (.npz of Google's vision_transformer).")],
+    source: Annotated[
+        str, typer.Argument(help="Checkpoint: file or folder, https:// or gs:// address, or hf://owner/name/file.")
+    ],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the converted model.")],
     image_size: Annotated[
         str | None,
@@ -30,6 +32,9 @@ def convert(
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write every source key, shape, transform and target (JSON).")
     ] = None,
+    sha256: Annotated[
+        str | None, typer.Option(metavar="HEX", help="What the source file must be; anything else is refused.")
+    ] = None,
 ) -> None:
     """Convert an original checkpoint into a folder that from_pretrained reads; all or nothing."""
     from hf_vit import conversion
@@ -43,5 +48,6 @@ def convert(
         labels=None if labels is None else conversion.read_labels(labels),
         recording=verify,
         report=report,
+        sha256=sha256,
     )
     typer.echo(conversion.describe(result))
