@@ -168,3 +168,51 @@ def read(repo_id: str, name: str) -> str:
     from huggingface_hub import hf_hub_download
 
     return Path(hf_hub_download(repo_id, name)).read_text()
+
+
+def offline_logits(loads: list[dict[str, Any]]) -> list[Any]:
+    """The same from the cache, in offline mode."""
+    from huggingface_hub import constants
+
+    constants.HF_HUB_OFFLINE = True
+    return logits_many(loads)
+
+
+def reconstruct(repo_id: str, trust: bool = False) -> list[float]:
+    """What AutoModelForMaskedImageModeling predicts for an image with one patch hidden."""
+    import torch
+    from transformers import AutoImageProcessor, AutoModelForMaskedImageModeling
+
+    inputs = AutoImageProcessor.from_pretrained(repo_id)(images=make_image(), return_tensors="pt")
+    model = AutoModelForMaskedImageModeling.from_pretrained(repo_id, trust_remote_code=trust)
+    h, w = model.config.grid_of(*inputs["pixel_values"].shape[2:])
+    mask = torch.zeros(1, h * w, dtype=torch.bool)
+    mask[0, 2] = True
+    with torch.no_grad():
+        return model(**inputs, bool_masked_pos=mask)[0].flatten().tolist()
+
+
+def label_of_noise(folder: str) -> str:
+    """The class of the image that `hf-vit verify` shows to examples: 64x64 px of noise."""
+    import numpy as np
+    import torch
+    from PIL import Image
+    from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    model = AutoModelForImageClassification.from_pretrained(folder)
+    with torch.no_grad():
+        found = model(**AutoImageProcessor.from_pretrained(folder)(images=image, return_tensors="pt")).logits
+    return model.config.id2label[found.argmax(-1).item()]
+
+
+def feature_map(repo_id: str, name: str) -> list[float]:
+    import torch
+    from transformers import AutoImageProcessor
+
+    import hf_vit
+
+    inputs = AutoImageProcessor.from_pretrained(repo_id)(images=make_image(), return_tensors="pt")
+    backbone = getattr(hf_vit, name).from_pretrained(repo_id)
+    with torch.no_grad():
+        return backbone(**inputs).feature_maps[-1].flatten().tolist()

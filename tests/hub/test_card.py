@@ -116,12 +116,23 @@ def test_without_facts_there_are_no_sections_and_no_numbers(folder: Path) -> Non
     assert headings(card) == ["my-vit", "How to use it", "Citation"]
     body = card.split("---", 2)[2].split("## Citation")[0]
     prose = re.sub(r"```.*?```", "", body, flags=re.DOTALL)
-    # The shape of the model, its number of classes and its parameters: all from config.json and the weights.
+    # The shape of the model, its number of classes, parameters and FLOPs (a multiply-add counts 2): all from
+    # config.json and the weights.
     parameters = f"{count_parameters(folder):,}"
-    assert sorted(re.findall(r"\d[\d,.]*\d|\d", prose)) == sorted(
-        ["1", "16", "2", "4", "4", "8", "12", "6", parameters]
+    assert sorted(re.findall(r"\d[\d,.e-]*\d|\d", prose)) == sorted(
+        ["1", "16", "2", "4", "4", "8", "12", "6", parameters, f"{counted_flops(folder) / 1e9:.3g}", "2"]
     )
     assert not {"model-index", "metrics", "datasets", "base_model"} & set(metadata(card))
+
+
+def counted_flops(folder: Path) -> int:
+    """By torch's own counter, while the model runs."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = HfViTForImageClassification.from_pretrained(folder).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, 3, 8, 12))
+    return counter.get_total_flops()
 
 
 def test_numbers_follow_the_facts(told: Path) -> None:
@@ -186,7 +197,8 @@ def test_a_conversion_is_told(folder: Path) -> None:
     assert "## Conversion" in card
     assert "hf-vit convert B_16.npz out" in card
     assert r"| source | B\_16.npz |" in card
-    assert "| verification float32 largest difference | 1.5e-06 |" in card
+    assert "### Parity with the original" in card
+    assert "| float32 largest difference | 1.5e-06 |" in card.split("### Parity with the original")[1]
 
 
 def test_names_cannot_break_the_page(folder: Path) -> None:

@@ -35,8 +35,8 @@ def warm_up(profile: str) -> None:
     for name in ("AutoImageProcessor", "AutoModelForImageClassification", "ViTImageProcessor", "pipeline"):
         getattr(transformers, name)
     if profile == "with":
-        for name in ("hf_vit", "hf_vit.facts", "hf_vit.hub.push", "hf_vit.hub.verify", "hf_vit.cli.main"):
-            importlib.import_module(name)
+        for name in ("hf_vit", "facts", "hub.push", "hub.verify", "cli.main", "training.trainer"):
+            importlib.import_module(name if name == "hf_vit" else f"hf_vit.{name}")
 
 
 def start(job: dict[str, Any]) -> int:

@@ -1,0 +1,71 @@
+"""Sharing as other libraries do it, and converting what they shared."""
+
+from pathlib import Path
+from typing import Any
+
+REPO = "alice/theirs"
+TINY: dict[str, Any] = {
+    "image_size": 32,
+    "patch_size": 8,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "num_labels": 5,
+}
+
+
+def images() -> Any:
+    import torch
+
+    return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def share(kind: str, folder: str) -> list[list[float]]:
+    """Upload an untrained model whose head is not zero; its logits."""
+    import torch
+    from huggingface_hub import HfApi
+
+    torch.manual_seed(0)
+    model = _timm(folder) if kind == "timm" else _transformers(kind, folder)
+    HfApi().create_repo(REPO)
+    HfApi().upload_folder(repo_id=REPO, folder_path=folder)
+    with torch.no_grad():
+        answer = model.eval()(images())
+    return getattr(answer, "logits", answer).tolist()
+
+
+def _transformers(kind: str, folder: str) -> Any:
+    import torch
+    import transformers
+
+    family = {"vit": "ViT", "deit": "DeiT"}[kind]
+    model = getattr(transformers, f"{family}ForImageClassification")(getattr(transformers, f"{family}Config")(**TINY))
+    torch.nn.init.normal_(model.classifier.weight)
+    model.save_pretrained(folder)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    return model
+
+
+def _timm(folder: str) -> Any:
+    import timm
+    import torch
+    from timm.models import save_for_hf
+
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 2, "num_heads": 3, "num_classes": 5}
+    model = timm.create_model("vit_tiny_patch16_224", pretrained=False, **sizes)
+    torch.nn.init.normal_(model.head.weight)
+    save_for_hf(model, folder, model_args={key: value for key, value in sizes.items() if key != "num_classes"})
+    return model
+
+
+def convert(output: str) -> list[list[float]]:
+    """Logits of what comes out of the conversion, in another process than the one that shared it."""
+    import torch
+    from transformers import AutoModelForImageClassification
+
+    from hf_vit import conversion
+
+    conversion.convert(f"hf://{REPO}", Path(output))
+    with torch.no_grad():
+        return AutoModelForImageClassification.from_pretrained(output)(images()).logits.tolist()
