@@ -38,6 +38,8 @@ def finetune(
     keep_checkpoints: Annotated[
         bool, typer.Option("--keep-checkpoints", help="Keep OUTPUT/checkpoints when done.")
     ] = False,
+    push: Annotated[str | None, typer.Option(help="Share the finished model on the Hub: user/name.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="With --push: make a private repository.")] = False,
     epochs: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)] = None,
     steps: Annotated[int | None, typer.Option(rich_help_panel=_RECIPE, help="Instead of epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(rich_help_panel=_RECIPE, help="Images a step.")] = None,
@@ -93,6 +95,8 @@ def finetune(
         resume=resume,
         keep_checkpoints=keep_checkpoints,
         device=device,
+        push=push,
+        private=private,
     )
     overrides = {name: value for name, value in context.params.items() if name in OVERRIDABLE}
     try:
@@ -110,6 +114,10 @@ def finetune(
         typer.echo(f"hf-vit: stopped; the last complete checkpoint is in {output}, --resume goes on from it", err=True)
         raise typer.Exit(130) from None
     print_result(result)
+    if result.pushed is not None:
+        from hf_vit.hub.push import describe
+
+        typer.echo(describe(result.pushed))
 
 
 def parse_size(text: str | None) -> tuple[int, int] | None:

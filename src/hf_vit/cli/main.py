@@ -17,6 +17,8 @@ COMMANDS: tuple[str, ...] = (
     "predict",
     "convert",
     "card",
+    "push",
+    "verify",
 )
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from hf_vit.data import ImageData
     from hf_vit.evaluation import ClassificationResult
+    from hf_vit.hub.push import PushResult
     from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
     from hf_vit.training.model_source import ModelSource
 
@@ -44,6 +45,8 @@ class FinetuneOptions:
         resume: go on from the last complete checkpoint in the output folder.
         keep_checkpoints: keep OUTPUT/checkpoints when the run is complete.
         device: torch device; by default a GPU where there is one.
+        push: repository on the Hub to share the finished model in; looked at before the training.
+        private: make that repository private.
     """
 
     image_size: tuple[int, int] | None = None
@@ -56,6 +59,8 @@ class FinetuneOptions:
     resume: bool = False
     keep_checkpoints: bool = False
     device: str | None = None
+    push: str | None = None
+    private: bool = False
 
     def __post_init__(self) -> None:
         if self.micro_batch_size is not None and self.micro_batch_size < 1:
@@ -81,6 +86,7 @@ class FinetuneResult:
         steps, best_step: optimizer steps done, and the one the best checkpoint was taken after.
         seconds: spent training, evaluations and checkpoints included.
         history: the Trainer's log, one entry a logging or evaluation.
+        pushed: what was shared on the Hub, if that was asked for.
     """
 
     folder: Path
@@ -93,6 +99,7 @@ class FinetuneResult:
     best_step: int
     seconds: float
     history: list[dict[str, Any]] = field(repr=False)
+    pushed: "PushResult | None" = None
 
 
 @dataclass
@@ -152,7 +159,8 @@ def finetune(
         **overrides: values of the recipe or its augmentation; None changes nothing.
 
     Raises:
-        UserError: bad input, a full disk, too little memory, or a loss that is not a number.
+        UserError: bad input, a full disk, too little memory, a loss that is not a number, or a push that failed (the
+            model is complete then).
     """
     say = report or (lambda line: None)
     options = options or FinetuneOptions()
@@ -163,7 +171,14 @@ def finetune(
         from hf_vit.training.running import build_trainer, train
 
         trainer, seconds = train(run, say, build_trainer)
-        return complete(run, trainer, seconds)
+        result = complete(run, trainer, seconds)
+        return result if options.push is None else _share(result, options.push, options.private, say)
+
+
+def _share(result: FinetuneResult, repo_id: str, private: bool, say: Callable[[str], None]) -> FinetuneResult:
+    from hf_vit.training.sharing import share_finished
+
+    return replace(result, pushed=share_finished(result.folder, repo_id, say, private=private))
 
 
 def prepare(
@@ -188,6 +203,10 @@ def prepare(
     from hf_vit.training.model_source import find_model
 
     micro = micro_batch_size(recipe.batch_size, options.micro_batch_size)
+    if options.push is not None:
+        from hf_vit.training.sharing import check_before
+
+        check_before(options.push, say, private=options.private)
     checkpoint = open_output(output, options.resume, say)
     source = find_model(model)
     size = options.image_size or recipe.image_size or as_pair(source.config.image_size)

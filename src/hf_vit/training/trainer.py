@@ -9,10 +9,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_utils import TrainOutput
 
 from hf_vit.errors import UserError
+from hf_vit.facts import DataFact
 from hf_vit.training.progress import LiveProgress
 from hf_vit.training.sampling import EpochSampler, SeededDataset, SeededStream, StreamCollator, as_is
+from hf_vit.training.sharing import check_trainer, share_trainer
 
 
 class HfViTTrainer(Trainer):
@@ -26,12 +29,19 @@ class HfViTTrainer(Trainer):
     - A loss that is not a number stops the training with step, learning rate and remedy, before it spoils the weights.
     - `save_model` writes no pickle (`training_args.bin`); only checkpoints to resume from hold optimizer state.
     - Live progress on a terminal, nothing elsewhere.
+    - `push_to_hub=True` looks at token and repository before the training, and at its end shares what
+      `hf_vit.push_to_hub` shares, in one commit: no checkpoints, no pickle, a card with facts. A failure raises. (The
+      stock Trainer uploads its whole folder with every checkpoint, and swallows failures.)
+
+    Args:
+        data_fact: name of the training data, for the card of a shared model; by default what the data set says.
 
     Raises:
-        UserError: the loss of a step is NaN or infinite.
+        UserError: the loss of a step is NaN or infinite; the model cannot be shared.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, data_fact: DataFact | None = None, **kwargs: Any) -> None:
+        self.data_fact = data_fact
         super().__init__(*args, **kwargs)
         # Trainer's own smoother knows no soft labels.
         self.label_smoother = None
@@ -117,6 +127,55 @@ class HfViTTrainer(Trainer):
         model = self.accelerator.unwrap_model(self.model)
         if not isinstance(model, PreTrainedModel) and isinstance(getattr(model, "config", None), PreTrainedConfig):
             model.config.save_pretrained(folder)  # Trainer itself saves the weights alone
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train, and with `push_to_hub=True` share the result."""
+        output = super().train(*args, **kwargs)
+        if self.args.push_to_hub:
+            self.push_to_hub()
+        return output
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Find out before the training whether its result can be shared; the repository is made when it is.
+
+        Raises:
+            UserError: no token, no right to write, no image processor, no name of the data.
+        """
+        self.push_in_progress = None
+        if self.is_world_process_zero():
+            self.hub_model_id = check_trainer(self, private, token)
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Save the model into the output folder and share it; see `hf_vit.push_to_hub`.
+
+        Args:
+            blocking: only True: a failure must be able to raise.
+
+        Returns:
+            A `PushResult` on the first process, None on others.
+
+        Raises:
+            UserError: says what is wrong; the model stays in the output folder.
+        """
+        if not blocking:
+            raise UserError("push_to_hub(blocking=False) would hide a failure; leave it out")
+        if not self.hub_model_id:
+            self.init_hf_repo(token=token, private=private)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        return share_trainer(self, commit_message or "End of training", revision, private, token)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Nothing: what is shared is shared once, when it is complete."""
 
     def _num_labels(self) -> int:
         return int(self.accelerator.unwrap_model(self.model).config.num_labels)
