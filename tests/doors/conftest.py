@@ -23,6 +23,12 @@ TINY = {
 }
 
 
+@pytest.fixture(params=list(TINY))
+def family(request: pytest.FixtureRequest) -> str:
+    """Runs a test for every family."""
+    return request.param
+
+
 @pytest.fixture
 def tiny_config() -> Callable[..., Any]:
     """The config of a family ("HfViT", "HfHybridViT", "HfAxialViT") for 64x64 px, 4 layers, stride 16 px."""

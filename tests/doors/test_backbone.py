@@ -145,7 +145,6 @@ def test_every_parameter_learns_and_checkpointing_changes_nothing(choice, pyrami
         torch.testing.assert_close(gradients[1][name], gradient, msg=name)
 
 
-@pytest.mark.parametrize("family", ["HfViT", "HfHybridViT", "HfAxialViT"])
 @torch.no_grad()
 def test_folders_load_into_each_other(family, tiny_config, tmp_path):
     """Classifier -> backbone -> model and classifier: the shared part keeps every bit."""
@@ -168,7 +167,6 @@ def test_folders_load_into_each_other(family, tiny_config, tmp_path):
     assert info["missing_keys"] == {"classifier.weight", "classifier.bias"}
 
 
-@pytest.mark.parametrize("family", ["HfViT", "HfHybridViT", "HfAxialViT"])
 def test_auto_backbone_builds_it(family, tiny_config):
     config = tiny_config(family, out_features=["stage2"])
     backbone = AutoBackbone.from_config(config)
@@ -350,3 +348,24 @@ def test_config_keeps_the_stages(tiny_config, tmp_path):
     config = HfViTConfig.from_pretrained(tmp_path)
     assert config.out_features == ["stage1", "stage3"]
     assert config.out_indices == [1, 3]
+
+
+@torch.no_grad()
+def test_a_shortened_model_has_the_stages_of_its_layers(family, tiny_config, tmp_path):
+    """`num_hidden_layers` by keyword is set after the config was made, and was."""
+    backbone_class, model_class, _ = classes(tiny_config(family))
+    model_class(tiny_config(family)).save_pretrained(tmp_path / "long")
+    model = model_class.from_pretrained(tmp_path / "long", num_hidden_layers=2)
+    assert model.config.stage_names == ["stem", "stage1", "stage2"]
+    model.save_pretrained(tmp_path / "short")
+    pixel_values = torch.randn(1, 3, 64, 64)
+    (wanted,) = backbone_class.from_pretrained(tmp_path / "long", out_features=["stage2"])(pixel_values).feature_maps
+    for backbone in (
+        backbone_class.from_pretrained(tmp_path / "long", num_hidden_layers=2),
+        backbone_class.from_pretrained(tmp_path / "short"),
+    ):
+        assert (backbone.out_features, backbone.out_indices, backbone.channels) == (["stage2"], [2], [32])
+        assert torch.equal(backbone(pixel_values).feature_maps[0], wanted)
+    backbone_class(tiny_config(family, out_features=["stage3"])).save_pretrained(tmp_path / "third")
+    with pytest.raises(StrictDataclassError, match=r"'stage2'\] got \['stage3'\]"):
+        model_class.from_pretrained(tmp_path / "third", num_hidden_layers=2)

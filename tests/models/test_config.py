@@ -7,7 +7,7 @@ import warnings
 import pytest
 from huggingface_hub.errors import StrictDataclassError
 from models.families import FAMILIES, TINY, Family
-from transformers import AutoConfig
+from transformers import AutoConfig, ViTConfig
 
 from hf_vit import HfViTConfig
 
@@ -194,6 +194,15 @@ def test_keys_of_newer_versions_are_kept_without_a_word(family: Family, tmp_path
         config = family.config(zyx_of_version_nine={"a": 1})
         config.save_pretrained(tmp_path)
         assert family.config_class.from_pretrained(tmp_path).zyx_of_version_nine == {"a": 1}
+
+
+def test_a_config_of_transformers_vit_is_read_without_a_word():
+    written = ViTConfig(hidden_size=96, num_attention_heads=3, qkv_bias=False).to_dict()
+    del written["model_type"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config = HfViTConfig(**written)
+    assert (config.hidden_size, config.num_attention_heads, config.qkv_bias) == (96, 3, False)
 
 
 def test_round_trip(family: Family, choice: str, tmp_path):

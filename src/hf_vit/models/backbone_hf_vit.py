@@ -107,6 +107,22 @@ class HfViTBaseBackbone(BackboneMixin, HfViTPreTrainedModel):
         self.post_init()
 
     @property
+    def out_features(self) -> list[str]:
+        return self.config.out_features
+
+    @out_features.setter
+    def out_features(self, names: list[str]) -> None:
+        self.config.out_features = names
+
+    @property
+    def out_indices(self) -> list[int]:
+        return self.config.out_indices
+
+    @out_indices.setter
+    def out_indices(self, indices: tuple[int, ...] | list[int]) -> None:
+        self.config.out_indices = indices
+
+    @property
     def channels(self) -> list[int]:
         """Channels of each of the `feature_maps`."""
         if self.pyramid is not None:

@@ -16,7 +16,8 @@ from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
 
 # Keys that transformers writes into configs or passes along without declaring them as fields.
-FOREIGN_KEYS = frozenset({"auto_map", "attn_implementation", "torch_dtype", "quantization_config", "stage_names"})
+# `encoder_stride` is of transformers' ViT, which reconstructs images with it.
+FOREIGN_KEYS = frozenset({"auto_map", "attn_implementation", "torch_dtype", "quantization_config", "encoder_stride"})
 
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
@@ -79,7 +80,7 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
         for name in ("image_size", "patch_size", "image_mean", "image_std"):
             if isinstance(getattr(self, name, None), list):
                 setattr(self, name, tuple(getattr(self, name)))
-        self.stage_names = ["stem"] + [f"stage{index}" for index in range(1, self.num_hidden_layers + 1)]
+        kwargs.pop("stage_names", None)  # of a file: they follow from the number of layers
         self.set_output_features_output_indices(
             out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
         )
@@ -101,6 +102,32 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
                     UserWarning,
                     stacklevel=5,
                 )
+
+    @property
+    def stage_names(self) -> list[str]:
+        return ["stem", *(f"stage{index}" for index in range(1, self.num_hidden_layers + 1))]
+
+    def set_output_features_output_indices(self, out_features: Any, out_indices: Any) -> None:
+        """As transformers', but None stays None: the last stage, however many layers the model comes to have."""
+        self._out_features = self._out_indices = None
+        if out_features is not None or out_indices is not None:
+            super().set_output_features_output_indices(out_features, out_indices)
+
+    @property
+    def out_features(self) -> list[str]:
+        return self._out_features or self.stage_names[-1:]
+
+    @out_features.setter
+    def out_features(self, names: list[str] | None) -> None:
+        self.set_output_features_output_indices(names, None)
+
+    @property
+    def out_indices(self) -> list[int]:
+        return self._out_indices or [self.num_hidden_layers]
+
+    @out_indices.setter
+    def out_indices(self, indices: tuple[int, ...] | list[int] | None) -> None:
+        self.set_output_features_output_indices(None, indices)
 
     @property
     def patch_stride(self) -> tuple[int, int]:
@@ -253,6 +280,9 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
                 )
             if name == "image_std" and min(values) <= 0:
                 raise ValueError(f"image_std={given} must be above 0: pixel values were divided by it")
+
+    def validate_stages(self) -> None:
+        self.verify_out_features_out_indices()
 
     def validate_feature_pyramid(self) -> None:
         if not self.use_feature_pyramid:
