@@ -9,7 +9,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "family" not in names:
         return
     rows = []
-    for family in FAMILIES.values():
+    for family in (FAMILIES | getattr(metafunc.module, "OTHER_FAMILIES", {})).values():
         found = [(family,)]
         if "head" in names:
             found = [(*row, head) for row in found for head in family.classes]

@@ -112,6 +112,7 @@ class Family:
         choices: name -> config overrides; every test over choices runs for each.
         attentions_of: a layer's map, or a token mask, as its attention modules see it: a list, one entry a module.
         any_size: images of any size fit (SAME padding).
+        sizes: what `tiny` overrides.
     """
 
     name: str
@@ -121,9 +122,10 @@ class Family:
     choices: dict[str, dict[str, Any]] = field(default_factory=dict)
     attentions_of: Callable[[Any, Grid], list[Any]] = whole
     any_size: bool = False
+    sizes: dict[str, Any] = field(default_factory=lambda: TINY)
 
     def config(self, choice: str = "default", **overrides: Any) -> Any:
-        return self.config_class(**{**TINY, **self.tiny, **self.choices[choice], **overrides})
+        return self.config_class(**{**self.sizes, **self.tiny, **self.choices[choice], **overrides})
 
     def build(
         self,
@@ -205,8 +207,29 @@ FAMILIES = {
             **some("map", "sincos_1d", "sincos_2d", "no_position", "layer_scale"),
             "learned": {"position_embedding": "learned"},
             "rectangular_patch": {"image_size": (12, 16), "patch_size": (3, 4)},
+            "resnet_stem": {"stage_depths": (1,), "stem_width": 16},
         },
         attentions_of=lines_of,
+    ),
+}
+
+# No Vision Transformers: of the contract, what any model keeps. A test module asks for them by `OTHER_FAMILIES`.
+RESNETS = {
+    "axial_resnet": Family(
+        name="axial_resnet",
+        config_class=hf_vit.HfAxialResNetConfig,
+        classes={
+            "model": hf_vit.HfAxialResNetModel,
+            "classification": hf_vit.HfAxialResNetForImageClassification,
+        },
+        tiny={"image_size": 32, "stage_depths": (1, 2), "stem_width": 16},
+        choices={
+            "default": {},
+            "root_alone": {"stage_depths": ()},
+            "rectangular": {"image_size": (32, 24), "num_channels": 1},
+        },
+        any_size=True,
+        sizes={"num_channels": 3, "num_labels": 3},
     ),
 }
 

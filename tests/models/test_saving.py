@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from models.families import FAMILIES, HEADS, Family, tensors_of
+from models.families import FAMILIES, HEADS, RESNETS, Family, tensors_of
 from safetensors.torch import load_file
 
+OTHER_FAMILIES = RESNETS
+ALL_FAMILIES = FAMILIES | RESNETS
 KEYS = Path(__file__).parent / "state_dict_keys.json"
 
 
@@ -45,7 +47,7 @@ def test_every_head_reloads_with_the_same_bits(family: Family, head: str, tmp_pa
 def test_saved_folder_holds_the_code_of_every_class(family: Family, head: str, tmp_path: Path):
     family.build(head).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    assert set(config["auto_map"]) == {"AutoConfig", *(head.auto_class for head in HEADS.values())}
+    assert set(config["auto_map"]) == {"AutoConfig", *(HEADS[name].auto_class for name in family.classes)}
     for auto_class, target in config["auto_map"].items():
         module, class_name = target.split(".")
         assert f"class {class_name}(" in (tmp_path / f"{module}.py").read_text(), auto_class
@@ -128,7 +130,7 @@ def test_state_dict_keys_are_frozen():
     """Checkpoints out there hold these names; HF_VIT_FREEZE_KEYS=1 writes the file anew, for additions."""
     keys = {
         f"{name}-{head}-{choice}": {key: list(value.shape) for key, value in build_empty(family, head, choice).items()}
-        for name, family in FAMILIES.items()
+        for name, family in ALL_FAMILIES.items()
         for head in family.classes
         for choice in family.choices
     }
@@ -202,7 +204,7 @@ def run_without_package(tmp: Path, *arguments: Path) -> dict[str, list]:
 
 
 WITHOUT_PACKAGE = [
-    *((family, head, "default") for family in FAMILIES for head in ("model", "classification")),
+    *((family, head, "default") for family in ALL_FAMILIES for head in ("model", "classification")),
     *(("plain", "classification", choice) for choice in ("map", "relative", "distillation", "causal", "layer_scale")),
     ("plain", "model", "rectangular_patch"),
 ]
@@ -214,13 +216,13 @@ def saved_folders(tmp_path_factory) -> Path:
 
     root = tmp_path_factory.mktemp("saved")
     (root / "auto.json").write_text(json.dumps({name: head.auto_class for name, head in HEADS.items()}))
-    for family in FAMILIES.values():
+    for family in ALL_FAMILIES.values():
         family.config().save_pretrained(root / f"config-{family.name}")  # a configuration alone
     for family, head, choice in WITHOUT_PACKAGE:
         folder = root / f"{family}-{head}-{choice}"
-        model = FAMILIES[family].build(head, choice)
+        model = ALL_FAMILIES[family].build(head, choice)
         model.save_pretrained(folder)
-        images = FAMILIES[family].images(model.config)
+        images = ALL_FAMILIES[family].images(model.config)
         with torch.no_grad():
             tensors = {str(index): tensor.clone() for index, tensor in enumerate(tensors_of(model(images)))}
         (folder / "outputs").mkdir()
@@ -232,7 +234,7 @@ def test_without_the_package(saved_folders: Path, tmp_path: Path):
     """Loads by trust_remote_code alone, gives the same bits, and what it saves loads again in the same way."""
     (tmp_path / "again").mkdir()
     wanted = {
-        f"{family}-{head}-{choice}": ["transformers_modules", FAMILIES[family].classes[head].__name__, True]
+        f"{family}-{head}-{choice}": ["transformers_modules", ALL_FAMILIES[family].classes[head].__name__, True]
         for family, head, choice in WITHOUT_PACKAGE
     }
     assert run_without_package(tmp_path, saved_folders, tmp_path / "again") == wanted
@@ -244,7 +246,7 @@ def test_without_the_package(saved_folders: Path, tmp_path: Path):
     for family, head, choice in WITHOUT_PACKAGE:
         folder = tmp_path / "again" / f"{family}-{head}-{choice}"
         loaded = getattr(transformers, HEADS[head].auto_class).from_pretrained(folder, trust_remote_code=True)
-        assert type(loaded) is FAMILIES[family].classes[head]
+        assert type(loaded) is ALL_FAMILIES[family].classes[head]
         saved = load_file(folder / "outputs" / "outputs.safetensors")
         with torch.no_grad():
             assert torch.equal(tensors_of(loaded(saved["images"]))[0], saved["0"])

@@ -39,7 +39,6 @@ class HfAxialResNetConfig(PreTrainedConfig):
     model_type = "hf_axial_resnet"
     _auto_class: ClassVar[str | None] = "AutoConfig"
     representation_size: ClassVar[int | None] = None  # what its classifier, the ViT's, asks for
-    use_distillation_token: ClassVar[bool] = False
     has_distillation_head: ClassVar[bool] = False
 
     image_size: int | tuple[int, int] | list[int] = 224
@@ -63,6 +62,10 @@ class HfAxialResNetConfig(PreTrainedConfig):
     def patch_size(self) -> int:
         """Total stride in px."""
         return stem_stride(self.stage_depths)
+
+    @property
+    def patch_stride(self) -> tuple[int, int]:
+        return self.patch_size, self.patch_size
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """(h, w) of the last map: every halving rounds up."""
