@@ -9,7 +9,7 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch.nn import functional as F
-from transformers import AutoBackbone
+from transformers import AutoBackbone, AutoConfig
 
 import hf_vit
 from hf_vit import HfViTBackbone, HfViTConfig, HfViTForImageClassification, HfViTModel
@@ -172,6 +172,21 @@ def test_auto_backbone_builds_it(family, tiny_config):
     backbone = AutoBackbone.from_config(config)
     assert type(backbone) is classes(config)[0]
     assert backbone.out_features == ["stage2"]
+
+
+@torch.no_grad()
+def test_the_backbone_of_a_folder(family, tiny_config, tmp_path):
+    """What `HfViTBaseBackbone` recommends: transformers' AutoBackbone.from_pretrained asks the Hub, for folders too."""
+    model = classes(tiny_config(family))[2](tiny_config(family)).eval()
+    randomise(model)
+    model.save_pretrained(tmp_path)
+    found = type(AutoBackbone.from_config(AutoConfig.from_pretrained(tmp_path)))
+    assert found is classes(tiny_config(family))[0]
+    pixel_values = torch.randn(1, 3, 64, 64)
+    expected = expected_maps(model.vit, pixel_values)[-1]
+    torch.testing.assert_close(
+        found.from_pretrained(tmp_path)(pixel_values).feature_maps[0], expected, rtol=0, atol=1e-5
+    )
 
 
 @torch.no_grad()

@@ -88,7 +88,9 @@ class HfViTBaseBackbone(BackboneMixin, HfViTPreTrainedModel):
         use_feature_pyramid: instead of stages, ViTDet's four maps of strides 4, 8, 16 and 32 px, made of the one
             stage of `out_features`, each of `fpn_hidden_size` channels.
 
-    Checkpoints of a family's model and of its classifier load straight into its backbone, and the other way.
+    Checkpoints of a family's model and of its classifier load straight into its backbone, and the other way. Folders
+    load by the class's own `from_pretrained`: transformers' `AutoBackbone.from_pretrained` knows repositories of the
+    Hub alone. `type(AutoBackbone.from_config(AutoConfig.from_pretrained(folder)))` is the class of a folder.
     """
 
     model_class: ClassVar[type[HfViTBaseModel]]
