@@ -1,4 +1,4 @@
-"""Sharing as other libraries do it, and converting what they shared."""
+"""Sharing as other libraries do it, and taking over what they shared."""
 
 from pathlib import Path
 from typing import Any
@@ -59,13 +59,15 @@ def _timm(folder: str) -> Any:
     return model
 
 
-def convert(output: str) -> list[list[float]]:
-    """Logits of what comes out of the conversion, in another process than the one that shared it."""
+def take(output: str) -> list[list[list[float]]]:
+    """Logits of `hf_vit.from_hub`, and of what `hf-vit convert` leaves."""
     import torch
     from transformers import AutoModelForImageClassification
 
+    import hf_vit
     from hf_vit import conversion
 
     conversion.convert(f"hf://{REPO}", Path(output))
+    models = hf_vit.from_hub(REPO), AutoModelForImageClassification.from_pretrained(output)
     with torch.no_grad():
-        return AutoModelForImageClassification.from_pretrained(output)(images()).logits.tolist()
+        return [model(images()).logits.tolist() for model in models]

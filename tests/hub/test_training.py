@@ -47,7 +47,6 @@ def test_trouble_is_told_before_the_training(hub: Loopback, xet_client: Client, 
 
 
 def test_a_failed_push_ends_the_run(hub: Loopback, xet_client: Client, tmp_path: Path) -> None:
-    """The stock Trainer ends with exit code 0 here."""
     hub.fault("/commit/", "status", status=403, times=-1, message="no space left")
     folder = tmp_path / "trained"
     done = xet_client.attempt("hub.training_jobs:train", folder=str(folder), hub_model_id=REPO, catch=False)
@@ -59,6 +58,19 @@ def test_a_failed_push_ends_the_run(hub: Loopback, xet_client: Client, tmp_path:
     again = xet_client.attempt("hub.jobs:command", arguments=["push", str(folder), REPO])
     assert again.code == 0, again.err
     assert hub.head(REPO)
+
+
+def test_what_is_said_of_the_stock_trainer(hub: Loopback, xet_client: Client, tmp_path: Path) -> None:
+    """docs/sharing.md: it uploads a pickle, and a push that failed leaves no trace in the exit code."""
+    train(xet_client, tmp_path / "one", hub_model_id="alice/one", stock=True)
+    assert "training_args.bin" in hub.files("alice/one")
+    hub.fault("/commit/", "status", status=403, times=-1)
+    done = xet_client.attempt(
+        "hub.training_jobs:train", folder=str(tmp_path / "two"), hub_model_id="alice/two", stock=True
+    )
+    assert done.code == 0, done.err
+    assert hub.fired() > 0
+    assert hub.files("alice/two") == {}
 
 
 def test_finetune_shares_its_result(hub: Loopback, xet_client: Client, colour_folder: Path, tmp_path: Path) -> None:

@@ -4,13 +4,18 @@ from typing import Any
 
 
 def train(
-    folder: str, hub_model_id: str, named: bool = True, processor: bool = True, catch: bool = True
+    folder: str,
+    hub_model_id: str,
+    named: bool = True,
+    processor: bool = True,
+    catch: bool = True,
+    stock: bool = False,
 ) -> dict[str, Any]:
-    """Two steps of `HfViTTrainer(push_to_hub=True)` on images of noise."""
+    """Two steps of `HfViTTrainer(push_to_hub=True)`, or of transformers' own, on images of noise."""
     import torch
     from evaluation.tiny import make_processor
     from hub.jobs import logits
-    from transformers import TrainingArguments
+    from transformers import Trainer, TrainingArguments
 
     from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
     from hf_vit.facts import DataFact
@@ -24,17 +29,21 @@ def train(
         folder, push_to_hub=True, hub_model_id=hub_model_id, max_steps=2, save_steps=2, eval_strategy="steps",
         eval_steps=2, per_device_train_batch_size=3, learning_rate=1e-3, use_cpu=True, report_to="none",
     )  # fmt: skip
+    parts: dict[str, Any] = {
+        "model": HfViTForImageClassification(config),
+        "args": arguments,
+        "train_dataset": images,
+        "eval_dataset": images,
+        "processing_class": make_processor() if processor else None,
+        "compute_metrics": lambda found: {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())},
+    }
     trainer = None
     try:
-        trainer = HfViTTrainer(
-            model=HfViTForImageClassification(config),
-            args=arguments,
-            train_dataset=images,
-            eval_dataset=images,
-            processing_class=make_processor() if processor else None,
-            compute_metrics=lambda found: {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())},
-            data_fact=DataFact(name="colours", split="train", size=6) if named else None,
-        )
+        if stock:
+            trainer = Trainer(**parts)
+        else:
+            fact = DataFact(name="colours", split="train", size=6) if named else None
+            trainer = HfViTTrainer(**parts, data_fact=fact)
         trainer.train()
     except UserError as error:
         if not catch:

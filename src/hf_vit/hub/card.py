@@ -5,6 +5,7 @@ What the card reads from a record's `values`, beyond the evaluation's own measur
 - training: `recipe` (an object: hyperparameter -> value) and `base_model` (what was fine-tuned) have places of their
   own; everything else is listed by name.
 - evaluation: `pictures`, the files that were drawn beside the weights.
+- analysis: `pictures`, file -> title, likewise.
 - conversion: everything is listed by name.
 """
 
@@ -28,10 +29,11 @@ DEFAULT_LICENSE = "apache-2.0"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 _FAMILIES = {
-    "hf_vit": "Vision Transformer",
-    "hf_hybrid_vit": "hybrid Vision Transformer (ResNet stem)",
-    "hf_axial_vit": "Axial Vision Transformer",
-    "vit": "Vision Transformer",
+    "hf_vit": "A Vision Transformer",
+    "hf_hybrid_vit": "A hybrid Vision Transformer (ResNet stem)",
+    "hf_axial_vit": "An Axial Vision Transformer",
+    "hf_axial_resnet": "A ResNet with axial attention",
+    "vit": "A Vision Transformer",
 }
 _PICTURES = {
     "confusion_matrix.png": "Confusion matrix",
@@ -149,15 +151,20 @@ def _repo_there(folder: Path) -> str | None:
 
 def _latest_evaluations(facts: Facts) -> list[Record]:
     """The last evaluation of every data split, of those made after the weights were last changed."""
-    changed = [place for place, record in enumerate(facts.records) if record.kind in ("training", "conversion")]
     latest: dict[tuple[str | None, str | None], Record] = {}
-    for record in facts.records[changed[-1] if changed else 0 :]:
+    for record in _of_these_weights(facts):
         if record.kind == "evaluation" and isinstance(record.values.get("top1"), float | int):
             data = record.data
             key = (data.name, data.split) if data else (None, None)
             latest.pop(key, None)
             latest[key] = record
     return list(latest.values())
+
+
+def _of_these_weights(facts: Facts) -> list[Record]:
+    """The records from the last change of the weights on."""
+    changed = [place for place, record in enumerate(facts.records) if record.kind in ("training", "conversion")]
+    return facts.records[changed[-1] if changed else 0 :]
 
 
 def _metadata(
@@ -222,25 +229,28 @@ def _context(folder: Path, config: dict[str, Any], facts: Facts, results: list[R
     code = config.get("auto_map") or {}
     travels = any((folder / f"{str(path).split('.')[0]}.py").is_file() for path in code.values())
     return {
-        "family": _FAMILIES.get(model_type, f"`{model_type}` model"),
+        "family": _FAMILIES.get(model_type, f"A model of the type `{model_type}`"),
         "is_classifier": _task(config) == "image-classification",
         "is_ours": model_type.startswith("hf_"),
         "has_code": travels,
         "auto_class": _auto_class(config),
         "shape": _shape(config),
         "parameters": _grouped(count_parameters(folder)),
+        "flops": _flops(config),
         "classes": _classes(config),
         "num_classes": len(config.get("id2label") or {}),
         "training": _run(training, skip=("recipe", "base_model", "parameters")),
         "base_model": training.values.get("base_model") if training else None,
         "recipe": _rows(training.values.get("recipe")) if training else [],
-        "conversion": _run(conversions[-1], skip=("parameters",)) if conversions else None,
+        "conversion": _run(conversions[-1], skip=("parameters", "verification")) if conversions else None,
+        "parity": _rows(conversions[-1].values.get("verification")) if conversions else [],
         "results": [_result(record, training) for record in results],
         "per_class": _per_class(results[-1]) if results else [],
         "per_class_of": _describe(results[-1]) if results else None,
         "learning_curve": (folder / "learning_curve.png").is_file(),
         "pictures": _pictures(folder, pictured[-1]) if pictured else [],
         "pictured": _describe(pictured[-1]) if pictured else None,
+        "analyses": _analyses(folder, facts),
     }
 
 
@@ -267,6 +277,24 @@ def _shape(config: dict[str, Any]) -> list[str]:
 def _size(value: Any) -> str:
     height, width = cast(Sequence[int], value) if isinstance(value, list | tuple) else (value, value)
     return f"{height}x{width}"
+
+
+def _flops(config: dict[str, Any]) -> str | None:
+    """Of one image's forward pass, counted from the configuration; None for models of other packages."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from hf_vit.cost.flops import forward_flops
+
+    kind = str(config.get("model_type", ""))
+    if not kind.startswith("hf_"):
+        return None
+    task: Any = "classification" if _task(config) == "image-classification" else "model"
+    try:
+        flops = forward_flops(CONFIG_MAPPING[kind].from_dict(config), task=task)
+    except (UserError, StrictDataclassError, KeyError):  # nothing is said of what cannot be counted
+        return None
+    return f"{flops / 1e9:.4g} GFLOPs" if flops >= 1e9 else f"{flops / 1e6:.4g} MFLOPs"
 
 
 def _classes(config: dict[str, Any]) -> list[str]:
@@ -341,6 +369,17 @@ def _per_class(record: Record) -> list[tuple[str, str]]:
 def _pictures(folder: Path, record: Record) -> list[tuple[str, str]]:
     names = cast(Sequence[str], record.values["pictures"])
     return [(name, _PICTURES[name]) for name in names if name in _PICTURES and (folder / name).is_file()]
+
+
+def _analyses(folder: Path, facts: Facts) -> list[tuple[str, str]]:
+    """(file, caption) of the pictures that analyses of these weights put beside them; of each the latest."""
+    found: dict[str, str] = {}
+    for record in _of_these_weights(facts):
+        pictures = record.values.get("pictures") if record.kind == "analysis" else None
+        for name, title in pictures.items() if isinstance(pictures, dict) else ():
+            if re.fullmatch(r"\w[\w.\-]*\.(png|svg)", name) and (folder / name).is_file():
+                found[name] = ", ".join(part for part in (_cell(title), _describe(record)) if part)
+    return list(found.items())
 
 
 def _describe(record: Record) -> str | None:

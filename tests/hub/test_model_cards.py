@@ -1,0 +1,43 @@
+"""The cards in model_cards/: what their recorded facts say, and nothing else."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForImageClassification
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from hf_vit.facts import Facts
+from hf_vit.hub.card import count_parameters, render_card
+from hf_vit.hub.contents import find_pictures
+from hf_vit.hub.requirements import card_errors, missing_facts
+
+CARDS = Path(__file__).parents[2] / "model_cards"
+FAMILIES = {"vit-digits": "hf_vit", "hybrid-digits": "hf_hybrid_vit", "axial-digits": "hf_axial_vit"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_card_is_what_the_facts_say(name: str, tmp_path: Path) -> None:
+    """Rendered again from facts, pictures and an untrained model of the same configuration: the same text."""
+    folder = CARDS / name
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model_type"] == FAMILIES[name]
+    made = AutoModelForImageClassification.from_config(CONFIG_MAPPING[FAMILIES[name]].from_dict(config))
+    again = tmp_path / name
+    made.save_pretrained(again)
+    for path in folder.iterdir():
+        if path.suffix in (".json", ".png"):
+            shutil.copy(path, again)
+    card = (folder / "README.md").read_text()
+    assert render_card(again) == card
+    assert card_errors(card) == []
+    assert missing_facts(folder) == []
+    assert find_pictures(folder, card) == {"learning_curve.png", "confusion_matrix.png", "wrong_images.png"}
+    (accuracy,) = (record.values["top1"] for record in Facts.load(folder).of_kind("evaluation"))
+    row = next(line for line in (CARDS / "README.md").read_text().splitlines() if f"({name}/" in line)
+    assert f"| {accuracy:.2%} | {count_parameters(again):,} |" in row
+
+
+def test_they_stay_small() -> None:
+    assert sum(path.stat().st_size for name in FAMILIES for path in (CARDS / name).iterdir()) < 500_000
