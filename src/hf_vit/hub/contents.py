@@ -40,6 +40,11 @@ class SharedFile:
         """Bytes."""
         return len(self.source) if isinstance(self.source, bytes) else self.source.stat().st_size
 
+    @property
+    def is_text(self) -> bool:
+        """Kept by git itself, unless it is large; other files go to the Hub's storage."""
+        return self.path.endswith((".json", ".md", ".py", ".txt", ".svg"))
+
     @cached_property
     def sha256(self) -> str:
         """Of the content; by it the Hub names what lies in its storage."""
@@ -263,7 +268,6 @@ def check_sizes(files: Iterable[SharedFile]) -> None:
         UserError: names the file, its size and the limit.
     """
     for file in files:
-        is_text = file.path.endswith((".json", ".md", ".py", ".txt", ".svg"))
-        limit = LARGEST_TEXT if is_text else LARGEST_FILE
+        limit = LARGEST_TEXT if file.is_text else LARGEST_FILE
         if file.size > limit:
             raise UserError(f"{file.path} has {file.size:,} bytes; the Hub takes at most {limit:,} in one such file")

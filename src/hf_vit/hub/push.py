@@ -194,13 +194,14 @@ class _Push:
 
     def _explain_size(self, error: Exception) -> UserError | None:
         """Which file is too large, where the Hub names it by its hash alone, or not at all."""
-        named = [file.path for file in self.contents.files.values() if file.sha256 in str(error)]
+        stored = [file for file in self.contents.files.values() if not file.is_text]
+        named = [file for file in stored if file.sha256 in str(error)]
         if status_of(error) != 413 and not (named and "too large" in str(error).lower()):
             return None
-        largest = max(self.contents.files.values(), key=lambda file: file.size)
-        name = ", ".join(named) or largest.path
-        size = self.contents.files[named[0]].size if named else largest.size
-        return UserError(f"{name} ({size:,} bytes) is larger than the Hub takes; give a smaller max_shard_size")
+        file = max(named or stored, key=lambda candidate: candidate.size)
+        return UserError(
+            f"{file.path} ({file.size:,} bytes) is larger than the Hub takes; use a smaller max_shard_size"
+        )
 
     def _state(self) -> str:
         """Where the branch stands now, in words."""
