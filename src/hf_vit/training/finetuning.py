@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hf_vit.training.model_source import ModelSource
 
 Precision = Literal["auto", "fp32", "bf16"]
-# What makes a run's model and image processor of: the source, the classes, (height, width) px, the recipe.
-Build = Callable[["ModelSource", Sequence[str], tuple[int, int], Recipe], tuple[Any, Any]]
+# What makes a run's model and image processor of: the source, the data, (height, width) px, the recipe.
+Build = Callable[["ModelSource", "ImageData", tuple[int, int], Recipe], tuple[Any, Any]]
 # The split of data that comes without validation or test is part of the data, not of a run: every seed of a training,
 # and a later `hf-vit evaluate`, has the same test images.
 SPLIT_SEED = 0
@@ -225,7 +225,7 @@ def prepare(
     for split in ("train", "validation", "test"):
         images.split(split)
     set_seed(options.seed)
-    built, processor = build(source, images.label_names, size, recipe)
+    built, processor = build(source, images, size, recipe)
     steps = total_steps(recipe, images.num_examples("train"))
     run = Run(recipe, options, output, images, source, built, processor, steps, micro, False, checkpoint, command)
     run.bf16 = use_bf16(options, built)
@@ -236,13 +236,13 @@ def prepare(
 
 
 def build_for_classes(
-    source: "ModelSource", label_names: Sequence[str], image_size: tuple[int, int], recipe: Recipe
+    source: "ModelSource", data: "ImageData", image_size: tuple[int, int], recipe: Recipe
 ) -> tuple[Any, Any]:
-    """A classifier of these classes, and its image processor."""
+    """A classifier of the data's classes, and its image processor."""
     from hf_vit.training.model_source import build_classifier, build_processor
 
     classifier = build_classifier(
-        source, label_names, image_size=image_size, dropout=recipe.dropout, drop_path=recipe.drop_path
+        source, data.label_names, image_size=image_size, dropout=recipe.dropout, drop_path=recipe.drop_path
     )
     return classifier, build_processor(source, cast(Any, classifier.config))
 

@@ -1,7 +1,7 @@
 """What a pre-training learns from: each objective's model, data, trainer and picture."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any, cast, final
 
 import torch
 
-from hf_vit.data import eval_transform, train_transform, transform_split
+from hf_vit.data import ImageData, eval_transform, train_transform, transform_split
 from hf_vit.errors import UserError
 from hf_vit.training.contrastive import (
     ContrastiveOptions,
@@ -51,9 +51,13 @@ class Objective(ABC):
 
     @abstractmethod
     def build(
-        self, source: ModelSource, label_names: Sequence[str], image_size: tuple[int, int], recipe: Recipe
+        self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
     ) -> tuple[Any, Any]:
-        """The module that is trained, and its image processor."""
+        """The module that is trained, and its image processor.
+
+        Raises:
+            UserError: the objective cannot be had with this model or data.
+        """
 
     @abstractmethod
     def build_trainer(self, run: Run) -> HfViTTrainer:
@@ -94,8 +98,10 @@ class PatchPrediction(Objective):
         return {"objective": self.name, **self.fields, **masking}
 
     def build(
-        self, source: ModelSource, label_names: Sequence[str], image_size: tuple[int, int], recipe: Recipe
+        self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
     ) -> tuple[Any, Any]:
+        if self.static and data.readers:
+            raise UserError("static masks need to know every image again, which a stream does not; use dynamic masks")
         scale = build_processor(source, source.config)
         model: Any = build_predictor(
             source,
@@ -109,9 +115,7 @@ class PatchPrediction(Objective):
         return model, build_processor(source, model.config)
 
     def build_trainer(self, run: Run) -> HfViTTrainer:
-        seed, streaming = run.options.seed, run.options.streaming
-        if self.static and streaming:
-            raise UserError("static masks need to know every image again, which a stream does not; use dynamic masks")
+        seed = run.options.seed
         choose_attention(run, run.model)
         training = train_transform(run.processor, run.recipe.augmentation, seed)
         return HfViTTrainer(
@@ -153,24 +157,20 @@ class Contrast(Objective):
         return {"objective": self.name, **self.fields, **asdict(self.options)}
 
     def build(
-        self, source: ModelSource, label_names: Sequence[str], image_size: tuple[int, int], recipe: Recipe
+        self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
     ) -> tuple[Any, Any]:
+        images = data.num_examples("train")
+        if images is not None and images < recipe.batch_size:
+            raise UserError(
+                f"{images} training images are fewer than a batch of {recipe.batch_size}; choose a smaller --batch-size"
+            )
         encoder: Any = build_encoder(
             source, image_size=image_size, dropout=recipe.dropout, drop_path=recipe.drop_path, **self.fields
         )
         return MomentumContrast(encoder, self.options), build_processor(source, encoder.config)
 
     def build_trainer(self, run: Run) -> HfViTTrainer:
-        recipe, seed, images = run.recipe, run.options.seed, run.data.num_examples("train")
-        if run.micro_batch_size != recipe.batch_size:
-            raise UserError(
-                f"a contrastive batch of {recipe.batch_size} images cannot be accumulated from parts of "
-                f"{run.micro_batch_size}: its images are each other's negatives; choose a smaller --batch-size instead"
-            )
-        if images is not None and images < recipe.batch_size:
-            raise UserError(
-                f"{images} training images are fewer than a batch of {recipe.batch_size}; choose a smaller --batch-size"
-            )
+        recipe, seed = run.recipe, run.options.seed
         for encoder in (run.model.encoder, run.model.momentum_encoder):
             choose_attention(run, encoder)
         training = TwoViews(run.processor, recipe.augmentation, seed)

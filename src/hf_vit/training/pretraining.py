@@ -105,7 +105,12 @@ def pretrain(
     named = OBJECTIVES[objective] if recipe is None else recipe
     chosen = (find_recipe(named) if isinstance(named, str) else named).override(**overrides)
     fields = _model_fields(class_token, num_hidden_groups, causal)
-    if objective == "contrastive" and options.micro_batch_size is None:
+    if objective == "contrastive":
+        if options.micro_batch_size not in (None, chosen.batch_size):
+            raise UserError(
+                f"a contrastive batch of {chosen.batch_size} images cannot be accumulated from parts of "
+                f"{options.micro_batch_size}: its images are each other's negatives; choose a smaller --batch-size"
+            )
         options = replace(options, micro_batch_size=chosen.batch_size)
     with quiet_transformers():
         from hf_vit.training.running import train

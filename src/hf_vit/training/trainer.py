@@ -85,6 +85,14 @@ class HfViTTrainer(Trainer):
             loader = DataLoader(cast(Any, dataset), sampler=cast(Any, sampler), collate_fn=as_is, **options)
         return self.accelerator.prepare(loader)
 
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Every image is judged by, whatever training drops at the end of an epoch."""
+        dropped, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.args.dataloader_drop_last = dropped
+
     def compute_loss(
         self,
         model: nn.Module,

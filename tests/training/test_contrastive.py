@@ -1,0 +1,189 @@
+"""Momentum contrast against the formula in numpy, and two processes against one."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed, multiprocessing
+
+from hf_vit import HfAxialViTConfig, HfAxialViTModel, HfHybridViTConfig, HfHybridViTModel, HfViTConfig, HfViTModel
+from hf_vit.errors import UserError
+from hf_vit.training.contrastive import (
+    ContrastiveOptions,
+    MomentumContrast,
+    MomentumUpdate,
+    build_mlp,
+    contrastive_loss,
+    momentum_at,
+)
+
+SIZES = dict(image_size=16, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24)
+OPTIONS = dict(hidden_size=12, projection_size=8)
+
+
+def learner(normalization="batch", seed=0, **options):
+    torch.manual_seed(seed)
+    encoder = HfViTModel(HfViTConfig(patch_size=8, **SIZES))
+    torch.nn.init.normal_(encoder.embeddings.cls_token)
+    chosen = ContrastiveOptions(normalization=normalization, **{**OPTIONS, **options})
+    return MomentumContrast(encoder, chosen).double().train()
+
+
+def views(batch=6, seed=1):
+    return torch.randn(batch, 2, 3, 16, 16, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def slow_loss(queries, keys, temperature):
+    """Algorithm 1 of arXiv 2104.02057, one query at a time."""
+    total = 0.0
+    for i, query in enumerate(queries):
+        query = query / math.sqrt(sum(v * v for v in query))
+        scores = []
+        for key in keys:
+            key = key / math.sqrt(sum(v * v for v in key))
+            scores.append(sum(a * b for a, b in zip(query, key, strict=True)) / temperature)
+        total += math.log(sum(math.exp(score) for score in scores)) - scores[i]
+    return 2 * temperature * total / len(queries)
+
+
+@pytest.mark.parametrize("temperature", [0.07, 0.2, 1.0])
+def test_loss_is_the_formula(temperature):
+    random = np.random.RandomState(0)
+    queries, keys = random.randn(5, 8), random.randn(5, 8)
+    found = contrastive_loss(torch.tensor(queries), torch.tensor(keys), temperature)
+    assert found.item() == pytest.approx(slow_loss(queries, keys, temperature), rel=1e-12)
+
+
+@pytest.mark.parametrize("normalization", ["batch", "layer", "none"])
+def test_symmetric_loss_of_both_views(normalization):
+    model = learner(normalization)
+    with torch.no_grad():
+        for parameter in (*model.momentum_encoder.parameters(), *model.momentum_projector.parameters()):
+            parameter.add_(0.1 * torch.randn_like(parameter))  # so that the copies are not the originals
+    images = views()
+    twin = copy.deepcopy(model)
+    first, second = images[:, 0], images[:, 1]
+    queries = [twin.predictor(twin.projector(twin.encoder(v).pooler_output)).detach().numpy() for v in (first, second)]
+    keys = [twin.momentum_projector(twin.momentum_encoder(v).pooler_output).detach().numpy() for v in (first, second)]
+    wanted = slow_loss(queries[0], keys[1], 0.2) + slow_loss(queries[1], keys[0], 0.2)
+    assert model(images)["loss"].item() == pytest.approx(wanted, rel=1e-9)
+
+
+def test_only_the_learning_side_gets_gradients():
+    model = learner()
+    model(views())["loss"].backward()
+    slow = [p for p in (*model.momentum_encoder.parameters(), *model.momentum_projector.parameters())]
+    assert all(p.grad is None and not p.requires_grad for p in slow)
+    frozen = {name for name, p in model.encoder.named_parameters() if not p.requires_grad}
+    assert frozen == {"embeddings.patch_embeddings.projection.weight", "embeddings.patch_embeddings.projection.bias"}
+    learning = [*model.encoder.parameters(), *model.projector.parameters(), *model.predictor.parameters()]
+    assert all(p.grad is not None for p in learning if p.requires_grad)
+    free = learner(freeze_patches=False)
+    assert all(p.requires_grad for p in free.encoder.parameters())
+
+
+def test_the_papers_heads():
+    """Projector of three layers, predictor of two; a norm after each, the projector's last without scale (MoCo v3)."""
+    model = learner()
+    kinds = [type(layer).__name__ for layer in model.projector]
+    assert kinds == ["Linear", "BatchNorm1d", "ReLU", "Linear", "BatchNorm1d", "ReLU", "Linear", "BatchNorm1d"]
+    assert [layer.affine for layer in model.projector if hasattr(layer, "affine")] == [True, True, False]
+    kinds = [type(layer).__name__ for layer in model.predictor]
+    assert kinds == ["Linear", "BatchNorm1d", "ReLU", "Linear", "BatchNorm1d"]
+    assert ContrastiveOptions() == ContrastiveOptions(0.2, 0.99, 256, None, "batch", True)
+    widths = {width: build_width(width) for width in (64, 192, 384, 768)}
+    assert widths == {64: 768, 192: 2304, 384: 4096, 768: 4096}
+    assert not any(isinstance(layer, torch.nn.BatchNorm1d) for layer in build_mlp([4, 4, 4], "none", True))
+
+
+def build_width(hidden_size):
+    with torch.device("meta"):
+        config = HfViTConfig(**{**SIZES, "patch_size": 8, "hidden_size": hidden_size})
+        return MomentumContrast(HfViTModel(config)).projector[0].out_features
+
+
+def test_momentum_moves_the_copies_by_the_rest():
+    model = learner()
+    with torch.no_grad():
+        for parameter in model.encoder.parameters():
+            parameter.add_(1.0)
+    before = {name: p.clone() for name, p in model.momentum_encoder.named_parameters()}
+    model.update_momentum(0.9)
+    fast = dict(model.encoder.named_parameters())
+    for name, moved in model.momentum_encoder.named_parameters():
+        torch.testing.assert_close(moved, 0.9 * before[name] + 0.1 * fast[name], rtol=0, atol=1e-14)
+    assert [round(momentum_at(step, 100, 0.99), 6) for step in (0, 50, 100)] == [0.99, 0.995, 1.0]
+    assert MomentumUpdate(model).model is model
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config"),
+    [
+        (HfHybridViTModel, HfHybridViTConfig(stage_depths=(), stem_width=32, **SIZES)),
+        (HfAxialViTModel, HfAxialViTConfig(patch_size=8, **SIZES)),
+    ],
+)
+def test_other_families(model_class, config):
+    model = MomentumContrast(model_class(config), ContrastiveOptions(**OPTIONS)).train()
+    loss = model(views().float())["loss"]
+    loss.backward()
+    assert loss.isfinite()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.encoder.parameters())
+
+
+def one_of_two(rank, folder, results):
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    try:
+        model = learner("layer")
+        loss = model(views(8)[rank * 4 : rank * 4 + 4])["loss"]
+        loss.backward()
+        found = [p.grad for p in model.parameters() if p.grad is not None]
+        for gradient in found:
+            distributed.all_reduce(gradient)
+        mean = loss.detach().clone()
+        distributed.all_reduce(mean)
+        if rank == 0:
+            results.put((mean.item() / 2, [(gradient / 2).numpy() for gradient in found]))
+            results.join()
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_two_processes_give_the_loss_and_gradients_of_one(tmp_path):
+    """Keys are gathered over processes, so that every query sees the whole batch."""
+    context = multiprocessing.get_context("fork")
+    results = context.JoinableQueue()
+    processes = [context.Process(target=one_of_two, args=(rank, tmp_path, results)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    loss, gradients = results.get(timeout=60)
+    results.task_done()
+    for process in processes:
+        process.join(timeout=60)
+        assert process.exitcode == 0
+    model = learner("layer")
+    wanted = model(views(8))["loss"]
+    wanted.backward()
+    assert loss == pytest.approx(wanted.item(), rel=1e-10)
+    whole = [p.grad.numpy() for p in model.parameters() if p.grad is not None]
+    assert len(whole) == len(gradients)
+    for given, own in zip(gradients, whole, strict=True):
+        np.testing.assert_allclose(given, own, rtol=0, atol=1e-10)
+    halves = [learner("layer")(views(8)[i : i + 4])["loss"].item() for i in (0, 4)]
+    assert abs(sum(halves) / 2 - wanted.item()) > 1e-3, "without gathering it would be another number"
+
+
+def test_wrong_values():
+    for options, message in (
+        ({"temperature": 0.0}, "temperature 0.0 must be above 0"),
+        ({"momentum": 1.5}, "momentum 1.5"),
+        ({"projection_size": 0}, "at least 1"),
+        ({"hidden_size": -1}, "at least 1"),
+        ({"normalization": "group"}, "normalization 'group' is unknown; choose batch, layer, none"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ContrastiveOptions(**options)
+    with pytest.raises(ValueError, match=r"views of shape \(6, 3, 16, 16\).*\[B, 2, C, H, W\]"):
+        learner()(views()[:, 0])
