@@ -1,6 +1,6 @@
 """Image captioning: a Vision Transformer that sees, a small causal decoder that tells what.
 
-    python examples/image_captioning.py --output out/captions
+    python examples/image_captioning.py --output out/captions [--model vit | hybrid | axial]
 
 transformers' VisionEncoderDecoderModel joins any `hf_vit` model to any causal decoder with cross-attention. Here both
 are tiny and untrained; they learn ten captions of ten photographs by heart (about ten seconds on one CPU core) and
@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
+    AutoModel,
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -25,7 +26,7 @@ from transformers import (
     ViTImageProcessor,
 )
 
-from hf_vit import HfViTConfig, HfViTModel
+from hf_vit import HfAxialViTConfig, HfHybridViTConfig, HfViTConfig
 
 # Photographs inside scikit-image's wheel. The captions share words, so that the decoder has to look.
 CAPTIONS = {
@@ -39,6 +40,14 @@ CAPTIONS = {
     "motorcycle_left.png": "a red motorcycle in a garage",
     "retina.jpg": "the red retina of an eye",
     "rocket.jpg": "a white rocket in the evening sky",
+}
+
+
+# Encoders of every family, with patches of 8 px.
+FAMILIES = {
+    "vit": (HfViTConfig, {"patch_size": 8}),
+    "hybrid": (HfHybridViTConfig, {"stage_depths": (1, 1), "stem_width": 32}),
+    "axial": (HfAxialViTConfig, {"patch_size": 8}),
 }
 
 
@@ -68,16 +77,11 @@ def build_tokenizer(captions: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, image_size: int = 64) -> VisionEncoderDecoderModel:
+def build_model(tokenizer: PreTrainedTokenizerFast, family: str, image_size: int = 64) -> VisionEncoderDecoderModel:
     """A ViT encoder 64 wide and a GPT-2 decoder 48 wide; transformers projects from one width to the other."""
-    encoder = HfViTConfig(
-        image_size=image_size,
-        patch_size=8,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=128,
-    )
+    config_class, own = FAMILIES[family]
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    encoder = config_class(image_size=image_size, **sizes, **own)
     decoder = GPT2Config(
         vocab_size=len(tokenizer),
         n_positions=32,
@@ -93,7 +97,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, image_size: int = 64) -> Vis
     )
     tokens = {"decoder_start_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder, **tokens)
-    model = VisionEncoderDecoderModel(config, HfViTModel(encoder), GPT2LMHeadModel(decoder))
+    model = VisionEncoderDecoderModel(config, AutoModel.from_config(encoder), GPT2LMHeadModel(decoder))
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, max_new_tokens=16, **tokens)
     return model
 
@@ -126,7 +130,7 @@ def write_captions(
     return tokenizer.batch_decode(tokens, skip_special_tokens=True)
 
 
-def main(output: Path, steps: int = 200, seed: int = 0) -> tuple[list[str], list[str]]:
+def main(output: Path, family: str = "vit", steps: int = 200, seed: int = 0) -> tuple[list[str], list[str]]:
     """Train, save, reload; returns the captions before saving and after reloading."""
     torch.manual_seed(seed)
     captions = list(CAPTIONS.values())
@@ -137,7 +141,7 @@ def main(output: Path, steps: int = 200, seed: int = 0) -> tuple[list[str], list
     batch = tokenizer(captions, padding=True, return_tensors="pt")
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)  # -100: no loss on padding
 
-    model = build_model(tokenizer)
+    model = build_model(tokenizer, family)
     losses = train(model, pixel_values, labels, steps)
     print(f"loss {losses[0]:.3f} -> {losses[-1]:.4f} in {steps} steps")
     before = write_captions(model, tokenizer, pixel_values)
@@ -155,7 +159,8 @@ def main(output: Path, steps: int = 200, seed: int = 0) -> tuple[list[str], list
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("out/captions"), help="folder for the trained model")
+    parser.add_argument("--model", choices=FAMILIES, default="vit", help="family of the encoder (default: vit)")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    main(arguments.output, arguments.steps, arguments.seed)
+    main(arguments.output, arguments.model, arguments.steps, arguments.seed)

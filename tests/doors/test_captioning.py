@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
+    AutoModel,
     BertConfig,
     BertLMHeadModel,
     GPT2Config,
@@ -16,7 +17,7 @@ from transformers import (
     VisionEncoderDecoderModel,
 )
 
-from hf_vit import HfViTModel
+import hf_vit
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,12 @@ def example():
     return module
 
 
-def test_the_example_writes_its_ten_captions_back(example, tmp_path, capsys):
-    before, after = example.main(tmp_path / "captioner")
+@pytest.mark.parametrize(
+    "name",
+    ["vit", pytest.param("hybrid", marks=pytest.mark.slow), pytest.param("axial", marks=pytest.mark.slow)],
+)
+def test_the_example_writes_its_ten_captions_back(name, example, tmp_path, capsys):
+    before, after = example.main(tmp_path / "captioner", name)
     assert before == after == list(example.CAPTIONS.values())
     assert len(set(after)) == 10
     assert "10 of 10 captions" in capsys.readouterr().out
@@ -63,19 +68,22 @@ DECODERS = {
     "GPT-2, projected": (GPT2Config, GPT2, GPT2LMHeadModel, True),
     "TrOCR, cross_attention_hidden_size": (TrOCRConfig, TROCR, TrOCRForCausalLM, False),
 }
+PAIRS = [("HfViT", name) for name in DECODERS] + [
+    (family, "GPT-2, projected") for family in ("HfHybridViT", "HfAxialViT")
+]
 
 
-@pytest.mark.parametrize("choice", DECODERS.values(), ids=DECODERS.keys())
-def test_decoders_of_any_width(choice, tiny_config, train, tmp_path):
+@pytest.mark.parametrize(("family", "decoder"), PAIRS)
+def test_decoders_of_any_width(family, decoder, tiny_config, train, tmp_path):
     """The encoder from a saved folder; trained, saved as one and loaded again."""
-    config_class, options, decoder_class, projected = choice
-    HfViTModel(tiny_config()).save_pretrained(tmp_path / "encoder")
+    config_class, options, decoder_class, projected = DECODERS[decoder]
+    AutoModel.from_config(tiny_config(family)).save_pretrained(tmp_path / "encoder")
     model = VisionEncoderDecoderModel.from_encoder_decoder_pretrained(
         str(tmp_path / "encoder"), decoder_model=decoder_class(config_class(**options))
     )
     for config in (model.config, model.generation_config):
         config.decoder_start_token_id, config.pad_token_id, config.eos_token_id = 1, 0, 2
-    assert type(model.encoder) is HfViTModel
+    assert type(model.encoder) is getattr(hf_vit, f"{family}Model")
     assert hasattr(model, "enc_to_dec_proj") is projected
 
     pixel_values, labels = torch.randn(3, 3, 64, 64), torch.randint(3, 20, (3, 6))
@@ -93,8 +101,8 @@ def test_decoders_of_any_width(choice, tiny_config, train, tmp_path):
     assert torch.equal(*tokens)
 
 
-def test_config_of_a_pair_names_our_encoder(tiny_config):
-    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(tiny_config(), GPT2Config(**GPT2))
+def test_config_of_a_pair_names_our_encoder(family, tiny_config):
+    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(tiny_config(family), GPT2Config(**GPT2))
     model = VisionEncoderDecoderModel(config)
-    assert type(model.encoder) is HfViTModel
+    assert type(model.encoder) is getattr(hf_vit, f"{family}Model")
     assert model.encoder.config.patch_size == 16

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import ViTImageProcessor, pipeline
 
-from hf_vit import HfViTForImageClassification, HfViTModel
+import hf_vit
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def processor():
 
 
 @torch.no_grad()
-def test_image_feature_extraction(tiny_config, photographs, processor, tmp_path):
-    model = HfViTModel(tiny_config()).eval()
+def test_image_feature_extraction(family, tiny_config, photographs, processor, tmp_path):
+    model = getattr(hf_vit, f"{family}Model")(tiny_config(family)).eval()
     for part in (model, processor):
         part.save_pretrained(tmp_path)
     pixel_values = processor(photographs, return_tensors="pt")["pixel_values"]
@@ -37,9 +37,9 @@ def test_image_feature_extraction(tiny_config, photographs, processor, tmp_path)
 
 
 @torch.no_grad()
-def test_image_classification(tiny_config, photographs, processor, tmp_path):
+def test_image_classification(family, tiny_config, photographs, processor, tmp_path):
     names = {0: "astronaut", 1: "coffee", 2: "cameraman"}
-    model = HfViTForImageClassification(tiny_config(id2label=names)).eval()
+    model = getattr(hf_vit, f"{family}ForImageClassification")(tiny_config(family, id2label=names)).eval()
     model.classifier.weight.normal_()  # a new head is zero: all classes alike
     for part in (model, processor):
         part.save_pretrained(tmp_path)
