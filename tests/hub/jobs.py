@@ -41,12 +41,17 @@ def push_object(folder: str, repo_id: str, facts: bool = True, **options: Any) -
     return push(model, repo_id, processor=processor, facts=records, **options)
 
 
-def verify(repo_id: str = "alice/my-vit", limits: dict[str, float] | None = None, **options: Any) -> Any:
-    """`hf_vit.hub.verify.verify_repo`."""
+def verify(
+    repo_id: str = "alice/my-vit", limits: dict[str, float] | None = None, examples: bool = False, **options: Any
+) -> Any:
+    """`hf_vit.hub.verify.verify_repo`; without running the card's examples, which takes seconds, unless asked for."""
     from hf_vit.errors import UserError
+    from hf_vit.hub import verify as module
     from hf_vit.hub.verify import verify_repo
 
     _replace(limits)
+    if not examples:
+        module.run_examples = lambda *arguments: ([], [])
     told: list[str] = []
     try:
         result = verify_repo(repo_id, report=told.append, **options)

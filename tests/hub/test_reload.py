@@ -113,13 +113,16 @@ def test_verify_runs_nobody_s_code_unasked(hub: Loopback, xet_client: Client, mo
     example = "---\nlicense: mit\n---\n```python\nimport sys\nsys.exit('ran')\n```\n"
     (model_folder / "README.md").write_text(example)
     xet_client.run("hub.jobs:push", folder=str(model_folder))
-    found = xet_client.run("hub.jobs:verify")
+    found = xet_client.run("hub.jobs:verify", examples=True)
     assert found["examples"] == []
     assert len(found["not_run"]) == 1
-    assert "example 1 of the card fails: ran" in xet_client.run("hub.jobs:verify", trust_remote_code=True)["error"]
+    assert (
+        "example 1 of the card fails: ran"
+        in xet_client.run("hub.jobs:verify", examples=True, trust_remote_code=True)["error"]
+    )
     (model_folder / "README.md").write_text("---\nlicense: mit\n---\nno example")
     xet_client.run("hub.jobs:push", folder=str(model_folder))
-    assert "has no example in Python" in xet_client.run("hub.jobs:verify")["error"]
+    assert "has no example in Python" in xet_client.run("hub.jobs:verify", examples=True)["error"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -205,7 +205,7 @@ class _Push:
 
     def _state(self) -> str:
         """Where the branch stands now, in words."""
-        again = "Run the same command again to go on; what was uploaded is kept"
+        again = "The same command goes on with it; what was uploaded is kept"
         try:
             heads = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(self.repo_id).branches}
         except Exception:  # the failure that is being told is the one that matters
