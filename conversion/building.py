@@ -1,10 +1,13 @@
 """From a plan and its weights to the model and the image processor that go with it."""
 
 import copy
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from .planning import Plan
 
@@ -43,3 +46,15 @@ def build_processor(plan: Plan) -> Any:
         fields = {name: value for name, value in fields.items() if name not in ("crop_size", "do_center_crop")}
         fields["size"] = {"height": height, "width": width}
     return ViTImageProcessor(**fields)
+
+
+@contextmanager
+def without_progress_bars() -> Generator[None]:
+    """transformers shows a bar for every load and save; a conversion ends within seconds."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

@@ -252,7 +252,8 @@ def _config(family: str, fields: dict[str, Any], resize_to: Pair | None) -> tupl
         fields["image_size"] = square_or_pair(resize_to)
         return config_class(**fields), resample
     except StrictDataclassError as error:
-        raise UserError(f"the checkpoint's sizes make no model: {error}") from error
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise UserError(f"the checkpoint's sizes make no model: {reason}") from error
 
 
 def _targets(family: str, config: Any, with_head: bool) -> tuple[type[PreTrainedModel], dict[str, Shape]]:

@@ -85,7 +85,7 @@ def told(companions: Companions, shapes: Mapping[str, Shape]) -> Told:
 def _refuse_other_backbones(backbone: Mapping[str, Any]) -> None:
     depths = backbone.get("depths") or (3, 4, 6, 3)
     last = f"stage{len(depths)}"
-    wrong = {name: backbone.get(name, default) for name, (needed, default) in BACKBONE.items()}
+    wrong = {name: backbone.get(name, default) for name, (_, default) in BACKBONE.items()}
     wrong = {name: value for name, value in wrong.items() if str(value).lower() != str(BACKBONE[name][0]).lower()}
     out = backbone.get("out_features") or [last]
     if list(out) != [last]:

@@ -40,6 +40,7 @@ from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTMode
 from hf_vit.models.pretraining_hf_vit import HfViTForMaskedPatchPrediction
 
 if TYPE_CHECKING:
+    from hf_vit.conversion.loading import from_hub, image_processor_from_hub
     from hf_vit.hub.push import push_to_hub
     from hf_vit.variants import VARIANTS, variant_config
 
@@ -48,6 +49,8 @@ __version__ = "0.1.0"
 # Public names that cost an import of their own: name -> module.
 _LAZY = {
     "VARIANTS": "hf_vit.variants",
+    "from_hub": "hf_vit.conversion.loading",
+    "image_processor_from_hub": "hf_vit.conversion.loading",
     "push_to_hub": "hf_vit.hub.push",
     "variant_config": "hf_vit.variants",
 }
@@ -73,6 +76,8 @@ __all__ = [
     "HfViTForMaskedPatchPrediction",
     "HfViTModel",
     "UserError",
+    "from_hub",
+    "image_processor_from_hub",
     "push_to_hub",
     "variant_config",
 ]

@@ -245,7 +245,7 @@ TRANSFORMERS = ["vit.encoder.layer.0.attention.attention.query.weight", "vit.lay
 @pytest.mark.parametrize("write", [torch_file, safetensors_file])
 @pytest.mark.parametrize(("keys", "family"), [(TIMM, "ViT of timm"), (TRANSFORMERS, "ViT of transformers")])
 def test_pytorch_files_are_named(write, keys, family, tmp_path: Path):
-    refused(write(tmp_path / "model.bin", keys), tmp_path, f"model.bin looks like a {family}")
+    refused(write(tmp_path / "model.bin", keys), tmp_path, f"model.bin looks like part of a {family}")
 
 
 def test_pytorch_file_of_another_model(tmp_path: Path):

@@ -1,0 +1,175 @@
+"""`hf_vit.from_hub`: models of other libraries converted in memory; the same numbers, pixels and task classes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, save_timm
+from PIL import Image
+from timm.data import create_transform, resolve_data_config
+from transformers import DeiTImageProcessor, DeiTImageProcessorPil, ViTImageProcessor, ViTImageProcessorPil
+
+import hf_vit
+from hf_vit.errors import UserError
+from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTForImageClassification
+from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
+
+IMAGES = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def photo() -> Image.Image:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 61, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).resize((122, 80), Image.Resampling.BILINEAR)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("ViTForImageClassification", HfViTForImageClassification),
+        ("ViTModel", HfViTModel),
+        ("DeiTForImageClassificationWithTeacher", HfViTForImageClassification),
+    ],
+)
+def test_folders_of_transformers(name: str, own: type, tmp_path: Path):
+    model = of_transformers(name)
+    model.save_pretrained(tmp_path)
+    loaded = hf_vit.from_hub(tmp_path)
+    assert type(loaded) is own
+    assert not loaded.training
+    theirs, ours = model(IMAGES), loaded(IMAGES)
+    key = "logits" if hasattr(theirs, "logits") else "pooler_output"
+    torch.testing.assert_close(ours[key], theirs[key], rtol=0, atol=1e-5)
+    assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+
+
+@torch.no_grad()
+def test_folders_of_timm(tmp_path: Path):
+    for build, own, side in (
+        (of_timm, HfViTForImageClassification, 12),
+        (hybrid_of_timm, HfHybridViTForImageClassification, 32),
+    ):
+        model = build()
+        loaded = hf_vit.from_hub(str(save_timm(model, tmp_path / own.__name__)))
+        assert type(loaded) is own
+        images = torch.rand(2, 3, side, side)
+        theirs = model(images)
+        assert float((loaded(images).logits - theirs).abs().max()) <= 1e-5 * max(1.0, float(theirs.abs().max()))
+
+
+def test_options_of_a_conversion(tmp_path: Path):
+    of_transformers("ViTForImageClassification").save_pretrained(tmp_path)
+    loaded = hf_vit.from_hub(tmp_path, labels=["cat", "dog"], resize_to=(16, 20), dtype=torch.bfloat16)
+    assert loaded.config.id2label == {0: "cat", 1: "dog"}
+    assert (loaded.config.grid, loaded.dtype) == ((4, 5), torch.bfloat16)
+    assert not loaded.classifier.weight.any()
+
+
+@torch.no_grad()
+def test_own_models_load_as_they_are(tmp_path: Path):
+    of_transformers("ViTForImageClassification").save_pretrained(tmp_path / "theirs")
+    model = hf_vit.from_hub(tmp_path / "theirs")
+    model.save_pretrained(tmp_path / "own")
+    hf_vit.image_processor_from_hub(tmp_path / "theirs").save_pretrained(tmp_path / "own")
+    again = hf_vit.from_hub(tmp_path / "own")
+    assert torch.equal(again(IMAGES).logits, model(IMAGES).logits)
+    assert hf_vit.image_processor_from_hub(tmp_path / "own").size == {"height": 12, "width": 12}
+    with pytest.raises(UserError, match=r"is a model of hf_vit already; load it with HfViTForImageClassification\."):
+        hf_vit.from_hub(tmp_path / "own", num_labels=3)
+
+
+def test_folders_of_other_models_are_refused(tmp_path: Path):
+    of_transformers("ViTForImageClassification").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for fields, told in (
+        ({"model_type": "beit"}, "says model_type 'beit', but the keys are those of vit"),
+        ({"model_type": None}, "says model_type None"),
+        ({"hidden_size": 48}, "does not fit the weights beside it: hidden_size is 48 there, the weights make it 24"),
+        ({"image_size": 16}, "does not fit the weights beside it: image_size 16x16 makes 4x4 = 16 patches"),
+        ({"image_size": "big"}, "gives the size 'big'; it needs one number of px"),
+        ({"patch_size": [4, 4, 4]}, r"gives the size \[4, 4, 4\]"),
+        (
+            {"num_attention_heads": 5},
+            "sizes make no model: hidden_size=24 is not divisible by num_attention_heads=5",
+        ),
+        ({"num_hidden_layers": 3}, "num_hidden_layers is 3 there, the weights make it 2"),
+        ({"hidden_act": "gelo"}, "hidden_act='gelo' is not an activation"),
+        ({"qkv_bias": False}, "qkv_bias is False there, the weights make it True"),
+        ({"model_type": "hf_vit", "architectures": ["ViTModel"]}, "names no class of hf_vit"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | fields))
+        with pytest.raises(UserError, match=told) as error:
+            hf_vit.from_hub(tmp_path)
+        assert "\n" not in str(error.value)
+
+
+def test_what_is_not_there(tmp_path: Path):
+    with pytest.raises(UserError, match="cannot be had from the Hub"):
+        hf_vit.from_hub("nobody/nothing")  # tests run offline
+    with pytest.raises(UserError, match="names no file of the Hub"):
+        hf_vit.from_hub("no such place")
+    with pytest.raises(UserError, match="revision 'main' belongs to a repository of the Hub"):
+        hf_vit.from_hub(tmp_path, revision="main")
+
+
+PROCESSORS = {
+    "vit": ViTImageProcessor(size={"height": 12, "width": 12}, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4]),
+    "vit of another resampling": ViTImageProcessor(size={"height": 16, "width": 12}, resample=3, do_rescale=False),
+    "deit": DeiTImageProcessor(size={"height": 20, "width": 20}, crop_size={"height": 12, "width": 12}),
+    "no crop": DeiTImageProcessor(size={"shortest_edge": 12}, do_center_crop=False),
+}
+
+
+@pytest.mark.parametrize("case", PROCESSORS)
+def test_pixels_are_those_of_transformers(case: str, photo: Image.Image, tmp_path: Path):
+    of_transformers("ViTModel").save_pretrained(tmp_path)
+    processor = PROCESSORS[case]
+    processor.save_pretrained(tmp_path)
+    found = hf_vit.image_processor_from_hub(tmp_path)
+    assert torch.equal(
+        found(photo, return_tensors="pt").pixel_values, processor(photo, return_tensors="pt").pixel_values
+    )
+    pil = {DeiTImageProcessor: DeiTImageProcessorPil, ViTImageProcessor: ViTImageProcessorPil}[type(processor)]
+    theirs, ours = pil.from_pretrained(tmp_path), ViTImageProcessorPil.from_dict(found.to_dict())
+    assert np.array_equal(theirs(photo)["pixel_values"][0], ours(photo)["pixel_values"][0])
+
+
+def test_older_preprocessor_files(tmp_path: Path):
+    of_transformers("ViTModel").save_pretrained(tmp_path)
+    old = {"feature_extractor_type": "ViTFeatureExtractor", "size": 12, "resample": 2, "image_mean": [0.5, 0.5, 0.5]}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(old))
+    found = hf_vit.image_processor_from_hub(tmp_path)
+    assert (found.size, found.resample) == ({"height": 12, "width": 12}, 2)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "CLIPImageProcessor"}))
+    with pytest.raises(UserError, match="is of CLIPImageProcessor, whose steps are unknown here"):
+        hf_vit.from_hub(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["center", "squash"])
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("crop", [0.75, 0.8])
+def test_pixels_are_those_of_timm(crop: float, mode: str, interpolation: str, photo: Image.Image, tmp_path: Path):
+    """Exactly where both work with PIL; transformers' other backend resizes tensors, one level of 255 apart at most.
+
+    Of 15 px the two backends take different middles of 12; timm's is that of the backend for tensors.
+    """
+    model = of_timm()
+    cfg = {"crop_pct": crop, "crop_mode": mode, "interpolation": interpolation, "mean": (0.4, 0.5, 0.6)}
+    model.pretrained_cfg.update(cfg)
+    found = hf_vit.image_processor_from_hub(save_timm(model, tmp_path / "saved"))
+    expected = create_transform(**resolve_data_config({"input_size": (3, 12, 12)}, model=model))(photo)
+    tensors = found(photo, return_tensors="pt").pixel_values[0]
+    assert float((tensors - expected).abs().max()) <= 1.01 / 255 / 0.5
+    if crop == 0.75:
+        pil = ViTImageProcessorPil.from_dict(found.to_dict())(photo, return_tensors="pt").pixel_values[0]
+        assert float((pil - expected).abs().max()) <= 1e-6
+
+
+def test_preprocessing_that_has_no_counterpart(tmp_path: Path):
+    model = of_timm()
+    model.pretrained_cfg["crop_mode"] = "border"
+    with pytest.raises(UserError, match=r"crop_mode 'border', .* has no counterpart"):
+        hf_vit.image_processor_from_hub(save_timm(model, tmp_path / "border"))
