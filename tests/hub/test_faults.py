@@ -37,6 +37,7 @@ PASSING: dict[str, tuple[str, str, dict[str, Any]]] = {
     "upload damaged": (STORAGE, "corrupt_request", {}),
     "storage 503": (STORAGE, "status", {"status": 503}),
     "storage's answer lost": (STORAGE, "lost_reply", {}),
+    "storage stalled": (STORAGE, "slow", {"seconds": 1}),
     "commit 503": (COMMIT, "status", {"status": 503}),
     "commit 429": (COMMIT, "status", {"status": 429, "headers": {"Retry-After": "2"}}),
     "commit's answer lost": (COMMIT, "lost_reply", {}),
@@ -198,6 +199,13 @@ def test_killed_at_a_random_moment(number: int, hub: Loopback, client: Client, m
     done, found = push_and_load(client, new)
     assert done["commit"] == hub.head(REPO)
     assert found == local_logits(new)
+
+
+def test_a_download_that_breaks_off_goes_on(hub: Loopback, client: Client, saved_models: dict[str, Path]) -> None:
+    client.run("hub.jobs:push", folder=str(saved_models["plain"]))
+    hub.fault(r"^/get/|^/xorb/", "cut_response", after=1000)
+    assert client.run("hub.jobs:verify")["repaired"] == []
+    assert hub.fired() == 1
 
 
 def test_a_damaged_download_is_seen_and_repaired(hub: Loopback, client: Client, saved_models: dict[str, Path]) -> None:

@@ -47,6 +47,7 @@ def test_the_command(hub: Loopback, client: Client, model_folder: Path) -> None:
     done = client.attempt("hub.jobs:command", arguments=["push", str(model_folder), "my-vit", "--tag", "v1"])
     assert done.code == 0, done.err
     commit = hub.head(REPO)
+    assert "as alice (by the token of the environment variable HF_TOKEN)" in done.out
     assert f"commit {commit}" in done.out
     assert f"{hub.endpoint}/{REPO}/tree/{commit}" in done.out
     tags = {tag["name"]: tag["targetCommit"] for tag in hub.get(f"/api/models/{REPO}/refs")["tags"]}

@@ -28,7 +28,7 @@ class Bar:
 def warm_up(profile: str) -> None:
     if profile == "without":
         sys.meta_path.insert(0, Bar())
-    for name in ("transformers", "huggingface_hub", "httpx2", "torch", "PIL.Image", "torchvision"):
+    for name in ("transformers", "huggingface_hub", "torch", "PIL.Image", "torchvision"):
         importlib.import_module(name)
     import transformers
 

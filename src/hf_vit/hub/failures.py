@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx2
 from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -31,6 +30,8 @@ LONGEST_WAIT = 120.0
 # A connection on which nothing moves for so long is given up; huggingface_hub itself waits for ever.
 STALL = 120.0
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
+# What the HTTP library raises; which one it is depends on huggingface_hub's version.
+_HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]
 _Answer = TypeVar("_Answer")
 
 
@@ -88,13 +89,13 @@ def status_of(error: BaseException) -> int | None:
 
 def is_connection(error: BaseException) -> bool:
     """Whether the network, or the server's silence, is behind an error."""
-    kinds = (httpx2.TransportError, ConnectionError, TimeoutError)
+    kinds = (_HTTP_ERROR, ConnectionError, TimeoutError)
     # hf_xet raises RuntimeError and OSError of its own for what befalls its connections.
     words = re.compile(r"error sending request|connection|timed? ?out|reset by peer|network|incomplete message", re.I)
     return any(
         isinstance(link, kinds) or (type(link) in (RuntimeError, OSError) and words.search(str(link)))
         for link in chain(error)
-        if not isinstance(link, OfflineModeIsEnabled)
+        if not isinstance(link, OfflineModeIsEnabled | HfHubHTTPError)
     )
 
 
@@ -169,7 +170,7 @@ def _stalls_are_errors() -> Generator[None]:
     """Within, a connection on which nothing moves for `STALL` seconds raises."""
     session = get_session()
     before = session.timeout
-    session.timeout = httpx2.Timeout(STALL)
+    session.timeout = STALL
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ from hf_vit.errors import UserError
 from hf_vit.facts import Facts, Record
 from hf_vit.hub.card import CARD_NAME
 from hf_vit.hub.contents import Contents, SharedFile, collect
-from hf_vit.hub.failures import explain, status_of, try_again
+from hf_vit.hub.failures import explain, status_of, token_source, try_again
 from hf_vit.hub.preflight import PushOptions, Target, check_card, check_repo_id, find_target
 
 if TYPE_CHECKING:
@@ -168,8 +168,8 @@ class _Push:
         )
         how = "as a pull request to" if self.options.create_pr else "to"
         text = (
-            f"{len(self.contents.files)} files, {self.contents.size:,} bytes, {how} {self.repo_id}{new}, "
-            f"branch {self.branch}"
+            f"{len(self.contents.files)} files, {self.contents.size:,} bytes, {how} {self.repo_id}{new}, branch "
+            f"{self.branch}, as {self.target.user} (by {token_source(self.options.token is not None)})"
         )
         if self.stale:
             text += f"; deleting {', '.join(self.stale)}"
