@@ -1,0 +1,33 @@
+"""What a model and its training cost: FLOPs from the configuration alone, time, money; and what error they buy."""
+
+from hf_vit.cost.blog import BlogEstimate, CorrectedEstimate, Correction, blog_estimate, corrected_estimate
+from hf_vit.cost.device import matmul_flops_per_second
+from hf_vit.cost.estimate import CostEstimate, estimate
+from hf_vit.cost.flops import forward_flops, forward_macs, training_flops
+from hf_vit.cost.points import read_points
+from hf_vit.cost.report import CostReport, cost_report
+from hf_vit.cost.runs import MeasuredRun, find_config, measured_run
+from hf_vit.cost.scaling_law import ScalingLaw, fit_scaling_law, plot_scaling_law
+
+__all__ = [
+    "BlogEstimate",
+    "CorrectedEstimate",
+    "Correction",
+    "CostEstimate",
+    "CostReport",
+    "MeasuredRun",
+    "ScalingLaw",
+    "blog_estimate",
+    "corrected_estimate",
+    "cost_report",
+    "estimate",
+    "find_config",
+    "fit_scaling_law",
+    "forward_flops",
+    "forward_macs",
+    "matmul_flops_per_second",
+    "measured_run",
+    "plot_scaling_law",
+    "read_points",
+    "training_flops",
+]

@@ -1,0 +1,134 @@
+"""What was measured about a training, from its folder's config.json and facts.json: FLOPs, seconds and error."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_vit.cost.flops import Task, training_flops
+from hf_vit.errors import UserError
+from hf_vit.facts import Facts, Record
+from hf_vit.variants import variant_config
+
+# Of an image: contrastive training runs two views through the model, and forward through a second, slower one.
+_CONTRASTIVE = 2 * (3 + 1) / 3
+
+_HEADS: dict[str, Task] = {
+    "ForImageClassification": "classification",
+    "ForMaskedPatchPrediction": "masked_prediction",
+    "Backbone": "backbone",
+}
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A finished training.
+
+    Attributes:
+        folder: of the model.
+        images: seen in training, every epoch's counted.
+        training_flops: that they cost by `hf_vit.cost.training_flops`.
+        seconds: spent training, evaluations and checkpoints included.
+        hardware: the device it ran on.
+        error: 1 - top-1 accuracy of the last evaluation after it; None without one.
+    """
+
+    folder: str
+    images: float
+    training_flops: float
+    seconds: float | None
+    hardware: str | None
+    error: float | None
+
+    @property
+    def flops_per_second(self) -> float | None:
+        """What the training sustained, all its time counted."""
+        return self.training_flops / self.seconds if self.seconds else None
+
+
+def find_config(model: str | os.PathLike[str]) -> tuple[Any, Task]:
+    """The configuration that a name stands for, and what its head does: a saved model's folder, else a variant.
+
+    Raises:
+        UserError: neither, or a config.json that is damaged or of another package.
+    """
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        return variant_config(str(model)), "classification"
+    stored = _stored(path)
+    architecture = str((stored.get("architectures") or [""])[0])
+    tasks: list[Task] = [task for ending, task in _HEADS.items() if architecture.endswith(ending)]
+    task: Task = tasks[0] if tasks else "model"
+    return _config(path, stored), task
+
+
+def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
+    """The last training of a model folder; None when its facts.json tells of none.
+
+    Raises:
+        UserError: facts.json or config.json is damaged, or the record does not tell how many images were seen.
+    """
+    records = Facts.load(folder).records
+    places = [place for place, record in enumerate(records) if record.kind == "training"]
+    if not places:
+        return None
+    training = records[places[-1]]
+    config, task = find_config(folder)
+    images = _images(training, folder)
+    passes = _CONTRASTIVE if training.values.get("objective") == "contrastive" else 1
+    errors = [_error(record) for record in records[places[-1] :] if record.kind == "evaluation"]
+    return MeasuredRun(
+        folder=Path(folder).name,
+        images=images,
+        training_flops=passes * training_flops(config, images, task=task),
+        seconds=training.seconds,
+        hardware=str(training.hardware["name"]) if "name" in training.hardware else None,
+        error=next((error for error in reversed(errors) if error is not None), None),
+    )
+
+
+def _images(training: Record, folder: str | os.PathLike[str]) -> float:
+    recipe = training.values.get("recipe")
+    steps, batch = training.values.get("steps"), recipe.get("batch_size") if isinstance(recipe, dict) else None
+    if not isinstance(steps, int | float) or not isinstance(batch, int | float):
+        raise UserError(
+            f"the training record in {Path(folder).name}/facts.json does not tell steps and recipe.batch_size, so its "
+            "images cannot be counted; give --images"
+        )
+    return float(steps * batch)
+
+
+def _error(record: Record) -> float | None:
+    top1 = record.values.get("top1")
+    return 1 - float(top1) if isinstance(top1, int | float) else None
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder} holds no model (no config.json); give a saved model's folder or a variant"
+        ) from error
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}); save the model again") from error
+    if not isinstance(stored, dict):
+        raise UserError(f"{path} holds no configuration (it is no object); save the model again")
+    return stored
+
+
+def _config(folder: Path, stored: dict[str, Any]) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    import hf_vit as _  # registers the families  # noqa: F401
+
+    family = str(stored.get("model_type"))
+    if family not in CONFIG_MAPPING or not family.startswith("hf_"):
+        raise UserError(f"{folder} holds a '{family}' model; FLOPs are counted for the families of hf_vit alone")
+    try:
+        return CONFIG_MAPPING[family].from_dict(stored)
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise UserError(f"{folder / 'config.json'} is not usable: {str(error).splitlines()[-1].strip()}") from error

@@ -1,0 +1,186 @@
+"""How error falls with compute: E = a (C + d)^-b + c, fitted to recorded runs (arXiv 2106.04560).
+
+c is the error that no compute removes; d bends the start of the curve, where a run hardly beats chance.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_vit.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+PARAMETERS = ("a", "b", "c", "d")
+LEAST_POINTS = len(PARAMETERS) + 1  # one more than parameters: else no residual is left to judge the fit by
+CONFIDENCE = 95  # %
+_EXPONENTS = (0.02, 5.0)  # that are searched; published ones are 0.32 and 0.35
+_STARTS = 12  # exponents, and shifts, that a fit starts from
+
+
+@dataclass(frozen=True)
+class ScalingLaw:
+    """A fitted law.
+
+    Attributes:
+        a, b, c, d: error = a * (compute + d) ** -b + c.
+        intervals: parameter -> (low, high), 95% by the covariance of the fit.
+        residual: root mean squared residual, in units of the error.
+        points: (compute, error), as given.
+    """
+
+    a: float
+    b: float
+    c: float
+    d: float
+    intervals: dict[str, tuple[float, float]]
+    residual: float
+    points: tuple[tuple[float, float], ...]
+
+    def error(self, compute: Any) -> Any:
+        """The law's error at a compute above 0: a number, or an array of them."""
+        return self.a * (compute + self.d) ** -self.b + self.c
+
+    def __str__(self) -> str:
+        return f"E = {self.a:.3g} (C + {self.d:.2g})^-{self.b:.3g} + {self.c:.3g}"
+
+
+def fit_scaling_law(points: Sequence[tuple[float, float]]) -> ScalingLaw:
+    """Least squares of the errors, every run weighing the same.
+
+    The intervals are Student's t times the standard errors that the curvature of the squared residuals gives, cut at
+    0. They tell of noise in the runs, not of whether the law holds beyond them.
+
+    Args:
+        points: (compute, error) of at least 5 runs; compute in any unit, which a and d take over.
+
+    Raises:
+        UserError: too few points or different computes, an impossible compute or error, or errors that do not fall.
+    """
+    import numpy as np
+
+    compute, errors = _checked(points)
+    unit = float(np.exp(np.log(compute).mean()))  # the search runs on numbers around 1
+    a, b, c, d = _fit(compute / unit, errors)
+    if a <= 0:
+        raise UserError("the errors do not fall as compute grows, so that no scaling law fits them; check the columns")
+    found = np.array([a * unit**b, b, c, d * unit])
+    residuals = _error(found, compute) - errors
+    margins = _standard_errors(found, compute, residuals) * _student(len(errors))
+    low, high = np.maximum(found - margins, 0.0).tolist(), (found + margins).tolist()
+    return ScalingLaw(
+        *found.tolist(),
+        intervals={name: (low[place], high[place]) for place, name in enumerate(PARAMETERS)},
+        residual=float(np.sqrt(np.mean(residuals**2))),
+        points=tuple(zip(compute.tolist(), errors.tolist(), strict=True)),
+    )
+
+
+def plot_scaling_law(law: ScalingLaw, path: Path, unit: str = "exaFLOPs") -> None:
+    """Draw runs and law, both axes logarithmic, into a PNG file."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    from hf_vit.facts import write_atomically
+
+    figure = Figure(figsize=(5.5, 4), layout="constrained")
+    axes = figure.add_subplot()
+    compute, errors = np.array(law.points).T
+    curve = np.geomspace(compute.min() / 2, compute.max() * 2, 200)
+    axes.plot(curve, law.error(curve), label=str(law))
+    axes.plot(compute, errors, "o", label=f"{len(errors)} runs")
+    axes.set(xscale="log", yscale="log", xlabel=f"compute C ({unit})", ylabel="error E")
+    axes.grid(visible=True, which="both", alpha=0.3)
+    axes.legend()
+    content = io.BytesIO()
+    # The software version stays out of the file: the same runs give the same bytes.
+    figure.savefig(content, format="png", dpi=120, metadata={"Software": None})
+    write_atomically(path, content.getvalue())
+
+
+def _checked(points: Sequence[tuple[float, float]]) -> "tuple[Array, Array]":
+    import numpy as np
+
+    if len(points) < LEAST_POINTS:
+        raise UserError(
+            f"{len(points)} runs are too few: the law has {len(PARAMETERS)} parameters, and its intervals need one run "
+            f"more; give at least {LEAST_POINTS}"
+        )
+    for place, (compute, error) in enumerate(points):
+        if not (compute > 0 and np.isfinite(compute)):
+            raise UserError(f"run {place + 1} has a compute of {compute:g}; it needs a finite number above 0")
+        if not (error >= 0 and np.isfinite(error)):
+            raise UserError(f"run {place + 1} has an error of {error:g}; it needs a finite number of at least 0")
+    different = len({compute for compute, _ in points})
+    if different < len(PARAMETERS):
+        raise UserError(
+            f"the runs have {different} different computes; {len(PARAMETERS)} parameters need at least as many"
+        )
+    compute, errors = np.array(points, dtype=np.float64).T
+    return compute, errors
+
+
+def _fit(compute: "Array", errors: "Array") -> tuple[float, float, float, float]:
+    """(a, b, c, d) of the least squares: b and d are searched in logarithms, a and c follow linearly from them."""
+    import numpy as np
+    from scipy.optimize import least_squares
+
+    low, high = np.log([_EXPONENTS, (1e-4 * compute.min(), 10 * compute.max())]).T
+
+    def parameters(logarithms: "Array") -> tuple[float, float, float, float]:
+        b, d = np.exp(logarithms).tolist()
+        a, c = _linear((compute + d) ** -b, errors)
+        return a, b, c, d
+
+    def residuals(logarithms: "Array") -> "Array":
+        return _error(parameters(logarithms), compute) - errors
+
+    places = np.stack(np.meshgrid(*np.linspace(low, high, _STARTS).T), axis=-1).reshape(-1, 2)
+    starts = sorted(places, key=lambda place: float(np.square(residuals(place)).sum()))[:3]
+    results = [
+        least_squares(residuals, place, bounds=(low, high), xtol=1e-12, ftol=1e-12, gtol=1e-12) for place in starts
+    ]
+    return parameters(min(results, key=lambda result: result.cost).x)
+
+
+def _linear(powers: "Array", errors: "Array") -> tuple[float, float]:
+    """The a and c, of at least 0, that are best for errors = a * powers + c."""
+    centred = powers - powers.mean()
+    a = float(max(centred @ errors / (centred @ centred), 0.0))
+    c = float(errors.mean() - a * powers.mean())
+    return (a, c) if c >= 0 else (float(powers @ errors / (powers @ powers)), 0.0)
+
+
+def _error(found: Any, compute: "Array") -> "Array":
+    a, b, c, d = found
+    return a * (compute + d) ** -b + c
+
+
+def _standard_errors(found: "Array", compute: "Array", residuals: "Array") -> "Array":
+    """Of (a, b, c, d): the diagonal of the inverse of J'J, times the variance of the residuals."""
+    import numpy as np
+
+    a, b, _, d = found
+    powers = (compute + d) ** -b
+    slopes = np.stack(
+        [powers, -a * np.log(compute + d) * powers, np.ones_like(compute), -a * b * powers / (compute + d)], axis=1
+    )
+    sizes = np.linalg.norm(slopes, axis=0)
+    _, singular, directions = np.linalg.svd(slopes / sizes, full_matrices=False)
+    # What the runs do not tell apart has no slope: its interval becomes huge, not small.
+    singular = np.maximum(singular, np.finfo(float).eps)
+    variance = residuals @ residuals / (len(compute) - len(PARAMETERS))
+    return np.sqrt(variance * np.square(directions / singular[:, None]).sum(axis=0)) / sizes
+
+
+def _student(number: int) -> float:
+    """How many standard errors the interval reaches to either side, for so many runs."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.5 + CONFIDENCE / 200, number - len(PARAMETERS)))
