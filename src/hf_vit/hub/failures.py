@@ -24,7 +24,7 @@ from hf_vit.errors import UserError
 
 ATTEMPTS = 5
 # No new attempt after so many seconds: the client itself has been retrying in the meantime.
-PATIENCE = 180.0
+PATIENCE = 130.0
 # A server that asks for a longer wait is not waited for.
 LONGEST_WAIT = 120.0
 # A connection on which nothing moves for so long is given up; huggingface_hub itself waits for ever.
