@@ -47,10 +47,14 @@ def train() -> Callable[..., list[float]]:
     """
 
     def run(
-        model: torch.nn.Module, backbone: torch.nn.Module, loss: Callable[[], torch.Tensor], steps: int = 25
+        model: torch.nn.Module,
+        backbone: torch.nn.Module,
+        loss: Callable[[], torch.Tensor],
+        steps: int = 25,
+        lr: float = 3e-3,
     ) -> list[float]:
         model.train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
         losses: list[float] = []
         for _ in range(steps):
             optimizer.zero_grad()
