@@ -15,6 +15,7 @@ COMMANDS: tuple[str, ...] = (
     "recipes",
     "evaluate",
     "predict",
+    "analyze",
     "convert",
     "card",
     "push",

@@ -59,17 +59,47 @@ def load_classifier(source: str | Path, device: str | None = None) -> LoadedClas
         UserError: the folder, the Hub id or the device does not exist, the checkpoint is not an image classifier, is
             incomplete or is damaged.
     """
+    from transformers import AutoModelForImageClassification
+
     import hf_vit as _  # registers the families  # noqa: F401
 
     place = pick_device(device)
     location, folder, options = _locate(str(source))
     with _quiet():
         _require_classifier(location, str(source), options)
-        model = _load_model(location, str(source), options)
+        model = _load_model(location, str(source), options, AutoModelForImageClassification)
         processor = _load_processor(location, str(source), options)
     # transformers decorates `to` beyond what its types can tell.
     cast(Any, model).to(place)
     return LoadedClassifier(model.eval(), processor, str(source), folder)
+
+
+def load_pretrained(source: str | Path, device: str | None = None) -> "tuple[PreTrainedModel, Any, Path | None]":
+    """Load an hf_vit or transformers vision model of any task, to look into it; see `load_classifier`.
+
+    A checkpoint of a classifier comes with its head, any other as the bare model.
+
+    Returns:
+        The model in evaluation mode, its image processor, and its folder (None for a model of the Hub).
+
+    Raises:
+        UserError: as `load_classifier`, but for the task.
+    """
+    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModel, AutoModelForImageClassification
+
+    import hf_vit as _  # registers the families  # noqa: F401
+
+    place = pick_device(device)
+    location, folder, options = _locate(str(source))
+    with _quiet():
+        config = _read_config(location, str(source), options)
+        named = (getattr(config, "architectures", None) or [""])[0]
+        classifies = type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING and "ForImageClassification" in named
+        auto_class = AutoModelForImageClassification if classifies else AutoModel
+        model = _load_model(location, str(source), options, auto_class)
+        processor = _load_processor(location, str(source), options)
+    cast(Any, model).to(place)
+    return model.eval(), processor, folder
 
 
 def pick_device(device: str | None = None) -> "torch.device":
@@ -140,33 +170,41 @@ def _require_on_hub(source: str) -> bool:
     return False
 
 
-def _require_classifier(location: str, source: str, options: dict[str, Any]) -> None:
+def _read_config(location: str, source: str, options: dict[str, Any]) -> Any:
+    """A vision model's config."""
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
+    from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(location, **options)
+        config: Any = AutoConfig.from_pretrained(location, **options)
     except StrictDataclassError as error:  # the reason stands in the last line
         reason = str(error).splitlines()[-1].strip().removeprefix("ValueError: ")
         raise UserError(f"the config.json of {source} is not valid: {reason}") from error
     except (OSError, ValueError) as error:
         raise UserError(f"{source} cannot be read as a model: {_first_line(error)}") from error
-    if type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-        named = ", ".join(getattr(config, "architectures", None) or []) or "no class named"
-        raise UserError(f"{source} holds a {config.model_type} model ({named}), which is not an image classifier")
     channels = getattr(config, "num_channels", 3)
     if channels != 3:
         raise UserError(
             f"{source} takes images with num_channels={channels}; only models for RGB images (3) are supported"
         )
+    return config
 
 
-def _load_model(location: str, source: str, options: dict[str, Any]) -> "PreTrainedModel":
+def _require_classifier(location: str, source: str, options: dict[str, Any]) -> None:
+    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+
+    config = _read_config(location, source, options)
+    if type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        named = ", ".join(getattr(config, "architectures", None) or []) or "no class named"
+        raise UserError(f"{source} holds a {config.model_type} model ({named}), which is not an image classifier")
+
+
+def _load_model(location: str, source: str, options: dict[str, Any], auto_class: Any) -> "PreTrainedModel":
     from safetensors import SafetensorError
     from transformers import AutoModelForImageClassification
 
     try:
-        loaded: Any = AutoModelForImageClassification.from_pretrained(location, output_loading_info=True, **options)
+        loaded: Any = auto_class.from_pretrained(location, output_loading_info=True, **options)
     except (SafetensorError, EOFError) as error:
         raise UserError(
             f"the weights of {source} are damaged ({_first_line(error)}); copy or save them again"
@@ -177,13 +215,23 @@ def _load_model(location: str, source: str, options: dict[str, Any]) -> "PreTrai
     except (OSError, ValueError) as error:
         raise UserError(f"{source} cannot be loaded: {_first_line(error)}") from error
     model, report = loaded
-    if missing := sorted(report["missing_keys"]):
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    _refuse_missing(source, sorted(report["missing_keys"]), auto_class is AutoModelForImageClassification)
+    return model
+
+
+def _refuse_missing(source: str, missing: list[str], is_classifier: bool) -> None:
+    """A bare model may lack the pooler, which checkpoints of other heads do not hold."""
+    if not is_classifier:
+        missing = [name for name in missing if "pooler" not in name]
+    if not missing:
+        return
+    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    if is_classifier:
         raise UserError(
             f"{source} is not a trained image classifier: its weights lack {shown}; "
             "fine-tune it first (hf-vit finetune), or save it with its classification head"
         )
-    return model
+    raise UserError(f"the weights of {source} are incomplete: they lack {shown}; save the model again")
 
 
 def _load_processor(location: str, source: str, options: dict[str, Any]) -> Any:

@@ -1,0 +1,48 @@
+"""Seeing how models see: the analyses of the papers. Nothing is imported before it is used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_vit.analysis.api import AnalysisRun, analyze
+    from hf_vit.analysis.attention import AttentionReader
+    from hf_vit.analysis.document import AnalysisDocument
+    from hf_vit.analysis.frame import AnalysisSettings
+    from hf_vit.analysis.images import AnalysisImages, open_images
+    from hf_vit.analysis.record import save_analyses
+    from hf_vit.analysis.registry import ANALYSES
+    from hf_vit.analysis.subject import Subject, open_subject
+
+_HOMES = {
+    "ANALYSES": "registry",
+    "AnalysisDocument": "document",
+    "AnalysisImages": "images",
+    "AnalysisRun": "api",
+    "AnalysisSettings": "frame",
+    "AttentionReader": "attention",
+    "Subject": "subject",
+    "analyze": "api",
+    "open_images": "images",
+    "open_subject": "subject",
+    "save_analyses": "record",
+}
+
+__all__ = [
+    "ANALYSES",
+    "AnalysisDocument",
+    "AnalysisImages",
+    "AnalysisRun",
+    "AnalysisSettings",
+    "AttentionReader",
+    "Subject",
+    "analyze",
+    "open_images",
+    "open_subject",
+    "save_analyses",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

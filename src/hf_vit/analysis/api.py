@@ -1,0 +1,206 @@
+"""`analyze`: make analyses of a model, keep what is finished, write files and a report."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_vit.analysis import plots
+from hf_vit.analysis.document import AnalysisDocument, ImagesInput, Inputs, ModelInput
+from hf_vit.analysis.frame import Analysis, AnalysisSettings, Arrays, Context
+from hf_vit.analysis.images import AnalysisImages, open_images
+from hf_vit.analysis.registry import ANALYSES
+from hf_vit.analysis.report import write_report
+from hf_vit.analysis.subject import Subject, open_subject
+from hf_vit.errors import UserError
+from hf_vit.facts import write_atomically
+
+
+@final
+@dataclass(eq=False)
+class AnalysisRun(Mapping[str, Arrays]):
+    """What `analyze` found: run["attention_distance"]["distance"] is an array [layer, head].
+
+    Attributes:
+        subject: the model that was looked at.
+        images: what it was looked at with; `skipped` names what could not be read.
+        arrays: analysis -> its arrays, float32; axes and units as in `ANALYSES[name].arrays`.
+        measured: the analyses that were made now; the others were found finished.
+        left_out: analysis -> why it does not apply to the model.
+        summaries: analysis -> the few numbers that facts.json keeps.
+        pictures: file -> title, without an output folder none.
+        seconds: wall time of what was measured.
+    """
+
+    subject: Subject
+    images: AnalysisImages
+    arrays: dict[str, Arrays] = field(default_factory=dict[str, Arrays])
+    measured: list[str] = field(default_factory=list[str])
+    left_out: dict[str, str] = field(default_factory=dict[str, str])
+    summaries: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    pictures: dict[Path, str] = field(default_factory=dict[Path, str])
+    seconds: float = 0.0
+
+    def __getitem__(self, name: str) -> dict[str, NDArray[np.float32]]:
+        return self.arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+
+def analyze(
+    model: Any,
+    images: Any,
+    output: str | Path | None = None,
+    *,
+    only: Sequence[str] | None = None,
+    against: Any = None,
+    settings: AnalysisSettings | None = None,
+    split: str = "test",
+    picture_format: plots.PictureFormat = "png",
+    device: str | None = None,
+    report: Callable[[str], None] | None = None,
+) -> AnalysisRun:
+    """Look at how a model sees.
+
+    Args:
+        model: see `open_subject`: a folder, a Hub id, "timm:NAME", or (model, image processor).
+        images: see `open_images`: a folder of images, a data set, or Pillow images.
+        output: folder for NAME.json, pictures and report.html. Analyses that it holds of the same model, images and
+            settings are not made again, so that a run that was stopped goes on. None writes nothing.
+        only: names of `ANALYSES`; by default all that apply to the model.
+        against: a second model, for "cka_between".
+        settings: numbers of images, batch sizes, choices, seed.
+        split: of a data set.
+        picture_format: "png" or "svg".
+        device: torch device; by default a GPU where there is one.
+        report: called with a line for every analysis.
+
+    Returns:
+        The arrays, by analysis and name.
+
+    Raises:
+        UserError: an unknown name, one that does not apply to the model, images or a model that cannot be read, or an
+            output folder that holds other results.
+    """
+    names = _known(only)
+    settings = settings or AnalysisSettings()
+    chosen = open_images(images, settings.num_images, split=split, seed=settings.seed)
+    context = Context(
+        open_subject(model, device), chosen, settings, None if against is None else open_subject(against, device)
+    )
+    run = AnalysisRun(context.subject, chosen)
+    applicable = _applicable(names, only is not None, context, run)
+    say = report or (lambda line: None)
+    if output is None:
+        for name in applicable:
+            _measure(ANALYSES[name](context), run)
+        return run
+    folder = Path(output)
+    documents = _kept(folder, context)
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    for name in applicable:
+        if name in documents:
+            say(f"{name}: kept, it was finished before")
+            continue
+        before = time.perf_counter()
+        documents[name] = _write(ANALYSES[name](context), run, folder, picture_format)
+        say(f"{name}: {time.perf_counter() - before:.1f} s")
+    for name, document in documents.items():
+        run.arrays[name] = {array: stored.array() for array, stored in document.arrays.items()}
+        run.pictures.update({folder / file: title for file, title in document.pictures.items()})
+    write_report(folder, [documents[name] for name in ANALYSES if name in documents], run.left_out)
+    run.seconds = time.perf_counter() - started
+    return run
+
+
+def _known(only: Sequence[str] | None) -> list[str]:
+    if only is None:
+        return list(ANALYSES)
+    if unknown := [name for name in only if name not in ANALYSES]:
+        raise UserError(f"there is no analysis {', '.join(unknown)}; there are {', '.join(ANALYSES)}")
+    return [name for name in ANALYSES if name in only]
+
+
+def _applicable(names: Sequence[str], asked: bool, context: Context, run: AnalysisRun) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        obstacle = ANALYSES[name].obstacle(context)
+        if obstacle is None:
+            found.append(name)
+        elif asked:
+            raise UserError(f"{name} does not apply: {obstacle}")
+        else:
+            run.left_out[name] = obstacle
+    if not found:
+        raise UserError(f"no analysis applies to {context.subject.name}: {'; '.join(run.left_out.values())}")
+    return found
+
+
+def _measure(analysis: Analysis, run: AnalysisRun) -> Arrays:
+    arrays = analysis.measure()
+    run.arrays[analysis.name] = arrays
+    run.summaries[analysis.name] = analysis.summary(arrays)
+    run.measured.append(analysis.name)
+    return arrays
+
+
+def _inputs(context: Context, name: str) -> Inputs:
+    images = context.images
+    other = context.against if name == "cka_between" else None
+    return Inputs(
+        model=ModelInput(**context.subject.describe()),
+        images=ImagesInput(
+            name=images.name,
+            fingerprint=images.fingerprint,
+            split=images.split,
+            size=images.size,
+            skipped=images.skipped,
+        ),
+        settings=asdict(context.settings),
+        against=None if other is None else ModelInput(**other.describe()),
+    )
+
+
+def _kept(folder: Path, context: Context) -> dict[str, AnalysisDocument]:
+    """The finished analyses of a folder.
+
+    Raises:
+        UserError: one of another model, other images or other settings: a report must not mix them.
+    """
+    found: dict[str, AnalysisDocument] = {}
+    for name in ANALYSES:
+        document = AnalysisDocument.read(folder / f"{name}.json")
+        if document is None or not all((folder / picture).is_file() for picture in document.pictures):
+            continue
+        wanted = _inputs(context, name)
+        if name == "cka_between" and context.against is None:
+            wanted.against = document.inputs.against
+        if document.inputs != wanted:
+            fields = [key for key in Inputs.model_fields if getattr(document.inputs, key) != getattr(wanted, key)]
+            raise UserError(
+                f"{folder} holds {name} of other inputs ({', '.join(fields)}); choose another folder or remove it"
+            )
+        found[name] = document
+    return found
+
+
+def _write(analysis: Analysis, run: AnalysisRun, folder: Path, picture_format: plots.PictureFormat) -> AnalysisDocument:
+    """Measure, draw, and last write NAME.json, which says that the analysis is finished."""
+    arrays = _measure(analysis, run)
+    pictures: dict[str, str] = {}
+    for place, (title, figure) in enumerate(analysis.draw(arrays).items()):
+        name = f"{analysis.name}{f'_{place + 1}' if place else ''}.{picture_format}"
+        write_atomically(folder / name, plots.encode(figure, picture_format))
+        pictures[name] = title
+    document = AnalysisDocument.of(analysis, arrays, _inputs(analysis.context, analysis.name), pictures)
+    document.write(folder / f"{analysis.name}.json")
+    return document

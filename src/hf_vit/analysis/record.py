@@ -1,0 +1,43 @@
+"""What a model's folder keeps of its analyses: a record in facts.json, and the pictures that its card shows."""
+
+import shutil
+from collections.abc import Sequence
+
+from hf_vit.analysis.api import AnalysisRun
+from hf_vit.facts import Record, append_record, new_record
+
+PICTURE_PREFIX = "analysis_"
+
+
+def save_analyses(
+    run: AnalysisRun, *, command: str | Sequence[str] | None = None, seed: int | None = None, device: str | None = None
+) -> Record | None:
+    """Append what was measured to the facts of the model's folder, and put the pictures beside the weights.
+
+    Returns:
+        The record; None where the model has no folder, or nothing new was measured.
+    """
+    folder = run.subject.folder
+    if folder is None or not run.measured:
+        return None
+    pictures: dict[str, str] = {}
+    for path, title in run.pictures.items():
+        name = f"{PICTURE_PREFIX}{path.name}"
+        shutil.copyfile(path, folder / name)
+        pictures[name] = title
+    values = {
+        "analyses": {name: run.summaries[name] for name in run.measured},
+        "skipped_images": len(run.images.skipped),
+        "pictures": pictures,
+    }
+    record = new_record(
+        "analysis",
+        values=values,
+        command=command,
+        seed=seed,
+        data=run.images.fact(),
+        seconds=run.seconds,
+        device=device,
+    )
+    append_record(folder, record)
+    return record

@@ -1,0 +1,93 @@
+"""Attention rollout: where in the image the output's information comes from, all layers together.
+
+Legend: B batch, A heads, N tokens, h x w patch grid.
+Sources: arXiv 2010.11929, appendix D.8; identity mixing is arXiv 2005.00928's (Abnar and Zuidema).
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, final
+
+import numpy as np
+import torch
+
+from hf_vit.analysis import plots
+from hf_vit.analysis.frame import Arrays, ArraySpec, AttentionAnalysis, shown_pixels
+from hf_vit.models.attention_hf_vit import AttentionMaps
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def rollout_step(rolled: torch.Tensor | None, maps: AttentionMaps, layer: int, identity: float) -> torch.Tensor:
+    """One more layer: ((1 - identity) * mean over heads + identity * I) @ rolled.
+
+    Args:
+        rolled: [B, N, N] of the layers before; None before the first.
+        maps: holds `layer`. The two attentions of an axial layer count as two layers, rows first.
+        layer: its index.
+        identity: share of the identity, which stands for the residual connection.
+
+    Returns:
+        [B, N, N]: row q says how much every input token contributes to token q.
+    """
+    found = maps[layer]
+    if isinstance(found, torch.Tensor):
+        mean = found.float().mean(dim=1)
+        rolled = _identity(mean.shape[0], mean.shape[-1], mean) if rolled is None else rolled
+        return (1 - identity) * mean @ rolled + identity * rolled
+    rows, columns = (part.float().mean(dim=1) for part in found)
+    h, w = rows.shape[1], columns.shape[1]
+    rolled = _identity(rows.shape[0], h * w, rows) if rolled is None else rolled
+    lines = rolled.unflatten(1, (h, w))
+    lines = (1 - identity) * torch.einsum("bhqk,bhkn->bhqn", rows, lines) + identity * lines
+    lines = (1 - identity) * torch.einsum("bwqk,bkwn->bqwn", columns, lines) + identity * lines
+    return lines.flatten(1, 2)
+
+
+def _identity(batch: int, tokens: int, like: torch.Tensor) -> torch.Tensor:
+    return torch.eye(tokens, dtype=like.dtype, device=like.device).expand(batch, -1, -1)
+
+
+@final
+class AttentionRollout(AttentionAnalysis):
+    """Rollout from the output token to the patches, laid over the images."""
+
+    name = "attention_rollout"
+    title = "Attention rollout"
+    source = "arXiv 2010.11929, appendix D.8; identity mixing: arXiv 2005.00928"
+    shows = (
+        "Attention multiplied through all layers, from the class token (without one: from the mean of the patches) to "
+        "the patches. It follows attention alone: values, MLPs and the head are left out, so it is no explanation of "
+        "a decision."
+    )
+    arrays: ClassVar[Mapping[str, ArraySpec]] = {
+        "rollout": ArraySpec(
+            ("image", "row", "column"), "share", "of the output's attention that reaches a patch of the first layer"
+        )
+    }
+
+    def measure(self) -> Arrays:
+        self._found: list[torch.Tensor] = []
+        self._pixels: list[np.ndarray] = []
+        self.read(self.context.settings.num_pictures)
+        return {"rollout": torch.cat(self._found).numpy()}
+
+    def begin(self, pixel_values: torch.Tensor) -> None:
+        self._rolled: torch.Tensor | None = None
+        self._grid = self.reader.grid(pixel_values)
+        self._pixels.append(shown_pixels(pixel_values))
+
+    def observe(self, layer: int, maps: AttentionMaps) -> None:
+        self._rolled = rollout_step(self._rolled, maps, layer, self.context.settings.rollout_identity)
+
+    def end(self) -> None:
+        assert self._rolled is not None
+        to_patches = self._rolled[:, :, self.reader.patch_tokens]
+        if self.reader.class_token is None:
+            output = to_patches[:, self.reader.patch_tokens].mean(dim=1)
+        else:
+            output = to_patches[:, self.reader.class_token]
+        self._found.append(output.unflatten(1, self._grid).cpu())
+
+    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
+        return {"Attention rollout": plots.overlays(np.concatenate(self._pixels), arrays["rollout"])}

@@ -1,0 +1,77 @@
+"""`hf-vit analyze`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def analyze(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="Folder, Hub id, or timm:NAME.", show_default=False)],
+    images: Annotated[
+        str,
+        typer.Option(
+            help="A folder of images, or data: digits, photos, class folders, parquet or webdataset files, a Hub id.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path, typer.Option(help="Folder for numbers, pictures and the report.", file_okay=False)],
+    only: Annotated[list[str] | None, typer.Option(help="One analysis; repeat for more. By default all.")] = None,
+    against: Annotated[str | None, typer.Option(help="A second model to compare with (CKA).")] = None,
+    num_images: Annotated[int, typer.Option(help="Images to average over.", min=1)] = 128,
+    num_pictures: Annotated[int, typer.Option(help="Images to show maps of.", min=1)] = 4,
+    split: Annotated[str, typer.Option(help="Of data: train, validation or test.")] = "test",
+    batch_size: Annotated[int, typer.Option(help="Images a forward.", min=1)] = 8,
+    cka_batch_size: Annotated[int, typer.Option(help="Images a minibatch of CKA.", min=4)] = 64,
+    rollout_identity: Annotated[float, typer.Option(help="Share of the identity in rollout; 0: none.")] = 0.5,
+    picture_format: Annotated[str, typer.Option(help="png or svg.")] = "png",
+    device: Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the choice of images, and of splits that are cut.", min=0)] = 0,
+) -> None:
+    """Look at how a model sees: attention distance, rollout, filters, positions, CKA; as JSON, pictures and HTML."""
+    from hf_vit.analysis import AnalysisSettings, save_analyses
+    from hf_vit.analysis import analyze as run_analyses
+    from hf_vit.cli.command_line import command_line
+    from hf_vit.errors import UserError
+    from hf_vit.facts import Facts
+    from hf_vit.hub.card import refresh_card
+
+    if picture_format not in ("png", "svg"):
+        raise UserError(f"picture format '{picture_format}' is not known; choose png or svg")
+    if Path(model).is_dir():
+        Facts.load(model)  # damaged facts are told before the work, not after it
+    settings = AnalysisSettings(
+        num_images=num_images,
+        batch_size=batch_size,
+        num_pictures=num_pictures,
+        rollout_identity=rollout_identity,
+        cka_batch_size=cka_batch_size,
+        seed=seed,
+    )
+    try:
+        run = run_analyses(
+            model,
+            images,
+            output,
+            only=only,
+            against=against,
+            settings=settings,
+            split=split,
+            picture_format=picture_format,
+            device=device,
+            report=typer.echo,
+        )
+    except KeyboardInterrupt:
+        typer.echo(f"hf-vit: stopped; what is finished is in {output}, the same command goes on from it", err=True)
+        raise typer.Exit(130) from None
+    for note in run.images.notes:
+        typer.echo(f"note: {note}", err=True)
+    for name, reason in run.left_out.items():
+        typer.echo(f"{name}: left out, {reason}")
+    if run.images.skipped:
+        typer.echo(f"{len(run.images.skipped)} unreadable images left out: {', '.join(run.images.skipped)}")
+    if save_analyses(run, command=command_line(context), seed=seed, device=device) and run.subject.folder:
+        refresh_card(run.subject.folder)
+        typer.echo(f"recorded in {run.subject.folder / 'facts.json'}")
+    typer.echo(f"report in {output / 'report.html'}")

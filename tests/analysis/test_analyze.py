@@ -1,0 +1,235 @@
+"""`analyze`: arrays of the documented shapes, files, resuming, refusals; memory for any number of images."""
+
+import re
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+from evaluation.tiny import make_images
+from models.families import FAMILIES
+
+import hf_vit.analysis.api as api
+from hf_vit.analysis import ANALYSES, AnalysisDocument, AnalysisSettings, analyze, open_images
+from hf_vit.analysis.frame import Analysis
+from hf_vit.analysis.images import AnalysisImages
+from hf_vit.errors import UserError
+
+SETTINGS = AnalysisSettings(num_images=9, batch_size=4, num_pictures=3, cka_batch_size=5)
+ATTENTION = ["attention_distance", "attention_entropy", "attention_rollout", "head_maps"]
+
+
+def axes_of(model, images: int = 9) -> dict[str, int]:
+    """The length of every named axis that a model and the settings fix."""
+    h, w = model.config.grid
+    return {
+        "layer": model.config.num_hidden_layers,
+        "head": model.config.num_attention_heads,
+        "image": min(images, SETTINGS.num_pictures),
+        "row": h,
+        "column": w,
+        "other_row": h,
+        "other_column": w,
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_arrays_have_the_documented_shapes(family, with_processor):
+    model = FAMILIES[family].build("classification")
+    run = analyze(with_processor(model), make_images(9), settings=SETTINGS)
+    assert set(run) | {"cka_between"} == set(ANALYSES)
+    assert list(run.left_out) == ["cka_between"]
+    sizes = axes_of(model)
+    for name, arrays in run.items():
+        for array, values in arrays.items():
+            axes = ANALYSES[name].arrays[array].axes
+            assert values.dtype == np.float32
+            assert np.isfinite(values).all()
+            if name in (*ATTENTION, "position_similarity"):
+                assert values.shape == tuple(sizes[axis] for axis in axes)
+    assert run["cka"]["cka"].shape == (3, 3)  # embeddings and two layers
+    assert ("distance_rows" in run["attention_distance"]) == (family == "axial")
+    assert ("root_components" in run["patch_filters"]) == (family == "hybrid")
+
+
+def test_batches_do_not_change_the_numbers(with_processor):
+    subject = with_processor(FAMILIES["plain"].build("classification"))
+    one, other = (
+        analyze(subject, make_images(9), only=ATTENTION, settings=AnalysisSettings(num_images=9, batch_size=size))
+        for size in (9, 2)
+    )
+    for name in ATTENTION:
+        for array in one[name]:
+            np.testing.assert_allclose(one[name][array], other[name][array], rtol=1e-4, atol=1e-6)
+
+
+def test_images_are_read_when_needed_and_let_go(with_processor):
+    """At most two batches are alive at a time, however many images there are."""
+    alive = most = 0
+
+    def let_go():
+        nonlocal alive
+        alive -= 1
+
+    def read(index):
+        nonlocal alive, most
+        image = make_images(1, seed=index)[0]
+        weakref.finalize(image, let_go)
+        alive += 1
+        most = max(most, alive)
+        return image
+
+    images = AnalysisImages("many", "0" * 16, 40, read)
+    subject = with_processor(FAMILIES["plain"].build("classification"))
+    settings = AnalysisSettings(num_images=40, batch_size=4, num_pictures=1, cka_batch_size=4)
+    analyze(subject, images, only=["attention_distance", "cka"], settings=settings)
+    assert 4 <= most <= 8
+
+
+def test_files_and_report(saved, pictures, tmp_path):
+    run = analyze(saved, pictures, tmp_path / "out", settings=SETTINGS, against=saved, device="cpu")
+    out = tmp_path / "out"
+    names = {path.name for path in out.iterdir()}
+    assert names == {f"{name}.json" for name in ANALYSES} | {path.name for path in run.pictures} | {"report.html"}
+    assert run.images.skipped == ["photos/broken.png"]
+    for name in ANALYSES:
+        document = AnalysisDocument.model_validate_json((out / f"{name}.json").read_bytes())
+        assert document.inputs.images.skipped == ["photos/broken.png"]
+        assert document.inputs.model.name == "tiny"
+        for array, stored in document.arrays.items():
+            np.testing.assert_array_equal(stored.array(), run[name][array])
+    page = (out / "report.html").read_text()
+    assert page.count('<img src="data:image/png;base64,') == len(run.pictures)
+    assert re.findall(r'(?:src|href)="(?!data:)', page) == []
+    assert all(ANALYSES[name].title in page for name in ANALYSES)
+    assert "photos/broken.png" in page
+    # Two models with the same weights are one: both CKAs are the same numbers, and 1 on the diagonal.
+    np.testing.assert_allclose(run["cka_between"]["cka"], run["cka"]["cka"], rtol=1e-5)
+    np.testing.assert_allclose(run["cka"]["cka"].diagonal(), 1, rtol=1e-5)
+    assert str(tmp_path) not in page + "".join((out / f"{name}.json").read_text() for name in ANALYSES)
+
+
+@pytest.mark.parametrize("picture_format", ["png", "svg"])
+def test_the_same_inputs_give_the_same_bytes(saved, pictures, tmp_path, picture_format):
+    options = {"settings": SETTINGS, "picture_format": picture_format, "device": "cpu"}
+    for folder in ("one", "two"):
+        analyze(saved, pictures, tmp_path / folder, only=["attention_distance", "attention_rollout"], **options)
+    contents = [{path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()} for folder in ("one", "two")]
+    assert len(contents[0]) == 5
+    assert contents[0] == contents[1]
+
+
+def test_an_interrupted_run_goes_on(saved, pictures, tmp_path, monkeypatch):
+    """What was finished is neither made again nor changed, and the end is that of a run in one piece."""
+
+    def stop(self):
+        raise KeyboardInterrupt
+
+    options = {"only": ["patch_filters", "attention_distance", "cka"], "settings": SETTINGS, "device": "cpu"}
+    with monkeypatch.context() as patch:
+        patch.setattr(ANALYSES["cka"], "measure", stop)
+        with pytest.raises(KeyboardInterrupt):
+            analyze(saved, pictures, tmp_path / "out", **options)
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    assert set(before) >= {"patch_filters.json", "attention_distance.json"}
+    assert "cka.json" not in before
+    lines: list[str] = []
+    run = analyze(saved, pictures, tmp_path / "out", report=lines.append, **options)
+    assert run.measured == ["cka"]
+    assert [line.partition(",")[0] for line in lines[:2]] == ["patch_filters: kept", "attention_distance: kept"]
+    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in before} == before
+    whole = analyze(saved, pictures, tmp_path / "whole", **options)
+    for name in whole:
+        for array in whole[name]:
+            np.testing.assert_array_equal(run[name][array], whole[name][array])
+    assert (tmp_path / "out/report.html").read_bytes() == (tmp_path / "whole/report.html").read_bytes()
+
+
+def test_an_interrupted_write_leaves_no_finished_analysis(saved, pictures, tmp_path, monkeypatch):
+    """The JSON is what says "finished": it comes after the pictures."""
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(api.plots, "encode", fail)
+    with pytest.raises(OSError, match="disk full"):
+        analyze(saved, pictures, tmp_path / "out", only=["patch_filters"], settings=SETTINGS, device="cpu")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_results_of_other_inputs_are_not_mixed(saved, pictures, tmp_path, with_processor):
+    options = {"only": ["patch_filters"], "device": "cpu"}
+    analyze(saved, pictures, tmp_path / "out", settings=SETTINGS, **options)
+    other = with_processor(FAMILIES["plain"].build("classification", seed=1))
+    with pytest.raises(UserError, match=r"out holds patch_filters of other inputs \(model\); choose another folder"):
+        analyze(other, pictures, tmp_path / "out", settings=SETTINGS, **options)
+    with pytest.raises(UserError, match=r"of other inputs \(images, settings\)"):
+        analyze(saved, pictures, tmp_path / "out", settings=AnalysisSettings(num_images=4), **options)
+    (tmp_path / "out/patch_filters.json").write_text('{"name": "something else"}')
+    with pytest.raises(UserError, match=r"patch_filters.json is no result of this version of hf-vit analyze"):
+        analyze(saved, pictures, tmp_path / "out", settings=SETTINGS, **options)
+
+
+def test_what_cannot_be_done_is_said_before_any_work(saved, pictures, tmp_path, with_processor):
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match=r"there is no analysis distance; there are patch_filters, "):
+        analyze(saved, pictures, out, only=["distance"])
+    with pytest.raises(UserError, match=r"cka_between does not apply: .* give --against MODEL"):
+        analyze(saved, pictures, out, only=["cka_between"], device="cpu")
+    with pytest.raises(UserError, match=r"at least 4 images, there are 3"):
+        analyze(saved, make_images(3), out, only=["cka"], device="cpu")
+    relative = with_processor(FAMILIES["plain"].build("classification", "relative"))
+    with pytest.raises(UserError, match=r"position_similarity does not apply: the model adds no position embeddings"):
+        analyze(relative, pictures, out, only=["position_similarity"])
+    with pytest.raises(UserError, match=r"rollout_identity 1.0 must be a share"):
+        AnalysisSettings(rollout_identity=1.0)
+    with pytest.raises(UserError, match=r"cka_batch_size 3 is too few; it must be at least 4"):
+        AnalysisSettings(cka_batch_size=3)
+    assert not out.exists()
+
+
+def test_images_are_drawn_by_seed(pictures):
+    one, again, other = (open_images(pictures, 4, seed=seed) for seed in (0, 0, 1))
+    assert one.size == 4
+    assert one.fingerprint == again.fingerprint != other.fingerprint
+    assert [image.tobytes() for batch in one.batches(3) for image in batch] == [
+        again.read(index).tobytes() for index in range(4)
+    ]
+    assert [len(batch) for batch in one.batches(3)] == [3, 1]
+    assert [len(batch) for batch in one.batches(3, limit=2)] == [2]
+
+
+def test_images_of_a_data_set():
+    images = open_images("digits", 5, split="validation")
+    assert (images.name, images.split, images.size) == ("digits", "validation", 5)
+    assert images.read(0).mode == "RGB"
+
+
+def test_a_folder_without_a_readable_image(tmp_path):
+    (tmp_path / "one.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"none of the 1 images in .* can be read"):
+        open_images(tmp_path)
+    with pytest.raises(UserError, match="no images were given"):
+        open_images([])
+
+
+def test_every_analysis_describes_itself():
+    """One class, one module, one file a name; every array says what it holds."""
+    assert [analysis.name for analysis in ANALYSES.values()] == list(ANALYSES)
+    assert len({analysis.__module__ for analysis in ANALYSES.values()}) == len(ANALYSES) - 1  # both CKAs are in one
+    for analysis in ANALYSES.values():
+        assert issubclass(analysis, Analysis)
+        assert analysis.title
+        assert analysis.shows.endswith(".")
+        for spec in analysis.arrays.values():
+            assert spec.axes
+            assert spec.unit
+            assert spec.meaning
+
+
+def test_the_documentation_names_every_array():
+    text = (Path(__file__).parents[2] / "docs" / "analysis.md").read_text()
+    for analysis in ANALYSES.values():
+        assert f"`{analysis.name}`" in text
+        for name, spec in analysis.arrays.items():
+            assert f"| `{name}` | {', '.join(spec.axes)} | {spec.unit} |" in text, name
