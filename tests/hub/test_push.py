@@ -22,7 +22,7 @@ def local_logits(folder: Path) -> list[float]:
 
 
 def test_one_commit_holds_everything(hub: Loopback, client: Client, model_folder: Path) -> None:
-    for name in ("training_args.bin", "notes.txt"):
+    for name in ("training_args.bin", "notes.txt", "holiday.png"):
         (model_folder / name).write_bytes(b"pickle or private")
     (model_folder / "checkpoints").mkdir()
     before = {path: path.read_bytes() for path in model_folder.rglob("*") if path.is_file()}
@@ -37,7 +37,7 @@ def test_one_commit_holds_everything(hub: Loopback, client: Client, model_folder
     for name in files:
         if name != "README.md":
             assert files[name] == content_hash((model_folder / name).read_bytes(), name.endswith((WEIGHTS, ".png")))
-    assert done["left_out"] == ["checkpoints", "notes.txt", "training_args.bin"]
+    assert done["left_out"] == ["checkpoints", "holiday.png", "notes.txt", "training_args.bin"]
     assert before == {path: path.read_bytes() for path in model_folder.rglob("*") if path.is_file()}, "not changed"
     again = client.run("hub.jobs:push", folder=str(model_folder))
     assert (again["commit"], again["changed"]) == (done["commit"], False)

@@ -1,4 +1,4 @@
-"""What a model folder shares: weights, config, code, processor, card, facts, pictures - and nothing else."""
+"""What a model folder shares: weights, config, code, processor, facts, card and its pictures - nothing else."""
 
 import ast
 import hashlib
@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,14 +19,12 @@ from hf_vit.hub.requirements import card_errors, missing_facts
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PROCESSOR = "preprocessor_config.json"
-_PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".svg", ".gif", ".webp")
 # The Hub's own limits for one file, in bytes (https://huggingface.co/docs/hub/storage-limits): what git itself keeps,
 # and what goes to its storage.
 LARGEST_TEXT = 10 * 1024**2
 LARGEST_FILE = 50 * 1000**3
 # Weights of earlier pushes, in every format that from_pretrained would pick up.
 _WEIGHTS = re.compile(r"[^/]+\.(safetensors|bin|h5|msgpack|pt|pth|ckpt|pkl)(\.index\.json)?|training_args\.bin")
-_OUR_CODE = re.compile(r"[^/]+_hf_[a-z_]*vit\.py")
 
 
 @dataclass(frozen=True)
@@ -94,11 +93,8 @@ class Contents:
 
         from_pretrained takes a single file before shards: left behind, it would silently load the old model.
         """
-        return sorted(
-            path
-            for path in remote
-            if path not in self.files and (_WEIGHTS.fullmatch(path) or _OUR_CODE.fullmatch(path))
-        )
+        code = {path.name for path in resources.files("hf_vit.models").iterdir() if "_hf_" in path.name}
+        return sorted(path for path in remote if path not in self.files if path in code or _WEIGHTS.fullmatch(path))
 
 
 def collect(
@@ -245,7 +241,7 @@ def find_card(folder: Path, repo_id: str, license: str | None) -> str:
 
 
 def find_pictures(folder: Path, card: str) -> set[str]:
-    """Pictures in the folder, and those of its subfolders that the card shows.
+    """The pictures that the card shows, by their paths in the folder.
 
     Raises:
         UserError: the card shows a picture that is not there.
@@ -258,7 +254,7 @@ def find_pictures(folder: Path, card: str) -> set[str]:
             raise UserError(
                 f"the card shows {name}, which is not in {folder}; put it there, or take it out of the card"
             )
-    return local | {path.name for path in folder.iterdir() if path.suffix.lower() in _PICTURE_SUFFIXES}
+    return local
 
 
 def check_sizes(files: Iterable[SharedFile]) -> None:
