@@ -141,6 +141,9 @@ def print_result(result: "FinetuneResult") -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from hf_vit.cli.cost import rate_of, time_rows
+    from hf_vit.cost import cost_report
+
     test = result.test
     table = Table(title="test split, looked at once", title_justify="left", show_header=False)
     rows = [("test accuracy", f"{test.top1:.2%} of {test.num_images:,} images")]
@@ -151,7 +154,7 @@ def print_result(result: "FinetuneResult") -> None:
         ("expected calibration error", f"{test.ece:.2%}"),
         ("validation accuracy", f"{result.validation['accuracy']:.2%}"),
         ("best checkpoint", f"step {result.best_step:,} of {result.steps:,}"),
-        ("training time", f"{result.seconds:,.1f} s"),
+        *time_rows(cost_report(result.folder, device_flops=rate_of(result.model.device.type))),
     ]
     for name, value in rows:
         table.add_row(name, value)

@@ -16,6 +16,8 @@ COMMANDS: tuple[str, ...] = (
     "evaluate",
     "predict",
     "analyze",
+    "cost",
+    "scaling-law",
     "convert",
     "card",
     "push",

@@ -6,6 +6,7 @@ the four assumptions that do not hold, one after the other, and says what each c
 """
 
 from dataclasses import dataclass
+from typing import final
 
 from hf_vit.cost.flops import training_flops
 from hf_vit.errors import UserError
@@ -23,6 +24,7 @@ TPU_CORE_FLOPS = 123e12 / 2  # bfloat16 peak of a TPUv3 chip, which has two core
 V100_FLOPS = 125e12  # peak of its tensor cores (NVIDIA's data sheet of the V100 SXM2)
 
 
+@final
 @dataclass(frozen=True)
 class BlogEstimate:
     """The post's numbers.
@@ -44,6 +46,7 @@ class BlogEstimate:
     assumptions: tuple[str, ...]
 
 
+@final
 @dataclass(frozen=True)
 class Correction:
     """One assumption that does not hold: what is put in its place, and the number it changes."""
@@ -55,6 +58,7 @@ class Correction:
     after: float
 
 
+@final
 @dataclass(frozen=True)
 class CorrectedEstimate:
     """The numbers after all corrections, which are made in the order they are listed.

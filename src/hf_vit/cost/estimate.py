@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import isfinite
+from typing import final
 
 from hf_vit.errors import UserError
 
@@ -10,6 +11,7 @@ from hf_vit.errors import UserError
 DEFAULT_UTILISATION = 0.4
 
 
+@final
 @dataclass(frozen=True)
 class CostEstimate:
     """What a training is expected to take.

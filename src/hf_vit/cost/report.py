@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 from hf_vit.cost.estimate import DEFAULT_UTILISATION, CostEstimate, estimate
 from hf_vit.cost.flops import Macs, forward_macs
@@ -12,6 +13,7 @@ from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import as_pair
 
 
+@final
 @dataclass(frozen=True)
 class CostReport:
     """The cost of a model.

@@ -4,7 +4,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from hf_vit.cost.flops import Task, training_flops
 from hf_vit.errors import UserError
@@ -21,6 +21,7 @@ _HEADS: dict[str, Task] = {
 }
 
 
+@final
 @dataclass(frozen=True)
 class MeasuredRun:
     """A finished training.

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from hf_vit.errors import UserError
 
@@ -24,6 +24,7 @@ _EXPONENTS = (0.02, 5.0)  # that are searched; published ones are 0.32 and 0.35
 _STARTS = 12  # exponents, and shifts, that a fit starts from
 
 
+@final
 @dataclass(frozen=True)
 class ScalingLaw:
     """A fitted law.
@@ -68,10 +69,11 @@ def fit_scaling_law(points: Sequence[tuple[float, float]]) -> ScalingLaw:
     compute, errors = _checked(points)
     unit = float(np.exp(np.log(compute).mean()))  # the search runs on numbers around 1
     a, b, c, d = _fit(compute / unit, errors)
-    if a <= 0:
-        raise UserError("the errors do not fall as compute grows, so that no scaling law fits them; check the columns")
     found = np.array([a * unit**b, b, c, d * unit])
-    residuals = _error(found, compute) - errors
+    fitted = _error(found, compute)
+    if fitted.max() - fitted.min() <= 1e-9 * errors.max():
+        raise UserError("the errors do not fall as compute grows, so that no scaling law fits them; check the columns")
+    residuals = fitted - errors
     margins = _standard_errors(found, compute, residuals) * _student(len(errors))
     low, high = np.maximum(found - margins, 0.0).tolist(), (found + margins).tolist()
     return ScalingLaw(

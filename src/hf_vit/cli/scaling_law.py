@@ -1,0 +1,46 @@
+"""`hf-vit scaling-law`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def scaling_law(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUNS...",
+            help="CSV or JSON files of compute and error, or folders of trained models.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path | None, typer.Option(help="PNG file for the plot.", dir_okay=False)] = None,
+    unit: Annotated[str, typer.Option(help="Of compute, for the plot; folders give exaFLOPs.")] = "exaFLOPs",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Fit E = a (C + d)^-b + c to the compute and error of at least 5 runs, with 95% intervals."""
+    from hf_vit.cost import fit_scaling_law, plot_scaling_law, read_points
+    from hf_vit.errors import UserError
+
+    if output is not None and not output.absolute().parent.is_dir():
+        raise UserError(f"there is no folder {output.parent} for the plot; make it first")
+    law = fit_scaling_law([point for source in sources for point in read_points(source)])
+    if output is not None:
+        plot_scaling_law(law, output, unit)
+    if as_json:
+        import dataclasses
+        import json
+
+        typer.echo(json.dumps(dataclasses.asdict(law), indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "fit", "95% interval", title=str(law), title_justify="left")
+    for name, (low, high) in law.intervals.items():
+        table.add_row(name, f"{getattr(law, name):.4g}", f"{low:.4g} to {high:.4g}")
+    table.add_row("residual (rms)", f"{law.residual:.2g}", f"{len(law.points)} runs")
+    Console().print(table)
+    if output is not None:
+        typer.echo(f"plot in {output}")
