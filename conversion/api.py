@@ -3,20 +3,18 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers.utils import logging as transformers_logging
 
 from hf_vit.errors import UserError
 from hf_vit.facts import append_record, new_record, write_atomically
 
-from .building import build_model, build_processor
+from .building import build_model, build_processor, without_progress_bars
 from .checkpoint import CheckpointReader, Companions, Shape
 from .delivery import new_folder, refuse_used_folder
 from .families import find_origin
@@ -54,6 +52,7 @@ def plan(
     resize_to: Pair | None = None,
     num_labels: int | None = None,
     labels: Sequence[str] | None = None,
+    drop_pre_logits: bool = False,
     file_name: str = "the checkpoint",
     companions: Companions = NOTHING_BESIDE,
 ) -> Plan:
@@ -65,6 +64,8 @@ def plan(
         resize_to: (height, width) in px to resample the position table to, as the original's fine-tuning does.
         num_labels: size of a new, zero head.
         labels: names of the classes of a new, zero head.
+        drop_pre_logits: leave out the representation layer, as the original's fine-tuning does; the source's head was
+            made for it and goes too, so that without a new one the result is the bare model.
         file_name: what messages call the checkpoint.
         companions: what lies beside the weights.
 
@@ -83,6 +84,7 @@ def plan(
         resize_to=resize_to,
         num_labels=num_labels,
         labels=labels,
+        drop_pre_logits=drop_pre_logits,
         companions=companions,
     )
 
@@ -95,6 +97,7 @@ def convert(
     resize_to: Pair | None = None,
     num_labels: int | None = None,
     labels: Sequence[str] | None = None,
+    drop_pre_logits: bool = False,
     recording: str | Path | None = None,
     report: str | Path | None = None,
     sha256: str | None = None,
@@ -104,7 +107,7 @@ def convert(
     Args:
         source: a local file or folder, an https:// or gs:// address, or `hf://owner/name/file`; see `sources.fetch`.
         output: folder to write: weights, code, processor, facts.json. Must be absent or empty.
-        image_size, resize_to, num_labels, labels: see `plan`.
+        image_size, resize_to, num_labels, labels, drop_pre_logits: see `plan`.
         recording: .npz with images and results of the original code; the converted model must give the same
             (see `verification`), or nothing is written.
         report: file for a list of every source key, its shape, transform and target (JSON).
@@ -121,13 +124,14 @@ def convert(
         raise UserError(f"the folder of --report {report} does not exist; create it first")
     recorded = None if recording is None else Recording(recording)
     found = fetch(source, sha256)
-    with open_checkpoint(found.path) as reader, _without_progress_bars():
+    with open_checkpoint(found.path) as reader, without_progress_bars():
         made = plan(
             reader.shapes,
             image_size=image_size,
             resize_to=resize_to,
             num_labels=num_labels,
             labels=labels,
+            drop_pre_logits=drop_pre_logits,
             file_name=found.name,
             companions=reader.companions,
         )
@@ -163,18 +167,6 @@ def write_report(plan: Plan, shapes: Mapping[str, Shape], path: Path) -> None:
     ignored = [{"source": key, "shape": shapes[key], "ignored": reason} for key, reason in plan.ignored.items()]
     lines = ",\n ".join(json.dumps(line) for line in (*rows, *ignored))
     write_atomically(path, f'{{"origin": {json.dumps(plan.origin)}, "keys": [\n {lines}\n]}}\n')
-
-
-@contextmanager
-def _without_progress_bars() -> Generator[None]:
-    """transformers shows a bar for every load and save; a conversion ends within seconds."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
 
 
 def _save(plan: Plan, state: dict[str, torch.Tensor], folder: Path) -> None:

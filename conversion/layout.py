@@ -80,7 +80,7 @@ class Layout:
             axes, shape = self.axes(rule), self.shape(name)
             if len(axes) == len(shape):
                 for axis, size in zip(axes, shape, strict=True):
-                    factor, letter = _factor(axis)
+                    factor, letter = axis_factor(axis)
                     if letter and size % factor == 0:
                         votes[letter][size // factor] += 1
         return {letter: sizes.most_common(1)[0][0] for letter, sizes in votes.items()}
@@ -95,7 +95,7 @@ class Layout:
 
     def size(self, axis: str) -> int:
         """Size of an axis such as "D", "4W" or "3"; 0 if no array tells."""
-        factor, letter = _factor(axis)
+        factor, letter = axis_factor(axis)
         return factor * self.dims.get(letter, 0) if letter else factor
 
     def shape(self, name: str) -> Shape:
@@ -129,11 +129,13 @@ class Layout:
         in_block = sum(rule.in_block and not rule.part for rule in self.rules)
         blocks = {name: found[0] for name in missing if (found := re.match(self.origin.block_pattern, name))}
         counts = Counter(blocks.values())
-        whole = [f"{blocks[name]}*" if counts[blocks.get(name, "")] == in_block else name for name in missing]
+        whole = [
+            f"{blocks[name]}*" if name in blocks and counts[blocks[name]] == in_block else name for name in missing
+        ]
         return list(dict.fromkeys(whole))
 
 
-def _factor(axis: str) -> tuple[int, str]:
+def axis_factor(axis: str) -> tuple[int, str]:
     """ "4W" -> (4, "W"), "D" -> (1, "D"), "3" -> (3, "")."""
     number = re.match(r"\d*", axis)[0]  # pyright: ignore[reportOptionalSubscript] (it always matches)
     return int(number or 1), axis[len(number) :]

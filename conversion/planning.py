@@ -20,6 +20,7 @@ from .transforms import TRANSFORMS
 
 POSITION_TABLE = "embeddings.position_embeddings"
 HEADS = ("classifier.", "distillation_classifier.")
+REPRESENTATION = "pooler.dense."
 NOTHING_BESIDE = Companions()
 MISFIT = "config.json does not fit the weights beside it"
 
@@ -108,6 +109,7 @@ def make_plan(
     resize_to: Pair | None = None,
     num_labels: int | None = None,
     labels: Sequence[str] | None = None,
+    drop_pre_logits: bool = False,
     companions: Companions = NOTHING_BESIDE,
 ) -> Plan:
     """Map every key of a file of this origin, or refuse.
@@ -118,6 +120,7 @@ def make_plan(
         resize_to: (height, width) in px to resample the positions to.
         num_labels: size of a new, zero head.
         labels: names of the classes of a new, zero head.
+        drop_pre_logits: leave out the representation layer, and the source's head, which was made for it.
         companions: what lies beside the weights.
 
     Raises:
@@ -125,9 +128,11 @@ def make_plan(
     """
     layout = Layout(origin, origin.names(shapes), shapes)
     layout.refuse_misfits()
-    has_head, new_head = "head" in layout.parts, num_labels is not None or labels is not None
+    parts = layout.parts - _representation(layout) if drop_pre_logits else layout.parts
+    has_head = "head" in parts and not drop_pre_logits
+    new_head = num_labels is not None or labels is not None
     told = Told() if origin.told is None else origin.told(companions, shapes)
-    fields = _fields(layout, told, image_size)
+    fields = _fields(layout, parts, told, image_size)
     if not new_head and has_head and told.labels is not None and len(told.labels) == layout.dims["L"]:
         labels = told.labels
     fields |= _label_fields(layout.dims["L"] if has_head else None, num_labels, labels)
@@ -136,8 +141,9 @@ def make_plan(
     ignored, rows = dict(layout.names.ignored), list[Row]()
     for name, rule in layout.present.items():
         key = layout.names.normal[name]
-        if new_head and rule.target.startswith(HEADS):
-            ignored[key] = "replaced by a new head"
+        reason = _reason_to_leave(rule, new_head, drop_pre_logits)
+        if reason is not None:
+            ignored[key] = reason
         else:
             table = resample if rule.target == POSITION_TABLE else None
             blocks = range(layout.depth) if rule.stacked else (None,)
@@ -161,6 +167,29 @@ def make_plan(
     )
     check_accounting(plan, shapes, targets)
     return plan
+
+
+def _representation(layout: Layout) -> frozenset[str]:
+    """The optional part that is the representation layer.
+
+    Raises:
+        UserError: the file has none.
+    """
+    found = frozenset(rule.part for rule in layout.present.values() if rule.target.startswith(REPRESENTATION))
+    if not found:
+        raise UserError("the checkpoint has no representation layer (pre_logits) to drop; leave out --drop-pre-logits")
+    return found
+
+
+def _reason_to_leave(rule: KeyRule, new_head: bool, drop_pre_logits: bool) -> str | None:
+    """Why a weight of the source is not used, or None."""
+    if new_head and rule.target.startswith(HEADS):
+        return "replaced by a new head"
+    if drop_pre_logits and rule.target.startswith(HEADS):
+        return "head of the dropped representation layer"
+    if drop_pre_logits and rule.target.startswith(REPRESENTATION):
+        return "dropped representation layer"
+    return None
 
 
 def check_accounting(plan: Plan, shapes: Mapping[str, Shape], targets: Mapping[str, Shape]) -> None:
@@ -193,17 +222,19 @@ def check_accounting(plan: Plan, shapes: Mapping[str, Shape], targets: Mapping[s
     )
 
 
-def _fields(layout: Layout, told: Told, image_size: Pair | None) -> dict[str, Any]:
+def _fields(layout: Layout, parts: frozenset[str], told: Told, image_size: Pair | None) -> dict[str, Any]:
     """Fields of the config, as the shapes and the files beside the weights say."""
     origin = layout.origin
     try:
-        fields = origin.configure(layout.dims, layout.parts, layout.normal_shapes, image_size or told.image_size)
+        fields = origin.configure(layout.dims, parts, layout.normal_shapes, image_size or told.image_size)
     except UserError as error:
         if image_size is not None or told.image_size is None:
             raise
         raise UserError(f"{MISFIT}: {str(error).replace('--image-size', 'image_size')}") from error
     fields |= {"num_hidden_layers": layout.depth}
     fields |= agreed(fields, told, origin.assumed)
+    scale = told.processor or {}  # of pixels; a head that predicts colours goes by it
+    fields |= {name: tuple(map(float, scale[name])) for name in ("image_mean", "image_std") if name in scale}
     if "num_attention_heads" not in fields:
         raise UserError(
             f"the weights do not tell the number of heads, and {fields['hidden_size']} channels are no multiple of 64; "

@@ -1,6 +1,6 @@
-"""What happens to a source array on its way to a parameter of the model: a few named moves, no arithmetic."""
+"""What happens to a source array on its way to a parameter of the model, and back: a few named moves, no arithmetic."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,19 +8,37 @@ import torch
 
 @dataclass(frozen=True)
 class Transform:
-    """A move of axes from a source array to a parameter."""
+    """A move of axes from a source array to a parameter.
+
+    Attributes:
+        name: as key tables have it.
+        meaning: for people.
+        apply: source array -> parameter.
+        order: axes of the parameter in the order that the source has; joined ones are split by `revert`.
+    """
 
     name: str
     meaning: str
     apply: Callable[[torch.Tensor], torch.Tensor]
+    order: tuple[int, ...] | None = None
+
+    def revert(self, parameter: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """The source array of this shape, contiguous, that `apply` turns into the parameter."""
+        axes = parameter if self.order is None else parameter.permute(self.order)
+        return axes.reshape(tuple(shape)).contiguous()
 
 
 _ALL = (
     Transform("keep", "as it is", lambda array: array),
-    Transform("transpose", "[in, out] -> [out, in]", lambda array: array.T),
-    Transform("conv", "[height, width, in, out] -> [out, in, height, width]", lambda array: array.permute(3, 2, 0, 1)),
-    Transform("split_heads", "[in, A, K] -> [A*K, in]", lambda array: array.flatten(1).T),
-    Transform("join_heads", "[A, K, out] -> [out, A*K]", lambda array: array.flatten(0, 1).T),
+    Transform("transpose", "[in, out] -> [out, in]", lambda array: array.T, (1, 0)),
+    Transform(
+        "conv",
+        "[height, width, in, out] -> [out, in, height, width]",
+        lambda array: array.permute(3, 2, 0, 1),
+        (2, 3, 1, 0),
+    ),
+    Transform("split_heads", "[in, A, K] -> [A*K, in]", lambda array: array.flatten(1).T, (1, 0)),
+    Transform("join_heads", "[A, K, out] -> [out, A*K]", lambda array: array.flatten(0, 1).T, (1, 0)),
     Transform("flatten_heads", "[A, K] -> [A*K]", lambda array: array.flatten()),
     Transform("flatten", "[1, 1, 1, channels] or [channels] -> [channels]", lambda array: array.flatten()),
 )

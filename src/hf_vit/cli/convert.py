@@ -25,6 +25,10 @@ def convert(
         Path | None,
         typer.Option(metavar="FILE", help="The same with names: a text file, one a line, or a JSON list."),
     ] = None,
+    drop_pre_logits: Annotated[
+        bool,
+        typer.Option("--drop-pre-logits", help="Leave out the representation layer, and the head made for it."),
+    ] = False,
     verify: Annotated[
         Path | None,
         typer.Option(metavar="IO.npz", help="Images and results of the original code that the model must reproduce."),
@@ -46,6 +50,7 @@ def convert(
         resize_to=None if resize_to is None else conversion.parse_size(resize_to, "--resize-to"),
         num_labels=num_labels,
         labels=None if labels is None else conversion.read_labels(labels),
+        drop_pre_logits=drop_pre_logits,
         recording=verify,
         report=report,
         sha256=sha256,

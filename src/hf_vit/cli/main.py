@@ -19,6 +19,7 @@ COMMANDS: tuple[str, ...] = (
     "cost",
     "scaling-law",
     "convert",
+    "export",
     "card",
     "push",
     "verify",

@@ -1,0 +1,9 @@
+"""The libraries that models can go to, one module each."""
+
+from ..exporting import Target
+from . import onnx_graph, timm_folder, transformers_folder, vit_jax_file
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (transformers_folder.TARGET, timm_folder.TARGET, vit_jax_file.TARGET, onnx_graph.TARGET)
+}

@@ -1,0 +1,114 @@
+"""A folder for timm: `timm.create_model("local-dir:FOLDER", pretrained=True)`, or a repository of the Hub."""
+
+import json
+import math
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from hf_vit.errors import UserError
+
+from .. import timm_vit
+from ..exporting import ANY, SIZES, Exported, Target, largest_difference, probe
+from ..preprocessing import RESAMPLE
+
+# Its arguments make any plain ViT of it; heads are given, so that its name stands for no exception.
+ARCHITECTURE = "vit_base_patch16_224"
+_ACTIVATIONS = {ours: name for name, ours in timm_vit.ACTIVATIONS.items()}
+_POOLINGS = {ours: name for name, ours in timm_vit.POOLINGS.items()}
+
+
+def _write(exported: Exported) -> None:
+    config, num_classes = exported.config, exported.config.num_labels if exported.has_head else 0
+    described = {
+        "architecture": ARCHITECTURE,
+        "num_classes": num_classes,
+        "num_features": config.hidden_size,
+        "global_pool": _POOLINGS[config.pooling],
+        "model_args": _arguments(exported, num_classes),
+        "pretrained_cfg": _pretrained(exported, num_classes),
+    }
+    text = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
+    (exported.folder / "config.json").write_text(text, encoding="utf-8")
+    save_file(exported.arrays, exported.folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _arguments(exported: Exported, num_classes: int) -> dict[str, Any]:
+    config = exported.config
+    ratio = config.intermediate_size / config.hidden_size
+    if int(config.hidden_size * ratio) < config.intermediate_size:  # timm rounds down
+        ratio = math.nextafter(ratio, math.inf)
+    return {
+        "img_size": list(exported.nominal_size),
+        "patch_size": _one_or_two(config.patch_stride),
+        "in_chans": config.num_channels,
+        "num_classes": num_classes,
+        "embed_dim": config.hidden_size,
+        "depth": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "mlp_ratio": ratio,
+        "qkv_bias": config.qkv_bias,
+        "act_layer": _ACTIVATIONS[config.hidden_act],
+        "global_pool": _POOLINGS[config.pooling],
+        "class_token": config.has_class_token,
+        "no_embed_class": config.has_class_token and not config.position_on_class_token,
+        "fc_norm": False,
+    } | ({} if config.layer_scale_init_value is None else {"init_values": config.layer_scale_init_value})
+
+
+def _pretrained(exported: Exported, num_classes: int) -> dict[str, Any]:
+    """timm's word for what the processor does: squashed to the size, no crop."""
+    config, processor = exported.config, exported.processor
+    names = {number: name for name, number in RESAMPLE.items()}
+    found: dict[str, Any] = {
+        "input_size": [config.num_channels, *exported.nominal_size],
+        "fixed_input_size": True,
+        "interpolation": names[int(processor.resample)],
+        "crop_pct": 1.0,
+        "crop_mode": "squash",
+        "mean": list(processor.image_mean),
+        "std": list(processor.image_std),
+        "num_classes": num_classes,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+    }
+    if num_classes and config.id2label != {i: f"LABEL_{i}" for i in range(num_classes)}:
+        found["label_names"] = [config.id2label[i] for i in range(num_classes)]
+    return found
+
+
+def _one_or_two(pair: tuple[int, int]) -> int | list[int]:
+    return pair[0] if pair[0] == pair[1] else list(pair)
+
+
+@torch.no_grad()
+def _compare(exported: Exported) -> tuple[float, str]:
+    import timm
+
+    model: Any = timm.create_model(f"local-dir:{exported.folder}", pretrained=True).eval()
+    images, ours = probe(exported)
+    theirs = model(images) if exported.has_head else model.forward_features(images)
+    return largest_difference(ours, theirs), f"timm {timm.__version__}"
+
+
+def _ready() -> None:
+    if find_spec("timm") is None:
+        raise UserError('the export to timm is compared with timm, which is not installed: pip install "hf-vit[bench]"')
+
+
+TARGET = Target(
+    name="timm",
+    title="timm's VisionTransformer",
+    write=_write,
+    compare=_compare,
+    tables={"hf_vit": timm_vit.ORIGIN},
+    expresses={
+        **SIZES,
+        "hidden_act": tuple(_ACTIVATIONS),
+        "pooling": ("token", "gap", "map"),
+        **dict.fromkeys(("qkv_bias", "use_class_token", "position_on_class_token", "layer_scale_init_value"), ANY),
+    },
+    ready=_ready,
+)

@@ -1,0 +1,282 @@
+"""Out again: the same parameters after the way there and back, the same results in the other library."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import transformers
+from originals.pytorch import randomise
+from torch import nn
+from transformers import ViTImageProcessor
+
+import hf_vit
+import hf_vit.conversion as conversion
+from hf_vit.cli.main import main
+from hf_vit.conversion.exporting import export
+from hf_vit.conversion.targets import TARGETS
+from hf_vit.conversion.transforms import TRANSFORMS
+from hf_vit.errors import UserError
+
+SIZES = {
+    "image_size": 12,
+    "patch_size": 4,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+}
+HYBRID = {"stage_depths": (2, 1), "stem_width": 32, "image_size": 32, "patch_size": None}
+LABELS = {"id2label": {0: "cat", 1: "dog", 2: "Äpfel"}, "label2id": {"cat": 0, "dog": 1, "Äpfel": 2}}
+TIMM = {"hidden_act": "gelu", "position_interpolation": "bicubic"}
+
+# Name -> (target, class, fields of the config).
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "classifier": ("transformers", "HfViTForImageClassification", LABELS),
+    "exact GELU, no bias": (
+        "transformers",
+        "HfViTForImageClassification",
+        {"hidden_act": "gelu", "qkv_bias": False, "layer_norm_eps": 1e-3, "position_interpolation": "bicubic"},
+    ),
+    "rectangular": ("transformers", "HfViTForImageClassification", {"image_size": (8, 18), "patch_size": (4, 6)}),
+    "bare model": ("transformers", "HfViTModel", {}),
+    "bare model with a pooler": ("transformers", "HfViTModel", {"representation_size": 7}),
+    "timm's classifier": ("timm", "HfViTForImageClassification", LABELS),
+    "timm's constants": ("timm", "HfViTForImageClassification", {**TIMM, "qkv_bias": False}),
+    "timm, mean": ("timm", "HfViTForImageClassification", {**TIMM, "pooling": "gap"}),
+    "timm, mean beside a token": ("timm", "HfViTForImageClassification", {"pooling": "gap", "use_class_token": True}),
+    "timm, MAP": ("timm", "HfViTForImageClassification", {**TIMM, "pooling": "map"}),
+    "timm, table of patches": ("timm", "HfViTForImageClassification", {"position_on_class_token": False}),
+    "timm, layer scale": ("timm", "HfViTForImageClassification", {"layer_scale_init_value": 1e-5}),
+    "timm, rectangular": ("timm", "HfViTForImageClassification", {"image_size": (8, 18), "patch_size": (4, 6)}),
+    "timm, bare": ("timm", "HfViTModel", {}),
+    "vit_jax": ("vit_jax", "HfViTForImageClassification", {}),
+    "vit_jax, mean": ("vit_jax", "HfViTForImageClassification", {"pooling": "gap"}),
+    "vit_jax, representation": ("vit_jax", "HfViTForImageClassification", {"representation_size": 7}),
+    "vit_jax, bare": ("vit_jax", "HfViTModel", {"patch_size": (4, 6), "image_size": (12, 18)}),
+    "vit_jax, hybrid": ("vit_jax", "HfHybridViTForImageClassification", HYBRID),
+    "vit_jax, root alone": ("vit_jax", "HfHybridViTForImageClassification", {**HYBRID, "stage_depths": ()}),
+}
+
+
+def make(kind: str, folder: Path, **fields: Any) -> Path:
+    """A saved model of this package with random weights."""
+    model_class = getattr(hf_vit, kind)
+    given = {name: value for name, value in {**SIZES, **fields}.items() if value is not None}
+    model = randomise(model_class(model_class.config_class(**given)))
+    model.save_pretrained(folder)
+    ViTImageProcessor(image_mean=[0.1, 0.2, 0.3], resample=3, size={"height": 12, "width": 12}).save_pretrained(folder)
+    return folder
+
+
+def load(folder: Path, kind: str) -> Any:
+    return getattr(hf_vit, kind).from_pretrained(folder).eval()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_way_there_and_back(case: str, tmp_path: Path):
+    target, kind, fields = CASES[case]
+    source = make(kind, tmp_path / "source", **fields)
+    result = export(source, tmp_path / "exported", target)
+    assert result.difference <= 1e-5
+    file = tmp_path / "exported" / "model.npz" if target == "vit_jax" else tmp_path / "exported"
+    back = conversion.convert(file, tmp_path / "back")
+    ours, again = load(source, kind), load(back.output, kind)
+    assert ours.state_dict().keys() == again.state_dict().keys()
+    for name, value in ours.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+    height, width = (side * stride for side, stride in zip(ours.config.grid, ours.config.patch_stride, strict=True))
+    images = torch.randn(2, 3, height, width)
+    with torch.no_grad():
+        assert torch.equal(ours(images)[0], again(images)[0])
+    (record,) = json.loads((tmp_path / "exported" / "facts.json").read_text())
+    assert record["values"]["target"] == target
+
+
+def in_the_other_library(target: str, folder: Path, head: bool) -> nn.Module:
+    if target == "timm":
+        return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    return transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+
+
+@pytest.mark.parametrize("case", [name for name, (to, kind, _) in CASES.items() if to != "vit_jax" and "For" in kind])
+def test_logits_in_the_other_library(case: str, tmp_path: Path):
+    """As its users load it, in both precisions; with labels and preprocessing."""
+    target, kind, fields = CASES[case]
+    source = make(kind, tmp_path / "source", **fields)
+    export(source, tmp_path / "exported", target)
+    ours, theirs = load(source, kind), in_the_other_library(target, tmp_path / "exported", True)
+    height, width = (side * stride for side, stride in zip(ours.config.grid, ours.config.patch_stride, strict=True))
+    for dtype, tolerance in {torch.float64: 1e-10, torch.float32: 1e-5}.items():
+        images = torch.randn(2, 3, height, width, dtype=torch.float64).to(dtype)
+        with torch.no_grad():
+            expected, found = ours.to(dtype)(images).logits, theirs.to(dtype)(images)
+        found = found if target == "timm" else found.logits
+        assert float((found - expected).abs().max()) <= tolerance * max(1.0, float(expected.abs().max()))
+    if target == "timm":
+        data = timm.data.resolve_model_data_config(theirs)
+        assert (list(data["mean"]), data["interpolation"]) == ([0.1, 0.2, 0.3], "bicubic")
+        assert tuple(data["input_size"]) == (3, height, width)
+        if fields is LABELS:
+            assert theirs.pretrained_cfg["label_names"] == ["cat", "dog", "Äpfel"]
+    else:
+        processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "exported")
+        assert list(processor.image_mean) == [0.1, 0.2, 0.3]
+        assert theirs.config.id2label == ours.config.id2label
+
+
+@pytest.mark.parametrize("case", ["vit_tok", "vit_tok_rep", "vit_gap", "vit_optprefix", "hybrid_r50", "hybrid_rti"])
+def test_originals_files_come_back_with_the_same_bits(case: str, golden: Path, tmp_path: Path):
+    """From .npz to .npz: the same arrays, under the newer spelling of the keys."""
+    conversion.convert(golden / f"{case}.ckpt.npz", tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "out", "vit_jax")
+    with np.load(golden / f"{case}.ckpt.npz") as before, np.load(tmp_path / "out" / "model.npz") as after:
+        named = conversion.api.find_origin({key: before[key].shape for key in before.files}, case).names(
+            {key: before[key].shape for key in before.files}
+        )
+        assert set(named.normal) == set(after.files)
+        for name, key in named.normal.items():
+            assert np.array_equal(before[key].reshape(after[name].shape), after[name]), key
+
+
+ONNX = {
+    "HfViTForImageClassification": {"position_embedding": "relative"},
+    "HfViTModel": {"is_causal": True},
+    "HfHybridViTForImageClassification": {**HYBRID},
+    "HfAxialViTForImageClassification": {"pooling": "gap", "patch_size": 4},
+}
+SLOW = ("HfViTModel", "HfHybridViTForImageClassification", "HfAxialViTForImageClassification")
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter's own
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] if k in SLOW else []) for k in ONNX])
+def test_onnx(kind: str, tmp_path: Path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    source = make(kind, tmp_path / "source", **ONNX[kind])
+    result = export(source, tmp_path / "exported", "onnx")
+    assert result.difference <= 1e-5
+    session = onnxruntime.InferenceSession(str(tmp_path / "exported" / "model.onnx"))
+    ours = load(source, kind)
+    height, width = (side * stride for side, stride in zip(ours.config.grid, ours.config.patch_stride, strict=True))
+    images = torch.randn(5, 3, height, width)
+    (theirs,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    with torch.no_grad():
+        expected = ours(images)[0]
+    assert float((torch.from_numpy(theirs) - expected).abs().max()) <= 1e-5 * max(1.0, float(expected.abs().max()))
+
+
+def test_missing_libraries_are_named(tmp_path: Path, monkeypatch):
+    source = make("HfViTModel", tmp_path / "source")
+    monkeypatch.setattr("hf_vit.conversion.targets.onnx_graph.find_spec", lambda name: None)
+    monkeypatch.setattr("hf_vit.conversion.targets.timm_folder.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r'needs onnx, onnxscript, onnxruntime: pip install "hf-vit\[export\]"'):
+        export(source, tmp_path / "out", "onnx")
+    with pytest.raises(UserError, match=r'pip install "hf-vit\[bench\]"'):
+        export(source, tmp_path / "out", "timm")
+    assert not (tmp_path / "out").exists()
+
+
+# Fields of the config that targets cannot express -> how the message names it.
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "mean": ({"pooling": "gap"}, {"transformers": "pooling='gap'"}),
+    "MAP": ({"pooling": "map"}, {"transformers": "pooling='map'", "vit_jax": "pooling='map'"}),
+    "relative": (
+        {"position_embedding": "relative"},
+        dict.fromkeys(("transformers", "timm", "vit_jax"), "position_embedding='relative'"),
+    ),
+    "sincos": (
+        {"position_embedding": "sincos_2d"},
+        dict.fromkeys(("transformers", "timm", "vit_jax"), "position_embedding='sincos_2d'"),
+    ),
+    "no positions": ({"position_embedding": "none"}, {"vit_jax": "position_embedding='none'"}),
+    "causal": ({"is_causal": True}, dict.fromkeys(("transformers", "timm", "vit_jax"), "is_causal=True")),
+    "shared": ({"num_hidden_groups": 1}, dict.fromkeys(("transformers", "timm", "vit_jax"), "num_hidden_groups=1")),
+    "layer scale": (
+        {"layer_scale_init_value": 0.1},
+        dict.fromkeys(("transformers", "vit_jax"), "layer_scale_init_value=0.1"),
+    ),
+    "distillation": (
+        {"use_distillation_token": True},
+        dict.fromkeys(("transformers", "timm", "vit_jax"), "use_distillation_token=True"),
+    ),
+    "representation": (
+        {"representation_size": 7},
+        {"transformers": "representation_size=7 before a classifier", "timm": "representation_size=7"},
+    ),
+    "patches' table": (
+        {"position_on_class_token": False},
+        dict.fromkeys(("transformers", "vit_jax"), "position_on_class_token=False"),
+    ),
+    "token beside the mean": ({"pooling": "gap", "use_class_token": True}, {"vit_jax": "use_class_token=True"}),
+    "grid": ({"image_size": (12, 8)}, {"vit_jax": "a patch grid of 3x2"}),
+    "eps": ({"layer_norm_eps": 1e-12}, dict.fromkeys(("timm", "vit_jax"), "layer_norm_eps=1e-12")),
+    "GELU": ({"hidden_act": "gelu"}, {"vit_jax": "hidden_act='gelu'"}),
+    "activation": ({"hidden_act": "silu"}, {"timm": "hidden_act='silu'"}),
+    "bias": ({"qkv_bias": False}, {"vit_jax": "qkv_bias=False"}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_expressed_is_refused_by_name(case: str, tmp_path: Path):
+    fields, told = REFUSED[case]
+    source = make("HfViTForImageClassification", tmp_path / "source", **fields)
+    for target, words in told.items():
+        with pytest.raises(UserError) as refusal:
+            export(source, tmp_path / "out", target)
+        assert f"cannot express {words}" in str(refusal.value) or f", {words}" in str(refusal.value)
+        assert not (tmp_path / "out").exists()
+
+
+def test_other_families_and_heads_are_refused_by_name(tmp_path: Path):
+    axial = make("HfAxialViTForImageClassification", tmp_path / "axial", pooling="gap")
+    constants = {"group_norm_eps": 1e-5, "weight_standardization": "variance"}
+    hybrid = make("HfHybridViTForImageClassification", tmp_path / "hybrid", **HYBRID, **constants)
+    masked = make("HfViTForMaskedPatchPrediction", tmp_path / "masked")
+    for source, target, told in (
+        (axial, "transformers", "model_type='hf_axial_vit'"),
+        (axial, "vit_jax", "model_type='hf_axial_vit'"),
+        (hybrid, "timm", "model_type='hf_hybrid_vit'"),
+        (hybrid, "vit_jax", "group_norm_eps=1e-05, weight_standardization='variance'"),
+        (masked, "transformers", "HfViTForMaskedPatchPrediction is neither a classifier nor a bare model"),
+    ):
+        with pytest.raises(UserError) as refusal:
+            export(source, tmp_path / "out", target)
+        assert told in str(refusal.value)
+
+
+def test_every_field_of_the_config_is_expressed_or_held_at_its_default():
+    """A field that is added later is refused by every target with a key table until someone decides."""
+    from dataclasses import fields
+
+    names = {known.name for model in ("HfViTConfig", "HfHybridViTConfig") for known in fields(getattr(hf_vit, model))}
+    for target in TARGETS.values():
+        assert set(target.expresses) <= names
+
+
+def test_transforms_and_their_inverses():
+    shapes = {"keep": (3, 4), "transpose": (3, 4), "conv": (2, 3, 4, 5), "split_heads": (6, 2, 3)}
+    shapes |= {"join_heads": (2, 3, 6), "flatten_heads": (2, 3), "flatten": (1, 1, 1, 4)}
+    assert set(shapes) == set(TRANSFORMS)
+    for name, shape in shapes.items():
+        source = torch.randn(shape)
+        assert torch.equal(TRANSFORMS[name].revert(TRANSFORMS[name].apply(source), shape), source)
+
+
+def test_results_that_differ_are_not_delivered(tmp_path: Path, capsys, monkeypatch):
+    source = make("HfViTForImageClassification", tmp_path / "source")
+    apply = TRANSFORMS["keep"].revert
+    monkeypatch.setattr(type(TRANSFORMS["keep"]), "revert", lambda self, value, shape: apply(value, shape) * 1.01)
+    with pytest.raises(SystemExit):
+        main(["export", str(source), str(tmp_path / "out"), "--to", "transformers"])
+    error = capsys.readouterr().err
+    assert "gives other results" in error
+    assert error.count("\n") == 1
+    with pytest.raises(UserError, match="nan apart"):
+        export(source, tmp_path / "out", "vit_jax")
+    with pytest.raises(UserError, match=r"--to 'keras' is no target; give one of transformers, timm, vit_jax, onnx"):
+        export(source, tmp_path / "out", "keras")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
