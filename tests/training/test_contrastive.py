@@ -6,14 +6,17 @@ import math
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import distributed, multiprocessing
 
 from hf_vit import HfAxialViTConfig, HfAxialViTModel, HfHybridViTConfig, HfHybridViTModel, HfViTConfig, HfViTModel
+from hf_vit.data import AugmentationConfig, make_processor
 from hf_vit.errors import UserError
 from hf_vit.training.contrastive import (
     ContrastiveOptions,
     MomentumContrast,
     MomentumUpdate,
+    TwoViews,
     build_mlp,
     contrastive_loss,
     momentum_at,
@@ -173,6 +176,37 @@ def test_two_processes_give_the_loss_and_gradients_of_one(tmp_path):
         np.testing.assert_allclose(given, own, rtol=0, atol=1e-10)
     halves = [learner("layer")(views(8)[i : i + 4])["loss"].item() for i in (0, 4)]
     assert abs(sum(halves) / 2 - wanted.item()) > 1e-3, "without gathering it would be another number"
+
+
+def test_two_views_are_a_function_of_seed_epoch_and_image():
+    """Different from each other and in every epoch; the same again whatever ran before; judged ones never change."""
+    processor = make_processor(HfViTConfig(patch_size=8, **SIZES))
+    random = np.random.RandomState(0)
+    images = [Image.fromarray(random.randint(0, 255, (24, 24, 3), dtype=np.uint8)) for _ in range(3)]
+    crops = AugmentationConfig(random_resized_crop=(0.2, 1.0), horizontal_flip=0.5)
+
+    def look(transform, epoch, order=(0, 1, 2)):
+        transform.set_epoch(epoch)
+        prepared = transform.prepare([images[i] for i in order])
+        return torch.stack(transform.finish(prepared, np.asarray(order, dtype=np.uint64)))
+
+    first = look(TwoViews(processor, crops, seed=1), 0)
+    assert first.shape == (3, 2, 3, 16, 16)
+    assert not torch.equal(first[:, 0], first[:, 1])
+    other_order = TwoViews(processor, crops, seed=1)
+    torch.rand(7)
+    look(other_order, 5)
+    assert torch.equal(look(other_order, 0, order=(2, 0)), first[[2, 0]])
+    for another in (look(other_order, 1), look(TwoViews(processor, crops, seed=2), 0)):
+        assert all(
+            not torch.equal(one, two) for one, two in zip(another.flatten(0, 1), first.flatten(0, 1), strict=True)
+        )
+    judged = TwoViews(processor, crops, seed=1, judged=True)
+    assert torch.equal(look(judged, 3), look(judged, 4))
+    assert (judged.mixable, other_order.mixable) == (False, True)
+    state = torch.get_rng_state()
+    look(other_order, 2)
+    assert torch.equal(torch.get_rng_state(), state), "nobody else's numbers are drawn"
 
 
 def test_wrong_values():
