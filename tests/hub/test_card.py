@@ -269,6 +269,7 @@ def _saved_answer(folder: Path) -> str:
     return model.config.id2label[model(pixel_values).logits.argmax(-1).item()]
 
 
+@pytest.mark.slow  # tests/hub/test_reload.py runs both by `hf-vit verify`
 @pytest.mark.parametrize("place", [0, 1], ids=["with the package", "without the package"])
 def test_the_examples_run(told: Path, place: int) -> None:
     torch.nn.init.normal_((model := HfViTForImageClassification.from_pretrained(told)).classifier.weight)

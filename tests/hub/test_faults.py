@@ -21,6 +21,18 @@ CREATE, COMMIT = "/api/repos/create", "/commit/"
 IMPATIENT = {"failures.STALL": 0.4, "failures.ATTEMPTS": 3}
 
 
+def over_both(faults: dict[str, tuple[Any, ...]]) -> list[Any]:
+    """(transport, fault). What does not touch the storage runs over LFS only when slow tests are asked for."""
+    slow = {name for name, fault in faults.items() if fault[0] != STORAGE}
+    return [pytest.param("xet", name) for name in faults] + [
+        pytest.param("lfs", name, marks=[pytest.mark.slow] if name in slow else []) for name in faults
+    ]
+
+
+# Runs over Xet; over LFS only when slow tests are asked for.
+MOSTLY_XET = pytest.mark.parametrize("client", [pytest.param("lfs", marks=pytest.mark.slow), "xet"], indirect=True)
+
+
 def local_logits(folder: Path) -> list[float]:
     found = jobs.logits(str(folder))
     assert isinstance(found, list), found
@@ -49,7 +61,7 @@ PASSING: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", PASSING)
+@pytest.mark.parametrize(("client", "name"), over_both(PASSING), indirect=["client"])
 def test_a_passing_fault_is_survived(name: str, hub: Loopback, client: Client, saved_models: dict[str, Path]) -> None:
     path, action, fields = PASSING[name]
     hub.fault(path, action, **fields)
@@ -76,7 +88,7 @@ LASTING: dict[str, tuple[str, str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", LASTING)
+@pytest.mark.parametrize(("client", "name"), over_both(LASTING), indirect=["client"])
 def test_a_lasting_fault_is_told(
     name: str, hub: Loopback, client: Client, saved_models: dict[str, Path], make_model: Callable[..., Path]
 ) -> None:
@@ -125,6 +137,7 @@ def test_what_was_uploaded_is_not_sent_again(hub: Loopback, client: Client, save
     assert sent() == before or client.transport == "xet"
 
 
+@MOSTLY_XET
 def test_somebody_else_was_faster(hub: Loopback, client: Client, make_model: Callable[..., Path]) -> None:
     first, slow, fast = (make_model(name, seed=seed) for seed, name in enumerate(("first", "slow", "fast")))
     client.run("hub.jobs:push", folder=str(first))
@@ -141,6 +154,7 @@ def test_somebody_else_was_faster(hub: Loopback, client: Client, make_model: Cal
     assert found == local_logits(slow)
 
 
+@MOSTLY_XET
 def test_two_writers_at_once_make_a_new_repository(
     hub: Loopback, client: Client, make_model: Callable[..., Path]
 ) -> None:
@@ -167,6 +181,7 @@ def kill_while(hub: Loopback, client: Client, folder: Path, path: str) -> None:
     hub.clear_faults()
 
 
+@MOSTLY_XET
 @pytest.mark.parametrize("path", [STORAGE, COMMIT])
 def test_killed_in_the_middle(path: str, hub: Loopback, client: Client, make_model: Callable[..., Path]) -> None:
     old, new = make_model("old", seed=1), make_model("new", seed=2)

@@ -43,8 +43,8 @@ def test_one_commit_holds_everything(hub: Loopback, client: Client, model_folder
     assert (again["commit"], again["changed"]) == (done["commit"], False)
 
 
-def test_the_command(hub: Loopback, client: Client, model_folder: Path) -> None:
-    done = client.attempt("hub.jobs:command", arguments=["push", str(model_folder), "my-vit", "--tag", "v1"])
+def test_the_command(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
+    done = xet_client.attempt("hub.jobs:command", arguments=["push", str(model_folder), "my-vit", "--tag", "v1"])
     assert done.code == 0, done.err
     commit = hub.head(REPO)
     assert "as alice (by the token of the environment variable HF_TOKEN)" in done.out
@@ -52,7 +52,7 @@ def test_the_command(hub: Loopback, client: Client, model_folder: Path) -> None:
     assert f"{hub.endpoint}/{REPO}/tree/{commit}" in done.out
     tags = {tag["name"]: tag["targetCommit"] for tag in hub.get(f"/api/models/{REPO}/refs")["tags"]}
     assert tags == {"v1": commit}
-    wrong = client.attempt("hub.jobs:command", arguments=["push", str(model_folder), "my vit"])
+    wrong = xet_client.attempt("hub.jobs:command", arguments=["push", str(model_folder), "my vit"])
     assert wrong.code == 1
     assert len(wrong.err.strip().splitlines()) == 1
     assert "'my vit' cannot be the name of a repository" in wrong.err
@@ -149,8 +149,8 @@ def test_private(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
     assert "exists and is public" in refused["error"]
 
 
-def test_a_dry_run_changes_nothing(hub: Loopback, client: Client, model_folder: Path) -> None:
-    done = client.run("hub.jobs:push", folder=str(model_folder), dry_run=True, tag="v1", revision="next")
+def test_a_dry_run_changes_nothing(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
+    done = xet_client.run("hub.jobs:push", folder=str(model_folder), dry_run=True, tag="v1", revision="next")
     assert done["commit"] is None
     assert WEIGHTS in done["files"]
     assert hub.get(f"/api/models/{REPO}") is None

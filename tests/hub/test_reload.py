@@ -72,10 +72,10 @@ def test_the_backbone_by_its_class(pushed: dict[str, Any], saved_models: dict[st
 
 
 def test_by_branch_tag_and_commit_and_offline(
-    hub: Loopback, client: Client, stranger: Client, make_model: Callable[..., Path]
+    hub: Loopback, xet_client: Client, stranger: Client, make_model: Callable[..., Path]
 ) -> None:
     folders = [make_model(f"m{seed}", seed=seed) for seed in range(3)]
-    first, second, third = client.run(
+    first, second, third = xet_client.run(
         "hub.jobs:push_many",
         pushes=[
             {"folder": str(folders[0]), "tag": "v1"},
@@ -86,10 +86,10 @@ def test_by_branch_tag_and_commit_and_offline(
     wanted = [jobs.logits(str(folders[number])) for number in (0, 0, 1, 1, 2, 2)]
     revisions = ["v1", first["commit"], "main", second["commit"], "next", third["commit"]]
     loads = [{"repo_id": "alice/my-vit", "revision": revision} for revision in revisions]
-    same(client.run("hub.jobs:logits_many", loads=loads), wanted)
+    same(xet_client.run("hub.jobs:logits_many", loads=loads), wanted)
     # From the cache alone: no request is made.
     before = len(hub.log())
-    same(client.run("hub.jobs:offline_logits", loads=loads), wanted)
+    same(xet_client.run("hub.jobs:offline_logits", loads=loads), wanted)
     assert len(hub.log()) == before
     trusting = [{**load, "trust_remote_code": True} for load in loads[:2]]
     same(stranger.run("hub.jobs:logits_many", loads=trusting), wanted[:2])

@@ -13,19 +13,19 @@ def train(client: Client, folder: Path, **options: Any) -> Any:
     return client.run("hub.training_jobs:train", folder=str(folder), **options)
 
 
-def test_the_trainer_shares_one_commit(hub: Loopback, client: Client, tmp_path: Path) -> None:
-    done = train(client, tmp_path / "trained", hub_model_id=REPO)
+def test_the_trainer_shares_one_commit(hub: Loopback, xet_client: Client, tmp_path: Path) -> None:
+    done = train(xet_client, tmp_path / "trained", hub_model_id=REPO)
     assert done["commit"] == hub.head(REPO)
     files = hub.files(REPO)
     assert {"model.safetensors", "config.json", "preprocessor_config.json", "facts.json", "README.md"} <= set(files)
     assert "modeling_hf_vit.py" in files
     assert not [name for name in files if "checkpoint" in name or name.endswith((".bin", ".pt"))]
     assert (tmp_path / "trained" / "checkpoint-2").is_dir(), "it was there to be left out"
-    card = client.run("hub.jobs:read", repo_id=REPO, name="README.md")
+    card = xet_client.run("hub.jobs:read", repo_id=REPO, name="README.md")
     assert "| Data | colours, split train, 6 images |" in card
     assert "| learning rate | 0.001 |" in card
     assert "| validation accuracy |" in card
-    assert client.run("hub.jobs:logits", repo_id=REPO) == done["logits"]
+    assert xet_client.run("hub.jobs:logits", repo_id=REPO) == done["logits"]
     # One commit after the Hub's own first one, and no request before the end but questions.
     posts = [entry["path"] for entry in hub.log() if entry["method"] == "POST" and "/commit/" in entry["path"]]
     assert len(posts) == 1
@@ -73,23 +73,29 @@ def test_what_is_said_of_the_stock_trainer(hub: Loopback, xet_client: Client, tm
     assert hub.files("alice/two") == {}
 
 
-def test_finetune_shares_its_result(hub: Loopback, xet_client: Client, colour_folder: Path, tmp_path: Path) -> None:
-    def finetune(output: Path, **options: Any) -> Any:
-        arguments = ["finetune", "--model", "Ti/4", "--image-size", "8", "--data", str(colour_folder), "--output",
-                     str(output), "--steps", "2", "--evaluations", "1", "--push", REPO, "--private"]  # fmt: skip
-        return xet_client.attempt("hub.jobs:command", arguments=arguments, **options)
-
-    refused = finetune(tmp_path / "never", token="hf_alice_read")
-    assert refused.code == 1
-    assert "can only read" in refused.err
-    assert not (tmp_path / "never").exists()
+@pytest.mark.slow
+def test_finetune_tells_that_sharing_failed(
+    hub: Loopback, xet_client: Client, colour_folder: Path, tmp_path: Path
+) -> None:
     hub.fault("/commit/", "status", status=403, times=-1)
-    failed = finetune(tmp_path / "first")
+    failed = finetune(xet_client, colour_folder, tmp_path / "first")
     assert failed.code == 1
     assert f"hf-vit: the model in {tmp_path / 'first'} is complete, but sharing it failed" in failed.err
     assert (tmp_path / "first" / "model.safetensors").is_file()
-    hub.clear_faults()
-    done = finetune(tmp_path / "second")
+
+
+def finetune(client: Client, data: Path, output: Path, **options: Any) -> Any:
+    arguments = ["finetune", "--model", "Ti/4", "--image-size", "8", "--data", str(data), "--output", str(output),
+                 "--steps", "2", "--evaluations", "1", "--push", REPO, "--private"]  # fmt: skip
+    return client.attempt("hub.jobs:command", arguments=arguments, **options)
+
+
+def test_finetune_shares_its_result(hub: Loopback, xet_client: Client, colour_folder: Path, tmp_path: Path) -> None:
+    refused = finetune(xet_client, colour_folder, tmp_path / "never", token="hf_alice_read")
+    assert refused.code == 1
+    assert "can only read" in refused.err
+    assert not (tmp_path / "never").exists()
+    done = finetune(xet_client, colour_folder, tmp_path / "second")
     assert done.code == 0, done.err
     assert f"commit {hub.head(REPO)}" in done.out
     assert hub.get(f"/api/models/{REPO}")["private"] is True

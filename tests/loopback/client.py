@@ -128,10 +128,10 @@ class Client:
     """Runs jobs, functions "module:name" of the tests, in fresh processes whose Hub is a `Loopback`.
 
     Every process sees an environment without HF_* and proxy variables but for those given here, and the same HF_HOME,
-    which `clear` empties.
+    which `clear` empties. `transport`, "xet" or "lfs", may be changed from job to job.
     """
 
-    def __init__(self, hub: Loopback, folder: Path, transport: str, profile: str = "with") -> None:
+    def __init__(self, hub: Loopback, folder: Path, profile: str = "with", transport: str = "xet") -> None:
         self.folder, self.transport, self.jobs = folder, transport, 0
         self.home = folder / "home"
         self.home.mkdir(parents=True)
@@ -148,7 +148,6 @@ class Client:
             "OPENBLAS_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             "PYTHONPATH": str(TESTS),
-            **({"HF_HUB_DISABLE_XET": "1"} if transport == "lfs" else {}),
         }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "loopback.zygote", profile],
@@ -193,6 +192,7 @@ class Client:
             name=name,
             folder=str(folder),
             environment={"HF_TOKEN": token} if token else {},
+            transport=self.transport,
             wait_factor=wait_factor,
             arguments=arguments,
         )

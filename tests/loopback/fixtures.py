@@ -1,7 +1,6 @@
-"""Fixtures for tests against the loopback Hub: `hub` for each test an empty one, `client` once a transport."""
+"""Fixtures for tests against the loopback Hub: for each test an empty `hub`, and a `client` with an empty home."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,14 +15,15 @@ def loopback_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopba
 
 @pytest.fixture(scope="session")
 def _client_of(loopback_server: Loopback, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Client]]:
-    """Clients by transport and profile, each started when it is first asked for."""
-    clients: dict[tuple[str, str], Client] = {}
+    """The client of a profile, started when it is first asked for."""
+    clients: dict[str, Client] = {}
 
     def find(transport: str, profile: str = "with") -> Client:
-        if (transport, profile) not in clients:
-            folder: Path = tmp_path_factory.mktemp(f"{transport}-{profile}")
-            clients[transport, profile] = Client(loopback_server, folder, transport, profile)
-        return clients[transport, profile]
+        if profile not in clients:
+            clients[profile] = Client(loopback_server, tmp_path_factory.mktemp(profile), profile)
+        clients[profile].transport = transport
+        clients[profile].clear()
+        return clients[profile]
 
     yield find
     for client in clients.values():
@@ -45,22 +45,16 @@ def hub(loopback_server: Loopback) -> Iterator[Loopback]:
 @pytest.fixture(params=["lfs", "xet"])
 def client(request: pytest.FixtureRequest, hub: Loopback, _client_of: Callable[..., Client]) -> Client:
     """Fresh processes with an empty HF_HOME and hf_vit installed; every test runs over both transports."""
-    found = _client_of(request.param)
-    found.clear()
-    return found
+    return _client_of(request.param)
 
 
 @pytest.fixture
 def xet_client(hub: Loopback, _client_of: Callable[..., Client]) -> Client:
     """The same over Xet alone, for what does not depend on the transport."""
-    found = _client_of("xet")
-    found.clear()
-    return found
+    return _client_of("xet")
 
 
 @pytest.fixture
 def stranger(hub: Loopback, _client_of: Callable[..., Client]) -> Client:
     """Fresh processes in which hf_vit cannot be imported."""
-    found = _client_of("xet", "without")
-    found.clear()
-    return found
+    return _client_of("xet", "without")

@@ -6,6 +6,7 @@ import pytest
 
 from loopback import jobs
 from loopback.client import Client, Loopback, content_hash
+from loopback.refusal import Refusal
 
 LARGE = 300_000
 
@@ -30,6 +31,9 @@ def test_what_xet_cannot_compress_and_what_it_can(hub: Loopback, xet_client: Cli
     block = bytes([0x44]) + b"abcd" + bytes([4, 0]) + bytes([0x10]) + b"e"
     frame = b"\x04\x22\x4d\x18" + bytes([0x60, 0x40, 0]) + len(block).to_bytes(4, "little") + block + bytes(4)
     assert decode_lz4_frame(frame) == b"abcdabcdabcde"
+    for damaged in (frame[:-1] + b"\x01", frame[:-4], frame + b"\x00"):
+        with pytest.raises(Refusal, match="malformed"):
+            decode_lz4_frame(damaged)
     xet_client.run("loopback.jobs:upload", files={"a.bin": 1, "b.bin": 70_000, "c.safetensors": 1_200_000})
     assert len(xet_client.run("loopback.jobs:download", files=["a.bin", "b.bin", "c.safetensors"])) == 3
 

@@ -75,16 +75,18 @@ def _ungroup(data: bytes) -> bytes:
 
 
 def decode_lz4_frame(data: bytes) -> bytes:
-    """An LZ4 frame, decoded in plain Python."""
+    """An LZ4 frame without a content checksum, decoded in plain Python."""
     flags = data[4]
     place = 7 + 8 * bool(flags & 8) + 4 * bool(flags & 1)
     result = bytearray()
     while True:
         word = int.from_bytes(data[place : place + 4], "little")
         place += 4
-        if word == 0:
+        if word == 0 and place == len(data):
             return bytes(result)
         block = data[place : place + (word & 0x7FFFFFFF)]
+        if not block or len(block) < word & 0x7FFFFFFF:
+            raise Refusal(400, "malformed LZ4 frame")
         place += len(block) + 4 * bool(flags & 16)
         if word & 0x80000000:
             result += block

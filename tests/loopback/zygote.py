@@ -51,6 +51,8 @@ def start(job: dict[str, Any]) -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(folder)
     os.environ.update(job["environment"])
+    if job["transport"] == "lfs":
+        disable_xet()
     code = 1
     try:
         shorten_waits(job["wait_factor"])
@@ -66,6 +68,14 @@ def start(job: dict[str, Any]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def disable_xet() -> None:
+    """What HF_HUB_DISABLE_XET=1 does when huggingface_hub is imported."""
+    from huggingface_hub import constants
+
+    os.environ["HF_HUB_DISABLE_XET"] = "1"
+    constants.HF_HUB_DISABLE_XET = True
 
 
 def shorten_waits(factor: float) -> None:

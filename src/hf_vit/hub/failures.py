@@ -220,6 +220,6 @@ def explain(error: BaseException, repo_id: str, *, explicit_token: bool = False)
         return UserError(f"the Hub limits the rate of requests ({reason(error)}); try again later")
     if status is not None and status >= 500:
         return UserError(f"the Hub fails at the moment ({reason(error)}); try again later")
-    if is_connection(error):
+    if status is None and is_connection(error):
         return UserError(f"the Hub or its storage cannot be reached ({reason(error)}); check the network, try again")
     return UserError(f"the Hub refused: {reason(error)}")
