@@ -223,13 +223,15 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
         if self.config.predict_next_patch:
             hidden = F.pad(hidden[:, :-1], (0, 0, 1, 0))
         found: dict[str, Any] = {}
-        if bool_masked_pos is None or not self.training:
+        counting = None if bool_masked_pos is None else bool_masked_pos.bool()
+        if counting is not None and self.training:
+            chosen = wide(self.prediction_head(hidden[counting]))
+        else:
             predicted = wide(self.prediction_head(hidden))
             found["logits"] = self.target.logits(predicted)
             found["reconstruction"] = self._reconstruction(predicted, pixel_values)
-        if bool_masked_pos is not None:
-            counting = bool_masked_pos.bool()
-            chosen = wide(self.prediction_head(hidden[counting])) if self.training else predicted[counting]
+            chosen = predicted if counting is None else predicted[counting]
+        if counting is not None:
             patches = image_patches(pixel_values.to(chosen.dtype), self.config.patch_stride)[counting]
             found["loss"] = self.target.loss(chosen, patches)
         return HfViTMaskedPatchPredictionOutput(

@@ -143,8 +143,8 @@ class MomentumContrast(nn.Module):
     def update_momentum(self, share: float) -> None:
         """Move the momentum copies: `share` of their own weights, the rest of the learning ones'."""
         for slow, fast in ((self.momentum_encoder, self.encoder), (self.momentum_projector, self.projector)):
-            pairs = list(zip(slow.parameters(), fast.parameters(), strict=True))
-            torch._foreach_lerp_([p for p, _ in pairs], [p.detach() for _, p in pairs], 1 - share)
+            for own, learning in zip(slow.parameters(), fast.parameters(), strict=True):
+                own.lerp_(learning.detach(), 1 - share)
 
 
 def momentum_at(step: int, steps: int, start: float) -> float:
