@@ -59,15 +59,16 @@ def _arguments(exported: Exported, num_classes: int) -> dict[str, Any]:
 
 
 def _pretrained(exported: Exported, num_classes: int) -> dict[str, Any]:
-    """timm's word for what the processor does: squashed to the size, no crop."""
+    """What weights and pixels are, in timm's words."""
     config, processor = exported.config, exported.processor
     names = {number: name for name, number in RESAMPLE.items()}
+    mode, part = _cropping(exported)
     found: dict[str, Any] = {
         "input_size": [config.num_channels, *exported.nominal_size],
         "fixed_input_size": True,
         "interpolation": names[int(processor.resample)],
-        "crop_pct": 1.0,
-        "crop_mode": "squash",
+        "crop_pct": part,
+        "crop_mode": mode,
         "mean": list(processor.image_mean),
         "std": list(processor.image_std),
         "num_classes": num_classes,
@@ -77,6 +78,29 @@ def _pretrained(exported: Exported, num_classes: int) -> dict[str, Any]:
     if num_classes and config.id2label != {i: f"LABEL_{i}" for i in range(num_classes)}:
         found["label_names"] = [config.id2label[i] for i in range(num_classes)]
     return found
+
+
+def _cropping(exported: Exported) -> tuple[str, float]:
+    """timm's (crop_mode, crop_pct) for the processor's steps; the reverse of `preprocessing.from_timm`.
+
+    Raises:
+        UserError: timm has no words for them.
+    """
+    processor, (height, width) = exported.processor, exported.nominal_size
+    size, crop = dict(processor.size), dict(processor.crop_size) if processor.do_center_crop else dict(processor.size)
+    mode = "center" if "shortest_edge" in size else "squash"
+    scaled = size.get("shortest_edge", size.get("height", 0))
+    part = height / max(scaled, 1)
+    if math.floor(height / part) < scaled:  # timm rounds down
+        part = math.nextafter(part, 0)
+    wanted = {"shortest_edge": scaled} if mode == "center" else {"height": scaled, "width": math.floor(width / part)}
+    square = mode == "squash" or height == width
+    if not processor.do_resize or size != wanted or crop != {"height": height, "width": width} or not square:
+        raise UserError(
+            f"timm's VisionTransformer cannot express the preprocessing size={size}, crop_size={crop} of a model for "
+            f"{height}x{width} px; nothing is written"
+        )
+    return mode, part
 
 
 def _one_or_two(pair: tuple[int, int]) -> int | list[int]:

@@ -68,7 +68,9 @@ def make(kind: str, folder: Path, **fields: Any) -> Path:
     given = {name: value for name, value in {**SIZES, **fields}.items() if value is not None}
     model = randomise(model_class(model_class.config_class(**given)))
     model.save_pretrained(folder)
-    ViTImageProcessor(image_mean=[0.1, 0.2, 0.3], resample=3, size={"height": 12, "width": 12}).save_pretrained(folder)
+    height, width = (side * stride for side, stride in zip(model.config.grid, model.config.patch_stride, strict=True))
+    size = {"height": height, "width": width}
+    ViTImageProcessor(image_mean=[0.1, 0.2, 0.3], resample=3, size=size).save_pretrained(folder)
     return folder
 
 
@@ -229,6 +231,33 @@ def test_what_cannot_be_expressed_is_refused_by_name(case: str, tmp_path: Path):
             export(source, tmp_path / "out", target)
         assert f"cannot express {words}" in str(refusal.value) or f", {words}" in str(refusal.value)
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "mode", "part"),
+    [
+        ({"size": {"shortest_edge": 13}, "do_center_crop": True, "crop_size": 12}, "center", 12 / 13),
+        ({"size": {"height": 15, "width": 15}, "do_center_crop": True, "crop_size": 12}, "squash", 0.8),
+        ({"size": {"height": 14, "width": 14}}, None, None),
+        ({"size": {"height": 15, "width": 12}, "do_center_crop": True, "crop_size": 12}, None, None),
+        ({"size": {"height": 12, "width": 12}, "do_resize": False}, None, None),
+    ],
+)
+def test_preprocessing_in_timms_words(fields: dict[str, Any], mode: str | None, part: float | None, tmp_path: Path):
+    source = make("HfViTForImageClassification", tmp_path / "source")
+    ViTImageProcessor(**fields).save_pretrained(source)
+    if mode is None:
+        with pytest.raises(UserError, match="cannot express the preprocessing size="):
+            export(source, tmp_path / "out", "timm")
+        return
+    export(source, tmp_path / "out", "timm")
+    told = json.loads((tmp_path / "out" / "config.json").read_text())["pretrained_cfg"]
+    assert told["crop_mode"] == mode
+    assert told["crop_pct"] == pytest.approx(part)
+    back = conversion.convert(tmp_path / "out", tmp_path / "back")
+    processor = transformers.AutoImageProcessor.from_pretrained(back.output)
+    assert dict(processor.size) == fields["size"]
+    assert dict(processor.crop_size) == {"height": 12, "width": 12}
 
 
 def test_other_families_and_heads_are_refused_by_name(tmp_path: Path):
