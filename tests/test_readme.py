@@ -34,7 +34,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory):
 
 
 def test_readme_has_its_blocks():
-    assert [language for language, _ in BLOCKS] == ["bash", "python", "bash", "bash"]
+    assert [language for language, _ in BLOCKS] == ["bash", "python", "bash", "bash", "bash"]
 
 
 def test_python_blocks_print_a_real_label(clone: Path):
