@@ -233,3 +233,11 @@ def test_the_documentation_names_every_array():
         assert f"`{analysis.name}`" in text
         for name, spec in analysis.arrays.items():
             assert f"| `{name}` | {', '.join(spec.axes)} | {spec.unit} |" in text, name
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_numbers_of_the_cpu(saved, pictures):
+    cpu, gpu = (analyze(saved, pictures, settings=SETTINGS, device=device) for device in ("cpu", "cuda"))
+    for name in cpu:
+        for array in cpu[name]:
+            np.testing.assert_allclose(gpu[name][array], cpu[name][array], rtol=1e-3, atol=1e-4)

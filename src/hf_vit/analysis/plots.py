@@ -29,18 +29,18 @@ def encode(figure: "Figure", picture_format: PictureFormat) -> bytes:
 def heads_by_depth(arrays: "Mapping[str, NDArray[np.float32]]", label: str) -> "Figure":
     """One panel an array [L, A]: a dot a head over the layer, a line through their means."""
     figure = _figure(4.4 * len(arrays), 3.6)
-    first = None
+    top = 1.05 * max(float(values.max()) for values in arrays.values())
     for place, (name, values) in enumerate(arrays.items()):
-        axes = figure.add_subplot(1, len(arrays), place + 1, sharey=first)
-        first = first or axes
+        axes = figure.add_subplot(1, len(arrays), place + 1)
         layers = np.arange(1, len(values) + 1)
         for head in values.T:
             axes.scatter(layers, head, s=10, alpha=0.6, color="tab:blue", linewidths=0)
         axes.plot(layers, values.mean(axis=1), color="tab:orange", label="mean of the heads")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("layer")
         axes.set_ylabel(label)
         axes.set_title(name.replace("_", " "), fontsize=9)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, top or 1)
         axes.grid(visible=True, alpha=0.3)
         axes.legend(fontsize=8)
     return figure

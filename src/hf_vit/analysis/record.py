@@ -1,10 +1,9 @@
 """What a model's folder keeps of its analyses: a record in facts.json, and the pictures that its card shows."""
 
-import shutil
 from collections.abc import Sequence
 
 from hf_vit.analysis.api import AnalysisRun
-from hf_vit.facts import Record, append_record, new_record
+from hf_vit.facts import Record, append_record, new_record, write_atomically
 
 PICTURE_PREFIX = "analysis_"
 
@@ -23,7 +22,7 @@ def save_analyses(
     pictures: dict[str, str] = {}
     for path, title in run.pictures.items():
         name = f"{PICTURE_PREFIX}{path.name}"
-        shutil.copyfile(path, folder / name)
+        write_atomically(folder / name, path.read_bytes())
         pictures[name] = title
     values = {
         "analyses": {name: run.summaries[name] for name in run.measured},
