@@ -226,11 +226,21 @@ def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> dict[str, 
         stages["with_posemb"] = stages["with_posemb"][:, body.pooler.patch_tokens]
     stages["encoded"], stages["pre_logits"] = output.last_hidden_state, output.pooler_output
     stages["pooled"] = body.pooler.pool(output.last_hidden_state)
-    stages["logits"] = model.classifier(output.pooler_output) if plan.has_head else output.pooler_output
+    stages["logits"] = _logits(model, output, plan)
     if body.config.position_embedding == "learned":
         h, w = stages["embedding"].shape[1:3]
         stages |= _tables(body, (h, w))
     return stages
+
+
+def _logits(model: Any, output: Any, plan: Plan) -> torch.Tensor:
+    """The head's answer, or what a head would see; of two heads their mean, as the classifier gives it."""
+    if not plan.has_head:
+        return output.pooler_output
+    logits = model.classifier(output.pooler_output)
+    if not plan.config.has_distillation_head:
+        return logits
+    return (logits + model.distillation_classifier(output.last_hidden_state[:, 1])) / 2
 
 
 def _tables(body: Any, grid: Pair) -> dict[str, torch.Tensor]:

@@ -1,10 +1,12 @@
 """Models of transformers and timm give the same numbers after their conversion; what cannot be told is said."""
 
+import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, save_timm, vit_hybrid_parts
@@ -321,3 +323,107 @@ def test_former_hybrids_of_another_network_are_refused(changed: dict, told: str,
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=f"set up as the stem here is not .*{told}.*it needs model_type='bit'"):
         conversion.convert(tmp_path, tmp_path / "out")
+
+
+def masked_autoencoder(model: nn.Module) -> dict[str, torch.Tensor]:
+    """As its code saves it: encoder and decoder side by side."""
+    decoder = {"mask_token": (1, 1, 8), "decoder_embed.weight": (8, 64), "decoder_pos_embed": (1, 10, 8)}
+    decoder |= {"decoder_blocks.0.attn.qkv.weight": (24, 8), "decoder_norm.bias": (8,), "decoder_pred.bias": (48,)}
+    return model.state_dict() | {name: torch.ones(shape) for name, shape in decoder.items()}
+
+
+def distilled(model: nn.Module) -> dict[str, Any]:
+    """As DINO saves a training: student, teacher, optimizer."""
+    head = {f"head.{name}": torch.ones(4) for name in ("mlp.0.bias", "last_layer.weight_g", "last_layer.weight_v")}
+    state = model.state_dict()
+    student = {name: value + 1 for name, value in state.items()} | head
+    return {
+        "student": {f"module.{'' if name in head else 'backbone.'}{name}": value for name, value in student.items()},
+        "teacher": {f"{'' if name in head else 'backbone.'}{name}": value for name, value in (state | head).items()},
+        "optimizer": {
+            "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.ones(3)}},
+            "param_groups": [{"lr": 0.1}],
+        },
+        "dino_loss": {"center": torch.zeros(1, 4)},
+        "args": argparse.Namespace(arch="vit_tiny"),
+        "epoch": 7,
+    }
+
+
+# Name -> (what is saved, origin, ignored keys by reason).
+WRAPPED: dict[str, tuple[Callable[[nn.Module], dict], str, dict[str, int]]] = {
+    "timm": (lambda model: model.state_dict(), "timm_vit", {}),
+    "module": (lambda model: {f"module.{name}": value for name, value in model.state_dict().items()}, "timm_vit", {}),
+    "model and its average": (
+        lambda model: {
+            "model": model.state_dict(),
+            "model_ema": {name: value + 1 for name, value in model.state_dict().items()},
+            "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}},
+        },
+        "timm_vit",
+        {"a moving average of the model that is converted": 30, "state of the optimizer": 1},
+    ),
+    "masked autoencoder": (
+        lambda model: {"model": masked_autoencoder(model)},
+        "mae",
+        {"mask token of the decoder": 1, "decoder, which reconstructs pixels": 5},
+    ),
+    "DINO": (
+        distilled,
+        "dino",
+        {
+            "projection head of the self-distillation": 6,
+            "the student of a self-distillation, whose teacher is converted": 30,
+            "state of the optimizer": 2,
+            "training progress": 1,
+        },
+    ),
+    "DINO's backbone": (
+        lambda model: {"teacher": {f"backbone.{name}": value for name, value in model.state_dict().items()}},
+        "dino",
+        {},
+    ),
+    "a student alone": (
+        lambda model: {f"student.backbone.{name}": value for name, value in model.state_dict().items()},
+        "dino",
+        {},
+    ),
+    "DINOv2": (
+        lambda model: model.state_dict() | {"mask_token": torch.ones(1, 64)},
+        "dino",
+        {"mask token of DINOv2's training": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRAPPED)
+def test_encoders_in_files_of_training_code(case: str, tmp_path: Path):
+    save, origin, ignored = WRAPPED[case]
+    model = of_timm(embed_dim=64, num_heads=1, num_classes=0)
+    torch.save(save(model), tmp_path / "model.pth")
+    result = convert(tmp_path / "model.pth")
+    reasons = list(result.plan.ignored.values())
+    assert (result.plan.origin, {reason: reasons.count(reason) for reason in reasons}) == (origin, ignored)
+    assert result.plan.assumed
+    hold(model, load(result), (12, 12), timm_tokens, timm_outcome)
+    processor = json.loads((result.output / "preprocessor_config.json").read_text())
+    assert processor["image_mean"] == ([0.5] * 3 if origin == "timm_vit" else [0.485, 0.456, 0.406])
+
+
+def test_two_models_in_one_file_are_refused(tmp_path: Path):
+    state = of_timm(embed_dim=64, num_heads=1).state_dict()
+    both = {f"{name}.{key}": value for name in ("model", "module") for key, value in state.items()}
+    torch.save(both, tmp_path / "model.pth")
+    with pytest.raises(UserError, match=r"holds 2 models, below 'model\.', 'module\.'; exactly one set"):
+        convert(tmp_path / "model.pth")
+
+
+@torch.no_grad()
+def test_two_heads_are_verified_by_their_mean(tmp_path: Path):
+    model = of_transformers("DeiTForImageClassificationWithTeacher")
+    model.save_pretrained(tmp_path / "saved")
+    images = torch.randn(2, 3, 12, 12)
+    recording = {"images": images.permute(0, 2, 3, 1).numpy(), "logits": model(images).logits.numpy()}
+    np.savez(tmp_path / "recording.npz", **recording)
+    result = convert(tmp_path / "saved", recording=tmp_path / "recording.npz")
+    assert [one.stage for one in result.verification.comparisons] == ["logits"]
