@@ -20,14 +20,14 @@ from hf_vit.training.masking import NextPatch, RandomMasking
 
 # Variant, batch, objective, fields of the configuration.
 ROWS: tuple[tuple[str, int, str, dict[str, Any]], ...] = (
-    ("Ti/16", 16, "masked", {}),
-    ("S/16", 8, "masked", {}),
-    ("S/16", 8, "masked", {"prediction_target": "downsampled"}),
-    ("S/16", 8, "masked", {"prediction_target": "pixels"}),
-    ("S/16", 8, "next", {"is_causal": True, "predict_next_patch": True}),
-    ("Axial-Ti/16", 8, "masked", {}),
-    ("R+Ti/16", 16, "masked", {}),
-    ("Ti/16", 16, "contrast", {}),
+    ("Ti/16", 8, "masked", {}),
+    ("S/16", 4, "masked", {}),
+    ("S/16", 4, "masked", {"prediction_target": "downsampled"}),
+    ("S/16", 4, "masked", {"prediction_target": "pixels"}),
+    ("S/16", 4, "next", {"is_causal": True, "predict_next_patch": True}),
+    ("Axial-Ti/16", 4, "masked", {}),
+    ("R+Ti/16", 8, "masked", {}),
+    ("Ti/16", 8, "contrast", {}),
 )
 
 
