@@ -32,7 +32,7 @@ def principal_components(
     from sklearn.decomposition import PCA
 
     samples = filters.detach().cpu().double().flatten(1).numpy()
-    pca = PCA(n_components=min(count, *samples.shape), svd_solver="full").fit(samples)
+    pca: Any = PCA(n_components=min(count, *samples.shape), svd_solver="full").fit(samples)
     shape = (-1, *filters.shape[1:])
     return pca.components_.reshape(shape).astype(np.float32), pca.explained_variance_ratio_.astype(np.float32)
 

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -28,6 +28,8 @@ def encode(figure: "Figure", picture_format: PictureFormat) -> bytes:
 
 def heads_by_depth(arrays: "Mapping[str, NDArray[np.float32]]", label: str) -> "Figure":
     """One panel an array [L, A]: a dot a head over the layer, a line through their means."""
+    from matplotlib.ticker import MaxNLocator
+
     figure = _figure(4.4 * len(arrays), 3.6)
     top = 1.05 * max(float(values.max()) for values in arrays.values())
     for place, (name, values) in enumerate(arrays.items()):
@@ -36,7 +38,7 @@ def heads_by_depth(arrays: "Mapping[str, NDArray[np.float32]]", label: str) -> "
         for head in values.T:
             axes.scatter(layers, head, s=10, alpha=0.6, color="tab:blue", linewidths=0)
         axes.plot(layers, values.mean(axis=1), color="tab:orange", label="mean of the heads")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("layer")
         axes.set_ylabel(label)
         axes.set_title(name.replace("_", " "), fontsize=9)
@@ -136,4 +138,4 @@ def cka(values: "NDArray[np.float32]", first: str, second: str) -> "Figure":
 def _figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure
 
-    return cast("Figure", Figure(figsize=(width, height), layout="constrained"))
+    return Figure(figsize=(width, height), layout="constrained")

@@ -5,7 +5,7 @@ Source: arXiv 2010.11929, section 4.5 and figure 7 (center).
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ def position_similarity(table: torch.Tensor) -> torch.Tensor:
 def patch_positions(model: nn.Module) -> torch.Tensor | None:
     """The position embeddings of the nominal patch grid, [h, w, D]; None where nothing is added to the patches."""
     encoder = encoder_of(model)
-    config = getattr(encoder, "config", None)
+    config: Any = getattr(encoder, "config", None)
     kind = getattr(config, "model_type", None)
     with torch.no_grad():
         if kind in OURS:

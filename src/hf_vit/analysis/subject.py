@@ -92,7 +92,8 @@ def _prepare(processor: Any) -> "Callable[[Sequence[Image]], torch.Tensor]":
 def _timm_subject(name: str, device: str | None) -> Subject:
     try:
         import timm
-        from timm.data import create_transform, resolve_model_data_config
+        from timm.data.config import resolve_model_data_config
+        from timm.data.transforms_factory import create_transform
     except ImportError as error:
         raise UserError(f"timm:{name} needs timm: pip install timm") from error
     place = pick_device(device)
