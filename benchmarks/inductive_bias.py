@@ -12,7 +12,7 @@ last step. Nested subsets: the 50 images of a seed are among its 100, and so on;
 
 The sweeps: accuracy against the number of training images (3 families, 5 sizes, 3 seeds), and against the patch side
 of one ViT (2 to 32 px, all images, 3 seeds) with its compute. One JSON line is written for each finished run, and what
-is in the file is not run again: stop and start as you like. About 20 minutes on one quiet core.
+is in the file is not run again: stop and start as you like. About 40 minutes of one core.
 """
 
 import argparse
