@@ -36,11 +36,7 @@ def nominal(config: Any) -> Size:
     return h * stride_h, w * stride_w
 
 
-CHOICES = [
-    pytest.param(family, choice, id=f"{name}-{choice}")
-    for name, family in FAMILIES.items()
-    for choice in family.choices
-]
+CHOICES = {f"{name}-{choice}": (family, choice) for name, family in FAMILIES.items() for choice in family.choices}
 
 
 @pytest.mark.parametrize(("family", "choice"), CHOICES.values(), ids=CHOICES)
