@@ -22,11 +22,11 @@ HURRIED = {"failures.ATTEMPTS": 3}
 IMPATIENT = {"failures.STALL": 0.8, "failures.ATTEMPTS": 3}
 
 
-def over_both(faults: dict[str, tuple[Any, ...]]) -> list[Any]:
-    """(transport, fault). What does not touch the storage runs over LFS only when slow tests are asked for."""
-    slow = {name for name, fault in faults.items() if fault[0] != STORAGE}
-    return [pytest.param("xet", name) for name in faults] + [
-        pytest.param("lfs", name, marks=[pytest.mark.slow] if name in slow else []) for name in faults
+def cases(faults: dict[str, tuple[Any, ...]], rare: set[str]) -> list[Any]:
+    """(transport, fault). Over LFS what does not touch the storage, and anywhere what is rare, are slow tests."""
+    aside = {name for name, fault in faults.items() if fault[0] != STORAGE} | rare
+    return [pytest.param("xet", name, marks=[pytest.mark.slow] if name in rare else []) for name in faults] + [
+        pytest.param("lfs", name, marks=[pytest.mark.slow] if name in aside else []) for name in faults
     ]
 
 
@@ -62,7 +62,11 @@ PASSING: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("client", "name"), over_both(PASSING), indirect=["client"])
+@pytest.mark.parametrize(
+    ("client", "name"),
+    cases(PASSING, {"storage 503", "storage stalled", "creation 500", "checksums cut"}),
+    indirect=["client"],
+)
 def test_a_passing_fault_is_survived(name: str, hub: Loopback, client: Client, saved_models: dict[str, Path]) -> None:
     path, action, fields = PASSING[name]
     hub.fault(path, action, **fields)
@@ -89,7 +93,9 @@ LASTING: dict[str, tuple[str, str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("client", "name"), over_both(LASTING), indirect=["client"])
+@pytest.mark.parametrize(
+    ("client", "name"), cases(LASTING, {"storage 503", "commit 429", "commit stalled"}), indirect=["client"]
+)
 def test_a_lasting_fault_is_told(
     name: str, hub: Loopback, client: Client, saved_models: dict[str, Path], make_model: Callable[..., Path]
 ) -> None:
