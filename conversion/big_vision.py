@@ -181,8 +181,9 @@ ORIGIN = Origin(
         "Older places: `Transformer/pos_embedding` and `Transformer/posembed_input/pos_embedding` for the table, and "
         "the parts of `MAPHead_0` outside of it. Modules are renumbered as those of vit_jax.",
         "bfloat16 comes as `|V2`.",
-        "FlexiViT's files are one model of the patch that is stored (32 px, grid 7x7): "
-        "`from_pretrained(..., patch_size=16, image_size=240)` resamples both. FlexiViT itself stretches positions "
-        "without aligning the corners, so its numbers at another grid than 7x7 differ slightly.",
+        "FlexiViT's files hold one model, of patches of 32 px on a grid of 7x7, which is converted as it is. "
+        "`from_pretrained(..., patch_size=16, image_size=240)` resamples kernel and positions, but not as FlexiViT "
+        "does: it shrinks kernels without antialiasing and stretches positions without aligning the corners, so that "
+        "its numbers at another patch or grid are other ones.",
     ),
 )

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+from . import bit
+from .exporting import ANY, Target
 from .families import FAMILIES, ORIGINS
 from .origins import Origin
+from .targets import TARGETS
 from .transforms import TRANSFORMS
 
 README = Path(__file__).parent / "README.md"
@@ -18,8 +21,16 @@ it up to date.
 Every key of the source is used exactly once or ignored for a reason, and every parameter of the model is filled exactly
 once; otherwise nothing is written and all keys that do not fit are listed. `--report FILE` writes the whole account.
 
+Files may be .npz, .safetensors, PyTorch's .pth, .pt and .bin (`torch.load(weights_only=True)`, after their checksums),
+or a folder that transformers or timm saved, in one file or several; pickled objects are never loaded. A .safetensors
+file has no checksum: a number that was changed in it is noticed by `--sha256` alone.
+
+A model of transformers or timm is converted on the fly by `hf_vit.from_hub("google/vit-base-patch16-224")`, or from a
+folder; `hf_vit.image_processor_from_hub` gives the pixels it was made for.
+
 `{i}` is the number of a block. Parameters are those of `HfViTModel`; inside `HfViTForImageClassification` they begin
-with `vit.`, except `classifier`.
+with `vit.`, except `classifier` and `distillation_classifier`. `{q,k,v}` are as many parameters, which get equal parts
+of the array along its first axis.
 
 ## Transforms
 
@@ -28,15 +39,24 @@ with `vit.`, except `classifier`.
 """
 
 
+_OUT = """\
+`hf-vit export MODEL OUT --to TARGET` goes the same tables backwards. Settings of the config that are not listed must
+have their defaults here; everything else is refused by name.
+"""
+
+
 def render() -> str:
     """The whole page."""
     lines = [f"| {transform.name} | {transform.meaning} |" for transform in TRANSFORMS.values()]
     lines += ["| zeros | a new head (`--num-labels`, `--labels`) |", ""]
-    for origin in ORIGINS:
+    for origin in (*ORIGINS, bit.ORIGIN):
         lines += _origin(origin)
     lines += ["## Recognised, and refused by name", ""]
     lines += [f"- {family.name}" for family in FAMILIES]
-    return _HEAD + "\n".join(lines) + "\n"
+    lines += ["", "## Out again", "", _OUT]
+    for target in TARGETS.values():
+        lines += _target(target)
+    return _HEAD + "\n".join(lines).rstrip() + "\n"
 
 
 def _origin(origin: Origin) -> list[str]:
@@ -50,7 +70,27 @@ def _origin(origin: Origin) -> list[str]:
     ]
     lines += ["", "| ignored keys (regular expression) | why |", "|---|---|"]
     escaped = {pattern.replace("|", "\\|"): reason for pattern, reason in origin.ignored.items()}
-    return [*lines, *(f"| `{pattern}` | {reason} |" for pattern, reason in escaped.items()), ""]
+    lines += [*(f"| `{pattern}` | {reason} |" for pattern, reason in escaped.items()), ""]
+    if origin.refused:
+        lines += ["| refused keys (regular expression) | what no model here has |", "|---|---|"]
+        escaped = {pattern.replace("|", "\\|"): reason for pattern, reason in origin.refused.items()}
+        lines += [*(f"| `{pattern}` | {reason} |" for pattern, reason in escaped.items()), ""]
+    if origin.assumed:
+        lines += ["Assumed, and said so, where no config.json tells: " + "; ".join(origin.assumed.values()) + ".", ""]
+    return lines
+
+
+def _target(target: Target) -> list[str]:
+    lines = [f"### {target.name}", ""]
+    if target.tables is None:
+        return [*lines, f"{target.title}: every model.", ""]
+    tables = ", ".join(f"{model_type} by the table of {origin.name}" for model_type, origin in target.tables.items())
+    free = ", ".join(f"`{name}`" for name, values in target.expresses.items() if values is ANY)
+    lines += [f"{target.title}: {tables}. Any {free}."]
+    for name, values in target.expresses.items():
+        if values is not ANY:
+            lines += [f"`{name}` may be " + ", ".join(f"`{value}`" for value in values) + "."]
+    return [*lines, ""]
 
 
 if __name__ == "__main__":

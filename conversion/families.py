@@ -54,10 +54,17 @@ class Family:
 # The first that fits is named.
 FAMILIES = (
     Family("an MLP-Mixer (arXiv 2105.01601), which is no vision transformer", (r"(^|/)MixerBlock_\d+/",)),
+    Family("a hybrid ViT of another code (ResNet stem, Transformer), which is not supported", (_STEM, _TRANSFORMER)),
     Family(
-        "a hybrid ViT of another code (ResNet stem, Transformer), which is not supported yet", (_STEM, _TRANSFORMER)
+        "a BiT ResNetV2 (arXiv 1912.11370, pre-activation), which is neither a vision transformer nor the network of a "
+        "hybrid's stem; timm has it as resnetv2_*_bit",
+        (r"(^|/)root_block/",),
     ),
-    Family("a BiT ResNet (arXiv 1912.11370), which is not supported yet", (_STEM,)),
+    Family(
+        "a BiT ResNet (arXiv 1912.11370, post-activation), which is no vision transformer by itself; "
+        "hf_vit.conversion.load_stem puts it into the stem of a hybrid",
+        (_STEM,),
+    ),
     Family("a text tower of big_vision, which is no vision transformer", (r"(^|/)txt/",)),
     Family("part of a ViT of timm, whose patch embedding is missing", (r"(^|\.)blocks\.\d+\.(attn\.qkv|norm1)\.",)),
     Family(

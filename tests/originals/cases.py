@@ -1,0 +1,200 @@
+"""A good small checkpoint of every origin, the formats it comes in, and what it becomes.
+
+Every format of a file is a line of `FORMATS`, every origin a line of `CASES`.
+"""
+
+import functools
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+import torch
+from hybrid.reference import stem_shapes
+from originals.big_vision import as_tower, class_token_apart, stacked, with_map_head
+from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, vit_hybrid_parts
+
+import hf_vit.conversion as conversion
+from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
+from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTModel
+
+Arrays = dict[str, np.ndarray]
+# All sizes differ, so that no other order of axes fits by accident: D 6, A 2, K 3, M 5, R 7, L 4, 1 + 2x2 positions.
+SIZES = {
+    "depth": 2,
+    "heads": 2,
+    "head_size": 3,
+    "mlp": 5,
+    "patch": (4, 2),
+    "grid": (2, 2),
+    "representation": 7,
+    "labels": 4,
+}
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of file.
+
+    Attributes:
+        suffix: how its name ends.
+        dump: from arrays to its bytes.
+        dtypes: that it can hold: those of weights that lose no digit, and others.
+        checked: of how many of its first bytes a change must be noticed; the other bytes have no checksum.
+    """
+
+    suffix: str
+    dump: Callable[[Arrays], bytes]
+    dtypes: tuple[str, ...]
+    checked: Callable[[bytes], int] = len
+
+
+def dump_npz(stored: bool) -> Callable[[Arrays], bytes]:
+    def dump(arrays: Arrays) -> bytes:
+        file = io.BytesIO()
+        (np.savez if stored else np.savez_compressed)(file, **arrays)
+        return file.getvalue()
+
+    return dump
+
+
+def dump_torch(arrays: Arrays) -> bytes:
+    file = io.BytesIO()
+    torch.save({key: torch.from_numpy(np.array(array, order="C")) for key, array in arrays.items()}, file)
+    return file.getvalue()
+
+
+def dump_safetensors(arrays: Arrays) -> bytes:
+    return safetensors.numpy.save({key: np.array(array, order="C") for key, array in arrays.items()})
+
+
+def header_end(data: bytes) -> int:
+    """Where the arrays begin in a .safetensors file: after the header's length and the header."""
+    return 8 + int.from_bytes(data[:8], "little")
+
+
+NUMPY_DTYPES = ("f8", ">f4", ">f8", "i4", "c8", "?", "i8", "U8", "S4", "u1")
+TORCH_DTYPES = ("f8", "i4", "?", "i8", "u1")
+FORMATS = {
+    "stored": Format(".npz", dump_npz(stored=True), NUMPY_DTYPES),
+    "deflated": Format(".npz", dump_npz(stored=False), NUMPY_DTYPES),
+    "safetensors": Format(".safetensors", dump_safetensors, TORCH_DTYPES, header_end),
+    "pth": Format(".pth", dump_torch, TORCH_DTYPES),
+}
+
+
+def converted(source: Path, folder: Path, **options: Any) -> dict[str, bytes]:
+    """The files of the converted model that its weights decide."""
+    conversion.convert(source, folder / "model", **options)
+    return {name: (folder / "model" / name).read_bytes() for name in ("config.json", "model.safetensors")}
+
+
+def stem_filled(source: Path, folder: Path) -> dict[str, bytes]:
+    """The parameters of a hybrid's stem that a ResNet was loaded into."""
+    sizes = {"image_size": 8, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "stem_width": 32}
+    model = HfHybridViTModel(HfHybridViTConfig(stage_depths=(1,), intermediate_size=4, **sizes))
+    conversion.load_stem(model, source)
+    stem = model.embeddings.patch_embeddings.stem.state_dict()
+    return {name: value.numpy().tobytes() for name, value in stem.items()}
+
+
+def beside(config: Callable[[], Mapping[str, Any]]) -> Callable[[Path, Path], dict[str, bytes]]:
+    """What a file becomes in a folder with this config.json."""
+
+    def run(source: Path, folder: Path) -> dict[str, bytes]:
+        saved = folder / "saved"
+        saved.mkdir()
+        (saved / "config.json").write_text(json.dumps(config()))
+        weights = "model.safetensors" if source.suffix == ".safetensors" else "pytorch_model.bin"
+        (saved / weights).write_bytes(source.read_bytes())
+        return converted(saved, folder)
+
+    return run
+
+
+@dataclass(frozen=True)
+class Case:
+    """A good checkpoint of one origin.
+
+    Attributes:
+        make: from `make_checkpoint` to its arrays.
+        formats: the files it may come in, names in `FORMATS`.
+        run: (file, folder to write in, options) -> what it becomes.
+        options: of `run`.
+        silent: key -> kinds of edit that nothing else in the file contradicts, so that another model is right.
+    """
+
+    make: Callable[[Callable[..., Arrays]], Arrays]
+    formats: tuple[str, ...] = ("stored", "deflated")
+    run: Callable[..., Mapping[str, bytes]] = converted
+    options: Mapping[str, Any] = field(default_factory=dict)
+    silent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def stem() -> Arrays:
+    rng = np.random.default_rng(0)
+    return {key: rng.normal(size=shape).astype(np.float32) for key, shape in stem_shapes((1,), 32).items()}
+
+
+def hybrid(make: Callable[..., Arrays]) -> Arrays:
+    return stem() | make(**SIZES | {"patch": (1, 1), "channels": 128})
+
+
+def resnet(make: Callable[..., Arrays]) -> Arrays:
+    head = {"head/kernel": np.ones((128, 4), np.float32), "head/bias": np.ones(4, np.float32)}
+    return {f"params/{key}": array for key, array in (stem() | head).items()}
+
+
+def tower(make: Callable[..., Arrays]) -> Arrays:
+    """A contrastive model of sincos2d positions, MAP head and stacked blocks."""
+    arrays = class_token_apart(make(**SIZES | {"head_size": 4, "depth": 3, "token": False, "linen": True}))
+    del arrays["pos_embedding"]
+    return as_tower(stacked(with_map_head(arrays)), "params/")
+
+
+def of_torch(build: Callable[[], Any], config: Callable[[Any], Mapping[str, Any]] | None = None) -> Case:
+    """A model of transformers or timm, beside its config.json or alone."""
+    arrays = functools.cache(lambda: {key: value.numpy() for key, value in build().state_dict().items()})
+    run = converted if config is None else beside(functools.cache(lambda: config(build())))
+    return Case(lambda make: arrays(), formats=("safetensors", "pth"), run=run)
+
+
+def of_transformers_with_config(name: str) -> Case:
+    return of_torch(
+        lambda: of_transformers(name), lambda model: json.loads(model.config.to_json_string(use_diff=False))
+    )
+
+
+def encoder(prefix: str = "", **others: np.ndarray) -> Case:
+    """A bare encoder of timm's names, below a prefix and beside other arrays."""
+
+    def make(_: Any) -> Arrays:
+        state = of_timm(embed_dim=64, num_heads=1).state_dict()
+        return others | {prefix + key: value.numpy() for key, value in state.items() if not key.startswith("head.")}
+
+    return Case(make, formats=("safetensors", "pth"))
+
+
+PATCH = ("less", "more")  # of the patch's height, which no other array confirms
+CASES = {
+    "vit_jax": Case(lambda make: make(**SIZES), silent={"embedding/kernel": PATCH}),
+    "vit_jax_hybrid": Case(hybrid),
+    "big_vision": Case(
+        lambda make: class_token_apart(make(**SIZES, linen=True)),
+        # Without its class token a file is one of GAP.
+        silent={"embedding/kernel": PATCH, "cls": ("drop", "rename")},
+    ),
+    "big_vision tower": Case(tower, options={"image_size": (8, 4)}, silent={"params/img/embedding/kernel": PATCH}),
+    "bit": Case(resnet, run=stem_filled),
+    "transformers_vit": of_transformers_with_config("ViTForImageClassification"),
+    "transformers_deit": of_transformers_with_config("DeiTForImageClassificationWithTeacher"),
+    "transformers_vit_hybrid": of_torch(vit_hybrid_parts, lambda model: model.json()),
+    "timm_vit": of_torch(lambda: of_timm(embed_dim=64, num_heads=1)),
+    "timm_hybrid": of_torch(hybrid_of_timm),
+    "mae": encoder(**{"mask_token": np.ones((1, 1, 64), "f4"), "decoder_embed.weight": np.ones((8, 64), "f4")}),
+    "dino": encoder("teacher.backbone."),
+}
