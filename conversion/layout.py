@@ -126,7 +126,7 @@ class Layout:
 
     def _whole_blocks(self, missing: Sequence[str]) -> list[str]:
         """The missing keys, with a wholly missing block said in one word: "Transformer/encoderblock_1/*"."""
-        in_block = sum(rule.in_block and not rule.part for rule in self.rules)
+        in_block = sum(rule.in_block and (not rule.part or rule.part in self.parts) for rule in self.rules)
         blocks = {name: found[0] for name in missing if (found := re.match(self.origin.block_pattern, name))}
         counts = Counter(blocks.values())
         whole = [

@@ -236,7 +236,8 @@ ORIGIN = Origin(
         "`attn.qkv` and `attn_pool.kv` hold their projections one after the other along the first axis.",
         "Encoders of MAE (arXiv 2111.06377), DINO (2104.14294) and DINOv2 (2304.07193, without registers) that stand "
         "alone have the same names.",
-        "A folder's config.json tells architecture, pooling, labels and preprocessing.",
+        "A folder's config.json tells architecture, pooling, labels and preprocessing. Pixels are timm's; where an odd "
+        "number of them is cropped away, transformers begins one pixel before timm.",
         "The position table may begin with rows for the special tokens, or not (`no_embed_class`): the patches' rows "
         "make a square, or the declared size. timm stretches it with an antialiased bicubic filter, which differs from "
         "the one here where the grid shrinks.",

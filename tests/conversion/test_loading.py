@@ -129,6 +129,7 @@ def test_pixels_are_those_of_transformers(case: str, photo: Image.Image, tmp_pat
     processor = PROCESSORS[case]
     processor.save_pretrained(tmp_path)
     found = hf_vit.image_processor_from_hub(tmp_path)
+    assert hf_vit.from_hub(tmp_path).config.image_mean == tuple(found.image_mean)
     assert torch.equal(
         found(photo, return_tensors="pt").pixel_values, processor(photo, return_tensors="pt").pixel_values
     )
@@ -154,18 +155,25 @@ def test_older_preprocessor_files(tmp_path: Path):
 def test_pixels_are_those_of_timm(crop: float, mode: str, interpolation: str, photo: Image.Image, tmp_path: Path):
     """Exactly where both work with PIL; transformers' other backend resizes tensors, one level of 255 apart at most.
 
-    Of 15 px the two backends take different middles of 12; timm's is that of the backend for tensors.
+    Of 15 px timm takes the middle 12 from the third on, transformers from the second on.
     """
     model = of_timm()
     cfg = {"crop_pct": crop, "crop_mode": mode, "interpolation": interpolation, "mean": (0.4, 0.5, 0.6)}
     model.pretrained_cfg.update(cfg)
     found = hf_vit.image_processor_from_hub(save_timm(model, tmp_path / "saved"))
-    expected = create_transform(**resolve_data_config({"input_size": (3, 12, 12)}, model=model))(photo)
+    transform = create_transform(**resolve_data_config({"input_size": (3, 12, 12)}, model=model))
+    resize, _, *rest = transform.transforms
+    resized = resize(photo)
+    left, top = (resized.width - 12) // 2, (resized.height - 12) // 2
+    expected = resized.crop((left, top, left + 12, top + 12))
+    for step in rest:
+        expected = step(expected)
+    if crop == 0.75:
+        assert torch.equal(expected, transform(photo))
+    pil = ViTImageProcessorPil.from_dict(found.to_dict())(photo, return_tensors="pt").pixel_values[0]
+    assert float((pil - expected).abs().max()) <= 1e-6
     tensors = found(photo, return_tensors="pt").pixel_values[0]
     assert float((tensors - expected).abs().max()) <= 1.01 / 255 / 0.5
-    if crop == 0.75:
-        pil = ViTImageProcessorPil.from_dict(found.to_dict())(photo, return_tensors="pt").pixel_values[0]
-        assert float((pil - expected).abs().max()) <= 1e-6
 
 
 def test_preprocessing_that_has_no_counterpart(tmp_path: Path):

@@ -1,0 +1,171 @@
+"""Every key of every origin in PyTorch's formats: gone, added, turned or resized, it is named."""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, old_spelling, vit_hybrid_parts
+from torch import nn
+
+import hf_vit.conversion as conversion
+from hf_vit.conversion.checkpoint import Companions
+from hf_vit.errors import UserError
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def shapes_of(model: nn.Module, prefix: str = "") -> Shapes:
+    return {prefix + key: tuple(value.shape) for key, value in model.state_dict().items()}
+
+
+def of_library(name: str) -> tuple[Shapes, Companions]:
+    model: Any = of_transformers(name)
+    shapes = {
+        old_spelling(key.replace("deit.layers.", "deit.encoder.layer.")): s for key, s in shapes_of(model).items()
+    }
+    return shapes, Companions(model.config.to_dict())
+
+
+def encoder(prefix: str = "", **others: tuple[int, ...]) -> tuple[Shapes, Companions]:
+    return shapes_of(of_timm(embed_dim=64, num_heads=1, qkv_bias=False), prefix) | others, Companions()
+
+
+def hybrid_of_transformers() -> tuple[Shapes, Companions]:
+    model: Any = vit_hybrid_parts()
+    return shapes_of(model), Companions(model.json())
+
+
+# Origin -> good shapes and what lies beside them.
+GOOD: dict[str, Callable[[], tuple[Shapes, Companions]]] = {
+    "transformers_vit": lambda: of_library("ViTForImageClassification"),
+    "transformers_deit": lambda: of_library("DeiTForImageClassificationWithTeacher"),
+    "transformers_vit_hybrid": hybrid_of_transformers,
+    "timm_vit": encoder,
+    "timm_hybrid": lambda: (shapes_of(hybrid_of_timm()), Companions()),
+    "mae": lambda: encoder("model.", **{"model.decoder_embed.weight": (8, 64)}),
+    "dino": lambda: encoder("teacher.backbone.", **{"student.backbone.norm.bias": (64,)}),
+}
+# Keys whose absence is noticed by another sign: the origin is not recognised, or the rest makes another model.
+BY_ANOTHER_SIGN = re.compile(
+    r"(.*\.)?(patch_embed\.proj\.weight|patch_embeddings\.projection\.weight|cls_token|dist\w*_token)"
+)
+IGNORED = re.compile(r".*decoder_embed.*|student\..*")
+
+
+@cache
+def good(origin: str) -> tuple[Shapes, Companions]:
+    return GOOD[origin]()
+
+
+def refusal(shapes: Shapes, companions: Companions) -> str:
+    with pytest.raises(UserError) as error:
+        conversion.plan(shapes, companions=companions)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.fixture(params=GOOD)
+def case(request) -> tuple[Shapes, Companions]:
+    shapes, companions = good(request.param)
+    assert conversion.plan(shapes, companions=companions).origin == request.param
+    return shapes, companions
+
+
+def test_missing_keys_are_named_as_the_file_spells_them(case):
+    shapes, companions = case
+    for key in shapes:
+        if IGNORED.fullmatch(key):
+            continue
+        told = refusal({name: shape for name, shape in shapes.items() if name != key}, companions)
+        assert BY_ANOTHER_SIGN.fullmatch(key) or key in told, key
+
+
+def test_added_keys_are_left_over(case):
+    shapes, companions = case
+    for key in ("temperature", "model.temperature", "encoder.layer.0.temperature", "blocks.0.temperature"):
+        assert re.search(rf"1 keys left over: {re.escape(key)}|another MLP", refusal(shapes | {key: (1,)}, companions))
+
+
+def test_turned_arrays_are_named(case):
+    shapes, companions = case
+    turned = {key: shape[::-1] for key, shape in shapes.items() if len(shape) == 2 and shape[0] != shape[1]}
+    assert len(turned) >= 5
+    for key, shape in turned.items():
+        if not IGNORED.fullmatch(key):
+            assert re.search(
+                rf"{re.escape(key)} is {shape[0]}x{shape[1]} .*looks transposed",
+                refusal(shapes | {key: shape}, companions),
+            )
+
+
+def test_arrays_of_another_size_are_named(case):
+    """Or the layer's other array, where nothing else tells which of the two is right."""
+    shapes, companions = case
+    for key, shape in shapes.items():
+        # A patch's width is told by no other array, only by config.json.
+        if IGNORED.fullmatch(key) or not shape or (key.endswith("patch_embed.proj.weight") and shape[-1] == 4):
+            continue
+        told = refusal(shapes | {key: (*shape[:-1], shape[-1] + 1)}, companions)
+        named = key.rpartition(".")[0] or key
+        assert named in told or "position table" in told or "does not fit the weights" in told, (key, told)
+
+
+def test_gaps_in_blocks_and_in_stages(case):
+    shapes, companions = case
+    # Not a unit of a stem: "stages.0.blocks.1.".
+    found = {key: re.search(r"(?<!\d\.)(layer|blocks)\.1\.", key) for key in shapes}
+    second = {key: (mark[0], shapes[key]) for key, mark in found.items() if mark}
+
+    def moved(number: str) -> Shapes:
+        return {key.replace(mark, mark.replace("1", number)): shape for key, (mark, shape) in second.items()}
+
+    assert re.search(r"\d+ keys missing: .*\.2\.\*, .*\.3\.\*", refusal(shapes | moved("4"), companions))
+    assert "keys left over" in refusal(shapes | moved("99999999999"), companions)
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("reg_token", "register tokens"),
+        ("register_tokens", "register tokens"),
+        ("norm_pre.weight", "a LayerNorm before the first block"),
+        ("fc_norm.bias", "a LayerNorm after the pooling"),
+        ("blocks.1.attn.q_norm.weight", "another attention"),
+        ("blocks.0.mlp.w12.weight", "another MLP"),
+        ("blocks.0.attn.relative_position_bias_table", "the relative positions of a BEiT"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_name(key: str, told: str):
+    shapes, companions = good("timm_vit")
+    message = refusal(shapes | {key: (64,)}, companions)
+    assert message == f"the checkpoint has {message.partition('has ')[2]}"
+    assert re.search(rf"{told}.*\('{key}'\), which no model here has; nothing is written", message)
+
+
+def test_one_weight_in_two_spellings_is_refused():
+    shapes, companions = good("transformers_vit")
+    new = "vit.layers.0.attention.q_proj.weight"
+    assert "are one weight in two spellings" in refusal(shapes | {new: (24, 24)}, companions)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({}, "names no architecture of timm"),
+        ({"architecture": "resnet50"}, "'resnet50' is none of vit_"),
+        (
+            {"architecture": "vit_x", "model_args": {"act_layer": "mish"}},
+            "timm's argument act_layer='mish', which has no counterpart",
+        ),
+        ({"architecture": "vit_x", "model_args": {"norm_layer": "rmsnorm"}}, "timm's argument norm_layer='rmsnorm'"),
+        ({"architecture": "vit_x", "global_pool": "max"}, "timm's argument global_pool='max'"),
+        (
+            {"architecture": "vit_x", "pretrained_cfg": {"input_size": [3, 16, 16]}},
+            "image_size 16x16 makes 4x4 = 16 patches",
+        ),
+    ],
+)
+def test_configs_of_timm_that_do_not_fit(config: dict, told: str):
+    assert told in refusal(good("timm_vit")[0], Companions(config))

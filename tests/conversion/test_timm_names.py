@@ -1,0 +1,87 @@
+"""Every architecture of timm's ViTs: its name is taken for what timm builds, or refused for a reason."""
+
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.layers import GELUTanh, QuickGELU
+from timm.models import model_entrypoint
+from timm.models.vision_transformer import Attention, Block, LayerNorm, Mlp
+from torch import nn
+
+import hf_vit.conversion as conversion
+from hf_vit.conversion.checkpoint import Companions
+from hf_vit.errors import UserError
+
+MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit")
+ACTIVATIONS = {nn.GELU: "gelu", GELUTanh: "gelu_pytorch_tanh", QuickGELU: "quick_gelu"}
+
+
+def architectures() -> list[str]:
+    names = [name for name in timm.list_models() if re.match(r"vit_|deit|flexivit|test_vit|beit3|eva_large|aim", name)]
+    return [name for name in names if model_entrypoint(name).__module__.rpartition(".")[2] in MODULES]
+
+
+@cache
+def built(name: str) -> Any:
+    with torch.device("meta"):
+        return timm.create_model(name, depth=1, num_classes=3)
+
+
+def is_expressible(model: Any) -> bool:
+    """Whether the models here have all that this one has, judged by timm's modules, not by names of keys."""
+    block = model.blocks[0]
+    plain = type(block) is Block and type(block.attn) is Attention and type(block.mlp) is Mlp
+    plain = plain and all(
+        isinstance(norm, nn.Identity) for norm in (block.attn.q_norm, block.attn.norm, block.mlp.norm)
+    )
+    norms = plain and type(block.norm1) is LayerNorm and type(model.norm) is LayerNorm
+    around = all(isinstance(part, nn.Identity) for part in (model.norm_pre, model.fc_norm)) and not model.num_reg_tokens
+    stem = getattr(model.patch_embed, "backbone", None)
+    stems = stem is None or any("StdConv2d" in type(part).__name__ for part in stem.modules())
+    # timm drops the pixels that are left over where the patch does not divide the image; no model here does.
+    sides = zip(model.patch_embed.img_size, model.patch_embed.patch_size, strict=True)
+    whole = all(side % patch == 0 for side, patch in sides) and not model.pool_include_prefix
+    return norms and around and stems and whole and model.global_pool in ("token", "avg", "map")
+
+
+def plan_of(name: str) -> conversion.Plan:
+    model = built(name)
+    shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    size = model.patch_embed.img_size
+    pretrained = {"input_size": (3, *size), "interpolation": "bicubic"}
+    config = {"architecture": name, "global_pool": model.global_pool, "pretrained_cfg": pretrained}
+    return conversion.plan(shapes, companions=Companions(config))
+
+
+@pytest.mark.parametrize("name", architectures())
+def test_architecture_is_understood_or_refused(name: str):
+    model = built(name)
+    if not is_expressible(model) or not re.match(r"vit_|deit|flexivit|test_vit", name):
+        reasons = (
+            "no model here has",
+            r"is none of vit_\*",
+            "no counterpart",
+            "does not map completely",
+            "not divisible",
+        )
+        with pytest.raises(UserError, match="|".join((*reasons, "looks like part of a ViT of timm"))):
+            plan_of(name)
+        return
+    plan, block = plan_of(name), model.blocks[0]
+    config = plan.config
+    assert config.num_attention_heads == block.attn.num_heads
+    assert config.hidden_act == ACTIVATIONS[type(block.mlp.act)]
+    assert config.layer_norm_eps == block.norm1.eps == model.norm.eps
+    assert config.pooling == {"token": "token", "avg": "gap", "map": "map"}[model.global_pool]
+    assert config.has_class_token == (model.cls_token is not None)
+    assert config.use_distillation_token == hasattr(model, "dist_token")
+    assert config.position_on_class_token == (not model.no_embed_class or not model.num_prefix_tokens)
+    assert config.qkv_bias == (block.attn.qkv.bias is not None)
+    assert (config.layer_scale_init_value is not None) == (not isinstance(block.ls1, nn.Identity))
+    assert config.grid == tuple(model.patch_embed.grid_size)
+    assert sum(torch.Size(row.target_shape).numel() for row in plan.rows) == sum(p.numel() for p in model.parameters())
+    assert not plan.ignored
