@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from . import bit
 from .exporting import ANY, Target
 from .families import FAMILIES, ORIGINS
 from .origins import Origin
@@ -48,7 +49,7 @@ def render() -> str:
     """The whole page."""
     lines = [f"| {transform.name} | {transform.meaning} |" for transform in TRANSFORMS.values()]
     lines += ["| zeros | a new head (`--num-labels`, `--labels`) |", ""]
-    for origin in ORIGINS:
+    for origin in (*ORIGINS, bit.ORIGIN):
         lines += _origin(origin)
     lines += ["## Recognised, and refused by name", ""]
     lines += [f"- {family.name}" for family in FAMILIES]
