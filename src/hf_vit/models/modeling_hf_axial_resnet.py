@@ -49,15 +49,15 @@ class LogitNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(3, HEADS))
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor) -> torch.Tensor:
-        """From q, k [L, M, A, K] and offsets [L, K, L] for each; variances come from Gram matrices, not from logits."""
+        """From q, k [M, A, L, K] and offsets [L, K, L] for each; variances come from Gram matrices, not from logits."""
         variance = self.running_var
         if self.training:
-            number = q.shape[0] * q.shape[1] * q.shape[0]
-            grams = [torch.einsum("lmad,lmae->made", x, x) for x in (q, k)]
-            sums, squares = [(q.sum(0) * k.sum(0)).sum((0, 2))], [(grams[0] * grams[1]).sum((0, 2, 3))]
+            number = q.shape[0] * q.shape[2] ** 2
+            grams = [torch.einsum("mald,male->made", x, x) for x in (q, k)]
+            sums, squares = [(q.sum(2) * k.sum(2)).sum((0, 2))], [(grams[0] * grams[1]).sum((0, 2, 3))]
             for x, offsets in ((q, to_q), (k, to_k)):
-                sums.append(torch.einsum("lmad,ld->a", x, offsets.sum(2)))
-                gram = torch.einsum("lmad,lmae->alde", x, x)
+                sums.append(torch.einsum("mald,ld->a", x, offsets.sum(2)))
+                gram = torch.einsum("mald,male->alde", x, x)
                 squares.append(torch.einsum("alde,lde->a", gram, offsets @ offsets.transpose(1, 2)))
             variance = torch.stack(squares) / number - (torch.stack(sums) / number).square()
             unbiased = variance.detach() * (number / (number - 1))
@@ -66,20 +66,18 @@ class LogitNorm(nn.Module):
 
 
 def attend(qkv: torch.Tensor, scales: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor, to_v: torch.Tensor):
-    """Equation 4 as products of matrices: what queries read from values and from positions, both [L, M, A, V].
+    """Equation 4 as products of matrices: what queries read from values and from positions, both [M*A, L, V].
 
-    qkv is [L, M, A, 2K + V], scales [3, A, 1], and to_q, to_k, to_v [L, K or V, L] for every query, key and query.
+    qkv is [M, A, L, 2K + V], scales [3, A, 1, 1], and to_q, to_k, to_v [L, K or V, L] for every query, key and query.
     """
     size = to_q.shape[1]
     q, k, v = qkv.split([size, size, to_v.shape[1]], dim=3)
-    by_query = (q * scales[1]).flatten(1, 2) @ to_q  # [L, M*A, L]
-    by_key = (k * scales[2]).flatten(1, 2) @ to_k
-    scaled = (q * scales[0]).flatten(1, 2).transpose(0, 1)
-    logits = torch.baddbmm(by_query.transpose(0, 1), scaled, k.flatten(1, 2).permute(1, 2, 0))
+    by_query = (q * scales[1]).flatten(0, 1).transpose(0, 1) @ to_q  # [L, M*A, L]
+    by_key = (k * scales[2]).flatten(0, 1).transpose(0, 1) @ to_k
+    keys, values = k.flatten(0, 1).transpose(1, 2), v.flatten(0, 1)
+    logits = torch.baddbmm(by_query.transpose(0, 1), (q * scales[0]).flatten(0, 1), keys)
     probabilities = logits.add_(by_key.permute(1, 2, 0)).softmax(dim=-1)  # [M*A, L, L]
-    content = (probabilities @ v.flatten(1, 2).transpose(0, 1)).transpose(0, 1)
-    position = probabilities.transpose(0, 1) @ to_v.transpose(1, 2)
-    return content.unflatten(1, (-1, HEADS)), position.unflatten(1, (-1, HEADS))
+    return probabilities @ values, (probabilities.transpose(0, 1) @ to_v.transpose(1, 2)).transpose(0, 1)
 
 
 class HfAxialResNetAttention(nn.Module):
@@ -110,24 +108,26 @@ class HfAxialResNetAttention(nn.Module):
             self.offset_embeddings = replace_parameter(self.offset_embeddings, self.table(self.span(config)))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        qkv = self.qkv(features.movedim(self.axis, 0))  # [L, B, lines, 2C]
-        length, channels, size = qkv.shape[0], features.shape[3], self.key_size
+        qkv = self.qkv(features if self.axis == 2 else features.transpose(1, 2))  # [B, lines, L, 2C]
+        length, channels, size = qkv.shape[2], features.shape[3], self.key_size
         wide = torch.promote_types(qkv.dtype, torch.float32)
         with torch.autocast(qkv.device.type, enabled=False):
-            lines = qkv.to(wide).reshape(length, -1, HEADS, 4 * size)
+            lines = qkv.to(wide).flatten(0, 1).unflatten(2, (HEADS, 4 * size)).transpose(1, 2)  # [M, A, L, 4K]
             to_q, to_k, to_v = self.table(length).to(wide).split([size, size, 2 * size], dim=1)
             # Where the key j stands from the query i, [i, :, j]: row j - i + L - 1 of the table; to_k is [j, :, i].
             to_q, to_k, to_v = (rows.unfold(0, length, 1).flip(0) for rows in (to_q, to_k.flip(0), to_v))
             scales = self.logit_norm(lines[..., :size], lines[..., size : 2 * size], to_q, to_k).to(wide)
-            few = lines.shape[1]
+            few = lines.shape[0]
             if not (self.training or lines.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling()):
                 few = max(CACHED_LOGITS // (HEADS * length**2), 1)
             attended = []
-            for part in lines.split(few, dim=1):
-                found = attend(part, scales[..., None], to_q, to_k, to_v)
-                content, position = (each.reshape(-1, channels).to(qkv.dtype) for each in found)
-                attended.append((self.content_norm(content) + self.position_norm(position)).view(length, -1, channels))
-        return torch.cat(attended, dim=1).view(*qkv.shape[:3], channels).movedim(0, self.axis)
+            for part in lines.split(few):
+                found = attend(part.contiguous(), scales[..., None, None], to_q, to_k, to_v)
+                merged = (each.unflatten(0, (-1, HEADS)).transpose(1, 2).reshape(-1, channels) for each in found)
+                content, position = (each.to(qkv.dtype) for each in merged)
+                attended.append((self.content_norm(content) + self.position_norm(position)).view(-1, length, channels))
+        whole = torch.cat(attended).view(*qkv.shape[:3], channels)
+        return whole if self.axis == 2 else whole.transpose(1, 2)
 
 
 class HfAxialResNetBottleneck(nn.Module):
