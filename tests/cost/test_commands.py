@@ -1,0 +1,226 @@
+"""`hf-vit cost` and `hf-vit scaling-law`, as a user meets them."""
+
+import json
+import re
+import shlex
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, variant_config
+from hf_vit.cli.main import main
+from hf_vit.cost import forward_flops, measured_run, training_flops
+from hf_vit.cost.blog import CORE_DAYS
+from hf_vit.facts import Record, append_record
+
+TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "num_labels": 4}
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """Run a command line: exit code, output, errors."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: Any) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def trained(folder: Path, steps: int = 100, top1: float = 0.9, **values: Any) -> Path:
+    """A saved model whose facts tell of a training of 10 s, at 8 images a step, and of an evaluation."""
+    HfViTForImageClassification(HfViTConfig(image_size=8, patch_size=4, **TINY)).save_pretrained(folder)
+    fields: dict[str, Any] = {"command": "hf-vit finetune", "date": datetime(2031, 2, 3, tzinfo=UTC)}
+    training = {"steps": steps, "recipe": {"batch_size": 8}, **values}
+    append_record(folder, Record(kind="training", values=training, seconds=10, hardware={"name": "Some CPU"}, **fields))
+    append_record(folder, Record(kind="evaluation", values={"top1": top1}, **fields))
+    return folder
+
+
+def fails(result: tuple[int, str, str], *words: str) -> None:
+    code, out, err = result
+    assert code == 1
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    for word in words:
+        assert word in err
+
+
+def test_flops_of_a_variant(run) -> None:
+    code, out, _ = run("cost", "L/16", "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert told["image_size"] == [224, 224]
+    assert told["forward_flops"] == 2 * sum(told["macs"].values())
+    assert told["training_flops"] is None
+    code, wide, _ = run("cost", "L/16", "--image-size", "224x320", "--json")
+    assert code == 0
+    assert json.loads(wide)["image_size"] == [224, 320]
+    assert json.loads(wide)["forward_flops"] > told["forward_flops"]
+
+
+def test_time_and_money_of_a_training(run) -> None:
+    training = ("--images", "303e6", "--epochs", 14)
+    device = ("--devices", 8, "--device-flops", "312e12", "--utilisation", 0.5, "--price", 2)
+    code, out, _ = run("cost", "L/16", *training, *device, "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert told["images"] == 303e6 * 14
+    assert told["training_flops"] == pytest.approx(1567e18, rel=0.01)
+    seconds = told["training_flops"] / (8 * 312e12 * 0.5)
+    assert told["estimate"]["seconds"] == pytest.approx(seconds)
+    assert told["estimate"]["dollars"] == pytest.approx(8 * seconds / 3600 * 2)
+    code, out, _ = run("cost", "L/16", *training, *device)
+    assert code == 0
+    for words in ("1,567 exaFLOPs", "14.5 days", f"${8 * seconds / 3600 * 2:,.2f}", "50%"):
+        assert words in out
+
+
+def test_a_trained_folder_shows_the_estimate_beside_the_measured_time(run, tmp_path: Path) -> None:
+    folder = trained(tmp_path / "model")
+    config = HfViTConfig(image_size=8, patch_size=4, **TINY)
+    code, out, _ = run("cost", folder, "--device-flops", "1e9", "--utilisation", 0.5, "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert told["images"] == 800
+    assert told["training_flops"] == told["measured"]["training_flops"] == 3 * forward_flops(config) * 800
+    assert told["measured"] | {"training_flops": 0} == {
+        "folder": "model", "images": 800, "training_flops": 0, "seconds": 10, "hardware": "Some CPU",
+        "error": pytest.approx(0.1),
+    }  # fmt: skip
+    assert told["estimate"]["seconds"] == pytest.approx(told["training_flops"] / 0.5e9)
+    code, out, _ = run("cost", folder, "--device-flops", "here")
+    assert code == 0
+    for words in ("estimated time", "measured time", "10.0 s", "Some CPU", "training on 800 images"):
+        assert words in out
+
+
+def test_contrastive_training_costs_two_views_and_a_second_encoder(tmp_path: Path) -> None:
+    """Each of two views: forward and backward (3 forwards), and forward through the momentum encoder."""
+    found = measured_run(trained(tmp_path / "model", objective="contrastive"))
+    assert found is not None
+    config = HfViTConfig(image_size=8, patch_size=4, **TINY)
+    assert found.training_flops == pytest.approx(2 * (3 + 1) * forward_flops(config) * 800)
+    assert training_flops(config, 800) == 3 * forward_flops(config) * 800
+
+
+def test_published_prices(run) -> None:
+    code, out, _ = run("cost", "L/16", "--mode", "blog")
+    assert code == 0
+    for words in ("$40,718", "6.08", "111.8 days", "assumption 5"):
+        assert words in out
+    code, out, _ = run("cost", "H/14", "--mode", "blog", "--json")
+    assert code == 0
+    assert json.loads(out)["tpu_dollars"] == pytest.approx(149_700)
+    code, out, _ = run("cost", "L/16", "--mode", "corrected")
+    assert code == 0
+    assert "$18,713" in run("cost", "H/14", "--mode", "corrected")[1]
+    for words in ("$40,718 -> $5,090", "$8,214 -> $32,855", "111.8 -> 178.9", "178.9 -> 88.0", "correction 4"):
+        assert words in out
+    assert len(json.loads(run("cost", "L/16", "--mode", "corrected", "--json")[1])["corrections"]) == 4
+
+
+def test_cost_refuses_in_one_line(run, tmp_path: Path) -> None:
+    folder = trained(tmp_path / "model")
+    fails(run("cost", "Q/16"), "Q/16")
+    fails(run("cost", "B/16", "--mode", "guess"), "guess", "corrected")
+    fails(run("cost", "B/16", "--mode", "blog"), "B/16", "--mode flops")
+    fails(run("cost", "L/16", "--mode", "blog", "--devices", 4, "--price", 2), "--devices, --price", "--mode flops")
+    fails(run("cost", "B/16", "--image-size", 225), "225x225", "patch")
+    fails(run("cost", "B/16", "--device-flops", "1e12"), "--images")
+    fails(run("cost", "B/16", "--epochs", 3), "--images")
+    fails(run("cost", "B/16", "--images", 0), "above 0")
+    fails(run("cost", "B/16", "--images", 10, "--price", 3), "--device-flops")
+    fails(run("cost", "B/16", "--images", 10, "--device-flops", "fast"), "'fast'", "here")
+    (tmp_path / "empty").mkdir()
+    fails(run("cost", tmp_path / "empty"), "no config.json")
+    for content, word in (("{", "valid JSON"), ("[]", "no object"), ('{"model_type": "vit"}', "'vit'"),
+                          ('{"model_type": "hf_vit", "hidden_size": -3}', "hidden_size=-3")):  # fmt: skip
+        (tmp_path / "empty" / "config.json").write_text(content)
+        fails(run("cost", tmp_path / "empty"), word)
+    append_record(
+        folder, Record(kind="training", values={"steps": 3}, command="x", date=datetime(2031, 2, 3, tzinfo=UTC))
+    )
+    fails(run("cost", folder), "recipe.batch_size")
+    (folder / "facts.json").write_text("[")
+    fails(run("cost", folder), "facts.json is damaged")
+
+
+def test_a_scaling_law_of_a_table(run, tmp_path: Path) -> None:
+    table = tmp_path / "runs.csv"
+    rows = [f"{compute},{0.63 * (compute + 0.52) ** -0.32 + 0.12}" for compute in (0.1, 1, 10, 100, 1000, 10000)]
+    table.write_text("\n".join(["compute,error", *rows]))
+    code, out, _ = run("scaling-law", table, "--output", tmp_path / "law.png")
+    assert code == 0
+    assert "E = 0.63 (C + 0.52)^-0.32 + 0.12" in out
+    assert (tmp_path / "law.png").read_bytes().startswith(b"\x89PNG")
+    code, out, _ = run("scaling-law", table, "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert [told[name] for name in "abcd"] == pytest.approx([0.63, 0.32, 0.12, 0.52], rel=1e-6)
+    assert told["intervals"]["b"] == pytest.approx([0.32, 0.32], rel=1e-4)
+
+
+def test_a_scaling_law_of_trained_folders(run, tmp_path: Path) -> None:
+    first = trained(tmp_path / "0")
+    folders = [first]
+    for place in range(1, 5):
+        folder = tmp_path / str(place)
+        shutil.copytree(first, folder)
+        (folder / "facts.json").unlink()
+        folders.append(trained(folder, steps=100 * 4**place, top1=1 - 0.1 * 2.0**-place - 0.05))
+    (first / "facts.json").unlink()
+    trained(first, steps=100, top1=1 - 0.1 - 0.05)
+    code, out, _ = run("scaling-law", *folders[:4], folders[4] / "facts.json", "--json")
+    assert code == 0
+    told = json.loads(out)
+    config = HfViTConfig(image_size=8, patch_size=4, **TINY)
+    assert told["points"][4] == pytest.approx([training_flops(config, 8 * 100 * 4**4) / 1e18, 0.05 + 0.1 / 16])
+    # Halved at every fourfold compute: an exponent of 1/2, and what is left is 0.05.
+    assert told["b"] == pytest.approx(0.5, rel=1e-3)
+    assert told["c"] == pytest.approx(0.05, rel=1e-3)
+
+
+def test_scaling_law_refuses_in_one_line(run, tmp_path: Path) -> None:
+    folder, table = trained(tmp_path / "model"), tmp_path / "runs.csv"
+    fails(run("scaling-law", folder), "1 runs are too few")
+    fails(run("scaling-law", tmp_path / "none.csv"), "none.csv", "CSV")
+    table.write_text("compute,error\n1,0.5\n2,0.4\n3,0.3\n4,0.2\n0,0.9\n")
+    fails(run("scaling-law", table), "run 5", "compute of 0")
+    fails(run("scaling-law", table, "--output", tmp_path / "no" / "law.png"), "no folder")
+    (folder / "facts.json").unlink()
+    fails(run("scaling-law", folder), "no training")
+    trained(folder, top1="unknown")
+    fails(run("scaling-law", folder), "no evaluation", "hf-vit evaluate")
+
+
+def test_the_page_on_cost_is_true(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/cost.md: its commands run, and its figures are what they print."""
+    page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    trained(tmp_path / "out" / "demo")
+    rows = [f"{compute},{0.5 + 1 / compute}" for compute in (1, 2, 4, 8, 16)]
+    Path("runs.csv").write_text("\n".join(["compute,error", *rows]))
+    (block,) = re.findall(r"^```bash\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    for line in block.splitlines():
+        program, *arguments = shlex.split(line, comments=True)
+        assert program == "hf-vit"
+        assert run(*arguments)[0] == 0, line
+    assert Path("law.png").is_file()
+    names = ("B/32", "B/16", "L/32", "L/16", "H/14")
+    computes = [training_flops(variant_config(name), 303e6 * (14 if name in CORE_DAYS else 7)) for name in names]
+    shown = re.search(r"^\| `hf-vit cost` \|(.*)\|$", page, flags=re.MULTILINE)
+    assert shown is not None
+    assert [f"{compute / 1e18:.4g}" for compute in computes] == [cell.strip() for cell in shown[1].split("|")]
+    for mode in ("blog", "corrected"):
+        (table,) = re.findall(rf"^\| `hf-vit cost NAME --mode {mode}`.*?\n\n", page, flags=re.MULTILINE | re.DOTALL)
+        figures = [re.findall(r"\$[\d,]+|[\d.]+ days|\d+\.\d+(?= (?:\||TFLOP))", row) for row in table.splitlines()[2:]]
+        for row in figures:
+            for name, figure in zip(CORE_DAYS, row[-2:], strict=True):
+                assert figure in run("cost", name, "--mode", mode)[1], figure

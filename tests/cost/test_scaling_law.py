@@ -1,0 +1,154 @@
+"""The scaling law finds parameters that are known, and its intervals hold them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import curve_fit
+from scipy.stats import t as student
+
+from hf_vit.cost import fit_scaling_law, plot_scaling_law, read_points
+from hf_vit.errors import UserError
+
+# arXiv 2106.04560: fits to fine-tuning and to 10-shot errors; a, b, c, d.
+PUBLISHED = {"fine-tuned": (0.26, 0.35, 0.09, 0.01), "10-shot": (0.63, 0.32, 0.12, 0.52)}
+NAMES = ("a", "b", "c", "d")
+
+
+def points(truth: tuple[float, ...], number: int, noise: float = 0.0, seed: int = 0) -> list[tuple[float, float]]:
+    """Errors of runs whose compute is spread evenly on a logarithmic scale, with Gaussian noise."""
+    a, b, c, d = truth
+    compute = np.geomspace(0.05, 1e4, number)
+    errors = a * (compute + d) ** -b + c + noise * np.random.default_rng(seed).standard_normal(number)
+    return list(zip(compute.tolist(), errors.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("truth", PUBLISHED.values(), ids=PUBLISHED)
+@pytest.mark.parametrize("number", [5, 12])
+def test_known_parameters_are_recovered(truth: tuple[float, ...], number: int) -> None:
+    law = fit_scaling_law(points(truth, number))
+    assert [getattr(law, name) for name in NAMES] == pytest.approx(truth, rel=1e-6)
+    assert law.residual < 1e-12
+    assert law.error(7.0) == pytest.approx(truth[0] * (7 + truth[3]) ** -truth[1] + truth[2])
+    for name, value in zip(NAMES, truth, strict=True):
+        assert law.intervals[name] == pytest.approx((value, value), rel=1e-5)
+
+
+@pytest.mark.parametrize("truth", PUBLISHED.values(), ids=PUBLISHED)
+def test_known_parameters_are_recovered_from_noise(truth: tuple[float, ...]) -> None:
+    law = fit_scaling_law(points(truth, 16, noise=0.002))
+    assert law.residual == pytest.approx(0.002, rel=0.5)
+    a, b, c, d = truth
+    assert law.a == pytest.approx(a, rel=0.05)
+    assert law.b == pytest.approx(b, rel=0.05)
+    assert law.c == pytest.approx(c, rel=0.05)
+    assert law.d == pytest.approx(d, rel=0.1, abs=0.005)
+    for low, high in law.intervals.values():
+        assert 0 < (high - low) / 2 < 0.05
+
+
+@pytest.mark.parametrize(("truth", "number"), [(PUBLISHED["fine-tuned"], 7), (PUBLISHED["10-shot"], 16)])
+def test_the_intervals_hold_the_truth_as_often_as_they_say(truth: tuple[float, ...], number: int) -> None:
+    """95% intervals of 100 noisy data sets: fewer than 88 that hold has a chance of 1 in 200 (binomial)."""
+    laws = [fit_scaling_law(points(truth, number, noise=0.003, seed=seed)) for seed in range(100)]
+    for name, value in zip(NAMES, truth, strict=True):
+        held = sum(law.intervals[name][0] <= value <= law.intervals[name][1] for law in laws)
+        assert held >= 88, f"{name}: {held} of 100"
+
+
+def test_the_unit_of_compute_is_free() -> None:
+    truth = PUBLISHED["10-shot"]
+    runs = points(truth, 12)
+    law = fit_scaling_law([(1e18 * compute, error) for compute, error in runs])
+    assert law.d == pytest.approx(1e18 * truth[3], rel=1e-5)
+    assert (law.b, law.c) == pytest.approx(truth[1:3], rel=1e-6)
+    assert law.a == pytest.approx(truth[0] * 1e18 ** truth[1], rel=1e-4)
+
+
+def test_intervals_are_those_of_scipy() -> None:
+    """The covariance that `scipy.optimize.curve_fit` gives for the same least squares, where no bound is met."""
+    runs = points(PUBLISHED["10-shot"], 12, noise=0.003)
+    law = fit_scaling_law(runs)
+
+    def error(compute: Any, a: float, b: float, c: float, d: float) -> Any:
+        return a * (compute + d) ** -b + c
+
+    found, covariance = curve_fit(error, *np.array(runs).T, p0=PUBLISHED["10-shot"])
+    assert [getattr(law, name) for name in NAMES] == pytest.approx(found, rel=1e-4)
+    half = [(high - low) / 2 for low, high in law.intervals.values()]
+    assert half == pytest.approx(np.sqrt(np.diag(covariance)) * student.ppf(0.975, 8), rel=1e-3)
+
+
+def test_a_limit_is_never_below_zero() -> None:
+    law = fit_scaling_law([(compute, 0.5 * compute**-0.3 - 0.02) for compute in (1, 2, 4, 8, 16, 32)])
+    assert law.c == 0
+    assert law.intervals["c"][0] == 0
+
+
+GOOD = [(1.0, 0.5), (2.0, 0.4), (4.0, 0.33), (8.0, 0.3), (16.0, 0.28)]
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        (GOOD[:4], "4 runs are too few.*at least 5"),
+        ([], "0 runs are too few"),
+        ([*GOOD, (0.0, 0.2)], "run 6 has a compute of 0"),
+        ([*GOOD, (-3.0, 0.2)], "run 6 has a compute of -3"),
+        ([*GOOD, (float("nan"), 0.2)], "run 6 has a compute of nan"),
+        ([*GOOD, (float("inf"), 0.2)], "run 6 has a compute of inf"),
+        ([*GOOD, (3.0, -0.2)], "run 6 has an error of -0.2"),
+        ([*GOOD, (3.0, float("nan"))], "run 6 has an error of nan"),
+        ([(1.0, 0.5), (1.0, 0.4), (2.0, 0.3), (2.0, 0.31), (3.0, 0.2)], "3 different computes"),
+        ([(compute, 1 - error) for compute, error in GOOD], "do not fall"),
+        ([(compute, 0.5) for compute, _ in GOOD], "do not fall"),
+        ([(compute, 0.3) for compute, _ in GOOD], "do not fall"),
+        ([(compute, 0.0) for compute, _ in GOOD], "do not fall"),
+    ],
+)
+def test_runs_that_no_law_fits_are_refused(runs: list[tuple[float, float]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fit_scaling_law(runs)
+
+
+def test_tables_are_read(tmp_path: Path) -> None:
+    table, objects, pairs = tmp_path / "runs.csv", tmp_path / "objects.json", tmp_path / "pairs.json"
+    table.write_text("\ufeffname, compute, error\nfirst, 1e0, 0.5\n\nsecond, 2, .4\n", encoding="utf-8")
+    objects.write_text(json.dumps([{"name": "first", "compute": 1, "error": 0.5}, {"compute": 2, "error": 0.4}]))
+    pairs.write_text(" [[1, 0.5], [2, 0.4]]")
+    for file in (table, objects, pairs):
+        assert read_points(file) == GOOD[:2]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "flops,error\n1,0.5\n", "columns flops, error.*name compute and error"),
+        ("a.csv", "", r"columns \(none\)"),
+        ("a.csv", "compute,error\n1,0.5\n2,many\n", "a.csv, run 2.*no pair of numbers"),
+        ("a.csv", "compute,error\n1\n", "a.csv, run 1.*no pair of numbers"),
+        ("a.json", "[[1, 0.5], [2]]", "a.json, run 2.*no pair of numbers"),
+        ("a.json", '[{"compute": 1}]', "a.json, run 1.*no pair of numbers"),
+        ("a.json", '{"compute": 1, "error": 1}', "holds no list"),
+        ("a.json", "[[1, 0.5]", "not valid JSON"),
+        ("a.csv", b"\xff\xfe\x00\x01", "not UTF-8"),
+    ],
+)
+def test_tables_that_cannot_be_read_are_refused(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=message):
+        read_points(tmp_path / name)
+
+
+def test_the_plot_is_a_picture_of_the_law(tmp_path: Path) -> None:
+    from PIL import Image
+
+    law = fit_scaling_law(GOOD)
+    for name in ("first.png", "again.png"):
+        plot_scaling_law(law, tmp_path / name)
+    with Image.open(tmp_path / "first.png") as picture:
+        assert picture.size == (660, 480)
+        assert len(picture.convert("RGB").getcolors(1 << 20) or ()) > 50  # lines and points, not an empty page
+    assert (tmp_path / "first.png").read_bytes() == (tmp_path / "again.png").read_bytes()
