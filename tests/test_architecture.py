@@ -76,7 +76,9 @@ def test_arrows_point_one_way():
 
 
 def test_no_two_rooms_import_each_other():
-    reachable = {room: {target for source, target in arrows() if source == room} for room in RANKS}
+    # What the package hands out when it is asked for is no import of its own (see above).
+    own = [arrow for arrow in arrows() if arrow[0] != "hf_vit"]
+    reachable = {room: {target for source, target in own if source == room} for room in RANKS}
     for _ in RANKS:
         reachable = {room: to.union(*(reachable[other] for other in to)) for room, to in reachable.items()}
     cycles = {room for room, to in reachable.items() if room in to and room not in ("hf_vit", "variants")}
