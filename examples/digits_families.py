@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from hf_vit import HfAxialViTConfig, HfHybridViTConfig
-from hf_vit.facts import normalize_command
 from hf_vit.training import FinetuneOptions, finetune
 from hf_vit.training.demonstration import digits_config
 
@@ -39,7 +38,6 @@ def main() -> None:
     parser.add_argument("--epochs", type=float)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # so small a model gains nothing from more, and one gives the same digits everywhere
-    command = normalize_command(["digits_families.py", str(arguments.output), "--seed", str(arguments.seed)])
     for name, config in CONFIGS.items():
         result = finetune(
             config,
@@ -47,7 +45,6 @@ def main() -> None:
             arguments.output / name,
             recipe="digits",
             options=FinetuneOptions(seed=arguments.seed, device="cpu", precision="fp32"),
-            command=command,
             report=print,
             epochs=arguments.epochs,
         )
