@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -173,6 +174,19 @@ def test_damaged_files(bench, check, data):
     check(bench, data)
 
 
+def count(bench: Bench, check: Callable[[Bench, Any], str]) -> Counter[str]:
+    """What many examples gave."""
+    counted: Counter[str] = Counter()
+
+    @given(data=st.data())
+    @LONG
+    def run(data):
+        counted[check(bench, data)] += 1
+
+    run()
+    return counted
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_thousands_of_cases(checkpoint, tmp_path):
@@ -182,15 +196,8 @@ def test_thousands_of_cases(checkpoint, tmp_path):
         (tmp_path / name).mkdir()
         bench = set_up(case, checkpoint, tmp_path / name)
         for what, check in CHECKS.items():
-            counted = counts[name, what] = Counter[str]()
-
-            @given(data=st.data())
-            @LONG
-            def run(data, bench=bench, check=check, counted=counted):
-                counted[check(bench, data)] += 1
-
-            run()
-            print(f"{name}, {what}: {dict(counted)}")
+            counts[name, what] = count(bench, check)
+            print(f"{name}, {what}: {dict(counts[name, what])}")
     assert sum(counted.total() for counted in counts.values()) >= 2000
     assert all(counted["refused"] for counted in counts.values())
     assert sum(counted["same model"] for counted in counts.values()) >= 100
