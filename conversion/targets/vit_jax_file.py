@@ -15,7 +15,8 @@ FILE = "model.npz"
 
 
 def _write(exported: Exported) -> None:
-    np.savez(exported.folder / FILE, **{key: value.numpy() for key, value in exported.arrays.items()})
+    arrays: dict[str, Any] = {key: value.numpy() for key, value in exported.arrays.items()}
+    np.savez(exported.folder / FILE, **arrays)
     exported.processor.save_pretrained(exported.folder)
 
 
