@@ -2,8 +2,20 @@
 
 from .api import ConversionResult, convert, describe, plan
 from .bit import load_stem
+from .exporting import ExportResult, export
 from .labels import read_labels
 from .planning import Plan
 from .sizes import parse_size
 
-__all__ = ["ConversionResult", "Plan", "convert", "describe", "load_stem", "parse_size", "plan", "read_labels"]
+__all__ = [
+    "ConversionResult",
+    "ExportResult",
+    "Plan",
+    "convert",
+    "describe",
+    "export",
+    "load_stem",
+    "parse_size",
+    "plan",
+    "read_labels",
+]
