@@ -220,7 +220,9 @@ def test_the_page_on_cost_is_true(run, tmp_path: Path, monkeypatch: pytest.Monke
     assert [f"{compute / 1e18:.4g}" for compute in computes] == [cell.strip() for cell in shown[1].split("|")]
     for mode in ("blog", "corrected"):
         (table,) = re.findall(rf"^\| `hf-vit cost NAME --mode {mode}`.*?\n\n", page, flags=re.MULTILINE | re.DOTALL)
-        figures = [re.findall(r"\$[\d,]+|[\d.]+ days|\d+\.\d+(?= (?:\||TFLOP))", row) for row in table.splitlines()[2:]]
+        figures = [
+            re.findall(r"\$[\d,]+|[\d.]+ days|\d+\.\d+(?= (?:\||TFLOP))", row) for row in table.strip().splitlines()[2:]
+        ]
         for row in figures:
             for name, figure in zip(CORE_DAYS, row[-2:], strict=True):
                 assert figure in run("cost", name, "--mode", mode)[1], figure
