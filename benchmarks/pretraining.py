@@ -16,7 +16,7 @@ token, whichever is better on the VALIDATION images. The learning rates of fine-
 
 The sweeps: main (10 ways to start, both data sets, 3 seeds), and moco (batch size and norm of momentum contrast, on
 digits, 3 seeds, the same number of steps). One JSON line for each finished run; what is in the file is not run again.
-About 20 minutes on one quiet core.
+About 31 CPU-minutes in all, as the first seed's runs took on a busy core.
 """
 
 import argparse
