@@ -66,6 +66,8 @@ def test_ours_equal_attention_maps(family, choice, head):
         torch.testing.assert_close(found[layer], wanted[layer], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")  # transformers' call
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "flex_attention"])
 def test_every_implementation_gives_the_same(implementation):
     plain = FAMILIES["plain"]
