@@ -2,7 +2,7 @@
 
 import os
 import random
-import signal
+import shutil
 import subprocess
 import sys
 import time
@@ -25,6 +25,7 @@ from hf_vit.models import modeling_hf_vit
 print("ready", flush=True)
 sys.stdin.readline()
 hf_vit.conversion.convert(sys.argv[1], sys.argv[2])
+print("done", flush=True)
 """
 
 
@@ -47,6 +48,11 @@ def begin(process: subprocess.Popen) -> float:
     return time.perf_counter()
 
 
+def end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.communicate()
+
+
 def is_complete(output: Path, arrays: dict[str, np.ndarray]) -> bool:
     """False for an output that is absent; anything in between fails the test."""
     if not output.exists():
@@ -61,30 +67,29 @@ def is_complete(output: Path, arrays: dict[str, np.ndarray]) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_killed_at_random_moments(checkpoint, write_npz, tmp_path: Path):
-    arrays = checkpoint(depth=6, heads=6, head_size=64, mlp=1536, patch=(16, 16), grid=(14, 14), labels=1000)
+    arrays = checkpoint(depth=12, heads=8, head_size=64, mlp=2048, patch=(16, 16), grid=(14, 14), labels=1000)
     source = write_npz(arrays)
     process = start(source, tmp_path / "whole")
     began = begin(process)
-    assert process.wait() == 0
-    whole = time.perf_counter() - began
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"done\n"
+    whole = time.perf_counter() - began  # without the end of the interpreter, which takes longer
+    end(process)
     assert is_complete(tmp_path / "whole", arrays)
-    moments, outcomes = random.Random(0), []
+    moments, outcomes = random.Random(0), list[bool]()
     for kill in range(KILLS):
         output = tmp_path / f"model{kill % 3}"  # the same folder again and again: remains of one kill meet the next
         process = start(source, output)
         begin(process)
         time.sleep(moments.uniform(0, 1.1) * whole)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        end(process)
         outcomes.append(is_complete(output, arrays))
         if outcomes[-1]:
-            for file in output.iterdir():
-                file.unlink()
-            output.rmdir()
+            shutil.rmtree(output)
     print(
         f"\n{KILLS} kills within {1.1 * whole:.1f} s: {outcomes.count(False)} absent, {outcomes.count(True)} complete"
     )
-    assert False in outcomes
+    assert outcomes.count(False) >= KILLS // 4, "the kills came too late to say anything"
     for number in range(3):
         result = conversion.convert(source, tmp_path / f"model{number}")
         assert is_complete(result.output, arrays)
