@@ -113,16 +113,16 @@ class HfViTBaseBackbone(BackboneMixin, HfViTPreTrainedModel):
         return self.config.out_features
 
     @out_features.setter
-    def out_features(self, names: list[str]) -> None:
-        self.config.out_features = names
+    def out_features(self, out_features: list[str]) -> None:
+        self.config.out_features = out_features
 
     @property
     def out_indices(self) -> list[int]:
         return self.config.out_indices
 
     @out_indices.setter
-    def out_indices(self, indices: tuple[int, ...] | list[int]) -> None:
-        self.config.out_indices = indices
+    def out_indices(self, out_indices: tuple[int, ...] | list[int]) -> None:
+        self.config.out_indices = out_indices
 
     @property
     def channels(self) -> list[int]:

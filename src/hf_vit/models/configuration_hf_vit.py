@@ -118,16 +118,16 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
         return self._out_features or self.stage_names[-1:]
 
     @out_features.setter
-    def out_features(self, names: list[str] | None) -> None:
-        self.set_output_features_output_indices(names, None)
+    def out_features(self, out_features: list[str] | None) -> None:
+        self.set_output_features_output_indices(out_features, None)
 
     @property
     def out_indices(self) -> list[int]:
         return self._out_indices or [self.num_hidden_layers]
 
     @out_indices.setter
-    def out_indices(self, indices: tuple[int, ...] | list[int] | None) -> None:
-        self.set_output_features_output_indices(None, indices)
+    def out_indices(self, out_indices: tuple[int, ...] | list[int] | None) -> None:
+        self.set_output_features_output_indices(None, out_indices)
 
     @property
     def patch_stride(self) -> tuple[int, int]:

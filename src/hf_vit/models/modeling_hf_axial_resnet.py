@@ -32,7 +32,7 @@ class DenseNorm(nn.Module):
         self.norm = nn.BatchNorm1d(out_channels)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        norm = self.norm
+        norm: Any = self.norm
         if norm.training:
             return norm(self.dense(features).flatten(0, -2)).view(*features.shape[:-1], -1)
         scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
@@ -42,9 +42,11 @@ class DenseNorm(nn.Module):
 class LogitNorm(nn.Module):
     """Batch norm of q.k, q.r^q and k.r^k, each head apart, as its scales [3, A]: its shifts cancel in the softmax."""
 
+    running_var: torch.Tensor
+    momentum, eps = 0.1, 1e-5
+
     def __init__(self) -> None:
         super().__init__()
-        self.momentum, self.eps = 0.1, 1e-5
         self.weight = nn.Parameter(torch.ones(3, HEADS))
         self.register_buffer("running_var", torch.ones(3, HEADS))
 
@@ -178,12 +180,9 @@ class HfAxialResNetStem(nn.Module):
 
 def init_axial_resnet(module: nn.Module) -> None:
     """The authors' code: He's variance by fan-out, position-sensitive parts by fan-in, last norm of a unit zero."""
-    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | LogitNorm):
         for name, tensor in module.state_dict(keep_vars=True).items():
             init.constant_(tensor, 1 if name in ("weight", "running_var") else 0)
-    elif isinstance(module, LogitNorm):
-        init.ones_(module.weight)
-        init.ones_(module.running_var)
     elif isinstance(module, DenseNorm):
         init.kaiming_normal_(module.dense.weight, mode="fan_out", nonlinearity="relu")
     elif isinstance(module, HfAxialResNetStem):

@@ -176,8 +176,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 setattr(new, name, value if isinstance(value, int) else tuple(value))
         new.validate()
         for module in self.modules():
-            if hasattr(module, "resize_to") and not isinstance(module, PreTrainedModel):
-                module.resize_to(new)
+            resize = getattr(module, "resize_to", None)
+            if resize is not None and not isinstance(module, PreTrainedModel):
+                resize(new)
         for name in SIZE_KEYS:
             if getattr(self.config, name) != getattr(new, name):
                 setattr(self.config, name, getattr(new, name))
