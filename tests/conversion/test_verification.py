@@ -122,8 +122,8 @@ def test_nothing_to_compare_is_no_success(golden_case, write_npz, tmp_path: Path
         "holds no 'images'": {"logits": recording["logits"]},
         "holds no result that can be compared .it has images only": {"images": images},
         "holds no result that can be compared .no stage": {"images": images, "logit": recording["logits"]},
-        "are 3x64x64, not": {"images": images[..., 0], "logits": recording["logits"]},
-        r"'logits' in recording.npz is 3x9, the converted model gives 3x10": {
+        "are 1x64x64, not": {"images": images[..., 0], "logits": recording["logits"]},
+        r"'logits' in recording.npz is 1x9, the converted model gives 1x10": {
             "images": images,
             "logits": recording["logits"][:, :9],
         },
