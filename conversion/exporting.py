@@ -88,7 +88,7 @@ class Target:
         expresses: field of the config -> values that the target has (`ANY`: all); of a field that is not named, only
             the default.
         objections: what else the target cannot express, in words.
-        spell: key in the table's normal form -> key in the file.
+        spell: (key in the table's normal form, the model) -> key in the file.
         ready: raises UserError where a library is missing.
     """
 
@@ -99,7 +99,7 @@ class Target:
     tables: Mapping[str, Origin] | None = None
     expresses: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     objections: Callable[[Any, bool], list[str]] = lambda config, has_head: []
-    spell: Callable[[str], str] = lambda key: key
+    spell: Callable[[str, Any], str] = lambda key, model: key
     ready: Callable[[], None] = lambda: None
 
 
@@ -218,7 +218,9 @@ def to_arrays(target: Target, model: Any) -> Arrays:
     used: set[str] = set()
     for rule in rules_for(target.tables[config.model_type], config):
         if all(name in state for name in rule.targets):
-            arrays[target.spell(rule.source)] = _source(rule, [state[name] for name in rule.targets], config, state)
+            arrays[target.spell(rule.source, model)] = _source(
+                rule, [state[name] for name in rule.targets], config, state
+            )
             used.update(rule.targets)
     left = [name for name in state if name not in used]
     if left:

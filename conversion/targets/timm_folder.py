@@ -14,8 +14,8 @@ from .. import timm_vit
 from ..exporting import ANY, SIZES, Exported, Target, largest_difference, probe
 from ..preprocessing import RESAMPLE
 
-# Its arguments make any plain ViT of it; heads are given, so that its name stands for no exception.
-ARCHITECTURE = "vit_base_patch16_224"
+# Their arguments make any plain ViT of them; heads are given, so that the names stand for no exception.
+PLAIN, DISTILLED = "vit_base_patch16_224", "deit_base_distilled_patch16_224"
 _ACTIVATIONS = {ours: name for name, ours in timm_vit.ACTIVATIONS.items()}
 _POOLINGS = {ours: name for name, ours in timm_vit.POOLINGS.items()}
 
@@ -23,7 +23,7 @@ _POOLINGS = {ours: name for name, ours in timm_vit.POOLINGS.items()}
 def _write(exported: Exported) -> None:
     config, num_classes = exported.config, exported.config.num_labels if exported.has_head else 0
     described = {
-        "architecture": ARCHITECTURE,
+        "architecture": DISTILLED if config.use_distillation_token else PLAIN,
         "num_classes": num_classes,
         "num_features": config.hidden_size,
         "global_pool": _POOLINGS[config.pooling],
@@ -73,7 +73,7 @@ def _pretrained(exported: Exported, num_classes: int) -> dict[str, Any]:
         "std": list(processor.image_std),
         "num_classes": num_classes,
         "first_conv": "patch_embed.proj",
-        "classifier": "head",
+        "classifier": ["head", "head_dist"] if config.has_distillation_head else "head",
     }
     if num_classes and config.id2label != {i: f"LABEL_{i}" for i in range(num_classes)}:
         found["label_names"] = [config.id2label[i] for i in range(num_classes)]
@@ -117,6 +117,15 @@ def _compare(exported: Exported) -> tuple[float, str]:
     return largest_difference(ours, theirs), f"timm {timm.__version__}"
 
 
+def _objections(config: Any, has_head: bool) -> list[str]:
+    if not config.use_distillation_token:
+        return []
+    return [
+        *(["use_distillation_head=False before a classifier"] if has_head and not config.has_distillation_head else []),
+        *([] if config.position_on_class_token else ["position_on_class_token=False beside a distillation token"]),
+    ]
+
+
 def _ready() -> None:
     if find_spec("timm") is None:
         raise UserError('the export to timm is compared with timm, which is not installed: pip install "hf-vit[bench]"')
@@ -133,6 +142,8 @@ TARGET = Target(
         "hidden_act": tuple(_ACTIVATIONS),
         "pooling": ("token", "gap", "map"),
         **dict.fromkeys(("qkv_bias", "use_class_token", "position_on_class_token", "layer_scale_init_value"), ANY),
+        **dict.fromkeys(("use_distillation_token", "use_distillation_head"), ANY),
     },
+    objections=_objections,
     ready=_ready,
 )

@@ -1,12 +1,13 @@
-"""A folder for transformers: `ViTForImageClassification`, or `ViTModel` where there is no head."""
+"""A folder for transformers: its ViT or, with a distillation token, its DeiT; bare where there is no head."""
 
 from importlib.metadata import version
 from typing import Any
 
 import torch
 
-from .. import transformers_vit
-from ..exporting import ANY, SIZES, Exported, Target, largest_difference, probe
+from .. import transformers_deit
+from ..exporting import ANY, SIZES, Exported, Target, has_head, largest_difference, probe
+from ..planning import HEADS
 from ..sizes import square_or_pair
 
 _COPIED = (
@@ -17,10 +18,9 @@ _COPIED = (
 
 
 def _write(exported: Exported) -> None:
-    import transformers
-
     ours = exported.config
-    config = transformers.ViTConfig(
+    model_class = _model_class(ours, exported.has_head)
+    config = model_class.config_class(
         **{name: getattr(ours, name) for name in _COPIED},
         image_size=_size(exported.nominal_size),
         patch_size=_size(ours.patch_stride),
@@ -29,14 +29,34 @@ def _write(exported: Exported) -> None:
     )
     if exported.has_head:
         config.id2label, config.label2id = dict(ours.id2label), dict(ours.label2id)
-        model: Any = transformers.ViTForImageClassification(config)
-    else:
-        model = transformers.ViTModel(config, add_pooling_layer=ours.representation_size is not None)
-    prefix = f"{model.base_model_prefix}." if exported.has_head else ""
-    bare = {key if key.startswith("classifier.") else prefix + key: value for key, value in exported.arrays.items()}
-    model.load_state_dict(bare, strict=True)
+    model = model_class(config, **_options(exported))
+    model.load_state_dict(exported.arrays, strict=True)
     model.to(exported.model.dtype).save_pretrained(exported.folder)
     exported.processor.save_pretrained(exported.folder)
+
+
+def _model_class(config: Any, has_head: bool) -> Any:
+    import transformers
+
+    if not config.use_distillation_token:
+        return transformers.ViTForImageClassification if has_head else transformers.ViTModel
+    if not has_head:
+        return transformers.DeiTModel
+    if config.has_distillation_head:
+        return transformers.DeiTForImageClassificationWithTeacher
+    return transformers.DeiTForImageClassification
+
+
+def _options(exported: Exported) -> dict[str, Any]:
+    """Arguments of the class beside the config: a classifier has no pooler, and no argument for it."""
+    return {} if exported.has_head else {"add_pooling_layer": exported.config.representation_size is not None}
+
+
+def _spell(key: str, model: Any) -> str:
+    config = model.config
+    if key.startswith(HEADS):
+        return f"cls_{key}" if config.has_distillation_head and key.startswith("classifier.") else key
+    return f"{_model_class(config, True).base_model_prefix}.{key}" if has_head(model) else key
 
 
 def _size(pair: tuple[int, int]) -> int | list[int]:
@@ -46,13 +66,8 @@ def _size(pair: tuple[int, int]) -> int | list[int]:
 
 @torch.no_grad()
 def _compare(exported: Exported) -> tuple[float, str]:
-    import transformers
-
-    kind = transformers.ViTForImageClassification if exported.has_head else transformers.ViTModel
-    options: dict[str, Any] = (
-        {} if exported.has_head or exported.config.representation_size else {"add_pooling_layer": False}
-    )
-    model = kind.from_pretrained(exported.folder, **options).eval()
+    model_class = _model_class(exported.config, exported.has_head)
+    model = model_class.from_pretrained(exported.folder, **_options(exported)).eval()
     images, ours = probe(exported)
     output = model(images)
     theirs = output.logits if exported.has_head else output.last_hidden_state
@@ -70,13 +85,15 @@ def _objections(config: Any, has_head: bool) -> list[str]:
 
 TARGET = Target(
     name="transformers",
-    title="transformers' ViT",
+    title="transformers' ViT and DeiT",
     write=_write,
     compare=_compare,
-    tables={"hf_vit": transformers_vit.ORIGIN},
+    tables={"hf_vit": transformers_deit.ORIGIN},  # transformers_vit's rules, and those of the second token
     expresses={
         **SIZES,
         **dict.fromkeys(("hidden_act", "layer_norm_eps", "qkv_bias", "representation_size"), ANY),
+        **dict.fromkeys(("use_distillation_token", "use_distillation_head"), ANY),
     },
     objections=_objections,
+    spell=_spell,
 )

@@ -44,6 +44,18 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "rectangular": ("transformers", "HfViTForImageClassification", {"image_size": (8, 18), "patch_size": (4, 6)}),
     "bare model": ("transformers", "HfViTModel", {}),
     "bare model with a pooler": ("transformers", "HfViTModel", {"representation_size": 7}),
+    "DeiT, two heads": ("transformers", "HfViTForImageClassification", {**LABELS, "use_distillation_token": True}),
+    "DeiT, one head": (
+        "transformers",
+        "HfViTForImageClassification",
+        {"use_distillation_token": True, "use_distillation_head": False, "qkv_bias": False, "hidden_act": "gelu"},
+    ),
+    "DeiT, bare": ("transformers", "HfViTModel", {"use_distillation_token": True}),
+    "DeiT, bare with a pooler": (
+        "transformers",
+        "HfViTModel",
+        {"use_distillation_token": True, "representation_size": 7, "image_size": (8, 18), "patch_size": (4, 6)},
+    ),
     "timm's classifier": ("timm", "HfViTForImageClassification", LABELS),
     "timm's constants": ("timm", "HfViTForImageClassification", {**TIMM, "qkv_bias": False}),
     "timm, mean": ("timm", "HfViTForImageClassification", {**TIMM, "pooling": "gap"}),
@@ -52,6 +64,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "timm, table of patches": ("timm", "HfViTForImageClassification", {"position_on_class_token": False}),
     "timm, layer scale": ("timm", "HfViTForImageClassification", {"layer_scale_init_value": 1e-5}),
     "timm, rectangular": ("timm", "HfViTForImageClassification", {"image_size": (8, 18), "patch_size": (4, 6)}),
+    "timm, DeiT": ("timm", "HfViTForImageClassification", {**TIMM, **LABELS, "use_distillation_token": True}),
+    "timm, bare DeiT": ("timm", "HfViTModel", {"use_distillation_token": True, "layer_scale_init_value": 1e-5}),
     "timm, bare": ("timm", "HfViTModel", {}),
     "vit_jax": ("vit_jax", "HfViTForImageClassification", {}),
     "vit_jax, mean": ("vit_jax", "HfViTForImageClassification", {"pooling": "gap"}),
@@ -122,7 +136,7 @@ def test_logits_in_the_other_library(case: str, tmp_path: Path):
         data = timm.data.resolve_model_data_config(theirs)
         assert (list(data["mean"]), data["interpolation"]) == ([0.1, 0.2, 0.3], "bicubic")
         assert tuple(data["input_size"]) == (3, height, width)
-        if fields is LABELS:
+        if "id2label" in fields:
             assert theirs.pretrained_cfg["label_names"] == ["cat", "dog", "Äpfel"]
     else:
         processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "exported")
@@ -203,7 +217,18 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     ),
     "distillation": (
         {"use_distillation_token": True},
-        dict.fromkeys(("transformers", "timm", "vit_jax"), "use_distillation_token=True"),
+        {"vit_jax": "use_distillation_token=True"},
+    ),
+    "distillation without its head": (
+        {"use_distillation_token": True, "use_distillation_head": False},
+        {"timm": "use_distillation_head=False before a classifier"},
+    ),
+    "distillation beside patches' table": (
+        {"use_distillation_token": True, "position_on_class_token": False},
+        {
+            "timm": "position_on_class_token=False beside a distillation token",
+            "transformers": "position_on_class_token=False",
+        },
     ),
     "representation": (
         {"representation_size": 7},
