@@ -176,11 +176,12 @@ def refuse_inexpressible(target: Target, model: Any) -> None:
     if config.model_type not in target.tables:
         known = " and ".join(target.tables)
         raise UserError(f"{target.title} cannot express model_type='{config.model_type}'; it takes {known}")
-    wrong = [
-        f"{name}={value!r}"
-        for name, value in _settings(config).items()
-        if (allowed := target.expresses.get(name, (_default(config, name),))) is not ANY and value not in allowed
-    ]
+    wrong: list[str] = []
+    for name, value in _settings(config).items():
+        allowed = target.expresses.get(name, (_default(config, name),))
+        if allowed is not ANY and value not in allowed:
+            choice = f" (it has {' or '.join(map(repr, allowed))})" if name in target.expresses else ""
+            wrong.append(f"{name}={value!r}{choice}")
     wrong += target.objections(config, has_head(model))
     if wrong:
         raise UserError(f"{target.title} cannot express {', '.join(wrong)}; nothing is written")
@@ -233,8 +234,9 @@ def rules_for(origin: Origin, config: Any) -> list[KeyRule]:
     rules = origin.rules
     if origin.rules_of is not None:  # for a stem of these depths
         depths = getattr(config, "stage_depths", ())
-        units = {f"block{s + 1}/unit{u + 1}/conv1/kernel": () for s, depth in enumerate(depths) for u in range(depth)}
-        rules = origin.rules_of(rules, units)
+        units = [(stage, unit) for stage, depth in enumerate(depths, start=1) for unit in range(1, depth + 1)]
+        numbered = {one.source: () for unit in units for rule in rules if (one := rule.in_unit(*unit)) != rule}
+        rules = origin.rules_of(rules, numbered)
     blocks = range(config.num_hidden_layers)
     return [one for rule in rules for one in ([rule.at(i) for i in blocks] if rule.in_block else [rule])]
 

@@ -55,6 +55,14 @@ class KeyRule:
         source, target = (name.replace(BLOCK, str(block)) for name in (self.source, self.target))
         return replace(self, source=source, target=target)
 
+    def in_unit(self, stage: int, unit: int) -> "KeyRule":
+        """The same rule for one unit of a stem: `{s}`, `{u}` are the numbers, `{s-1}`, `{u-1}` those counted from 0."""
+        numbers = {"{s}": stage, "{u}": unit, "{s-1}": stage - 1, "{u-1}": unit - 1}
+        source, target = self.source, self.target
+        for name, number in numbers.items():
+            source, target = source.replace(name, str(number)), target.replace(name, str(number))
+        return replace(self, source=source, target=target)
+
 
 @dataclass(frozen=True)
 class KeyNames:

@@ -70,8 +70,12 @@ def names(shapes: Mapping[str, Shape]) -> KeyNames:
     if not any(map(alone.fullmatch, found.normal)) or any(f"{_BACKBONE}.st" in name for name in found.normal):
         return found
     normal = {alone.sub(rf"{_BACKBONE}.stem.\1", name): key for name, key in found.normal.items()}
-    stem = f"{_BACKBONE}.stem."
-    return KeyNames(normal, found.ignored, lambda name: found.spell(name.replace(stem, f"{_BACKBONE}.")))
+    return KeyNames(normal, found.ignored, lambda name: found.spell(of_root_alone(name)))
+
+
+def of_root_alone(name: str) -> str:
+    """A key of the root as a stem without stages has it."""
+    return name.replace(f"{_BACKBONE}.stem.", f"{_BACKBONE}.")
 
 
 def stage_depths(shapes: Iterable[str]) -> tuple[int, ...]:

@@ -105,17 +105,9 @@ def expanded(
         for unit in range(1, depth + 1):
             sizes = {"U": width, "O": output, "I": channels}
             templates = [rule for rule in unit_rules if unit == 1 or not any(name in rule.source for name in first)]
-            found += [_in_unit(rule, stage, unit, sizes) for rule in templates]
+            found += [_with_axes(rule, sizes).in_unit(stage, unit) for rule in templates]
             channels = output
     return found + [_with_axes(rule, {"F": channels}) for rule in rules if rule not in unit_rules]
-
-
-def _in_unit(rule: KeyRule, stage: int, unit: int, sizes: Mapping[str, str]) -> KeyRule:
-    numbers = {"{s}": stage, "{u}": unit, "{s-1}": stage - 1, "{u-1}": unit - 1}
-    source, target = rule.source, rule.target
-    for name, number in numbers.items():
-        source, target = source.replace(name, str(number)), target.replace(name, str(number))
-    return replace(_with_axes(rule, sizes), source=source, target=target)
 
 
 def _with_axes(rule: KeyRule, sizes: Mapping[str, str]) -> KeyRule:

@@ -10,12 +10,20 @@ from safetensors.torch import save_file
 
 from hf_vit.errors import UserError
 
-from .. import timm_vit
+from .. import timm_hybrid, timm_vit
 from ..exporting import ANY, SIZES, Exported, Target, largest_difference, probe
 from ..preprocessing import RESAMPLE
 
 # Their arguments make any plain ViT of them; heads are given, so that the names stand for no exception.
 PLAIN, DISTILLED = "vit_base_patch16_224", "deit_base_distilled_patch16_224"
+# A stem's depths, unlike all else, are the architecture's; its width is always this.
+HYBRIDS = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
+STEM_WIDTH = 64
 _ACTIVATIONS = {ours: name for name, ours in timm_vit.ACTIVATIONS.items()}
 _POOLINGS = {ours: name for name, ours in timm_vit.POOLINGS.items()}
 
@@ -23,7 +31,7 @@ _POOLINGS = {ours: name for name, ours in timm_vit.POOLINGS.items()}
 def _write(exported: Exported) -> None:
     config, num_classes = exported.config, exported.config.num_labels if exported.has_head else 0
     described = {
-        "architecture": DISTILLED if config.use_distillation_token else PLAIN,
+        "architecture": _architecture(config),
         "num_classes": num_classes,
         "num_features": config.hidden_size,
         "global_pool": _POOLINGS[config.pooling],
@@ -35,6 +43,21 @@ def _write(exported: Exported) -> None:
     save_file(exported.arrays, exported.folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def _is_hybrid(config: Any) -> bool:
+    return config.model_type == "hf_hybrid_vit"
+
+
+def _architecture(config: Any) -> str:
+    if _is_hybrid(config):
+        return HYBRIDS[config.stage_depths]
+    return DISTILLED if config.use_distillation_token else PLAIN
+
+
+def _spell(key: str, model: Any) -> str:
+    alone = _is_hybrid(model.config) and not model.config.stage_depths
+    return timm_hybrid.of_root_alone(key) if alone else key
+
+
 def _arguments(exported: Exported, num_classes: int) -> dict[str, Any]:
     config = exported.config
     ratio = config.intermediate_size / config.hidden_size
@@ -42,7 +65,7 @@ def _arguments(exported: Exported, num_classes: int) -> dict[str, Any]:
         ratio = math.nextafter(ratio, math.inf)
     return {
         "img_size": list(exported.nominal_size),
-        "patch_size": _one_or_two(config.patch_stride),
+        "patch_size": config.stem_patch_size if _is_hybrid(config) else _one_or_two(config.patch_stride),
         "in_chans": config.num_channels,
         "num_classes": num_classes,
         "embed_dim": config.hidden_size,
@@ -72,12 +95,18 @@ def _pretrained(exported: Exported, num_classes: int) -> dict[str, Any]:
         "mean": list(processor.image_mean),
         "std": list(processor.image_std),
         "num_classes": num_classes,
-        "first_conv": "patch_embed.proj",
+        "first_conv": _first_convolution(exported),
         "classifier": ["head", "head_dist"] if config.has_distillation_head else "head",
     }
     if num_classes and config.id2label != {i: f"LABEL_{i}" for i in range(num_classes)}:
         found["label_names"] = [config.id2label[i] for i in range(num_classes)]
     return found
+
+
+def _first_convolution(exported: Exported) -> str:
+    if not _is_hybrid(exported.config):
+        return "patch_embed.proj"
+    return _spell("patch_embed.backbone.stem.conv", exported.model)
 
 
 def _cropping(exported: Exported) -> tuple[str, float]:
@@ -120,6 +149,8 @@ def _compare(exported: Exported) -> tuple[float, str]:
 def _objections(config: Any, has_head: bool) -> list[str]:
     if not config.use_distillation_token:
         return []
+    if _is_hybrid(config):
+        return ["use_distillation_token=True of a hybrid"]
     return [
         *(["use_distillation_head=False before a classifier"] if has_head and not config.has_distillation_head else []),
         *([] if config.position_on_class_token else ["position_on_class_token=False beside a distillation token"]),
@@ -136,14 +167,18 @@ TARGET = Target(
     title="timm's VisionTransformer",
     write=_write,
     compare=_compare,
-    tables={"hf_vit": timm_vit.ORIGIN},
+    tables={"hf_vit": timm_vit.ORIGIN, "hf_hybrid_vit": timm_hybrid.ORIGIN},
     expresses={
         **SIZES,
         "hidden_act": tuple(_ACTIVATIONS),
         "pooling": ("token", "gap", "map"),
         **dict.fromkeys(("qkv_bias", "use_class_token", "position_on_class_token", "layer_scale_init_value"), ANY),
-        **dict.fromkeys(("use_distillation_token", "use_distillation_head"), ANY),
+        **dict.fromkeys(("use_distillation_token", "use_distillation_head", "stem_patch_size"), ANY),
+        "stage_depths": tuple(HYBRIDS),
+        "stem_width": (STEM_WIDTH,),
+        **{name: (value,) for name, value in timm_hybrid.CONSTANTS.items()},
     },
     objections=_objections,
+    spell=_spell,
     ready=_ready,
 )

@@ -30,6 +30,14 @@ SIZES = {
     "intermediate_size": 20,
 }
 HYBRID = {"stage_depths": (2, 1), "stem_width": 32, "image_size": 32, "patch_size": None}
+TIMMS_HYBRID = {
+    "stage_depths": (2, 2, 2, 2),
+    "image_size": 64,
+    "patch_size": None,
+    "weight_standardization": "variance",
+    "group_norm_eps": 1e-5,
+    "hidden_act": "gelu",
+}
 LABELS = {"id2label": {0: "cat", 1: "dog", 2: "Äpfel"}, "label2id": {"cat": 0, "dog": 1, "Äpfel": 2}}
 TIMM = {"hidden_act": "gelu", "position_interpolation": "bicubic"}
 
@@ -67,6 +75,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "timm, DeiT": ("timm", "HfViTForImageClassification", {**TIMM, **LABELS, "use_distillation_token": True}),
     "timm, bare DeiT": ("timm", "HfViTModel", {"use_distillation_token": True, "layer_scale_init_value": 1e-5}),
     "timm, bare": ("timm", "HfViTModel", {}),
+    "timm, hybrid": ("timm", "HfHybridViTForImageClassification", {**TIMMS_HYBRID, **LABELS}),
+    "timm, root alone": (
+        "timm",
+        "HfHybridViTForImageClassification",
+        {**TIMMS_HYBRID, "stage_depths": (), "stem_patch_size": 4, "image_size": (32, 48), "qkv_bias": False},
+    ),
+    "timm, bare hybrid": ("timm", "HfHybridViTModel", {**TIMMS_HYBRID, "stem_patch_size": 2}),
     "vit_jax": ("vit_jax", "HfViTForImageClassification", {}),
     "vit_jax, mean": ("vit_jax", "HfViTForImageClassification", {"pooling": "gap"}),
     "vit_jax, representation": ("vit_jax", "HfViTForImageClassification", {"representation_size": 7}),
@@ -289,11 +304,20 @@ def test_other_families_and_heads_are_refused_by_name(tmp_path: Path):
     axial = make("HfAxialViTForImageClassification", tmp_path / "axial", pooling="gap")
     constants = {"group_norm_eps": 1e-5, "weight_standardization": "variance"}
     hybrid = make("HfHybridViTForImageClassification", tmp_path / "hybrid", **HYBRID, **constants)
+    original = {"stage_depths": (), "image_size": 32, "patch_size": None}
+    originals = make("HfHybridViTModel", tmp_path / "originals", **original)
+    two_tokens = {**TIMMS_HYBRID, **original, "use_distillation_token": True}
+    two_tokens = make("HfHybridViTModel", tmp_path / "two_tokens", **two_tokens)
     masked = make("HfViTForMaskedPatchPrediction", tmp_path / "masked")
     for source, target, told in (
         (axial, "transformers", "model_type='hf_axial_vit'"),
         (axial, "vit_jax", "model_type='hf_axial_vit'"),
-        (hybrid, "timm", "model_type='hf_hybrid_vit'"),
+        (axial, "timm", "model_type='hf_axial_vit'"),
+        (hybrid, "timm", "stage_depths=(2, 1) (it has () or (2, 2, 2, 2) or (3, 4, 9) or (3, 4, 6, 3))"),
+        (hybrid, "timm", "stem_width=32 (it has 64)"),
+        (originals, "timm", "group_norm_eps=None (it has 1e-05)"),
+        (originals, "timm", "weight_standardization='std' (it has 'variance')"),
+        (two_tokens, "timm", "cannot express use_distillation_token=True of a hybrid"),
         (hybrid, "vit_jax", "group_norm_eps=1e-05, weight_standardization='variance'"),
         (masked, "transformers", "HfViTForMaskedPatchPrediction is neither a classifier nor a bare model"),
     ):
