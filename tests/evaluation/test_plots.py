@@ -17,13 +17,13 @@ ODD_NAMES = ("$a^{", "two\nlines", "猫", "_under_ <b>", "x" * 60)
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Every figure that is saved."""
     kept: list[Figure] = []
-    save = plots._save  # pyright: ignore[reportPrivateUsage]
+    save = plots.save_figure
 
     def keep(figure: Figure, path: Path) -> None:
         kept.append(figure)
         save(figure, path)
 
-    monkeypatch.setattr(plots, "_save", keep)
+    monkeypatch.setattr(plots, "save_figure", keep)
     return kept
 
 
