@@ -5,7 +5,6 @@ Sources: arXiv 2010.15327, section 3 (minibatch CKA); used on ViTs and ResNets i
 estimator is that of Song et al., JMLR 13 (2012).
 """
 
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -17,27 +16,10 @@ from torch import nn
 from hf_vit.analysis import plots
 from hf_vit.analysis.frame import Analysis, Arrays, ArraySpec, Context
 from hf_vit.analysis.subject import Subject
+from hf_vit.evaluation.layers import layer_tensor, layers_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-# Names of the modules whose outputs are compared; the first line that finds more than one module counts.
-LAYER_NAMES = (
-    r"(\w+\.)*(stages|layers)\.\d+\.(blocks|layers)\.\d+",  # transformers' ResNet, Swin; timm's BiT, Swin
-    r"layer\d\.\d+",  # timm's and torchvision's ResNets
-    r"(\w+\.)?embeddings|(\w+\.)*(layers?|blocks)\.\d+",  # vision transformers, MLP-Mixer
-    r"\w+\.\d+|\w+",  # anything else: its upper modules
-)
-
-
-def layers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules whose outputs stand for a model's layers, by name, in the order they are defined."""
-    modules = {name: module for name, module in model.named_modules() if name}
-    for pattern in LAYER_NAMES:
-        found = {name: module for name, module in modules.items() if re.fullmatch(pattern, name)}
-        if len(found) > 1:
-            return found
-    return modules
 
 
 def gram(features: torch.Tensor) -> torch.Tensor:
@@ -102,7 +84,7 @@ class _Watch:
 
         def keep(name: str) -> Callable[..., None]:
             def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-                if (features := _features(output)) is not None and len(features) == len(images):
+                if (features := layer_tensor(output)) is not None and len(features) == len(images):
                     found.append(gram(features))
                     self.names.append(name)
 
@@ -116,14 +98,6 @@ class _Watch:
             for handle in handles:
                 handle.remove()
         return found
-
-
-def _features(output: Any) -> torch.Tensor | None:
-    """The tensor of a module's output: itself, the first of a tuple, the hidden states of an embedding."""
-    if isinstance(output, tuple | list) and output:
-        output = output[0]
-    output = getattr(output, "hidden_states", output)
-    return output if isinstance(output, torch.Tensor) and output.ndim > 1 else None
 
 
 def _compare(analysis: Analysis, second: Subject | None) -> tuple[NDArray[np.float32], list[str], list[str]]:

@@ -3,13 +3,13 @@
 import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.loading import label_names_of, pick_device
+from hf_vit.evaluation.reading import Collate, evaluating, finite_logits, image_batches, shown
 
 if TYPE_CHECKING:
     import evaluate
@@ -127,11 +127,11 @@ def evaluate_classifier(
     place = pick_device(device)
     metrics = _metrics(names)
     mistakes = _Mistakes(names, max_wrong)
-    collate = _Collate(processor, mapping)
-    batches = _batches(dataset, batch_size, num_workers if hasattr(dataset, "__len__") else 0, collate)
+    batches = image_batches(dataset, batch_size, Collate(_prepare(processor), mapping), num_workers)
+    total = len(dataset) if hasattr(dataset, "__len__") else None
     start, seen = time.perf_counter(), 0
-    with _evaluating(model, place), torch.inference_mode():
-        for pixel_values, labels, images in _shown(batches, dataset, progress):
+    with evaluating(model, place), torch.inference_mode():
+        for pixel_values, labels, images in shown(batches, total, progress=progress):
             logits = finite_logits(model, pixel_values.to(place))
             columns = _columns(logits.cpu(), labels)
             metrics.add_batch(**columns)
@@ -168,49 +168,14 @@ def unique_names(names: Sequence[str]) -> list[str]:
     return [f"{name} ({index})" if counts[name] > 1 else name for index, name in enumerate(names)]
 
 
-def finite_logits(model: "PreTrainedModel", pixel_values: "torch.Tensor") -> "torch.Tensor":
-    """Logits [B, K] in float32 of pixel values [B, C, H, W], computed in the dtype of the weights.
+def _prepare(processor: Any) -> "Callable[[list[Image], list[int]], torch.Tensor]":
+    """What an image processor or a transform makes of images and labels: [B, C, H, W]."""
+    import torch
+    from transformers.image_processing_base import ImageProcessingMixin
 
-    Raises:
-        UserError: a logit is NaN or infinite.
-    """
-    logits: torch.Tensor = model(pixel_values=pixel_values.to(model.dtype)).logits.float()
-    if not bool(logits.isfinite().all()):
-        raise UserError("the model's outputs are not finite (NaN or infinity); its weights are damaged or diverged")
-    return logits
-
-
-class _Collate:
-    """Rows of a data set -> pixel values [B, C, H, W], the model's labels [B], and the images."""
-
-    def __init__(self, processor: Any, mapping: list[int]) -> None:
-        from transformers.image_processing_base import ImageProcessingMixin
-
-        self.processor = processor
-        self.mapping = mapping
-        self.is_processor = isinstance(processor, ImageProcessingMixin)
-
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> "tuple[torch.Tensor, torch.Tensor, list[Image]]":
-        import torch
-
-        from hf_vit.data import to_rgb
-
-        images = [to_rgb(row["image"]) for row in rows]
-        labels = [self._label(row["label"]) for row in rows]
-        if self.is_processor:
-            pixel_values = self.processor(images=images, return_tensors="pt")["pixel_values"]
-        else:
-            pixel_values = self.processor({"image": images, "label": labels})["pixel_values"]
-            pixel_values = torch.stack(list(pixel_values))
-        return pixel_values, torch.tensor(labels), images
-
-    def _label(self, label: int | None) -> int:
-        if label is None or not 0 <= label < len(self.mapping):
-            raise UserError(
-                f"an image has label {label}, outside the {len(self.mapping)} classes of the data; "
-                "choose a split whose images are labelled"
-            )
-        return self.mapping[label]
+    if isinstance(processor, ImageProcessingMixin):
+        return lambda images, labels: cast(Any, processor)(images=images, return_tensors="pt")["pixel_values"]
+    return lambda images, labels: torch.stack(list(processor({"image": images, "label": labels})["pixel_values"]))
 
 
 class _Mistakes:
@@ -255,16 +220,6 @@ def _metrics(names: Sequence[str]) -> "evaluate.CombinedEvaluations":
     return evaluate.combine(chosen)
 
 
-def _batches(dataset: Any, batch_size: int, num_workers: int, collate: Callable[..., Any]) -> Iterable[Any]:
-    import torch
-    from torch.utils.data import DataLoader
-
-    # A generator of its own: the loader would otherwise draw from the random state of a training in progress.
-    return DataLoader(
-        dataset, batch_size=batch_size, collate_fn=collate, num_workers=num_workers, generator=torch.Generator()
-    )
-
-
 def _columns(logits: "torch.Tensor", labels: "torch.Tensor") -> "dict[str, NDArray[Any]]":
     """The columns of `hf_vit.evaluation.metrics`: a few numbers an image instead of K logits."""
     import torch
@@ -296,34 +251,6 @@ def _result(
         num_wrong=mistakes.count,
         wrong=mistakes.kept(),
     )
-
-
-@contextmanager
-def _evaluating(model: "PreTrainedModel", place: "torch.device") -> Generator[None]:
-    """The model on its device and in evaluation mode; back in training mode afterwards if it was."""
-    training = model.training
-    cast(Any, model).to(place)
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
-
-
-def _shown(batches: Iterable[Any], dataset: Any, progress: bool) -> Iterator[Any]:
-    """The batches, with a bar of images on standard error that disappears at the end."""
-    if not progress:
-        yield from batches
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("evaluating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=len(dataset) if hasattr(dataset, "__len__") else None)
-        for batch in batches:
-            yield batch
-            bar.advance(task, len(batch[-1]))
 
 
 def _thumbnail(image: "Image") -> "Image":

@@ -1,0 +1,116 @@
+"""How every evaluation reads: images in batches, a bar, the model in evaluation mode, logits that are numbers."""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from hf_vit.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+    from torch import nn
+
+
+class Collate:
+    """Rows of a data set -> pixel values [B, C, H, W], labels [B], and the images.
+
+    Args:
+        prepare: (Pillow images in RGB, labels) -> [B, C, H, W].
+        mapping: for every class of the data the number to call it by, usually the model's class of that name.
+    """
+
+    def __init__(self, prepare: "Callable[[list[Image], list[int]], torch.Tensor]", mapping: Sequence[int]) -> None:
+        self.prepare = prepare
+        self.mapping = mapping
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> "tuple[torch.Tensor, torch.Tensor, list[Image]]":
+        import torch
+
+        from hf_vit.data import to_rgb
+
+        images = [to_rgb(row["image"]) for row in rows]
+        labels = [self._label(row["label"]) for row in rows]
+        return self.prepare(images, labels), torch.tensor(labels), images
+
+    def _label(self, label: int | None) -> int:
+        if label is None or not 0 <= label < len(self.mapping):
+            raise UserError(
+                f"an image has label {label}, outside the {len(self.mapping)} classes of the data; "
+                "choose a split whose images are labelled"
+            )
+        return self.mapping[label]
+
+
+def image_batches(
+    dataset: Any, batch_size: int, collate: Callable[..., Any], num_workers: int = 0
+) -> "Iterable[tuple[torch.Tensor, torch.Tensor, list[Image]]]":
+    """What `collate` makes of a table or stream, `batch_size` rows at a time, in their order.
+
+    Args:
+        dataset: with the columns "image" and "label".
+        batch_size: images a batch.
+        collate: see `Collate`.
+        num_workers: processes that read and prepare; streams are read in this one.
+    """
+    import torch
+    from torch.utils.data import DataLoader
+
+    workers = num_workers if hasattr(dataset, "__len__") else 0
+    # A generator of its own: the loader would otherwise draw from the random state of a training in progress.
+    return DataLoader(dataset, batch_size, collate_fn=collate, num_workers=workers, generator=torch.Generator())
+
+
+@contextmanager
+def evaluating(model: "nn.Module", place: "torch.device | None" = None) -> Generator[None]:
+    """The model in evaluation mode, and on a device if one is given; in training mode again if it was."""
+    training = model.training
+    if place is not None:
+        cast(Any, model).to(place)
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def shown(batches: Iterable[Any], total: int | None, what: str = "evaluating", progress: bool = True) -> Iterator[Any]:
+    """The batches, with a bar of images on standard error that disappears at the end.
+
+    Args:
+        batches: tuples whose last part has one entry an image.
+        total: number of images, None where it is not known.
+        what: is being done.
+        progress: whether to show the bar.
+    """
+    if not progress:
+        yield from batches
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        for batch in batches:
+            yield batch
+            bar.advance(task, len(batch[-1]))
+
+
+def finite_logits(model: "nn.Module", pixel_values: "torch.Tensor") -> "torch.Tensor":
+    """Logits [B, K] in float32 (of a float64 model in float64) of pixel values [B, C, H, W].
+
+    They are computed in the dtype of the weights; hf_vit's, transformers' and timm's classifiers all do.
+
+    Raises:
+        UserError: a logit is NaN or infinite.
+    """
+    import torch
+
+    dtype = next(model.parameters()).dtype
+    output = model(pixel_values.to(dtype))
+    logits: torch.Tensor = getattr(output, "logits", output)
+    logits = logits.to(torch.promote_types(dtype, torch.float32))
+    if not bool(logits.isfinite().all()):
+        raise UserError("the model's outputs are not finite (NaN or infinity); its weights are damaged or diverged")
+    return logits

@@ -1,0 +1,109 @@
+"""The model that is looked at: hf_vit's, transformers' or timm's, with what turns images into its input."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import nn
+
+from hf_vit.data import eval_transform
+from hf_vit.errors import UserError
+from hf_vit.evaluation.loading import load_pretrained, pick_device
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+TIMM = "timm:"
+
+
+@final
+@dataclass(frozen=True)
+class Subject:
+    """A model in evaluation mode and how it is fed.
+
+    Attributes:
+        model: any torch module that takes images [B, C, H, W].
+        prepare: Pillow images (RGB) -> [B, C, H, W] on the CPU.
+        name: for people and facts.
+        folder: where its facts are kept; None for a model of the Hub or of timm, or one made in Python.
+    """
+
+    model: nn.Module
+    prepare: "Callable[[Sequence[Image]], torch.Tensor]"
+    name: str
+    folder: Path | None = None
+
+    def pixel_values(self, images: "Sequence[Image]") -> torch.Tensor:
+        """[B, C, H, W] on the model's device, in the dtype of its weights."""
+        weight = next(self.model.parameters())
+        return self.prepare(images).to(weight.device, weight.dtype)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits of a hash over config, parameters and buffers; the same on every device."""
+        digest = hashlib.sha256()
+        config: Any = getattr(self.model, "config", None)
+        if hasattr(config, "to_dict"):
+            kept = {key: value for key, value in config.to_dict().items() if not key.startswith(("_", "transformers_"))}
+            digest.update(json.dumps(kept, sort_keys=True, default=str).encode())
+        for name, tensor in self.model.state_dict().items():
+            digest.update(f"{name}\t{tensor.dtype}\t{tuple(tensor.shape)}\n".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()[:16]
+
+    def describe(self) -> dict[str, str]:
+        """Name, kind and fingerprint, as results keep them."""
+        kind = getattr(getattr(self.model, "config", None), "model_type", None) or type(self.model).__name__
+        return {"name": self.name, "kind": str(kind), "fingerprint": self.fingerprint}
+
+
+def open_subject(source: Any, device: str | None = None) -> Subject:
+    """Load or wrap a model.
+
+    Args:
+        source: a folder, a Hub id, "timm:NAME" (timm installed), a pair (model, image processor) or a `Subject`.
+        device: torch device; by default a GPU where there is one. Models made in Python stay where they are.
+
+    Raises:
+        UserError: there is no such model, or it does not load.
+    """
+    if isinstance(source, Subject):
+        return source
+    if isinstance(source, tuple):
+        model, processor = source
+        return Subject(model.eval(), _prepare(processor), type(model).__name__)
+    if str(source).startswith(TIMM):
+        return _timm_subject(str(source).removeprefix(TIMM), device)
+    model, processor, folder = load_pretrained(source, device)
+    name = folder.resolve().name if folder is not None else str(source)
+    return Subject(model.eval(), _prepare(processor), name, folder)
+
+
+def _prepare(processor: Any) -> "Callable[[Sequence[Image]], torch.Tensor]":
+    transform = eval_transform(processor)
+    return lambda images: torch.stack(list(transform.prepare(images)))
+
+
+def _timm_subject(name: str, device: str | None) -> Subject:
+    try:
+        import timm
+        from timm.data.config import resolve_model_data_config
+        from timm.data.transforms_factory import create_transform
+    except ImportError as error:
+        raise UserError(f"timm:{name} needs timm: pip install timm") from error
+    place = pick_device(device)
+    try:
+        model: Any = timm.create_model(name, pretrained=True)
+    except Exception as error:  # unknown names, no weights, no connection: each has an error of its own
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"timm:{name} cannot be loaded ({reason:.200}); timm.list_models(pretrained=True) names what can"
+        ) from error
+    transform: Any = create_transform(**resolve_model_data_config(model), is_training=False)
+    model.eval().to(place)
+    return Subject(model, lambda images: torch.stack([transform(image) for image in images]), f"{TIMM}{name}")
