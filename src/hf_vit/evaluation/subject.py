@@ -12,13 +12,11 @@ import torch
 from torch import nn
 
 from hf_vit.data import eval_transform
-from hf_vit.errors import UserError
-from hf_vit.evaluation.loading import load_pretrained, pick_device
+from hf_vit.evaluation.loading import load_pretrained
+from hf_vit.evaluation.timm_models import TIMM, load_timm, timm_data_config
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-TIMM = "timm:"
 
 
 @final
@@ -78,7 +76,7 @@ def open_subject(source: Any, device: str | None = None) -> Subject:
         model, processor = source
         return Subject(model.eval(), _prepare(processor), type(model).__name__)
     if str(source).startswith(TIMM):
-        return _timm_subject(str(source).removeprefix(TIMM), device)
+        return _timm_subject(str(source), device)
     model, processor, folder = load_pretrained(source, device)
     name = folder.resolve().name if folder is not None else str(source)
     return Subject(model.eval(), _prepare(processor), name, folder)
@@ -89,21 +87,9 @@ def _prepare(processor: Any) -> "Callable[[Sequence[Image]], torch.Tensor]":
     return lambda images: torch.stack(list(transform.prepare(images)))
 
 
-def _timm_subject(name: str, device: str | None) -> Subject:
-    try:
-        import timm
-        from timm.data.config import resolve_model_data_config
-        from timm.data.transforms_factory import create_transform
-    except ImportError as error:
-        raise UserError(f"timm:{name} needs timm: pip install timm") from error
-    place = pick_device(device)
-    try:
-        model: Any = timm.create_model(name, pretrained=True)
-    except Exception as error:  # unknown names, no weights, no connection: each has an error of its own
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(
-            f"timm:{name} cannot be loaded ({reason:.200}); timm.list_models(pretrained=True) names what can"
-        ) from error
-    transform: Any = create_transform(**resolve_model_data_config(model), is_training=False)
-    model.eval().to(place)
-    return Subject(model, lambda images: torch.stack([transform(image) for image in images]), f"{TIMM}{name}")
+def _timm_subject(source: str, device: str | None) -> Subject:
+    model = load_timm(source, device)
+    from timm.data.transforms_factory import create_transform
+
+    transform: Any = create_transform(**timm_data_config(model), is_training=False)
+    return Subject(model, lambda images: torch.stack([transform(image) for image in images]), source)
