@@ -16,6 +16,7 @@ import torch
 from pairing import Report, parser, quartiles, speed_ratio, take_turns
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hf_vit.measuring import peak_memory
 from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_axial_vit import HfAxialViTLayer
@@ -45,19 +46,6 @@ def blocks(dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def peak_memory(function: Any) -> float:
-    """MB (10^6 bytes) that torch holds at most during a call, beyond what it held before."""
-    function()
-    with torch.profiler.profile(profile_memory=True) as profile:
-        function()
-    held = peak = 0
-    for event in profile.profiler.kineto_results.events():  # pyright: ignore[reportOptionalMemberAccess]
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    return peak / 1e6
-
-
 @torch.inference_mode()
 def main() -> None:
     options = parser(__doc__, turns=15)
@@ -77,7 +65,7 @@ def main() -> None:
             row["times_as_fast_as_full"] = speed_ratio(seconds, "axial", "two full blocks")
             row["share_of_speed_without_attention"] = speed_ratio(seconds, "axial", "without attention")
             if side == max(report.options.sides):
-                row["peak_memory_MB"] = round(peak_memory(turns["axial"]), 1)
+                row["peak_memory_MB"] = round(peak_memory(turns["axial"]) / 1e6, 1)
             report.add(**row)
         low, high = min(medians), max(medians)
         if low != high:

@@ -10,72 +10,17 @@ import datetime
 import json
 import os
 import platform
-import statistics
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-BUSY = 0.5  # load of others, in cores, above which a run is not called quiet
+from hf_vit.measuring import BUSY, Quartiles, others_load, quartiles, speed_ratio, take_turns
 
-
-@dataclass(frozen=True)
-class Quartiles:
-    """Lower quartile, median and upper quartile of what was measured in all turns."""
-
-    lower: float
-    median: float
-    upper: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.lower:.2f} to {self.upper:.2f})"
-
-
-def quartiles(values: Sequence[float]) -> Quartiles:
-    if len(values) == 1:
-        return Quartiles(values[0], values[0], values[0])
-    lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
-    return Quartiles(lower, median, upper)
-
-
-def take_turns(contestants: Mapping[str, Callable[[], Any]], turns: int, warm_up: int = 2) -> dict[str, list[float]]:
-    """Seconds of every contestant in every turn; who begins changes from turn to turn."""
-    names = list(contestants)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(-warm_up, turns):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            started = time.perf_counter()
-            contestants[name]()
-            if turn >= 0:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
-
-
-def speed_ratio(seconds: Mapping[str, Sequence[float]], subject: str, other: str) -> Quartiles:
-    """How many times as fast as the other the subject is, paired by turns."""
-    return quartiles([theirs / ours for ours, theirs in zip(seconds[subject], seconds[other], strict=True)])
-
-
-def others_load() -> float:
-    """Cores that other processes keep busy at this moment, seen over half a second."""
-
-    def ticks() -> tuple[float, float, float]:
-        with open("/proc/stat") as file:
-            fields = [int(field) for field in file.readline().split()[1:9]]
-        idle, times = fields[3] + fields[4], os.times()
-        return sum(fields) - idle, (times.user + times.system) * os.sysconf("SC_CLK_TCK"), time.perf_counter()
-
-    busy, own, started = ticks()
-    time.sleep(0.5)
-    busy_after, own_after, ended = ticks()
-    used = (busy_after - busy) - (own_after - own)
-    return max(used / os.sysconf("SC_CLK_TCK") / (ended - started), 0.0)
+__all__ = ["Quartiles", "Report", "cpu_name", "others_load", "parser", "quartiles", "speed_ratio", "take_turns"]
 
 
 def parser(description: str | None, turns: int) -> argparse.ArgumentParser:
