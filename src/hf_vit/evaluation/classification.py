@@ -154,7 +154,7 @@ def match_labels(data_names: Sequence[str], model_names: Sequence[str]) -> list[
     if unknown := [name for name in data_names if name not in index]:
         raise UserError(
             f"the data has classes the model does not know: {_some(unknown)}; the model's are {_some(model_names)}; "
-            "evaluate on data with these class names, or rename the classes"
+            "use data with these class names, or rename the classes"
         )
     counts = Counter(model_names)
     if twice := [name for name in data_names if counts[name] > 1]:

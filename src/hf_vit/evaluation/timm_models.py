@@ -65,9 +65,9 @@ def timm_label_names(model: "nn.Module") -> list[list[str]]:
     from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 
     config: Any = getattr(model, "pretrained_cfg", None) or {}
-    if stored := config.get("label_names"):
-        names = [str(stored[key]) for key in sorted(stored, key=int)] if isinstance(stored, dict) else list(stored)
-        words: Any = config.get("label_descriptions") or {}
+    stored = config.get("label_names")
+    if isinstance(stored, list | tuple) and len(cast("list[Any]", stored)) == model.num_classes:
+        names, words = [str(name) for name in cast("list[Any]", stored)], config.get("label_descriptions") or {}
         return [names, [str(words[name]) for name in names]] if set(names) <= set(words) else [names]
     subset = infer_imagenet_subset(cast(Any, model))
     if subset is None:

@@ -112,6 +112,7 @@ def training_values(run: Run, result: FinetuneResult) -> dict[str, Any]:
     """What facts.json says of a training: what was really used, and what came out on the validation split."""
     return {
         **run_values(run, result.model, result.steps, result.seconds, result.history),
+        **run.objective,
         "best_step": result.best_step,
         "validation_accuracy": result.validation["accuracy"],
         "validation_loss": result.validation["loss"],

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hf_vit.evaluation import ClassificationResult
     from hf_vit.hub.push import PushResult
     from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
+    from hf_vit.training.distillation import DistillationOptions, Distiller
     from hf_vit.training.model_source import ModelSource
 
 Precision = Literal["auto", "fp32", "bf16"]
@@ -118,6 +119,7 @@ class Run:
     bf16: bool
     checkpoint: Path | None
     command: str | Sequence[str] | None
+    objective: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def work(self) -> Path:
@@ -138,6 +140,7 @@ def finetune(
     output: str | Path,
     *,
     recipe: str | Recipe = "default-small",
+    distillation: "DistillationOptions | None" = None,
     options: FinetuneOptions | None = None,
     command: str | Sequence[str] | None = None,
     report: Callable[[str], None] | None = None,
@@ -153,6 +156,7 @@ def finetune(
         data: see `hf_vit.data.load_data`.
         output: a new or empty folder, or with `resume` that of the run.
         recipe: a name of `RECIPES`, or a recipe.
+        distillation: a teacher, and what is learnt from it beside the labels.
         options: how to run it.
         command: what was typed, for the facts.
         report: is told what is being done, a line at a time.
@@ -166,13 +170,22 @@ def finetune(
     options = options or FinetuneOptions()
     chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(**overrides)
     with quiet_transformers():
-        run = prepare(model, data, Path(output), chosen, options, command, say, build_for_classes)
+        learning = None if distillation is None else _distiller(distillation, options.device)
+        build = learning.build if learning else build_for_classes
+        settings = learning.settings() if learning else None
+        run = prepare(model, data, Path(output), chosen, options, command, say, build, settings)
         from hf_vit.training.completion import complete
         from hf_vit.training.running import build_trainer, train
 
-        trainer, seconds = train(run, say, build_trainer)
+        trainer, seconds = train(run, say, learning.build_trainer if learning else build_trainer)
         result = complete(run, trainer, seconds)
         return result if options.push is None else _share(result, options.push, options.private, say)
+
+
+def _distiller(options: "DistillationOptions", device: str | None) -> "Distiller":
+    from hf_vit.training.distillation import Distiller
+
+    return Distiller(options, device)
 
 
 def _share(result: FinetuneResult, repo_id: str, private: bool, say: Callable[[str], None]) -> FinetuneResult:
@@ -228,9 +241,9 @@ def prepare(
     built, processor = build(source, images, size, recipe)
     steps = total_steps(recipe, images.num_examples("train"))
     run = Run(recipe, options, output, images, source, built, processor, steps, micro, False, checkpoint, command)
-    run.bf16 = use_bf16(options, built)
+    run.bf16, run.objective = use_bf16(options, built), settings or {}
     check_disk(run)
-    enter_run(run, settings or {})
+    enter_run(run, run.objective)
     say(describe(run))
     return run
 
@@ -383,8 +396,9 @@ def describe(run: Run) -> str:
     height, width = _pair(config.image_size)
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     images = run.data.num_examples("train")
+    teacher = f", taught by {run.objective['teacher']}" if "teacher" in run.objective else ""
     return (
-        f"{run.source.name} ({parameters:,} parameters, {height}x{width} px) on {run.data.name}: "
+        f"{run.source.name} ({parameters:,} parameters, {height}x{width} px{teacher}) on {run.data.name}: "
         f"{'a stream' if images is None else f'{images:,} images'} of {len(run.data.label_names)} classes, "
         f"recipe {run.recipe.name}, {run.steps:,} steps of {run.recipe.batch_size} images in "
         f"{'bf16' if run.bf16 else 'fp32'}"

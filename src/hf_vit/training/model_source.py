@@ -75,6 +75,7 @@ def build_classifier(
     image_size: tuple[int, int] | None = None,
     dropout: float | None = None,
     drop_path: float | None = None,
+    **fields: Any,
 ) -> PreTrainedModel:
     """A classifier in float32 with a new zero head for these classes (arXiv 2010.11929, section 3.2).
 
@@ -86,6 +87,7 @@ def build_classifier(
         label_names: the classes, in the order of their numbers.
         image_size: (height, width) in px; None keeps the source's.
         dropout, drop_path: rates; None keeps the source's.
+        **fields: of the configuration; they replace the source's.
 
     Raises:
         UserError: a value does not fit the model, or the checkpoint's weights do not.
@@ -95,6 +97,7 @@ def build_classifier(
         "label2id": {name: index for index, name in enumerate(label_names)},
         "representation_size": None,
         "problem_type": None,
+        **fields,
         **_rates(dropout, drop_path),
     }
     model = _build(source, AutoModelForImageClassification, changes, image_size, new=_HEADS)

@@ -54,8 +54,8 @@ def train(run: Run, say: Callable[[str], None], build: Callable[[Run], HfViTTrai
     return trainer, next(clock for clock in _callbacks(trainer, Clock)).seconds
 
 
-def build_trainer(run: Run) -> HfViTTrainer:
-    """The trainer of a classifier's run, ready to go."""
+def build_trainer(run: Run, kind: type[HfViTTrainer] = HfViTTrainer, **extras: Any) -> HfViTTrainer:
+    """The trainer of a classifier's run, ready to go; `extras` are what its `kind` wants beside a run's settings."""
     recipe, seed = run.recipe, run.options.seed
     training = train_transform(run.processor, recipe.augmentation, seed)
     augmentation = recipe.augmentation
@@ -63,7 +63,7 @@ def build_trainer(run: Run) -> HfViTTrainer:
     if recipe.patience is not None:
         callbacks.append(EarlyStoppingCallback(recipe.patience))
     choose_attention(run, run.model)
-    return HfViTTrainer(
+    return kind(
         model=run.model,
         args=training_arguments(run),
         train_dataset=cast(Any, transform_split(run.data, "train", training, seed=seed)),
@@ -76,6 +76,7 @@ def build_trainer(run: Run) -> HfViTTrainer:
         preprocess_logits_for_metrics=summarize_logits,
         optimizer_cls_and_kwargs=optimizer_of(run),
         callbacks=callbacks,
+        **extras,
     )
 
 
