@@ -276,6 +276,25 @@ def test_randaugment_is_torchvisions_under_the_images_own_seed():
     assert not torch.equal(ours, pixels)
 
 
+def test_erasing_puts_noise_into_a_rectangle_of_its_share_of_images():
+    grey = Image.new("RGB", (24, 24), (128, 128, 128))
+    transform = train_transform(make_processor(CONFIG), AugmentationConfig(random_erasing=0.25))
+    transform.set_epoch(0)
+    prepared = transform.prepare([grey] * 600)
+    values = torch.stack(list(transform.finish(prepared, np.arange(600, dtype=np.uint64))))
+    erased = (values != values.flatten()[0]).any(1)
+    hit = erased.flatten(1).any(1)
+    # Deviation of a share of 600: 0.018.
+    assert abs(hit.double().mean() - 0.25) < 0.06
+    for mask in erased[hit]:
+        rows, columns = mask.any(1).sum(), mask.any(0).sum()
+        assert mask.sum() == rows * columns  # one rectangle
+        assert 0.01 < rows * columns / 24**2 < 0.36
+    noise = values[erased.unsqueeze(1).expand_as(values)]
+    assert abs(noise.mean()) < 0.05
+    assert abs(noise.std() - 1) < 0.05
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -283,6 +302,7 @@ def test_randaugment_is_torchvisions_under_the_images_own_seed():
         ("random_resized_crop", (0.5, 0.2)),
         ("horizontal_flip", 1.5),
         ("randaugment", (2, 40)),
+        ("random_erasing", 1.5),
         ("mixup_alpha", -1.0),
         ("cutmix_alpha", -0.1),
         ("shift_px", -1),
@@ -303,6 +323,7 @@ EVERYTHING = AugmentationConfig(
     random_resized_crop=(0.5, 1.0),
     horizontal_flip=0.5,
     randaugment=(2, 10),
+    random_erasing=0.5,
     shift_px=2,
     rotation_degrees=10,
     shear_degrees=5,

@@ -1,4 +1,5 @@
 import inspect
+import math
 
 import pytest
 from pydantic import ValidationError
@@ -58,7 +59,7 @@ def test_crop_can_be_switched_off():
         (dict(steps=0), "steps = 0"),
         (dict(batch_size=0), "batch_size = 0"),
         (dict(dropout=1.0), "dropout = 1.0.*less than 1"),
-        (dict(optimizer="adam"), "optimizer = 'adam'.*'adamw' or 'sgd'"),
+        (dict(optimizer="adam"), "optimizer = 'adam'.*'adamw', 'sgd', 'lamb' or 'lion'"),
         (dict(schedule="cosin"), "schedule"),
         (dict(horizontal_flip=2.0), "horizontal_flip"),
         (dict(leaning_rate=1.0), "did you mean learning_rate"),
@@ -80,14 +81,93 @@ def test_unknown_recipe_names_the_nearest():
         find_recipe("vit-finetun")
 
 
-def test_command_prints_every_recipe_and_value(command):
+def test_command_lists_recipes_and_prints_every_value_of_one(command):
     code, out, _ = command("recipes")
     assert code == 0
     for recipe in RECIPES.values():
-        assert recipe.name in out
-    for key in find_recipe("digits").settings():
-        assert key in out or key in ("name", "source")
+        assert f" {recipe.name} " in out
     code, out, _ = command("recipes", "vit-finetune")
+    assert code == 0
     assert "2010.11929" in out
     assert "default-small" not in out
+    for key in find_recipe("digits").settings():
+        assert f" {key} " in out or key in ("name", "source")
     assert command("recipes", "nonsense")[0] == 1
+
+
+# arXiv 2010.11929, table 3, typed from the paper once more: (epochs, rate, schedule, decay, dropout) of a row.
+TABLE_3 = {
+    "vit-jft-b": (7, 8e-4, "linear", 0.1, 0.0),
+    "vit-jft-l32": (7, 6e-4, "linear", 0.1, 0.0),
+    "vit-jft-l16": (14, 4e-4, "linear", 0.1, 0.0),
+    "vit-jft-h14": (14, 3e-4, "linear", 0.1, 0.0),
+    "hybrid-jft-b": (7, 8e-4, "linear", 0.1, 0.0),
+    "hybrid-jft-l32": (7, 2e-4, "linear", 0.1, 0.0),
+    "hybrid-jft-l16": (14, 4e-4, "linear", 0.1, 0.0),
+    "vit-i21k-b": (90, 1e-3, "linear", 0.03, 0.1),
+    "vit-i21k-l": (90, 1e-3, "linear", 0.03, 0.1),
+    "vit-i1k": (300, 3e-3, "cosine", 0.3, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_3)
+def test_table_3(name):
+    recipe = find_recipe(name)
+    row = (recipe.epochs, recipe.learning_rate, recipe.schedule, recipe.weight_decay, recipe.dropout)
+    assert row == TABLE_3[name]
+    assert (recipe.batch_size, recipe.warmup, recipe.image_size) == (4096, 10_000, (224, 224))
+    assert (recipe.optimizer, recipe.beta1, recipe.beta2) == ("adamw", 0.9, 0.999)
+    assert recipe.clip == (1.0 if name == "vit-i1k" else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "grid"),
+    [
+        ("vit-finetune-imagenet", 20_000, (0.003, 0.01, 0.03, 0.06)),
+        ("vit-finetune-cifar", 10_000, (0.001, 0.003, 0.01, 0.03)),
+        ("vit-finetune-pets", 500, (0.001, 0.003, 0.01, 0.03)),
+    ],
+)
+def test_table_4(name, steps, grid):
+    recipe = find_recipe(name)
+    assert (recipe.steps, recipe.learning_rates) == (steps, grid)
+    assert recipe.learning_rate in grid
+    assert (recipe.optimizer, recipe.momentum, recipe.batch_size, recipe.clip) == ("sgd", 0.9, 512, 1.0)
+    assert recipe.warmup < steps
+
+
+def test_strong_augmentation_is_stronger():
+    levels = ["none", "light1", "light2", "medium1", "medium2", "strong1", "strong2"]
+    strengths = []
+    for level in levels:
+        plain, regularized = find_recipe(f"augreg-{level}"), find_recipe(f"augreg-{level}-dropout")
+        assert plain.augmentation == regularized.augmentation
+        assert (plain.dropout, plain.drop_path, regularized.dropout, regularized.drop_path) == (0.0, 0.0, 0.1, 0.1)
+        strengths.append((plain.augmentation.mixup_alpha, plain.augmentation.randaugment or (0, -1)))
+    assert strengths == sorted(strengths)
+    assert len(set(strengths)) == len(levels)
+
+
+def test_the_bias_of_a_binary_head_answers_every_class_as_often_as_it_comes():
+    recipe = find_recipe("rsb-a2")
+    assert 1 / (1 + math.exp(-recipe.initial_head_bias(1000))) == pytest.approx(1 / 1000, rel=2e-3)
+    # What the original codes round it to.
+    assert recipe.initial_head_bias(1000) == pytest.approx(-6.9, abs=0.05)
+    assert recipe.initial_head_bias(21_843) == pytest.approx(-10.0, abs=0.05)
+    assert recipe.override(head_bias=-3.0).initial_head_bias(10) == -3.0
+    assert find_recipe("default-small").initial_head_bias(10) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (dict(tune="lora", average_decay=0.99), "cannot be averaged and merged"),
+        (dict(bce_threshold=0.2), "choose --loss bce"),
+        (dict(tune="heads"), "'all', 'head' or 'lora'"),
+        (dict(layer_decay=1.5), "less than or equal to 1"),
+        (dict(sam_rho=-1.0), "sam_rho = -1.0"),
+    ],
+)
+def test_values_that_do_not_fit_together_are_refused(values, message):
+    with pytest.raises(UserError, match=message):
+        find_recipe("default-small").override(**values)

@@ -1,82 +1,88 @@
 """`hf-vit finetune`."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hf_vit.cli import options
+
 if TYPE_CHECKING:
     from hf_vit.training import FinetuneResult
+    from hf_vit.training.distillation import DistillationOptions
 
-_RECIPE = "Recipe values (defaults: the recipe's)"
-_IMAGES = "Variation of the training images (defaults: the recipe's)"
+_TEACHER = "Learning from a teacher (docs/distillation.md)"
 
 
 def finetune(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="Variant (S/16, Ti/4), folder or Hub id.", show_default=False)],
-    data: Annotated[
-        str,
-        typer.Option(
-            help="digits, photos, a folder of class folders, parquet or webdataset files, or a Hub id.",
-            show_default=False,
-        ),
-    ],
-    output: Annotated[Path, typer.Option(help="New or empty folder for the finished model.", show_default=False)],
+    model: options.Model,
+    data: options.Data,
+    output: options.Output,
     recipe: Annotated[str, typer.Option(help="Settings by name; hf-vit recipes shows them.")] = "default-small",
-    image_size: Annotated[str | None, typer.Option(help="px, S or HxW; positions are resampled.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last complete checkpoint.")] = False,
+    image_size: options.ImageSize = None,
+    teacher: Annotated[
+        str | None, typer.Option(rich_help_panel=_TEACHER, help="Image classifier: folder, Hub id or timm:NAME.")
+    ] = None,
+    distillation: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_TEACHER, help="hard or soft (DeiT's token), or logit (the default)."),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(rich_help_panel=_TEACHER, help="Of soft targets; by default 3.")
+    ] = None,
+    distillation_weight: Annotated[
+        float | None, typer.Option(rich_help_panel=_TEACHER, help="Share of the loss; by default .5 (hard) or .1.")
+    ] = None,
+    resume: options.Resume = False,
     seed: Annotated[int, typer.Option(help="Of weights, order, variation and dropout.", min=0)] = 0,
     micro_batch_size: Annotated[
         int | None, typer.Option(help="Images a forward pass; gradients are accumulated exactly.")
     ] = None,
-    precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
-    num_workers: Annotated[int, typer.Option(help="Processes that prepare images.", min=0)] = 0,
-    device: Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")] = None,
-    streaming: Annotated[bool, typer.Option("--streaming", help="Read the data while training.")] = False,
-    skip_bad_images: Annotated[bool, typer.Option("--skip-bad-images", help="Leave out unreadable images.")] = False,
-    keep_checkpoints: Annotated[
-        bool, typer.Option("--keep-checkpoints", help="Keep OUTPUT/checkpoints when done.")
-    ] = False,
+    precision: options.Precision = "auto",
+    num_workers: options.NumWorkers = 0,
+    device: options.Device = None,
+    streaming: options.Streaming = False,
+    skip_bad_images: options.SkipBadImages = False,
+    keep_checkpoints: options.KeepCheckpoints = False,
     push: Annotated[str | None, typer.Option(help="Share the finished model on the Hub: user/name.")] = None,
     private: Annotated[bool, typer.Option("--private", help="With --push: make a private repository.")] = False,
-    epochs: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)] = None,
-    steps: Annotated[int | None, typer.Option(rich_help_panel=_RECIPE, help="Instead of epochs.")] = None,
-    batch_size: Annotated[int | None, typer.Option(rich_help_panel=_RECIPE, help="Images a step.")] = None,
-    optimizer: Annotated[str | None, typer.Option(rich_help_panel=_RECIPE, help="adamw or sgd.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="After warm-up.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)] = None,
-    momentum: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Of SGD.")] = None,
-    beta1: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Of AdamW.")] = None,
-    beta2: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Of AdamW.")] = None,
-    schedule: Annotated[str | None, typer.Option(rich_help_panel=_RECIPE, help="cosine, linear, constant.")] = None,
-    warmup: Annotated[
-        float | None, typer.Option(rich_help_panel=_RECIPE, help="Share of all steps if below 1, else steps.")
-    ] = None,
-    clip: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Largest gradient norm; 0: off.")] = None,
-    label_smoothing: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)] = None,
-    dropout: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)] = None,
-    drop_path: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Stochastic depth.")] = None,
-    evaluations: Annotated[
-        int | None, typer.Option(rich_help_panel=_RECIPE, help="Evaluations and checkpoints in all.")
-    ] = None,
-    patience: Annotated[
-        int | None, typer.Option(rich_help_panel=_RECIPE, help="Evaluations without a better one before stopping.")
-    ] = None,
-    mixup_alpha: Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="0: off.")] = None,
-    cutmix_alpha: Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="0: off.")] = None,
-    random_resized_crop: Annotated[
-        tuple[float, float] | None,
-        typer.Option(rich_help_panel=_IMAGES, help="Smallest and largest share of the area; 0 0: off."),
-    ] = None,
-    randaugment: Annotated[
-        tuple[int, int] | None, typer.Option(rich_help_panel=_IMAGES, help="Layers and magnitude; 0 0: off.")
-    ] = None,
-    horizontal_flip: Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Probability.")] = None,
-    shift_px: Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest shift.")] = None,
-    rotation_degrees: Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest turn.")] = None,
-    shear_degrees: Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest slant.")] = None,
-    zoom: Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest change of size (share).")] = None,
+    epochs: options.Epochs = None,
+    steps: options.Steps = None,
+    batch_size: options.BatchSize = None,
+    optimizer: options.Optimizer = None,
+    learning_rate: options.LearningRate = None,
+    weight_decay: options.WeightDecay = None,
+    momentum: options.Momentum = None,
+    beta1: options.Beta1 = None,
+    beta2: options.Beta2 = None,
+    schedule: options.Schedule = None,
+    warmup: options.Warmup = None,
+    clip: options.Clip = None,
+    loss: options.Loss = None,
+    bce_threshold: options.BceThreshold = None,
+    head_bias: options.HeadBias = None,
+    label_smoothing: options.LabelSmoothing = None,
+    dropout: options.Dropout = None,
+    drop_path: options.DropPath = None,
+    evaluations: options.Evaluations = None,
+    patience: options.Patience = None,
+    tune: options.Tune = None,
+    lora_rank: options.LoraRank = None,
+    lora_alpha: options.LoraAlpha = None,
+    layer_decay: options.LayerDecay = None,
+    average_decay: options.AverageDecay = None,
+    sam_rho: options.SamRho = None,
+    sam_micro_batches: options.SamMicroBatches = None,
+    mixup_alpha: options.MixupAlpha = None,
+    cutmix_alpha: options.CutmixAlpha = None,
+    random_resized_crop: options.RandomResizedCrop = None,
+    randaugment: options.Randaugment = None,
+    random_erasing: options.RandomErasing = None,
+    horizontal_flip: options.HorizontalFlip = None,
+    shift_px: options.ShiftPx = None,
+    rotation_degrees: options.RotationDegrees = None,
+    shear_degrees: options.ShearDegrees = None,
+    zoom: options.Zoom = None,
 ) -> None:
     """Train an image classifier: fine-tune a checkpoint, or a variant from scratch."""
     from hf_vit.cli.command_line import command_line
@@ -84,7 +90,7 @@ def finetune(
     from hf_vit.training import finetune as run
     from hf_vit.training.recipes import OVERRIDABLE
 
-    options = FinetuneOptions(
+    chosen = FinetuneOptions(
         image_size=parse_size(image_size),
         micro_batch_size=micro_batch_size,
         precision=precision,  # pyright: ignore[reportArgumentType] - checked by the class
@@ -99,13 +105,15 @@ def finetune(
         private=private,
     )
     overrides = {name: value for name, value in context.params.items() if name in OVERRIDABLE}
+    learning = parse_distillation(teacher, distillation, temperature, distillation_weight)
     try:
         result = run(
             model,
             data,
             output,
             recipe=recipe,
-            options=options,
+            distillation=learning,
+            options=chosen,
             command=command_line(context),
             report=typer.echo,
             **overrides,
@@ -118,6 +126,25 @@ def finetune(
         from hf_vit.hub.push import describe
 
         typer.echo(describe(result.pushed))
+
+
+def parse_distillation(
+    teacher: str | None, kind: str | None, temperature: float | None, weight: float | None
+) -> "DistillationOptions | None":
+    """What the flags say of a teacher; None without one.
+
+    Raises:
+        UserError: the others without a teacher, or a value out of range.
+    """
+    from hf_vit.errors import UserError
+
+    if teacher is None:
+        if (kind, temperature, weight) != (None, None, None):
+            raise UserError("--distillation, --temperature and --distillation-weight need a --teacher")
+        return None
+    from hf_vit.training.distillation import DistillationOptions
+
+    return DistillationOptions(teacher, kind or "logit", temperature, weight)  # pyright: ignore[reportArgumentType]
 
 
 def parse_size(text: str | None) -> tuple[int, int] | None:

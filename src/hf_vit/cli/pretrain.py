@@ -1,50 +1,40 @@
 """`hf-vit pretrain`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from hf_vit.cli import options
 from hf_vit.cli.finetune import parse_size
 
-_RECIPE = "Recipe values (defaults: the recipe's)"
-_IMAGES = "Variation of the training images (defaults: the recipe's)"
 _PATCHES = "Masked and next patch prediction"
 _CONTRAST = "Momentum contrast"
 
 
 def pretrain(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="Variant (S/16, Ti/4), folder or Hub id.", show_default=False)],
-    data: Annotated[
-        str,
-        typer.Option(
-            help="digits, photos, a folder of class folders, parquet or webdataset files, or a Hub id.",
-            show_default=False,
-        ),
-    ],
-    output: Annotated[Path, typer.Option(help="New or empty folder for the finished model.", show_default=False)],
+    model: options.Model,
+    data: options.Data,
+    output: options.Output,
     objective: Annotated[str, typer.Option(help="masked-patch, next-patch or contrastive.")] = "masked-patch",
     recipe: Annotated[
         str | None, typer.Option(help="Settings by name (hf-vit recipes); by default the objective's small one.")
     ] = None,
-    image_size: Annotated[str | None, typer.Option(help="px, S or HxW; positions are resampled.")] = None,
+    image_size: options.ImageSize = None,
     class_token: Annotated[
         bool | None, typer.Option("--class-token/--no-class-token", help="By default the model's.", show_default=False)
     ] = None,
     num_hidden_groups: Annotated[int | None, typer.Option(help="Layers share weights in so many groups.")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Causal attention (next-patch always has it).")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last complete checkpoint.")] = False,
+    resume: options.Resume = False,
     seed: Annotated[int, typer.Option(help="Of weights, order, variation, masks and dropout.", min=0)] = 0,
     micro_batch_size: Annotated[int | None, typer.Option(help="Images a forward pass; not for contrastive.")] = None,
-    precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
-    num_workers: Annotated[int, typer.Option(help="Processes that prepare images.", min=0)] = 0,
-    device: Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")] = None,
-    streaming: Annotated[bool, typer.Option("--streaming", help="Read the data while training.")] = False,
-    skip_bad_images: Annotated[bool, typer.Option("--skip-bad-images", help="Leave out unreadable images.")] = False,
-    keep_checkpoints: Annotated[
-        bool, typer.Option("--keep-checkpoints", help="Keep OUTPUT/checkpoints when done.")
-    ] = False,
+    precision: options.Precision = "auto",
+    num_workers: options.NumWorkers = 0,
+    device: options.Device = None,
+    streaming: options.Streaming = False,
+    skip_bad_images: options.SkipBadImages = False,
+    keep_checkpoints: options.KeepCheckpoints = False,
     target: Annotated[
         str, typer.Option(rich_help_panel=_PATCHES, help="mean_color, downsampled or pixels.")
     ] = "mean_color",
@@ -62,27 +52,20 @@ def pretrain(
     freeze_patches: Annotated[
         bool, typer.Option("--freeze-patches/--train-patches", rich_help_panel=_CONTRAST, help="Patch projection.")
     ] = True,
-    epochs: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)] = None,
-    steps: Annotated[int | None, typer.Option(rich_help_panel=_RECIPE, help="Instead of epochs.")] = None,
-    batch_size: Annotated[int | None, typer.Option(rich_help_panel=_RECIPE, help="Images a step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="After warm-up.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)] = None,
-    schedule: Annotated[str | None, typer.Option(rich_help_panel=_RECIPE, help="cosine, linear, constant.")] = None,
-    warmup: Annotated[
-        float | None, typer.Option(rich_help_panel=_RECIPE, help="Share of all steps if below 1, else steps.")
-    ] = None,
-    clip: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Largest gradient norm; 0: off.")] = None,
-    dropout: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)] = None,
-    drop_path: Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Stochastic depth.")] = None,
-    evaluations: Annotated[
-        int | None, typer.Option(rich_help_panel=_RECIPE, help="Evaluations and checkpoints in all.")
-    ] = None,
-    random_resized_crop: Annotated[
-        tuple[float, float] | None,
-        typer.Option(rich_help_panel=_IMAGES, help="Smallest and largest share of the area; 0 0: off."),
-    ] = None,
-    horizontal_flip: Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Probability.")] = None,
-    shift_px: Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest shift.")] = None,
+    epochs: options.Epochs = None,
+    steps: options.Steps = None,
+    batch_size: options.BatchSize = None,
+    learning_rate: options.LearningRate = None,
+    weight_decay: options.WeightDecay = None,
+    schedule: options.Schedule = None,
+    warmup: options.Warmup = None,
+    clip: options.Clip = None,
+    dropout: options.Dropout = None,
+    drop_path: options.DropPath = None,
+    evaluations: options.Evaluations = None,
+    random_resized_crop: options.RandomResizedCrop = None,
+    horizontal_flip: options.HorizontalFlip = None,
+    shift_px: options.ShiftPx = None,
 ) -> None:
     """Pre-train without labels; hf-vit finetune --model OUTPUT goes on from there."""
     from hf_vit.cli.command_line import command_line
@@ -92,7 +75,7 @@ def pretrain(
     from hf_vit.training.masking import RandomMasking
     from hf_vit.training.recipes import OVERRIDABLE
 
-    options = FinetuneOptions(
+    chosen = FinetuneOptions(
         image_size=parse_size(image_size),
         micro_batch_size=micro_batch_size,
         precision=precision,  # pyright: ignore[reportArgumentType] - checked by the class
@@ -126,7 +109,7 @@ def pretrain(
             class_token=class_token,
             num_hidden_groups=num_hidden_groups,
             causal=causal,
-            options=options,
+            options=chosen,
             command=command_line(context),
             report=typer.echo,
             **{name: value for name, value in context.params.items() if name in OVERRIDABLE},

@@ -4,30 +4,33 @@ from typing import Annotated
 
 import typer
 
-_SIDE_BY_SIDE = 2  # recipes that fit a terminal of 80 columns with their names
 
-
-def recipes(name: Annotated[str | None, typer.Argument(help="One recipe; by default all.")] = None) -> None:
-    """Show the training recipes: every value, and where it comes from."""
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="One recipe with every value; by default a list.")] = None,
+) -> None:
+    """Show the training recipes: what each is for, every value, and where it comes from."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Column, Table
 
     from hf_vit.training.recipes import RECIPES, find_recipe
 
-    chosen = list(RECIPES.values()) if name is None else [find_recipe(name)]
-    for shown in (chosen[i : i + _SIDE_BY_SIDE] for i in range(0, len(chosen), _SIDE_BY_SIDE)):
-        table = Table(Column("value", no_wrap=True), *(recipe.name for recipe in shown))
-        table.add_row("for", *(recipe.summary for recipe in shown))
-        table.add_row("source", *(escape(recipe.source) for recipe in shown), end_section=True)
-        settings = [recipe.settings() for recipe in shown]
-        for key in settings[0]:
+    if name is None:
+        table = Table(Column("recipe", no_wrap=True), "for", "source")
+        for recipe in RECIPES.values():
+            table.add_row(recipe.name, escape(recipe.summary), escape(recipe.source))
+    else:
+        recipe = find_recipe(name)
+        table = Table(Column("value", no_wrap=True), recipe.name)
+        table.add_row("for", escape(recipe.summary))
+        table.add_row("source", escape(recipe.source), end_section=True)
+        for key, value in recipe.settings().items():
             if key not in ("name", "source"):
-                table.add_row(key, *(_shown(values[key]) for values in settings))
-        Console().print(table)
+                table.add_row(key, _shown(value))
+    Console().print(table)
 
 
 def _shown(value: object) -> str:
-    if value is None:
+    if value is None or value == []:
         return "-"
-    return "x".join(str(item) for item in value) if isinstance(value, list) else f"{value}"
+    return ", ".join(str(item) for item in value) if isinstance(value, list) else f"{value}"

@@ -29,7 +29,7 @@ _DRAWS = 6  # horizontal shift, vertical shift, angle, flip, zoom, shear
 class AugmentationConfig:
     """Which variations the training images get; the default is none at all.
 
-    Applied in this order: crop, shift, rotation with shear and zoom, flip, RandAugment; mixup or cutmix act on
+    Applied in this order: crop, shift, rotation with shear and zoom, flip, RandAugment, erasing; mixup or cutmix act on
     batches, in `ImageCollator`.
 
     Attributes:
@@ -38,6 +38,7 @@ class AugmentationConfig:
         horizontal_flip: probability.
         randaugment: (layers, magnitude 0..30) of RandAugment (arXiv 1909.13719), as in "How to train your ViT?" (arXiv
             2106.10270), or None.
+        random_erasing: probability that a rectangle of 2 to 33% of the image becomes noise (arXiv 1708.04896).
         mixup_alpha: Beta parameter of mixup (arXiv 1710.09412); 0 is off.
         cutmix_alpha: Beta parameter of cutmix (arXiv 1905.04899); 0 is off. With both on, every batch gets one of them.
         shift_px: largest random translation, px of the model's input, each direction; what moves in is black. A whole
@@ -50,6 +51,7 @@ class AugmentationConfig:
     random_resized_crop: tuple[float, float] | None = None
     horizontal_flip: float = 0.0
     randaugment: tuple[int, int] | None = None
+    random_erasing: float = 0.0
     mixup_alpha: float = 0.0
     cutmix_alpha: float = 0.0
     shift_px: float = 0
@@ -62,6 +64,7 @@ class AugmentationConfig:
         _need(crop is None or 0 < crop[0] <= crop[1] <= 1, "random_resized_crop", crop, "0 < smallest <= largest <= 1")
         _need(0 <= self.horizontal_flip <= 1, "horizontal_flip", self.horizontal_flip, "a probability, 0..1")
         _need(rand is None or (rand[0] >= 0 and 0 <= rand[1] <= 30), "randaugment", rand, "layers, magnitude 0..30")
+        _need(0 <= self.random_erasing <= 1, "random_erasing", self.random_erasing, "a probability, 0..1")
         _need(self.mixup_alpha >= 0, "mixup_alpha", self.mixup_alpha, "0 (off) or more")
         _need(self.cutmix_alpha >= 0, "cutmix_alpha", self.cutmix_alpha, "0 (off) or more")
         _need(self.shift_px >= 0, "shift_px", self.shift_px, "0 px or more")

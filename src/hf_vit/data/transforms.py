@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -105,6 +105,7 @@ class TrainTransform:
         self.augmentation = augmentation or AugmentationConfig()
         self.seed = seed
         self._augment = Augmenter(self.augmentation, input_size(processor), _interpolation(processor))
+        self._erase = _eraser(self.augmentation.random_erasing)
         mean, std = torch.tensor(processor.image_mean), torch.tensor(processor.image_std)
         scale = float(processor.rescale_factor)
         # (x * scale - mean) / std, as one product and one sum, per channel [3, 1, 1].
@@ -137,12 +138,20 @@ class TrainTransform:
             pixels = torch.stack(
                 [self._distorted(image, key) for image, key in zip(pixels, keys.tolist(), strict=True)]
             )
-        return (pixels * self._factor + self._offset).unbind()
+        scaled = (pixels * self._factor + self._offset).unbind()
+        if self._erase is None:
+            return scaled
+        return [self._erased(image, key) for image, key in zip(scaled, keys.tolist(), strict=True)]
 
     def _distorted(self, image: torch.Tensor, key: int) -> torch.Tensor:
         assert self.distort is not None
         with seeded(key ^ 2):  # crop and RandAugment have the key itself and key ^ 1
             return self.distort(image)
+
+    def _erased(self, image: torch.Tensor, key: int) -> torch.Tensor:
+        assert self._erase is not None
+        with seeded(key ^ 3):
+            return self._erase(image)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         prepared = self.prepare(batch["image"])
@@ -178,6 +187,13 @@ def input_size(processor: Any) -> tuple[int, int]:
     if not (size.get("height") and size.get("width")):
         raise UserError(f"the image processor's size is {dict(size)}; needed: a height and a width")
     return int(size["height"]), int(size["width"])
+
+
+def _eraser(probability: float) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Random erasing with normal noise a pixel, of normalised images, as DeiT's (arXiv 2012.12877, table 9)."""
+    from torchvision.transforms import v2
+
+    return v2.RandomErasing(probability, value=cast(Any, "random")) if probability else None
 
 
 def _content_key(image: torch.Tensor) -> int:

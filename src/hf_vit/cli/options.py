@@ -1,0 +1,98 @@
+"""Flags that several training commands share: what each means is said once, here.
+
+A command writes `epochs: options.Epochs = None`; its signature stays the list of its flags.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_RECIPE = "Recipe values (defaults: the recipe's)"
+_WEIGHTS = "Which weights learn, and how far (defaults: the recipe's)"
+_IMAGES = "Variation of the training images (defaults: the recipe's)"
+
+Model = Annotated[str, typer.Option(help="Variant (S/16, Ti/4), folder or Hub id.", show_default=False)]
+Data = Annotated[
+    str,
+    typer.Option(
+        help="digits, photos, a folder of class folders, parquet or webdataset files, or a Hub id.",
+        show_default=False,
+    ),
+]
+Output = Annotated[Path, typer.Option(help="New or empty folder for the finished model.", show_default=False)]
+ImageSize = Annotated[str | None, typer.Option(help="px, S or HxW; positions are resampled.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last complete checkpoint.")]
+Precision = Annotated[str, typer.Option(help="auto, fp32 or bf16.")]
+NumWorkers = Annotated[int, typer.Option(help="Processes that prepare images.", min=0)]
+Device = Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")]
+Streaming = Annotated[bool, typer.Option("--streaming", help="Read the data while training.")]
+SkipBadImages = Annotated[bool, typer.Option("--skip-bad-images", help="Leave out unreadable images.")]
+KeepCheckpoints = Annotated[bool, typer.Option("--keep-checkpoints", help="Keep OUTPUT/checkpoints when done.")]
+
+Epochs = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)]
+Steps = Annotated[int | None, typer.Option(rich_help_panel=_RECIPE, help="Instead of epochs.")]
+BatchSize = Annotated[int | None, typer.Option(rich_help_panel=_RECIPE, help="Images a step.")]
+Optimizer = Annotated[str | None, typer.Option(rich_help_panel=_RECIPE, help="adamw, sgd, lamb or lion.")]
+LearningRate = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="After warm-up.")]
+WeightDecay = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)]
+Momentum = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Of SGD.")]
+Beta1 = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Of AdamW, LAMB and Lion.")]
+Beta2 = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Of AdamW, LAMB and Lion.")]
+Schedule = Annotated[str | None, typer.Option(rich_help_panel=_RECIPE, help="cosine, linear, constant.")]
+Warmup = Annotated[
+    float | None, typer.Option(rich_help_panel=_RECIPE, help="Share of all steps if below 1, else steps.")
+]
+Clip = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Largest gradient norm; 0: off.")]
+Loss = Annotated[str | None, typer.Option(rich_help_panel=_RECIPE, help="ce, or bce (one answer a class).")]
+BceThreshold = Annotated[
+    float | None, typer.Option(rich_help_panel=_RECIPE, help="With bce: mixed targets above it become 1.")
+]
+HeadBias = Annotated[
+    float | None, typer.Option(rich_help_panel=_RECIPE, help="At first; by default 0, with bce -log(classes).")
+]
+LabelSmoothing = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)]
+Dropout = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)]
+DropPath = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Stochastic depth.")]
+Evaluations = Annotated[int | None, typer.Option(rich_help_panel=_RECIPE, help="Evaluations and checkpoints in all.")]
+Patience = Annotated[
+    int | None, typer.Option(rich_help_panel=_RECIPE, help="Evaluations without a better one before stopping.")
+]
+
+Tune = Annotated[str | None, typer.Option(rich_help_panel=_WEIGHTS, help="all, head, or lora (the extra peft).")]
+LoraRank = Annotated[int | None, typer.Option(rich_help_panel=_WEIGHTS)]
+LoraAlpha = Annotated[float | None, typer.Option(rich_help_panel=_WEIGHTS, help="Updates are scaled by alpha / rank.")]
+LayerDecay = Annotated[
+    float | None, typer.Option(rich_help_panel=_WEIGHTS, help="Factor on the rate from a layer to the one below.")
+]
+AverageDecay = Annotated[
+    float | None, typer.Option(rich_help_panel=_WEIGHTS, help="Of averaged weights (0.9999), which are released.")
+]
+SamRho = Annotated[
+    float | None, typer.Option(rich_help_panel=_WEIGHTS, help="Radius of sharpness-aware minimisation; 0: off.")
+]
+SamMicroBatches = Annotated[
+    bool | None,
+    typer.Option(
+        "--sam-micro-batches/--sam-batch",
+        rich_help_panel=_WEIGHTS,
+        help="A perturbation for every micro-batch, or for the step.",
+        show_default=False,
+    ),
+]
+
+MixupAlpha = Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="0: off.")]
+CutmixAlpha = Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="0: off.")]
+RandomResizedCrop = Annotated[
+    tuple[float, float] | None,
+    typer.Option(rich_help_panel=_IMAGES, help="Smallest and largest share of the area; 0 0: off."),
+]
+Randaugment = Annotated[
+    tuple[int, int] | None, typer.Option(rich_help_panel=_IMAGES, help="Layers and magnitude; 0 0: off.")
+]
+RandomErasing = Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Probability.")]
+HorizontalFlip = Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Probability.")]
+ShiftPx = Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest shift.")]
+RotationDegrees = Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest turn.")]
+ShearDegrees = Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest slant.")]
+Zoom = Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest change of size (share).")]
