@@ -6,15 +6,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hf_vit import UserError
-from hf_vit.training.sampling import (
-    EpochSampler,
-    SeededDataset,
-    SeededStream,
-    StreamCollator,
-    as_is,
-    derive_seed,
-    seeded,
-)
+from hf_vit.training.sampling import EpochSampler, SeededDataset, as_is, derive_seed, seeded
+from hf_vit.training.streaming import SeededStream, StreamCollator
 
 
 class Noisy(Dataset):

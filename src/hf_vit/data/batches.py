@@ -1,8 +1,7 @@
 """What a loader iterates over: transformed images that are decoded once where memory allows; and the collator."""
 
 import zlib
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 
 from hf_vit.data.augmentation import seeded
 from hf_vit.data.image_data import ImageData
+from hf_vit.data.transformed_stream import TransformedStream
 from hf_vit.data.transforms import EvalTransform, TrainTransform
 
 if TYPE_CHECKING:
@@ -87,41 +87,6 @@ class TransformedImages(torch.utils.data.Dataset[dict[str, Any]]):
         return prepared
 
 
-class TransformedStream(torch.utils.data.IterableDataset[dict[str, Any]]):
-    """A stream through a transform, with a shuffle buffer; varied by epoch and by every image's own content.
-
-    Args:
-        stream: of {"image", "label"}.
-        transform: from `train_transform` or `eval_transform`.
-        shuffle_buffer: images to shuffle among; 0 keeps the order.
-        seed: of the shuffle, which differs in every epoch.
-    """
-
-    def __init__(
-        self,
-        stream: "IterableDataset",
-        transform: TrainTransform | EvalTransform,
-        shuffle_buffer: int = 0,
-        seed: int = 0,
-    ) -> None:
-        self.stream = stream.shuffle(seed=seed, buffer_size=shuffle_buffer) if shuffle_buffer else stream
-        self.transform = transform
-
-    def set_epoch(self, epoch: int) -> None:
-        """From now on shuffle and vary as in this epoch."""
-        self.stream.set_epoch(epoch)
-        self.transform.set_epoch(epoch)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        mixable = self.transform.mixable
-        # Not stream.iter(batch_size): in a loader's worker that would read every shard, not only the worker's own.
-        examples: Iterator[Any] = iter(self.stream)
-        while chunk := list(islice(examples, _PREPARED_AT_ONCE)):
-            made = self.transform({name: [example[name] for example in chunk] for name in ("image", "label")})
-            for values, label in zip(made["pixel_values"], made["label"], strict=True):
-                yield {"pixel_values": values, "label": label, "mixable": mixable}
-
-
 def transform_split(
     data: ImageData,
     split: str,
@@ -138,14 +103,16 @@ def transform_split(
         split: "train", "validation" or "test".
         transform: from `train_transform` or `eval_transform`.
         cache_bytes: memory for prepared images of a table.
-        shuffle_buffer: images of a training stream to shuffle among (tables are shuffled by the loader's sampler).
+        shuffle_buffer: images of a training stream to shuffle among, each process' and worker's apart (tables are
+            shuffled by the loader's sampler).
         seed: of that shuffle.
     """
     chosen = data.split(split)
     if hasattr(chosen, "__len__"):
         return TransformedImages(cast("Dataset", chosen), transform, cache_bytes)
     buffer = shuffle_buffer if isinstance(transform, TrainTransform) else 0
-    return TransformedStream(cast("IterableDataset", chosen), transform, buffer, seed)
+    stream, reader = data.readers.get(split, (cast("IterableDataset", chosen), None))
+    return TransformedStream(stream, transform, buffer, seed, reader)
 
 
 class ImageCollator:

@@ -42,18 +42,20 @@ def checkpoints_in(work: Path) -> list[Path]:
 def is_complete(checkpoint: Path) -> bool:
     """Whether a checkpoint was written to its end: every file is there and none is cut off.
 
-    The Trainer writes its state last; archives carry their directory at the end, and a safetensors header says how
-    long the file must be.
+    The Trainer writes its state last, but for what other processes write; archives carry their directory at the end,
+    and a safetensors header says how long the file must be.
     """
+    processes = (read_run(checkpoint.parent) or {}).get("world_size", 1)
     try:
         state = json.loads((checkpoint / _STATE_NAME).read_text(encoding="utf-8"))
         json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-        zipped = [checkpoint / name for name in _ZIPPED] + list(checkpoint.glob("rng_state*.pth"))
+        random_states = list(checkpoint.glob("rng_state*.pth"))
+        zipped = [checkpoint / name for name in _ZIPPED] + random_states + list(checkpoint.glob("stream_*.pt"))
         weights = list(checkpoint.glob("*.safetensors"))
         return (
             isinstance(state, dict)
             and bool(weights)
-            and len(zipped) > len(_ZIPPED)
+            and len(random_states) == processes
             and all(zipfile.is_zipfile(path) for path in zipped)
             and all(_is_whole(path) for path in weights)
         )

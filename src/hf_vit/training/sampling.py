@@ -6,19 +6,15 @@ unbroken one, at any step and with any number of workers.
 
 import hashlib
 import random
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
-
-from hf_vit.errors import UserError
+from torch.utils.data import BatchSampler, Dataset, Sampler
 
 Collator = Callable[[list[Any]], Any]
-# How an example of a stream carries the seed of its batch to the collator.
-_SEED_KEY = "hf_vit_random_seed"
 
 
 def derive_seed(*numbers: int) -> int:
@@ -65,6 +61,52 @@ class EpochSampler(Sampler[tuple[int, int]]):
             yield epoch, index
 
 
+class EpochBatches(BatchSampler):
+    """One process' batches of an `EpochSampler`: together, the processes see what a single one would.
+
+    Batch i goes to process i modulo `world_size`. What is left at the end of an epoch is dealt out evenly, so that
+    every process has as many batches as the others and every example comes once; examples are repeated only where fewer
+    are left than there are processes.
+
+    Args:
+        sampler: the order of the epoch, the same in every process.
+        batch_size: examples of a process' batch.
+        drop_last: leave out what does not fill a batch of every process.
+        rank: this process.
+        world_size: processes.
+    """
+
+    def __init__(
+        self, sampler: EpochSampler, batch_size: int, drop_last: bool = False, rank: int = 0, world_size: int = 1
+    ) -> None:
+        super().__init__(sampler, batch_size, drop_last)
+        self.rank = rank
+        self.world_size = world_size
+
+    def __len__(self) -> int:
+        whole, left = divmod(len(self._keys), self.batch_size * self.world_size)
+        return whole if self.drop_last or not left else whole + 1
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        keys = list(self._keys)
+        together = self.batch_size * self.world_size
+        for start in range(0, len(keys) - together + 1, together):
+            own = start + self.rank * self.batch_size
+            yield keys[own : own + self.batch_size]
+        left = keys[len(keys) - len(keys) % together :]
+        if left and not self.drop_last:
+            left += keys[: max(0, self.world_size - len(left))]
+            size, more = divmod(len(left), self.world_size)
+            begin = self.rank * size + min(self.rank, more)
+            yield left[begin : begin + size + (self.rank < more)]
+
+    @property
+    def _keys(self) -> EpochSampler:
+        # BatchSampler types its sampler as any iterable.
+        assert isinstance(self.sampler, EpochSampler)
+        return self.sampler
+
+
 class SeededDataset(Dataset[Any]):
     """Serves the keys of `EpochSampler`: batches whose transforms and collator draw from a seed of their own.
 
@@ -101,55 +143,3 @@ class SeededDataset(Dataset[Any]):
 def as_is(batch: Any) -> Any:
     """The collator of batches that are already collated."""
     return batch
-
-
-class SeededStream(IterableDataset[Any]):
-    """An endless stream over an iterable data set, epoch after epoch; every example is read under its own seed.
-
-    Endless, because a resumed training finds its place by counting batches from the start of the stream.
-
-    Args:
-        dataset: an iterable data set; if it has `set_epoch`, that is called at every pass.
-        seed: of the whole training.
-
-    Raises:
-        UserError: the stream holds no example.
-    """
-
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self.dataset = dataset
-        self.seed = seed
-
-    def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        rank = 0 if worker is None else worker.id
-        epoch, count = 0, 0
-        while True:
-            if hasattr(self.dataset, "set_epoch"):
-                self.dataset.set_epoch(epoch)
-            before, examples = count, iter(self.dataset)
-            while True:
-                number = derive_seed(self.seed, rank, count)
-                with seeded(number):
-                    example = next(examples, None)
-                if example is None:
-                    break
-                yield {**example, _SEED_KEY: number}
-                count += 1
-            if count == before:
-                if rank == 0:
-                    raise UserError("the training stream holds no image; check the data files and their split names")
-                return  # fewer shards than workers: this worker has nothing to read
-            epoch += 1
-
-
-class StreamCollator:
-    """Runs a collator under the seed that the first example of a `SeededStream` batch brought along."""
-
-    def __init__(self, collator: Collator) -> None:
-        self.collator = collator
-
-    def __call__(self, examples: list[Mapping[str, Any]]) -> Any:
-        plain = [{key: value for key, value in example.items() if key != _SEED_KEY} for example in examples]
-        with seeded(int(examples[0][_SEED_KEY])):
-            return self.collator(plain)

@@ -4,28 +4,31 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from accelerate.data_loader import prepare_data_loader
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, ProgressCallback, Trainer
+from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, ProgressCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import TrainOutput
 
 from hf_vit.errors import UserError
 from hf_vit.facts import DataFact
 from hf_vit.training.progress import LiveProgress
-from hf_vit.training.sampling import EpochSampler, SeededDataset, SeededStream, StreamCollator, as_is
+from hf_vit.training.sampling import EpochBatches, EpochSampler, SeededDataset, as_is
 from hf_vit.training.sharing import check_trainer, share_trainer
+from hf_vit.training.streaming import SeededStream, StreamingTrainer, stream_loader
 
 
-class HfViTTrainer(Trainer):
+class HfViTTrainer(StreamingTrainer):
     """A `Trainer` for image classifiers. Use it as transformers' own; what differs:
 
     - No weight decay on biases, norms, tokens, position tables, LayerScale or probes: only on matrices and kernels.
     - Labels may be class indices [B] or probabilities [B, K] (mixup, cutmix); `label_smoothing_factor` goes with both,
       and shapes the training loss only: `eval_loss` is the plain cross-entropy.
     - Order, augmentation and mixing of the images depend on (seed, epoch, position) alone (see `sampling`), so that a
-      resumed training repeats an unbroken one step by step.
+      resumed training repeats an unbroken one step by step; several processes see what a single one would, and of a
+      stream each its own part.
     - A loss that is not a number stops the training with step, learning rate and remedy, before it spoils the weights.
     - `save_model` writes no pickle (`training_args.bin`); only checkpoints to resume from hold optimizer state.
     - Live progress on a terminal, nothing elsewhere.
@@ -67,23 +70,26 @@ class HfViTTrainer(Trainer):
             raise ValueError("training needs a train_dataset")
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         workers = self.args.dataloader_num_workers
+        rank, world = self.args.process_index, self.args.world_size
+        size, drop_last, device = self._train_batch_size, self.args.dataloader_drop_last, self.accelerator.device
         options: dict[str, Any] = {
-            "batch_size": self._train_batch_size,
             "num_workers": workers,
             "persistent_workers": workers > 0,
             "prefetch_factor": self.args.dataloader_prefetch_factor,
             "pin_memory": self.args.dataloader_pin_memory and self.args.device.type == "cuda",
-            "drop_last": self.args.dataloader_drop_last,
         }
         # datasets.IterableDataset is one of torch's only when torch was imported first: both are told by their name.
         if isinstance(self.train_dataset, IterableDataset) or not hasattr(self.train_dataset, "__len__"):
-            stream = SeededStream(self.train_dataset, seed)
-            loader = DataLoader(stream, collate_fn=StreamCollator(self.data_collator), **options)
-        else:
-            dataset = SeededDataset(self.train_dataset, self.data_collator, seed)
-            sampler = EpochSampler(len(dataset), seed)
-            loader = DataLoader(cast(Any, dataset), sampler=cast(Any, sampler), collate_fn=as_is, **options)
-        return self.accelerator.prepare(loader)
+            stream = SeededStream(self.train_dataset, seed, rank, world)
+            self.stream = stream_loader(
+                stream, self.data_collator, device, batch_size=size, drop_last=drop_last, **options
+            )
+            return self.stream
+        dataset = SeededDataset(self.train_dataset, self.data_collator, seed)
+        batches = EpochBatches(EpochSampler(len(dataset), seed), size, drop_last, rank, world)
+        loader = DataLoader(cast(Any, dataset), batch_sampler=cast(Any, batches), collate_fn=as_is, **options)
+        # As for a single process: the batches are dealt out already.
+        return prepare_data_loader(loader, device, num_processes=1, process_index=0, put_on_device=True)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Every image is judged by, whatever training drops at the end of an epoch."""
