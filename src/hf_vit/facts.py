@@ -286,6 +286,8 @@ def _shorten(argument: str) -> str:
     option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
     if "://" in value:
         return option + equals + value
+    if value.startswith("timm:"):  # the library's name before a folder
+        return option + equals + "timm:" + _shorten(value.removeprefix("timm:"))
     posix, windows = PurePosixPath(value), PureWindowsPath(value)
     if windows.drive:
         value = windows.name or value

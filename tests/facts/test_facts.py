@@ -135,6 +135,8 @@ def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
         (["hf-vit", "finetune", "--data=/data/ann/cats/"], "hf-vit finetune --data=cats"),
         (["hf-vit", "evaluate", "../../ann/out"], "hf-vit evaluate out"),
         (["hf-vit", "evaluate", "~ann/out"], "hf-vit evaluate out"),
+        (["hf-vit", "finetune", "--teacher", "timm:/home/ann/out"], "hf-vit finetune --teacher timm:out"),
+        (["hf-vit", "finetune", "--teacher=timm:resnet18"], "hf-vit finetune --teacher=timm:resnet18"),
         (["hf-vit", "evaluate", "out/model", "--data", "digits"], "hf-vit evaluate out/model --data digits"),
         (["hf-vit", "evaluate", "me/vit", "--data", "you/cifar10"], "hf-vit evaluate me/vit --data you/cifar10"),
         ([r"C:\Users\ann\hf-vit.exe", "card", r"C:\Users\ann\out"], "hf-vit card out"),

@@ -1,0 +1,441 @@
+"""Learning from a teacher: the losses by hand, what the teacher sees, whose classes it speaks of, exact resuming."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+from transformers import (
+    AutoModelForImageClassification,
+    ConvNextImageProcessor,
+    ResNetConfig,
+    ResNetForImageClassification,
+    TrainingArguments,
+    ViTImageProcessor,
+)
+
+from hf_vit import HfViTForImageClassification, UserError
+from hf_vit.data import make_processor
+from hf_vit.facts import Facts
+from hf_vit.models.modeling_hf_vit import HfViTImageClassifierOutput
+from hf_vit.training import FinetuneOptions, finetune
+from hf_vit.training.checkpoints import checkpoints_in
+from hf_vit.training.distillation import (
+    DistillationOptions,
+    DistillationTrainer,
+    distillation_loss,
+)
+from hf_vit.training.teacher import PixelScale, Teacher, open_teacher
+
+NAMES = ["blue", "green", "red"]
+SETTINGS = dict(steps=8, evaluations=4, batch_size=12, learning_rate=2e-3, mixup_alpha=0.2, dropout=0.1, shift_px=1)
+
+
+def softmax(row, temperature=1.0):
+    powers = [math.exp(value / temperature) for value in row]
+    return [power / sum(powers) for power in powers]
+
+
+def by_hand(kind, own, learner, labels, taught, weight, temperature):
+    """arXiv 2012.12877, equations 2 and 3, image by image in plain Python; `labels` are probabilities."""
+    total = 0.0
+    for ours, token, label, theirs in zip(own, learner, labels, taught, strict=True):
+        total -= (1 - weight) * sum(y * math.log(p) for y, p in zip(label, softmax(ours), strict=True))
+        if kind == "hard":
+            total -= weight * math.log(softmax(token)[theirs.index(max(theirs))])
+        else:
+            pairs = zip(softmax(theirs, temperature), softmax(token, temperature), strict=True)
+            total += weight * temperature**2 * sum(t * math.log(t / s) for t, s in pairs)
+    return total / len(own)
+
+
+@pytest.fixture
+def answers():
+    """Logits [5, 3] of both heads and of the teacher."""
+    generator = torch.Generator().manual_seed(1)
+    return [3 * torch.randn(5, 3, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "given", "weight", "temperature"),
+    [
+        ("hard", {}, 0.5, None),
+        ("hard", {"weight": 0.8}, 0.8, None),
+        ("soft", {}, 0.1, 3.0),
+        ("soft", {"weight": 0.3, "temperature": 1.5}, 0.3, 1.5),
+        ("logit", {}, 0.1, 3.0),
+        ("logit", {"weight": 1.0, "temperature": 7.0}, 1.0, 7.0),
+    ],
+)
+def test_the_loss_is_the_hand_computed_one(kind, given, weight, temperature, soft, answers):
+    cls, token, taught = answers
+    labels = torch.rand(5, 3, dtype=torch.float64).softmax(1) if soft else torch.tensor([0, 2, 1, 1, 0])
+    outputs = HfViTImageClassifierOutput(logits=(cls + token) / 2, cls_logits=cls, distillation_logits=token)
+    loss = distillation_loss(outputs, labels, taught, DistillationOptions(None, kind, **given))
+    own, learner = (outputs.logits, outputs.logits) if kind == "logit" else (cls, token)
+    rows = labels if soft else F.one_hot(labels, 3)
+    expected = by_hand(kind, own.tolist(), learner.tolist(), rows.tolist(), taught.tolist(), weight, temperature)
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_student_that_answers_as_its_teacher_has_nothing_to_learn(answers):
+    logits = answers[0].requires_grad_()
+    options = DistillationOptions(None, "logit", weight=1.0, temperature=4.0)
+    loss = distillation_loss(HfViTImageClassifierOutput(logits=logits), torch.zeros(5).long(), logits.detach(), options)
+    loss.backward()
+    assert loss.item() == pytest.approx(0, abs=1e-12)
+    assert logits.grad.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (dict(kind="firm"), "distillation 'firm' is unknown; choose hard, soft, logit"),
+        (dict(kind="hard", temperature=2.0), "hard distillation has no temperature"),
+        (dict(temperature=0.0), "temperature 0.0 must be above 0"),
+        (dict(kind="soft", temperature=float("nan")), "temperature nan"),
+        (dict(weight=1.5), r"weight 1.5 must be in 0..1"),
+    ],
+)
+def test_bad_options(values, message):
+    with pytest.raises(UserError, match=message):
+        DistillationOptions("nobody", **values)
+
+
+# --- teachers ---
+
+
+@pytest.fixture
+def images():
+    """So pale that no filter overshoots white or black."""
+    return [Image.fromarray(np.random.RandomState(seed).randint(80, 176, (8, 8, 3), np.uint8)) for seed in range(4)]
+
+
+def make_teacher_model(tiny_config, names=NAMES, **fields):
+    torch.manual_seed(7)
+    labels = dict(num_labels=len(names), id2label=dict(enumerate(names)))
+    model = HfViTForImageClassification(tiny_config(**{**labels, **fields}))
+    nn.init.normal_(model.classifier.weight)
+    return model.eval()
+
+
+@pytest.fixture
+def teacher_folder(tiny_config, tmp_path_factory):
+    """A saved teacher with a scale of its own."""
+    folder = tmp_path_factory.mktemp("teacher") / "teacher"
+    model = make_teacher_model(tiny_config)
+    model.save_pretrained(folder)
+    make_processor(model.config, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.25]).save_pretrained(folder)
+    return folder
+
+
+def test_the_teacher_sees_its_own_scale(tiny_config, teacher_folder, images):
+    student = make_processor(tiny_config())
+    teacher = open_teacher(teacher_folder, "cpu")
+    given = student(images, return_tensors="pt")["pixel_values"]
+    wanted = ViTImageProcessor.from_pretrained(teacher_folder)(images, return_tensors="pt")["pixel_values"]
+    expected = HfViTForImageClassification.from_pretrained(teacher_folder).eval()(wanted).logits
+    torch.testing.assert_close(teacher.answer(given, PixelScale.of(student)), expected, atol=1e-5, rtol=1e-5)
+    assert not (given - wanted).abs().max() < 0.1  # the scales do differ
+
+
+@pytest.mark.parametrize("resample", [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC])
+@pytest.mark.parametrize("side", [4, 16])
+def test_the_teacher_sees_its_own_size(side, resample, tiny_config, images):
+    """As its image processor makes it of the image, but for Pillow's two roundings to whole pixel values."""
+    student = make_processor(tiny_config())
+    own = ViTImageProcessor(size={"height": side, "width": side}, resample=resample, image_std=[1, 1, 1])
+    seen = []
+    model = make_teacher_model(tiny_config, image_size=side)
+    model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    open_teacher((model, own)).answer(student(images, return_tensors="pt")["pixel_values"], PixelScale.of(student))
+    wanted = own(images, return_tensors="pt")["pixel_values"]
+    assert seen[0].shape == wanted.shape
+    assert (seen[0] - wanted).abs().max() <= 1.25 / 255
+
+
+def test_processors_that_do_not_normalise_or_rescale(images):
+    for options in ({"do_normalize": False}, {"do_rescale": False, "image_mean": [99, 98, 97], "image_std": [9, 8, 7]}):
+        processor = ViTImageProcessor(size={"height": 8, "width": 8}, **options)
+        made = processor(images, return_tensors="pt")["pixel_values"].float()
+        pixels = torch.stack([torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in images]) / 255
+        torch.testing.assert_close(PixelScale.of(processor).apply(pixels), made, atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(PixelScale.of(processor).undo(made), pixels, atol=1e-6, rtol=1e-5)
+
+
+def test_classes_are_matched_by_name(tiny_config, teacher_folder):
+    """The teacher knows more classes, in another order: the answers are the data's, in the data's."""
+    names = ["red", "cyan", "blue", "green"]
+    model = make_teacher_model(tiny_config, names)
+    teacher = open_teacher((model, ViTImageProcessor.from_pretrained(teacher_folder))).for_classes(NAMES)
+    pixels = torch.rand(2, 3, 8, 8)
+    scale = PixelScale.of(ViTImageProcessor.from_pretrained(teacher_folder))
+    torch.testing.assert_close(teacher.answer(pixels, scale), model(pixels).logits[:, [2, 3, 0]], atol=1e-5, rtol=1e-4)
+    with pytest.raises(UserError, match=r"teacher HfViTForImageClassification: the data has classes .*'black'"):
+        teacher.for_classes(["blue", "black"])
+
+
+def test_a_teacher_of_transformers(tmp_path, images):
+    labels = dict(enumerate(NAMES))
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1], id2label=labels)
+    ResNetForImageClassification(config).save_pretrained(tmp_path / "resnet")
+    # It gives a shorter side only, and is fed squares.
+    ConvNextImageProcessor(size={"shortest_edge": 32}, crop_pct=1.0).save_pretrained(tmp_path / "resnet")
+    teacher = open_teacher(tmp_path / "resnet", "cpu").for_classes(NAMES)
+    assert (teacher.name, teacher.size) == ("resnet", (32, 32))
+    seen = []
+    teacher.model.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
+    assert teacher.answer(torch.rand(2, 3, 8, 8), PixelScale()).shape == (2, 3)
+    assert seen == [(2, 3, 32, 32)]
+
+
+@pytest.fixture
+def timm_folder(tmp_path):
+    """Save a tiny model of timm: (folder, what config.json says beyond the architecture)."""
+    from timm.models import save_for_hf
+
+    def make(**config):
+        torch.manual_seed(3)
+        args = dict(img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2)
+        model = timm.create_model("vit_tiny_patch16_224", num_classes=3, **args)
+        save_for_hf(model, tmp_path / "timm", model_config=config, model_args=args, safe_serialization=True)
+        return tmp_path / "timm", model.eval()
+
+    return make
+
+
+def test_a_teacher_of_timm(timm_folder):
+    folder, model = timm_folder(label_names=["red", "green", "blue"])
+    pixels = torch.rand(2, 3, 16, 16)
+    expected = model((pixels - 0.5) / 0.5)[:, [2, 1, 0]]
+    for source in (folder, f"timm:{folder}"):
+        teacher = open_teacher(source, "cpu").for_classes(NAMES)
+        assert (teacher.name, teacher.size) == ("timm:timm", (16, 16))
+        torch.testing.assert_close(teacher.answer(pixels, PixelScale()), expected)
+
+
+def test_a_teacher_that_does_not_name_its_classes(timm_folder):
+    with pytest.raises(UserError, match=r"does not name its classes.*write label_names"):
+        open_teacher(timm_folder()[0], "cpu").for_classes(NAMES)
+
+
+def test_timm_knows_imagenet_by_number_and_by_word():
+    from hf_vit.evaluation.timm_models import timm_label_names
+
+    numbers, words = timm_label_names(timm.create_model("resnet10t"))
+    assert (numbers[0], words[0]) == ("n01440764", "tench, Tinca tinca")
+    pixels, model = torch.rand(1, 3, 32, 32), timm.create_model("resnet10t").eval()
+    teacher = Teacher(model, "resnet", [numbers, words])
+    for names in (["n01443537", "n01440764"], ["goldfish, Carassius auratus", "tench, Tinca tinca"]):
+        found = teacher.for_classes(names).answer(pixels, PixelScale())
+        torch.testing.assert_close(found, model(pixels)[:, [1, 0]])
+
+
+# --- training ---
+
+
+class Images(torch.utils.data.Dataset):
+    def __init__(self, count=12):
+        generator = torch.Generator().manual_seed(4)
+        self.pixels = torch.rand(count, 3, 8, 8, generator=generator) * 2 - 1
+        self.labels = torch.arange(count) % 3
+
+    def __len__(self):
+        return len(self.pixels)
+
+    def __getitem__(self, index):
+        return {"pixel_values": self.pixels[index], "labels": self.labels[index]}
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft", "logit"])
+def test_a_step_is_the_one_computed_by_hand(kind, tiny_config, teacher_folder, tmp_path):
+    """Whole or in parts of 4 and of 5 images: the step of plain torch on all 12, with smoothed labels."""
+    after, data = [], Images()
+    options = DistillationOptions(teacher_folder, kind, weight=0.4)
+    for micro, accumulated in ((12, 1), (4, 3), (5, 3)):
+        torch.manual_seed(0)
+        student = HfViTForImageClassification(tiny_config(use_distillation_token=kind != "logit"))
+        for name, head in student.named_children():
+            if "classifier" in name:
+                nn.init.normal_(head.weight)
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path),
+            report_to="none",
+            use_cpu=True,
+            max_steps=1,
+            learning_rate=0.1,
+            optim="sgd",
+            per_device_train_batch_size=micro,
+            gradient_accumulation_steps=accumulated,
+            label_smoothing_factor=0.2,
+            max_grad_norm=0.0,
+        )
+        teacher = open_teacher(teacher_folder, "cpu")
+        trainer = DistillationTrainer(
+            student,
+            arguments,
+            train_dataset=data,
+            eval_dataset=data,
+            processing_class=make_processor(student.config),
+            teacher=teacher,
+            distillation=options,
+        )
+        with torch.no_grad():
+            logits = student.eval()(data.pixels).logits
+        assert trainer.evaluate()["eval_loss"] == pytest.approx(F.cross_entropy(logits, data.labels).item(), rel=1e-6)
+        expected = plain_step(student, data, teacher.model, kind)
+        trainer.train()
+        after.append(torch.cat([parameter.detach().flatten() for parameter in student.parameters()]))
+    for parameters in after:
+        torch.testing.assert_close(parameters, expected, rtol=0, atol=5e-6)
+
+
+def plain_step(student, data, teacher, kind):
+    import copy
+
+    model = copy.deepcopy(student).train()
+    mean, std = torch.tensor([0.4, 0.5, 0.6])[:, None, None], torch.tensor([0.2, 0.3, 0.25])[:, None, None]
+    with torch.no_grad():
+        taught = teacher((data.pixels * 0.5 + 0.5 - mean) / std).logits
+    outputs = model(data.pixels)
+    own = outputs.logits if kind == "logit" else outputs.cls_logits
+    learner = outputs.logits if kind == "logit" else outputs.distillation_logits
+    loss = 0.6 * F.cross_entropy(own, data.labels, label_smoothing=0.2)
+    if kind == "hard":
+        loss = loss + 0.4 * F.cross_entropy(learner, taught.argmax(1))
+    else:
+        log_student, teacher_share = (learner / 3).log_softmax(1), (taught / 3).softmax(1)
+        loss = loss + 0.4 * 9 * F.kl_div(log_student, teacher_share, reduction="batchmean")
+    loss.backward()
+    return torch.cat([(p - 0.1 * p.grad).detach().flatten() for p in model.parameters()])
+
+
+@pytest.fixture
+def distil(tiny_config, colours, teacher_folder):
+    def run(output, resume=False, kind="hard", teacher=teacher_folder, changes=None, model=None, **options):
+        chosen = FinetuneOptions(micro_batch_size=6, resume=resume, device="cpu", **options)
+        settings = {**SETTINGS, **(changes or {})}
+        learning = DistillationOptions(teacher, kind)
+        return finetune(model or tiny_config(), str(colours), output, distillation=learning, options=chosen, **settings)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def same_weights():
+    from safetensors.torch import load_file
+
+    def compare(one, other):
+        ours, theirs = (load_file(folder / "model.safetensors") for folder in (one, other))
+        return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+    return compare
+
+
+def test_a_distilled_model_is_saved_with_facts_and_resumes_exactly(distil, tmp_path, same_weights, teacher_folder):
+    before = {path: path.read_bytes() for path in teacher_folder.iterdir()}
+    done = distil(tmp_path / "done", keep_checkpoints=True)
+    assert {path: path.read_bytes() for path in teacher_folder.iterdir()} == before
+    # Inference averages both heads, and no teacher travels along.
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "done")
+    outputs = model(torch.rand(2, 3, 8, 8))
+    mean = (outputs.cls_logits + outputs.distillation_logits) / 2
+    torch.testing.assert_close(outputs.logits, mean)
+    assert not torch.equal(outputs.cls_logits, outputs.distillation_logits)
+    values = Facts.load(tmp_path / "done").of_kind("training")[-1].values
+    assert (values["teacher"], values["distillation"], values["distillation_weight"]) == ("teacher", "hard", 0.5)
+    assert "temperature" not in values
+    card = (tmp_path / "done" / "README.md").read_text()
+    assert "| teacher | teacher |" in card
+    assert "| distillation | hard |" in card
+
+    again = tmp_path / "again"
+    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
+    shutil.rmtree(checkpoints_in(again / "checkpoints")[-1])
+    distil(again, resume=True)
+    assert same_weights(done.folder, again)
+
+
+def test_another_teacher_cannot_take_over(distil, tmp_path, teacher_folder, tiny_config):
+    done = distil(tmp_path / "done", kind="logit", changes=dict(steps=2, evaluations=1), keep_checkpoints=True)
+    again = tmp_path / "again"
+    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
+    model = make_teacher_model(tiny_config)
+    with torch.no_grad():
+        model.classifier.bias[0] += 1
+    model.save_pretrained(teacher_folder)
+    with pytest.raises(UserError, match=r"--resume goes on as .* teacher_fingerprint was .*, now "):
+        distil(again, kind="logit", resume=True, changes=dict(steps=2, evaluations=1))
+
+
+def test_a_teacher_does_not_change_how_the_student_begins(distil, tiny_config, colours, tmp_path, same_weights):
+    """With a weight of nothing the training is the one without a teacher."""
+    settings = {**SETTINGS, "steps": 3, "evaluations": 1}
+    options = FinetuneOptions(micro_batch_size=6, device="cpu")
+    finetune(tiny_config(), str(colours), tmp_path / "alone", options=options, **settings)
+    learning = DistillationOptions((make_teacher_model(tiny_config), make_processor(tiny_config())), weight=0.0)
+    finetune(tiny_config(), str(colours), tmp_path / "taught", options=options, distillation=learning, **settings)
+    assert same_weights(tmp_path / "alone", tmp_path / "taught")
+
+
+def test_students_without_a_place_for_the_token(distil, tiny_checkpoint, tmp_path):
+    from hf_vit import HfAxialViTConfig
+
+    with pytest.raises(UserError, match=r"trained without a distillation token.*--distillation logit"):
+        distil(tmp_path / "out", model=str(tiny_checkpoint))
+    axial = HfAxialViTConfig(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    with pytest.raises(UserError, match="distillation"):
+        distil(tmp_path / "out", model=axial)
+    distil(tmp_path / "out", kind="logit", model=str(tiny_checkpoint), changes=dict(steps=1, evaluations=1))
+
+
+# --- the command line ---
+
+
+def test_flags(command, colours, teacher_folder, tmp_path):
+    arguments = ("finetune", "--model", "Ti/4", "--data", colours, "--output", tmp_path / "out", "--image-size", "8")
+    steps = ("--steps", "1", "--evaluations", "1", "--batch-size", "4", "--device", "cpu")
+    taught = (
+        "--teacher",
+        teacher_folder,
+        "--distillation",
+        "soft",
+        "--temperature",
+        "2",
+        "--distillation-weight",
+        ".3",
+    )
+    code, out, err = command(*arguments, *steps, *taught)
+    assert code == 0, err
+    assert "taught by teacher" in out
+    values = json.loads((tmp_path / "out" / "facts.json").read_text())[0]["values"]
+    assert (values["distillation"], values["temperature"], values["distillation_weight"]) == ("soft", 2.0, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--distillation", "soft"), "need a --teacher"),
+        (("--temperature", "2"), "need a --teacher"),
+        (("--teacher", "TEACHER", "--distillation", "loud"), "'loud' is unknown; choose hard, soft, logit"),
+        (("--teacher", "TEACHER", "--distillation-weight", "2"), "must be in 0..1"),
+        (("--teacher", "no/such/teacher/here"), "there is no folder no/such/teacher/here"),
+        (("--teacher", "timm:no_such_model"), "timm:no_such_model cannot be loaded"),
+        (("--teacher", "TEACHER", "--data", "digits"), "teacher teacher: the data has classes the model does not know"),
+    ],
+)
+def test_refused_before_any_training(arguments, message, command, colours, teacher_folder, tmp_path):
+    words = [teacher_folder if word == "TEACHER" else word for word in arguments]
+    given = ("--model", "Ti/4", "--data", colours, "--output", tmp_path / "out", "--image-size", "8", *words)
+    code, _, err = command("finetune", *given)
+    assert code == 1
+    assert message in err
+    assert err.count("\n") == 1, err
+    assert not (tmp_path / "out").exists()
