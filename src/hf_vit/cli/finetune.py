@@ -88,6 +88,7 @@ def finetune(
     from hf_vit.cli.command_line import command_line
     from hf_vit.training import FinetuneOptions
     from hf_vit.training import finetune as run
+    from hf_vit.training.processes import is_first
     from hf_vit.training.recipes import OVERRIDABLE
 
     chosen = FinetuneOptions(
@@ -121,6 +122,8 @@ def finetune(
     except KeyboardInterrupt:
         typer.echo(f"hf-vit: stopped; the last complete checkpoint is in {output}, --resume goes on from it", err=True)
         raise typer.Exit(130) from None
+    if not is_first():
+        return
     print_result(result)
     if result.pushed is not None:
         from hf_vit.hub.push import describe

@@ -73,6 +73,7 @@ def pretrain(
     from hf_vit.training import pretrain as run
     from hf_vit.training.contrastive import ContrastiveOptions
     from hf_vit.training.masking import RandomMasking
+    from hf_vit.training.processes import is_first
     from hf_vit.training.recipes import OVERRIDABLE
 
     chosen = FinetuneOptions(
@@ -117,6 +118,8 @@ def pretrain(
     except KeyboardInterrupt:
         typer.echo(f"hf-vit: stopped; the last complete checkpoint is in {output}, --resume goes on from it", err=True)
         raise typer.Exit(130) from None
+    if not is_first():
+        return
     loss = "not evaluated" if result.validation_loss is None else f"{result.validation_loss:.4f}"
     typer.echo(f"validation loss {loss} after {result.steps:,} steps, {result.seconds:,.1f} s of training")
     typer.echo(f"saved in {result.folder}: model, processor, facts.json, {result.picture.name}, README.md")

@@ -12,6 +12,7 @@ from hf_vit.facts import DataFact, append_record, new_record
 from hf_vit.hub.card import write_card
 from hf_vit.training.checkpoints import is_full_disk, move_into
 from hf_vit.training.finetuning import SPLIT_SEED, FinetuneResult, Run
+from hf_vit.training.processes import is_first, wait_for_all, world_size
 from hf_vit.training.trainer import HfViTTrainer
 
 
@@ -53,9 +54,18 @@ def complete(run: Run, trainer: HfViTTrainer, seconds: float) -> FinetuneResult:
 def deliver(run: Run, write: Callable[[Path], None]) -> None:
     """Let `write` fill a folder beside the checkpoints, move it into the output when it is complete, and tidy up.
 
+    The first process does, when no other reads the checkpoints any more; all return when it has.
+
     Raises:
         UserError: the disk is full; the checkpoints stay.
     """
+    wait_for_all()
+    if is_first():
+        _deliver(run, write)
+    wait_for_all()
+
+
+def _deliver(run: Run, write: Callable[[Path], None]) -> None:
     # Of the same name as the output, which is the model's name in the card.
     parcel = run.work / "finished" / run.output.absolute().name
     try:
@@ -134,6 +144,7 @@ def run_values(run: Run, model: Any, steps: int, seconds: float, history: list[d
         "planned_steps": run.steps,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "micro_batch_size": run.micro_batch_size,
+        "world_size": world_size(),
         "precision": "bf16" if run.bf16 else "fp32",
         "images_per_second": round(steps * run.recipe.batch_size / seconds, 2) if seconds else None,
     }

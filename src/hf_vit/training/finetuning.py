@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hf_vit.errors import UserError
+from hf_vit.training.processes import first_goes_first, is_first, need_same, told_by_first, world_size
 from hf_vit.training.recipes import Recipe, find_recipe
 
 if TYPE_CHECKING:
@@ -149,7 +150,8 @@ def finetune(
     """Fine-tune a checkpoint, or train a variant from scratch, and leave a complete model folder.
 
     Bad input raises before any training. A killed run leaves its last complete checkpoint in OUTPUT/checkpoints, and
-    with `resume` goes on to the numbers that it would have had.
+    with `resume` goes on to the numbers that it would have had. Under torchrun or accelerate launch all processes train
+    together; every one returns the result, and the first alone writes, reports and pushes.
 
     Args:
         model: a folder, a variant such as "S/16" or "Ti/4" (fresh weights), a Hub id, or a configuration.
@@ -166,20 +168,24 @@ def finetune(
         UserError: bad input, a full disk, too little memory, a loss that is not a number, or a push that failed (the
             model is complete then).
     """
-    say = report or (lambda line: None)
+    say = told_by_first(report)
     options = options or FinetuneOptions()
     chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(**overrides)
     with quiet_transformers():
+        if distillation is not None and chosen.loss == "bce":
+            raise UserError("a teacher is learnt from with the softmax cross-entropy; choose --loss ce")
         learning = None if distillation is None else _distiller(distillation, options.device)
         build = learning.build if learning else build_for_classes
         settings = learning.settings() if learning else None
-        run = prepare(model, data, Path(output), chosen, options, command, say, build, settings)
+        with first_goes_first(options.device):
+            run = prepare(model, data, Path(output), chosen, options, command, say, build, settings)
+        need_same("training data", run.data.fingerprint)
         from hf_vit.training.completion import complete
         from hf_vit.training.running import build_trainer, train
 
         trainer, seconds = train(run, say, learning.build_trainer if learning else build_trainer)
         result = complete(run, trainer, seconds)
-        return result if options.push is None else _share(result, options.push, options.private, say)
+        return result if options.push is None or not is_first() else _share(result, options.push, options.private, say)
 
 
 def _distiller(options: "DistillationOptions", device: str | None) -> "Distiller":
@@ -216,7 +222,9 @@ def prepare(
     from hf_vit.training.model_source import find_model
 
     micro = micro_batch_size(recipe.batch_size, options.micro_batch_size)
-    if options.push is not None:
+    if recipe.optimizer in ("lamb", "lion"):
+        import_timm_optim(recipe.optimizer)
+    if options.push is not None and is_first():
         from hf_vit.training.sharing import check_before
 
         check_before(options.push, say, private=options.private)
@@ -249,13 +257,19 @@ def prepare(
 
 
 def build_for_classes(
-    source: "ModelSource", data: "ImageData", image_size: tuple[int, int], recipe: Recipe
+    source: "ModelSource", data: "ImageData", image_size: tuple[int, int], recipe: Recipe, **fields: Any
 ) -> tuple[Any, Any]:
-    """A classifier of the data's classes, and its image processor."""
+    """A classifier of the data's classes, and its image processor; `fields` of its configuration replace the source's."""
     from hf_vit.training.model_source import build_classifier, build_processor
 
     classifier = build_classifier(
-        source, data.label_names, image_size=image_size, dropout=recipe.dropout, drop_path=recipe.drop_path
+        source,
+        data.label_names,
+        image_size=image_size,
+        dropout=recipe.dropout,
+        drop_path=recipe.drop_path,
+        head_bias=recipe.initial_head_bias(len(data.label_names)),
+        **fields,
     )
     return classifier, build_processor(source, cast(Any, classifier.config))
 
@@ -275,6 +289,8 @@ def open_output(output: Path, resume: bool, say: Callable[[str], None]) -> Path 
         raise UserError(f"the output {output} is a file; choose a new or empty folder")
     inside = sorted(path.name for path in output.iterdir()) if output.exists() else []
     work = work_folder(output)
+    if not is_first():  # the first process has looked
+        return last_complete(work) if resume else None
     if not inside:
         if resume:
             say(f"{output} holds no run to resume; it is started anew")
@@ -294,15 +310,23 @@ def open_output(output: Path, resume: bool, say: Callable[[str], None]) -> Path 
 
 
 def micro_batch_size(batch_size: int, asked: int | None) -> int:
-    """Images a forward pass.
+    """Images a forward pass of one process.
 
     Raises:
-        UserError: the asked number does not divide the batch.
+        UserError: the processes, or the asked number, do not divide the batch.
     """
+    share, rest = divmod(batch_size, world_size())
+    if rest:
+        raise UserError(
+            f"{world_size()} processes do not divide the batch size {batch_size}; choose a multiple of their number"
+        )
     if asked is None:
-        return next(size for size in range(min(batch_size, _LARGEST_MICRO_BATCH), 0, -1) if batch_size % size == 0)
-    if batch_size % asked:
-        raise UserError(f"micro batch size {asked} does not divide the batch size {batch_size}; choose a divisor of it")
+        return next(size for size in range(min(share, _LARGEST_MICRO_BATCH), 0, -1) if share % size == 0)
+    if share % asked:
+        of_each = "" if world_size() == 1 else f" of which each of {world_size()} processes has {share}"
+        raise UserError(
+            f"micro batch size {asked} does not divide the batch size {batch_size}{of_each}; choose a divisor of it"
+        )
     return asked
 
 
@@ -360,13 +384,33 @@ def check_disk(run: Run) -> None:
     from hf_vit.training.checkpoints import need_space
 
     weights = sum(parameter.numel() * 4 for parameter in run.model.parameters())
-    state = weights * {"adamw": 2, "sgd": 1}[run.recipe.optimizer]
+    state = weights * {"adamw": 2, "lamb": 2, "sgd": 1, "lion": 1}[run.recipe.optimizer]
+    if run.recipe.average_decay is not None or run.recipe.tune == "lora":
+        state += weights  # what training goes on from, beside what is released
     # 16 MiB for processor, code, pictures and the files' own overhead.
     need_space(run.output, weights + 3 * (weights + state) + (16 << 20))
 
 
+def import_timm_optim(optimizer: str) -> Any:
+    """timm's optimizers.
+
+    Raises:
+        UserError: timm is not installed.
+    """
+    try:
+        from timm import optim
+    except ImportError as error:
+        raise UserError(
+            f"the optimizer {optimizer} is timm's, which is not installed: pip install 'hf-vit[timm]'; or choose "
+            "--optimizer adamw"
+        ) from error
+    return optim
+
+
 def enter_run(run: Run, objective: Mapping[str, Any]) -> None:
     """Record how the run is started, or make sure that it is resumed with the same settings."""
+    if not is_first():
+        return
     from hf_vit.training.checkpoints import read_run, refuse_other_settings, write_run
 
     settings = {
@@ -380,6 +424,7 @@ def enter_run(run: Run, objective: Mapping[str, Any]) -> None:
         "bf16": run.bf16,
         "seed": run.options.seed,
         "streaming": run.options.streaming,
+        "world_size": world_size(),
     }
     if run.options.streaming:
         settings["num_workers"] = run.options.num_workers

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hf_vit.errors import UserError
 from hf_vit.training.finetuning import FinetuneOptions, Run, prepare, quiet_transformers
+from hf_vit.training.processes import first_goes_first, need_same, told_by_first
 from hf_vit.training.recipes import Recipe, find_recipe
 
 if TYPE_CHECKING:
@@ -97,13 +98,14 @@ def pretrain(
     Raises:
         UserError: bad input, a full disk, too little memory, or a loss that is not a number.
     """
-    say, options = report or (lambda line: None), options or FinetuneOptions()
+    say, options = told_by_first(report), options or FinetuneOptions()
     if objective not in OBJECTIVES:
         raise UserError(f"objective '{objective}' is unknown; choose {', '.join(OBJECTIVES)}")
     if target not in TARGETS:
         raise UserError(f"target '{target}' is unknown; choose {', '.join(TARGETS)}")
     named = OBJECTIVES[objective] if recipe is None else recipe
     chosen = (find_recipe(named) if isinstance(named, str) else named).override(**overrides)
+    _refuse_classifier_values(chosen)
     fields = _model_fields(class_token, num_hidden_groups, causal)
     if objective == "contrastive":
         if options.micro_batch_size not in (None, chosen.batch_size):
@@ -116,9 +118,27 @@ def pretrain(
         from hf_vit.training.running import train
 
         learning = _objective(objective, target, masking, static_masks, contrastive, fields)
-        run = prepare(model, data, Path(output), chosen, options, command, say, learning.build, learning.settings())
+        with first_goes_first(options.device):
+            run = prepare(model, data, Path(output), chosen, options, command, say, learning.build, learning.settings())
+        need_same("training data", run.data.fingerprint)
         trainer, seconds = train(run, say, learning.build_trainer)
         return _complete(run, learning, trainer, seconds)
+
+
+def _refuse_classifier_values(recipe: Recipe) -> None:
+    """Raise where a recipe asks for what only a classifier's training does."""
+    asked = {
+        "loss bce": recipe.loss == "bce",
+        "tune": recipe.tune != "all",
+        "layer_decay": recipe.layer_decay is not None,
+        "average_decay": recipe.average_decay is not None,
+        "sam_rho": recipe.sam_rho > 0,
+    }
+    if wrong := [name for name, is_asked in asked.items() if is_asked]:
+        raise UserError(
+            f"{', '.join(wrong)} of the recipe {recipe.name} is for classifiers (hf-vit finetune); pre-train with "
+            "another recipe"
+        )
 
 
 def _model_fields(class_token: bool | None, num_hidden_groups: int | None, causal: bool) -> dict[str, Any]:

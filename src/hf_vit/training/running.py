@@ -13,6 +13,7 @@ from transformers.trainer_callback import TrainerState
 from hf_vit.data import ImageCollator, eval_transform, train_transform, transform_split
 from hf_vit.errors import UserError
 from hf_vit.evaluation.loading import pick_device
+from hf_vit.training.adapters import LoraAdapter, train_head_only
 from hf_vit.training.checkpoints import (
     find_best,
     has_ended,
@@ -21,8 +22,11 @@ from hf_vit.training.checkpoints import (
     read_state,
     remove_incomplete,
 )
-from hf_vit.training.finetuning import Run
+from hf_vit.training.finetuning import Run, import_timm_optim
+from hf_vit.training.losses import BinaryCrossEntropy
+from hf_vit.training.processes import is_first, world_size
 from hf_vit.training.progress import Clock, LiveProgress
+from hf_vit.training.sam import SharpnessAware
 from hf_vit.training.trainer import HfViTTrainer
 
 _Kind = TypeVar("_Kind", bound=TrainerCallback)
@@ -76,6 +80,7 @@ def build_trainer(run: Run, kind: type[HfViTTrainer] = HfViTTrainer, **extras: A
         preprocess_logits_for_metrics=summarize_logits,
         optimizer_cls_and_kwargs=optimizer_of(run),
         callbacks=callbacks,
+        **weights_of(run),
         **extras,
     )
 
@@ -95,7 +100,8 @@ def training_arguments(run: Run, **changes: Any) -> TrainingArguments:
         max_steps=run.steps,
         per_device_train_batch_size=run.micro_batch_size,
         per_device_eval_batch_size=run.micro_batch_size,
-        gradient_accumulation_steps=recipe.batch_size // run.micro_batch_size,
+        gradient_accumulation_steps=recipe.batch_size // (run.micro_batch_size * world_size()),
+        ddp_find_unused_parameters=False,
         learning_rate=recipe.learning_rate,
         lr_scheduler_type=_SCHEDULES[recipe.schedule],
         warmup_steps=recipe.warmup,
@@ -133,12 +139,41 @@ def training_arguments(run: Run, **changes: Any) -> TrainingArguments:
 
 
 def optimizer_of(run: Run) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """Class and settings of a recipe's optimizer; weight decay comes with the parameter groups."""
+    """Class and settings of a recipe's optimizer; weight decay comes with the parameter groups.
+
+    Raises:
+        UserError: it is one of timm's, and timm is not installed.
+    """
     recipe = run.recipe
+    betas = (recipe.beta1, recipe.beta2)
     if recipe.optimizer == "sgd":
         return torch.optim.SGD, {"lr": recipe.learning_rate, "momentum": recipe.momentum}
-    settings = {"lr": recipe.learning_rate, "betas": (recipe.beta1, recipe.beta2), "eps": 1e-8, "fused": True}
-    return torch.optim.AdamW, settings
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW, {"lr": recipe.learning_rate, "betas": betas, "eps": 1e-8, "fused": True}
+    timm_optim = import_timm_optim(recipe.optimizer)
+    if recipe.optimizer == "lion":
+        return timm_optim.Lion, {"lr": recipe.learning_rate, "betas": betas}
+    # Its own clipping is off: the recipe's `clip` is the only one.
+    return timm_optim.Lamb, {"lr": recipe.learning_rate, "betas": betas, "max_grad_norm": None}
+
+
+def weights_of(run: Run) -> dict[str, Any]:
+    """Which weights learn and which are released, as keywords of `HfViTTrainer`; an adapter is put into the model.
+
+    Raises:
+        UserError: peft is not installed, or the model has nothing to tune that way.
+    """
+    recipe = run.recipe
+    settings: dict[str, Any] = {"layer_decay": recipe.layer_decay, "average_decay": recipe.average_decay}
+    if recipe.sam_rho:
+        settings["sharpness"] = SharpnessAware(recipe.sam_rho, recipe.sam_micro_batches)
+    if recipe.loss == "bce":
+        settings["compute_loss_func"] = BinaryCrossEntropy(recipe.bce_threshold)
+    if recipe.tune == "head":
+        train_head_only(run.model)
+    elif recipe.tune == "lora":
+        settings["adapter"] = LoraAdapter(run.model, recipe.lora_rank, recipe.lora_alpha)
+    return settings
 
 
 def summarize_logits(logits: Any, labels: torch.Tensor) -> torch.Tensor:
@@ -164,7 +199,7 @@ def _take_up(trainer: HfViTTrainer, run: Run) -> None:
     if clock:
         for callback in _callbacks(trainer, Clock):
             callback.earlier = float(clock["attributes"]["earlier"])
-    trainer._load_from_checkpoint(state.get("best_model_checkpoint") or str(run.checkpoint))
+    trainer.load_released(state.get("best_model_checkpoint") or str(run.checkpoint))
 
 
 def _callbacks(trainer: HfViTTrainer, kind: type[_Kind]) -> list[_Kind]:
@@ -188,7 +223,8 @@ def _explained(run: Run, trainer: HfViTTrainer) -> Generator[None]:
         if not is_full_disk(error):
             raise
         with suppress(OSError):
-            remove_incomplete(run.work)
+            if is_first():
+                remove_incomplete(run.work)
         kept = last_complete(run.work)
         rest = f"{kept.name} is complete: free space, then go on with --resume" if kept else "nothing was kept"
         raise UserError(f"the disk of {run.output} is full; {rest}") from error

@@ -6,7 +6,6 @@ from typing import Any, cast
 import torch
 from accelerate.data_loader import prepare_data_loader
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, ProgressCallback
 from transformers.trainer import TRAINING_ARGS_NAME
@@ -14,13 +13,18 @@ from transformers.trainer_utils import TrainOutput
 
 from hf_vit.errors import UserError
 from hf_vit.facts import DataFact
+from hf_vit.training.layer_decay import parameter_groups
+from hf_vit.training.losses import BinaryCrossEntropy, smooth_labels
+from hf_vit.training.processes import need_same
 from hf_vit.training.progress import LiveProgress
+from hf_vit.training.released import ReleasingTrainer
+from hf_vit.training.sam import SharpnessAware
 from hf_vit.training.sampling import EpochBatches, EpochSampler, SeededDataset, as_is
 from hf_vit.training.sharing import check_trainer, share_trainer
 from hf_vit.training.streaming import SeededStream, StreamingTrainer, stream_loader
 
 
-class HfViTTrainer(StreamingTrainer):
+class HfViTTrainer(StreamingTrainer, ReleasingTrainer):
     """A `Trainer` for image classifiers. Use it as transformers' own; what differs:
 
     - No weight decay on biases, norms, tokens, position tables, LayerScale or probes: only on matrices and kernels.
@@ -29,6 +33,9 @@ class HfViTTrainer(StreamingTrainer):
     - Order, augmentation and mixing of the images depend on (seed, epoch, position) alone (see `sampling`), so that a
       resumed training repeats an unbroken one step by step; several processes see what a single one would, and of a
       stream each its own part.
+    - With `average_decay`, evaluations judge and checkpoints release the average of the weights; with `adapter`, the
+      weights with the adapter merged (see `ReleasingTrainer`).
+    - `compute_loss_func=BinaryCrossEntropy()` trains with one yes or no a class.
     - A loss that is not a number stops the training with step, learning rate and remedy, before it spoils the weights.
     - `save_model` writes no pickle (`training_args.bin`); only checkpoints to resume from hold optimizer state.
     - Live progress on a terminal, nothing elsewhere.
@@ -38,13 +45,22 @@ class HfViTTrainer(StreamingTrainer):
 
     Args:
         data_fact: name of the training data, for the card of a shared model; by default what the data set says.
+        layer_decay: factor on the learning rate from each layer to the one below (see `layer_decay`); None: 1.
+        sharpness: makes every step one of sharpness-aware minimisation.
 
     Raises:
         UserError: the loss of a step is NaN or infinite; the model cannot be shared.
     """
 
-    def __init__(self, *args: Any, data_fact: DataFact | None = None, **kwargs: Any) -> None:
-        self.data_fact = data_fact
+    def __init__(
+        self,
+        *args: Any,
+        data_fact: DataFact | None = None,
+        layer_decay: float | None = None,
+        sharpness: SharpnessAware | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.data_fact, self.layer_decay, self.sharpness = data_fact, layer_decay, sharpness
         super().__init__(*args, **kwargs)
         # Trainer's own smoother knows no soft labels.
         self.label_smoother = None
@@ -63,6 +79,26 @@ class HfViTTrainer(StreamingTrainer):
             if not isinstance(module, nn.Embedding) and getattr(module, "weight", None) is not None
             if isinstance(module.weight, nn.Parameter) and module.weight.ndim >= 2
         ]
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The optimizer, with a rate for every layer where `layer_decay` asks for it.
+
+        Raises:
+            UserError: the model has no numbered layers.
+        """
+        if self.optimizer is None and self.layer_decay is not None:
+            learner = cast(nn.Module, self.model if model is None else model)
+            kind, settings = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, None)
+            groups = parameter_groups(
+                learner,
+                self.get_decay_parameter_names(learner),
+                learning_rate=self.args.learning_rate,
+                weight_decay=self.args.weight_decay,
+                layer_decay=self.layer_decay,
+            )
+            # What the Trainer takes instead of its own groups.
+            self.optimizer_cls_and_kwargs = kind, {**settings, "params": groups}
+        return super().create_optimizer(cast(Any, model))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches in a seeded order, each transformed and collated under a seed of its own."""
@@ -86,6 +122,7 @@ class HfViTTrainer(StreamingTrainer):
             )
             return self.stream
         dataset = SeededDataset(self.train_dataset, self.data_collator, seed)
+        need_same("numbers of training images", len(dataset))
         batches = EpochBatches(EpochSampler(len(dataset), seed), size, drop_last, rank, world)
         loader = DataLoader(cast(Any, dataset), batch_sampler=cast(Any, batches), collate_fn=as_is, **options)
         # As for a single process: the batches are dealt out already.
@@ -107,24 +144,49 @@ class HfViTTrainer(StreamingTrainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """The model's own loss, on smoothed labels while it trains."""
-        labels, smoothing = inputs.get("labels"), self.args.label_smoothing_factor
-        if labels is not None and smoothing > 0 and model.training and self._takes_probabilities():
-            soft = smooth_labels(labels, self._num_labels(), smoothing)
+        labels = inputs.get("labels")
+        if labels is not None and model.training:
+            soft = self._training_labels(labels)
             if num_items_in_batch is not None:
                 # It counts label elements: a row of probabilities has K of them.
                 num_items_in_batch = num_items_in_batch * (soft.numel() // labels.numel())
             inputs = {**inputs, "labels": soft}
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
+    def _training_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """Class indices [B] or probabilities [B, K] as the loss wants them."""
+        smoothing = self.args.label_smoothing_factor
+        if isinstance(self.compute_loss_func, BinaryCrossEntropy):
+            return self.compute_loss_func.targets(labels, self._num_labels(), smoothing)
+        if smoothing > 0 and self._takes_probabilities():
+            return smooth_labels(labels, self._num_labels(), smoothing)
+        return labels
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """The micro-batches of a step, which sharpness-aware minimisation must know beforehand."""
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.sharpness is not None:
+            self.sharpness.begin(batches)
+        return batches, items
+
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """One forward and backward pass.
+        """One forward and backward pass; two with sharpness-aware minimisation.
 
         Raises:
             UserError: the loss is NaN or infinite.
         """
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        learn = super().training_step
+
+        def run(batch: dict[str, Any]) -> torch.Tensor:
+            return self._checked(learn(model, batch, num_items_in_batch))
+
+        if self.sharpness is None:
+            return run(inputs)
+        return self.sharpness.backward(model, inputs, run, lambda: self.accelerator.no_sync(model))
+
+    def _checked(self, loss: torch.Tensor) -> torch.Tensor:
         if not bool(torch.isfinite(loss).all()):
             rate = self._get_learning_rate()
             raise UserError(
@@ -197,18 +259,3 @@ class HfViTTrainer(StreamingTrainer):
     def _takes_probabilities(self) -> bool:
         config = self.accelerator.unwrap_model(self.model).config
         return getattr(config, "problem_type", None) in (None, "single_label_classification")
-
-
-def smooth_labels(labels: torch.Tensor, num_labels: int, smoothing: float) -> torch.Tensor:
-    """Move a share of the probability to all classes evenly (arXiv 1512.00567, section 7).
-
-    Args:
-        labels: [B] class indices, or [B, K] probabilities.
-        num_labels: K.
-        smoothing: the share, 0 <= smoothing < 1.
-
-    Returns:
-        [B, K] probabilities.
-    """
-    soft = labels.float() if labels.is_floating_point() else F.one_hot(labels, num_labels).float()
-    return soft * (1 - smoothing) + smoothing / num_labels
