@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from hf_vit.errors import UserError
 from hf_vit.facts import append_record, new_record, write_atomically
+from hf_vit.models.configuration_hf_vit import as_pair
 
 from .building import build_model, build_processor, without_progress_bars
 from .checkpoint import CheckpointReader, Companions, Shape
@@ -240,14 +241,25 @@ def _text(comparison: Comparison) -> str:
     return f"{comparison.precision} differs by {comparison.difference:.1e}, tolerance {comparison.tolerance:.0e}"
 
 
+def _network(plan: Plan) -> str:
+    """ "12 layers, 768 wide, 12 heads, patch 16x16, 224x224 px, token pooling"."""
+    config, size = plan.config, size_text(as_pair(plan.config.image_size))
+    if plan.family == "resnet":
+        units = "+".join(map(str, config.stage_depths)) or "no"
+        form = "pre" if config.pre_activation else "post"
+        return f"{units} {form}-activation units, {config.hidden_size} wide, {size} px"
+    return (
+        f"{config.num_hidden_layers} layers, {config.hidden_size} wide, {config.num_attention_heads} heads, "
+        f"patch {size_text(config.patch_stride)}, {size} px, {config.pooling} pooling"
+    )
+
+
 def describe(result: ConversionResult) -> str:
     """A few lines for people: what the model is, what was counted and what was compared."""
     config, plan = result.plan.config, result.plan
-    height, width = (side * stride for side, stride in zip(config.grid, config.patch_stride, strict=True))
     head = f"{config.num_labels} labels{' (new head)' if plan.new_head else ''}" if plan.has_head else "no head"
     lines = [
-        f"{plan.origin}: {config.num_hidden_layers} layers, {config.hidden_size} wide, {config.num_attention_heads} "
-        f"heads, patch {size_text(config.patch_stride)}, {height}x{width} px, {config.pooling} pooling, {head}",
+        f"{plan.origin}: {_network(plan)}, {head}",
         f"keys: {len(plan.consumed)} used, {len(plan.ignored)} ignored"
         + "".join(f"; {count} {reason}" for reason, count in Counter(plan.ignored.values()).items()),
     ]

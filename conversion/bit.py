@@ -1,78 +1,36 @@
 """BiT's ResNets (arXiv 1912.11370) as big_vision has them in models/bit.py: the network of a hybrid's stem.
 
-A ResNet alone is no vision transformer, so such a file fills the stem of a hybrid that exists. Only the post-activation
-form is that network. The ResNetV2 of the paper (models/bit_paper.py, names `resnet/root_block/...` or `root_block/...`)
-normalises before each convolution, has another epsilon in its standardised kernels and pads differently: it is refused.
+Post-activation units; the ResNetV2 of the paper is in `bit_paper.py`.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
-
-import torch
 
 from hf_vit.errors import UserError
 
-from . import vit_jax
+from . import vit_jax, vit_jax_hybrid
 from .checkpoint import Shape
-from .families import likely_family
-from .layout import Layout
-from .opening import open_checkpoint
-from .origins import Dims, KeyNames, KeyRule, Origin
-from .sizes import Pair
-from .transforms import TRANSFORMS
-from .vit_jax_hybrid import LEGEND, ROOT_RULES, STEM, UNIT_RULES, rules_of, stage_depths
+from .origins import NO_BLOCKS, Dims, KeyNames, KeyRule, Origin
+from .sizes import Pair, square_or_pair
+from .vit_jax_hybrid import FIRST, STEM, expanded, stage_depths, stem_fields, with_leading_ones
 
-HEAD = "head of the ResNet"
-RULES = (
-    *ROOT_RULES,
-    *UNIT_RULES,
-    KeyRule("head/kernel", "FL", "transpose", HEAD, part="head"),
-    KeyRule("head/bias", "L", "keep", HEAD, part="head"),
-)
+LEGEND = {letter: vit_jax_hybrid.LEGEND[letter] for letter in ("C", "W", "U", "O", "I", "F")} | {"L": "labels"}
+IMAGE_SIZE = 224  # px; the network takes any, and the file does not tell which it was trained on
 EPSILON = 1e-6  # of GroupNorm in the original
 
 
-def load_stem(model: Any, source: str | Path) -> dict[str, str]:
-    """Fill the stem of a hybrid with a BiT ResNet, in place; every other parameter stays as it is.
+def _below_stem(rules: tuple[KeyRule, ...]) -> tuple[KeyRule, ...]:
+    return tuple(replace(rule, target=rule.target.replace(STEM, "stem")) for rule in rules)
 
-    Args:
-        model: any model of the hybrid family whose stem has the file's depths, width and channels.
-        source: the checkpoint file.
 
-    Returns:
-        For every key of the file the parameter of the stem that it filled, or why it is left out.
-
-    Raises:
-        UserError: the model has no such stem, or the file is damaged or no BiT of that form. The model is unchanged.
-    """
-    body = getattr(model, model.base_model_prefix, model)
-    stem = getattr(body.embeddings.patch_embeddings, "stem", None)
-    if stem is None:
-        raise UserError(
-            f"{type(model).__name__} has no ResNet stem; give a model of the hybrid family, such as R50+B/16"
-        )
-    source = Path(source)
-    with open_checkpoint(source) as reader:
-        if not recognises(reader.shapes):
-            family = likely_family(reader.shapes) or "no BiT ResNet"
-            raise UserError(f"{source.name} looks like {family}; a stem takes a BiT ResNet of post-activation units")
-        layout = Layout(ORIGIN, names(reader.shapes), reader.shapes)
-        layout.refuse_misfits()
-        _refuse_other_stem(layout, body.config, source.name)
-        account, filled = dict(layout.names.ignored), dict[str, torch.Tensor]()
-        for name, rule in layout.present.items():
-            key, target = layout.names.normal[name], rule.target.removeprefix(f"{STEM}.")
-            account[key] = HEAD if rule.target == HEAD else rule.target
-            if rule.target != HEAD:
-                filled[target] = TRANSFORMS[rule.transform].apply(reader.read_floats(key))
-    with torch.no_grad():
-        parameters = dict(stem.named_parameters())
-        if parameters.keys() != filled.keys():
-            raise RuntimeError(f"the stem's parameters are not the file's: {sorted(parameters.keys() ^ filled.keys())}")
-        for name, parameter in parameters.items():
-            parameter.copy_(filled[name])
-    return account
+UNIT_RULES = _below_stem(vit_jax_hybrid.UNIT_RULES)
+RULES = (
+    *_below_stem(vit_jax_hybrid.ROOT_RULES),
+    *UNIT_RULES,
+    KeyRule("head/kernel", "FL", "transpose", "classifier.weight", part="head"),
+    KeyRule("head/bias", "L", "keep", "classifier.bias", part="head"),
+)
 
 
 def recognises(shapes: Mapping[str, Shape]) -> bool:
@@ -84,52 +42,63 @@ def recognises(shapes: Mapping[str, Shape]) -> bool:
 
 def names(shapes: Mapping[str, Shape]) -> KeyNames:
     """Strip the prefix and sort out what is no weight."""
-    found = [prefix for prefix in vit_jax.PREFIXES if f"{prefix}conv_root/kernel" in shapes]
+    prefix = only_prefix(shapes, "conv_root/kernel")
+    weights, ignored = vit_jax.sorted_out(shapes, prefix, vit_jax.IGNORED)
+    return KeyNames(weights, ignored, lambda name: prefix + name)
+
+
+def only_prefix(shapes: Mapping[str, Shape], root: str) -> str:
+    """The prefix under which the file has a network.
+
+    Raises:
+        UserError: it has more than one.
+    """
+    found = [prefix for prefix in vit_jax.PREFIXES if f"{prefix}{root}" in shapes]
     if len(found) != 1:
         raise UserError(f"the file holds {len(found)} ResNets, under {found}; exactly one is needed")
-    weights, ignored = vit_jax.sorted_out(shapes, found[0], vit_jax.IGNORED)
-    return KeyNames(weights, ignored, lambda name: found[0] + name)
+    return found[0]
+
+
+def stem_sizes(dims: Dims, shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    """Depths, width and channels of the network.
+
+    Raises:
+        UserError: GroupNorm's groups do not divide the width.
+    """
+    stem, _ = stem_fields({**dims, "P": 1}, stage_depths(shapes))
+    return {name: stem[name] for name in ("stage_depths", "stem_width")} | {"num_channels": dims["C"]}
+
+
+def rules_of(rules: tuple[KeyRule, ...], shapes: Mapping[str, Shape]) -> tuple[KeyRule, ...]:
+    """One rule a key, its axes in multiples of the root's width W."""
+    return with_leading_ones(expanded(rules, UNIT_RULES, stage_depths(shapes), FIRST), shapes)
 
 
 def configure(
     dims: Dims, parts: frozenset[str], shapes: Mapping[str, Shape], image_size: Pair | None
 ) -> dict[str, Any]:
-    """The fields of `HfHybridViTConfig` that the stem needs."""
-    return {
-        "stage_depths": stage_depths(shapes),
-        "stem_width": dims["W"],
-        "num_channels": dims["C"],
-        "layer_norm_eps": EPSILON,
-    }
-
-
-def _refuse_other_stem(layout: Layout, config: Any, file_name: str) -> None:
-    needed = configure(layout.dims, layout.parts, layout.normal_shapes, None)
-    there = {name: getattr(config, name) for name in needed} | {"stage_depths": tuple(config.stage_depths)}
-    wrong = {name: value for name, value in needed.items() if there[name] != value}
-    if wrong:
-        told = ", ".join(f"{name}={value} (the model has {there[name]})" for name, value in wrong.items())
-        raise UserError(f"{file_name} needs a hybrid with {told}; build the model with that config")
+    """Fields of `HfBitConfig`."""
+    size = IMAGE_SIZE if image_size is None else square_or_pair(image_size)
+    return {**stem_sizes(dims, shapes), "image_size": size, "pre_activation": False}
 
 
 ORIGIN = Origin(
     name="bit",
-    title="BiT ResNets of big_vision (models/bit.py) .npz, into the stem of a hybrid: `hf_vit.conversion.load_stem`",
-    legend={letter: LEGEND[letter] for letter in ("C", "W", "U", "O", "I", "F")} | {"L": "labels of the ResNet"},
+    title="BiT ResNets of big_vision (models/bit.py) .npz, post-activation: a classifier, or the stem of a hybrid",
+    legend=LEGEND,
     rules=RULES,
-    block_pattern=r"(?!)",  # no Transformer, no blocks
+    block_pattern=NO_BLOCKS,
     without={},
     ignored=vit_jax.IGNORED,
     recognises=recognises,
     names=names,
     configure=configure,
-    family="hybrid",
+    family="resnet",
     rules_of=rules_of,
     notes=(
-        "A ResNet alone is no vision transformer: `hf-vit convert` refuses it, and `load_stem(model, file)` fills the "
-        "stem of a hybrid with it. Its head is left out.",
-        "The ResNetV2 of the BiT paper (`resnet/root_block/...`, `standardized_conv2d_<n>`) is refused by name: it "
-        "normalises before each convolution, which the hybrid's stem does not.",
+        "Becomes an `HfBitForImageClassification`. `hf_vit.conversion.load_stem(model, file)` fills the stem of a "
+        "hybrid with it instead; its head is then left out.",
         "Keys, prefixes and shapes are those of the hybrids' stem.",
+        f"The file does not tell its image size: {IMAGE_SIZE} px, unless `--image-size` declares another.",
     ),
 )

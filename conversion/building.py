@@ -9,6 +9,8 @@ import torch
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from hf_vit.models.configuration_hf_vit import as_pair
+
 from .planning import Plan
 
 
@@ -33,7 +35,7 @@ def build_processor(plan: Plan) -> Any:
     """
     from transformers import ViTImageProcessor
 
-    height, width = (side * stride for side, stride in zip(plan.config.grid, plan.config.patch_stride, strict=True))
+    height, width = as_pair(plan.config.image_size)
     channels = plan.config.num_channels
     fields: dict[str, Any] = {
         "image_mean": [0.5] * channels,

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from . import bit
 from .exporting import ANY, Target
 from .families import FAMILIES, ORIGINS
 from .origins import Origin
@@ -53,7 +52,7 @@ def render() -> str:
     """The whole page."""
     lines = [f"| {transform.name} | {transform.meaning} |" for transform in TRANSFORMS.values()]
     lines += ["| zeros | a new head (`--num-labels`, `--labels`) |", ""]
-    for origin in (*ORIGINS, bit.ORIGIN):
+    for origin in ORIGINS:
         lines += _origin(origin)
     lines += ["## Recognised, and refused by name", ""]
     lines += [f"- {family.name}" for family in FAMILIES]

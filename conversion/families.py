@@ -8,6 +8,8 @@ from hf_vit.errors import UserError
 
 from . import (
     big_vision,
+    bit,
+    bit_paper,
     dino,
     mae,
     timm_hybrid,
@@ -25,6 +27,8 @@ ORIGINS: tuple[Origin, ...] = (
     vit_jax.ORIGIN,
     vit_jax_hybrid.ORIGIN,
     big_vision.ORIGIN,
+    bit.ORIGIN,
+    bit_paper.ORIGIN,
     transformers_vit.ORIGIN,
     transformers_deit.ORIGIN,
     transformers_vit_hybrid.ORIGIN,
@@ -55,16 +59,7 @@ class Family:
 FAMILIES = (
     Family("an MLP-Mixer (arXiv 2105.01601), which is no vision transformer", (r"(^|/)MixerBlock_\d+/",)),
     Family("a hybrid ViT of another code (ResNet stem, Transformer), which is not supported", (_STEM, _TRANSFORMER)),
-    Family(
-        "a BiT ResNetV2 (arXiv 1912.11370, pre-activation), which is neither a vision transformer nor the network of a "
-        "hybrid's stem; timm has it as resnetv2_*_bit",
-        (r"(^|/)root_block/",),
-    ),
-    Family(
-        "a BiT ResNet (arXiv 1912.11370, post-activation), which is no vision transformer by itself; "
-        "hf_vit.conversion.load_stem puts it into the stem of a hybrid",
-        (_STEM,),
-    ),
+    Family("part of a BiT ResNet, whose root is missing", (_STEM,)),
     Family("a text tower of big_vision, which is no vision transformer", (r"(^|/)txt/",)),
     Family("part of a ViT of timm, whose patch embedding is missing", (r"(^|\.)blocks\.\d+\.(attn\.qkv|norm1)\.",)),
     Family(

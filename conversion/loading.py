@@ -17,7 +17,7 @@ from .sizes import Pair
 from .sources import Source, fetch
 from .weights import load_weights
 
-OWN = ("hf_vit", "hf_hybrid_vit", "hf_axial_vit", "hf_axial_resnet")
+OWN = ("hf_vit", "hf_hybrid_vit", "hf_axial_vit", "hf_axial_resnet", "hf_bit")
 
 
 def from_hub(

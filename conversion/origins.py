@@ -11,6 +11,7 @@ from typing import Any
 from .checkpoint import Companions, Shape
 
 BLOCK = "{i}"  # stands for the number of a block in source and target names
+NO_BLOCKS = r"(?!)"  # pattern of a network without a Transformer, which nothing fits
 Dims = Mapping[str, int]
 
 
@@ -106,7 +107,7 @@ class Origin:
         title: one line for the documentation.
         legend: axis letter -> meaning.
         rules: the key table.
-        block_pattern: regular expression that finds a block's number (group 1) in a normal key.
+        block_pattern: regular expression that finds a block's number (group 1) in a normal key, or `NO_BLOCKS`.
         without: part -> axes that mean another axis when the part is absent.
         ignored: regular expression of a key -> why it is ignored.
         recognises: whether a file with these shapes is of this origin.
@@ -138,3 +139,8 @@ class Origin:
     told: Callable[[Companions, Mapping[str, Shape]], Told] | None = None
     assumed: Mapping[str, str] = field(default_factory=dict[str, str])
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether it is a Transformer."""
+        return self.block_pattern != NO_BLOCKS

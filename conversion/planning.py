@@ -25,7 +25,11 @@ NOTHING_BESIDE = Companions()
 MISFIT = "config.json does not fit the weights beside it"
 
 # Family -> module, imported when it is needed, and prefix of its classes.
-MODELS = {"plain": ("modeling_hf_vit", "HfViT"), "hybrid": ("modeling_hf_hybrid_vit", "HfHybridViT")}
+MODELS = {
+    "plain": ("modeling_hf_vit", "HfViT"),
+    "hybrid": ("modeling_hf_hybrid_vit", "HfHybridViT"),
+    "resnet": ("modeling_hf_bit", "HfBit"),
+}
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,8 @@ def make_plan(
     """
     layout = Layout(origin, origin.names(shapes), shapes)
     layout.refuse_misfits()
+    if resize_to is not None and not origin.has_blocks:
+        raise UserError("a ResNet has no positions to resample and takes images of any size; leave out --resize-to")
     parts = layout.parts - _representation(layout) if drop_pre_logits else layout.parts
     has_head = "head" in parts and not drop_pre_logits
     new_head = num_labels is not None or labels is not None
@@ -231,11 +237,12 @@ def _fields(layout: Layout, parts: frozenset[str], told: Told, image_size: Pair 
         if image_size is not None or told.image_size is None:
             raise
         raise UserError(f"{MISFIT}: {str(error).replace('--image-size', 'image_size')}") from error
-    fields |= {"num_hidden_layers": layout.depth}
+    if origin.has_blocks:
+        fields |= {"num_hidden_layers": layout.depth}
     fields |= agreed(fields, told, origin.assumed)
     scale = told.processor or {}  # of pixels; a head that predicts colours goes by it
     fields |= {name: tuple(map(float, scale[name])) for name in ("image_mean", "image_std") if name in scale}
-    if "num_attention_heads" not in fields:
+    if origin.has_blocks and "num_attention_heads" not in fields:
         raise UserError(
             f"the weights do not tell the number of heads, and {fields['hidden_size']} channels are no multiple of 64; "
             "give the folder with the config.json that lies beside them"

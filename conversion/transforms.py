@@ -31,6 +31,7 @@ class Transform:
 _ALL = (
     Transform("keep", "as it is", lambda array: array),
     Transform("transpose", "[in, out] -> [out, in]", lambda array: array.T, (1, 0)),
+    Transform("pointwise", "[in, out] or [1, 1, in, out] -> [out, in]", lambda array: array.flatten(0, -2).T, (1, 0)),
     Transform(
         "conv",
         "[height, width, in, out] -> [out, in, height, width]",

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,7 +17,8 @@ from hf_vit.errors import UserError
 
 from .planning import Plan
 from .reader import NpzReader
-from .sizes import Pair, size_text
+from .sizes import size_text
+from .stages import run_stages, stage_names
 
 # Largest difference allowed. Rounding in float32 grows with the numbers (tokens reach 10 and more inside the network),
 # so there it is relative to the largest recorded value where that exceeds 1; float64 has room to spare.
@@ -26,6 +26,7 @@ from .sizes import Pair, size_text
 TOLERANCE = {
     "plain": {torch.float32: 1e-5, torch.float64: 1e-10},
     "hybrid": {torch.float32: 6e-5, torch.float64: 1e-10},
+    "resnet": {torch.float32: 6e-5, torch.float64: 1e-10},
 }
 PRECISION = {torch.float32: "float32", torch.float64: "float64"}
 
@@ -168,88 +169,6 @@ def verify(
         stages_of_set = computed[one.dtype, one.image_set]
         result.comparisons.append(_compare(recording, one, stages_of_set[one.stage], TOLERANCE[plan.family][one.dtype]))
     return result
-
-
-def _stem_stages(config: Any) -> dict[str, str]:
-    """Stage -> module below the patch embeddings, for what precedes the patches of a hybrid; channels last too."""
-    blocks = {f"block{i + 1}": f"stem.stages.{i}" for i in range(len(config.stage_depths))}
-    return {"conv_root": "stem.root_conv", "gn_root": "stem.root_norm", **blocks}
-
-
-_STEM_STAGES: dict[str, Callable[[Any], dict[str, str]]] = {"plain": lambda config: {}, "hybrid": _stem_stages}
-
-
-def stage_names(plan: Plan) -> list[str]:
-    """The stages in the order of the computation."""
-    blocks = [f"layer_{i}{part}" for i in range(plan.config.num_hidden_layers) for part in ("_attn", "_mlp", "")]
-    stem = list(_STEM_STAGES[plan.family](plan.config))
-    heads = ("encoded", "pooled", "pre_logits", "logits")
-    tables = ("posemb_in", "posemb_out") if plan.config.position_embedding == "learned" else ()
-    return [*tables, *stem, "embedding", "with_posemb", *blocks, *heads]
-
-
-@torch.no_grad()
-def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> dict[str, torch.Tensor]:
-    """All stages of one forward pass, with the axes of the original: channels last.
-
-    Args:
-        model: the converted model.
-        pixel_values: [B, C, H, W], in the model's dtype.
-    """
-    body = model.vit if plan.has_head else model
-    watched: dict[str, Any] = {"embedding": body.embeddings.patch_embeddings.projection, "with_posemb": body.embeddings}
-    stem = _STEM_STAGES[plan.family](plan.config)
-    watched |= {stage: body.get_submodule(f"embeddings.patch_embeddings.{name}") for stage, name in stem.items()}
-    for i, layer in enumerate(body.layers):
-        watched |= {f"layer_{i}_attn": layer.attention, f"layer_{i}_mlp": layer.mlp, f"layer_{i}": layer}
-    stages: dict[str, torch.Tensor] = {}
-
-    def keep(stage: str) -> Callable[[Any, Any, Any], None]:
-        def hook(module: Any, inputs: Any, output: Any) -> None:
-            output = output[0] if isinstance(output, tuple) else output
-            output = getattr(output, "hidden_states", output)
-            stages[stage] = output.clone()  # what follows may write into it
-
-        return hook
-
-    handles = [module.register_forward_hook(keep(stage)) for stage, module in watched.items()]
-    try:
-        output = body(pixel_values)
-    except ValueError as error:
-        raise UserError(f"the recorded images do not fit the model: {error}") from error
-    finally:
-        for handle in handles:
-            handle.remove()
-    for stage in ("embedding", *stem):
-        stages[stage] = stages[stage].permute(0, 2, 3, 1)
-    if not body.config.position_on_class_token:  # that original attaches the class token later
-        stages["with_posemb"] = stages["with_posemb"][:, body.pooler.patch_tokens]
-    stages["encoded"], stages["pre_logits"] = output.last_hidden_state, output.pooler_output
-    stages["pooled"] = body.pooler.pool(output.last_hidden_state)
-    stages["logits"] = _logits(model, output, plan)
-    if body.config.position_embedding == "learned":
-        h, w = stages["embedding"].shape[1:3]
-        stages |= _tables(body, (h, w))
-    return stages
-
-
-def _logits(model: Any, output: Any, plan: Plan) -> torch.Tensor:
-    """The head's answer, or what a head would see; of two heads their mean, as the classifier gives it."""
-    if not plan.has_head:
-        return output.pooler_output
-    logits = model.classifier(output.pooler_output)
-    if not plan.config.has_distillation_head:
-        return logits
-    return (logits + model.distillation_classifier(output.last_hidden_state[:, 1])) / 2
-
-
-def _tables(body: Any, grid: Pair) -> dict[str, torch.Tensor]:
-    """The position table as stored, and as the forward pass used it."""
-    from hf_vit.models.positions_hf_vit import resample_position_table
-
-    stored = body.embeddings.position_embeddings.detach()
-    special = body.embeddings.num_special_rows
-    return {"posemb_in": stored, "posemb_out": resample_position_table(stored, body.config.grid, grid, special)}
 
 
 def _reason_to_skip(recording: Recording, plan: Plan, one: _Recorded) -> str | None:

@@ -18,12 +18,13 @@ from .origins import Dims, KeyRule, Origin
 STEM = "embeddings.patch_embeddings.stem"
 _UNIT = "block{s}/unit{u}"
 _MODULES = f"{STEM}.stages.{{s-1}}.{{u-1}}"
-_FIRST = ("conv_proj", "gn_proj")  # in the first unit of every stage only
+FIRST = ("conv_proj", "gn_proj")  # in the first unit of every stage only
 MAX_STAGES = 16  # absurd numbers would make absurd lists of missing keys; such keys are left over instead
 MAX_UNITS = 1000
 
 
-def _norm(source: str, width: str, target: str) -> tuple[KeyRule, ...]:
+def norm_rules(source: str, width: str, target: str) -> tuple[KeyRule, ...]:
+    """Scale and bias of a GroupNorm."""
     return (
         KeyRule(f"{source}/scale", (width,), "flatten", f"{target}.weight"),
         KeyRule(f"{source}/bias", (width,), "flatten", f"{target}.bias"),
@@ -32,18 +33,18 @@ def _norm(source: str, width: str, target: str) -> tuple[KeyRule, ...]:
 
 ROOT_RULES = (
     KeyRule("conv_root/kernel", ("7", "7", "C", "W"), "conv", f"{STEM}.root_conv.weight"),
-    *_norm("gn_root", "W", f"{STEM}.root_norm"),
+    *norm_rules("gn_root", "W", f"{STEM}.root_norm"),
 )
 
 UNIT_RULES = (
     KeyRule(f"{_UNIT}/conv1/kernel", ("1", "1", "I", "U"), "conv", f"{_MODULES}.conv1.weight"),
-    *_norm(f"{_UNIT}/gn1", "U", f"{_MODULES}.norm1"),
+    *norm_rules(f"{_UNIT}/gn1", "U", f"{_MODULES}.norm1"),
     KeyRule(f"{_UNIT}/conv2/kernel", ("3", "3", "U", "U"), "conv", f"{_MODULES}.conv2.weight"),
-    *_norm(f"{_UNIT}/gn2", "U", f"{_MODULES}.norm2"),
+    *norm_rules(f"{_UNIT}/gn2", "U", f"{_MODULES}.norm2"),
     KeyRule(f"{_UNIT}/conv3/kernel", ("1", "1", "U", "O"), "conv", f"{_MODULES}.conv3.weight"),
-    *_norm(f"{_UNIT}/gn3", "O", f"{_MODULES}.norm3"),
+    *norm_rules(f"{_UNIT}/gn3", "O", f"{_MODULES}.norm3"),
     KeyRule(f"{_UNIT}/conv_proj/kernel", ("1", "1", "I", "O"), "conv", f"{_MODULES}.projection.weight"),
-    *_norm(f"{_UNIT}/gn_proj", "O", f"{_MODULES}.projection_norm"),
+    *norm_rules(f"{_UNIT}/gn_proj", "O", f"{_MODULES}.projection_norm"),
 )
 
 _PATCHES = KeyRule("embedding/kernel", ("P", "P", "F", "D"), "conv", "embeddings.patch_embeddings.projection.weight")
@@ -84,13 +85,16 @@ def rules_of(rules: tuple[KeyRule, ...], shapes: Mapping[str, Shape]) -> tuple[K
 
     GroupNorm's parameters are (C,) or, in older files, (1, 1, 1, C): each is taken as it is.
     """
-    found = expanded(rules, UNIT_RULES, stage_depths(shapes), _FIRST)
-    old = ("1", "1", "1")
+    return with_leading_ones(expanded(rules, UNIT_RULES, stage_depths(shapes), FIRST), shapes)
+
+
+def with_leading_ones(rules: Iterable[KeyRule], shapes: Mapping[str, Shape]) -> tuple[KeyRule, ...]:
+    """The rules with axes of size 1 before the others, where the file has arrays of four axes for fewer."""
     return tuple(
-        replace(rule, axes=(*old, *rule.axes))
-        if rule.transform == "flatten" and len(shapes.get(rule.source, ())) == 4
+        replace(rule, axes=("1",) * (4 - len(rule.axes)) + tuple(rule.axes))
+        if rule.transform in ("flatten", "pointwise") and len(shapes.get(rule.source, ())) == 4
         else rule
-        for rule in found
+        for rule in rules
     )
 
 

@@ -21,6 +21,7 @@ from hf_vit.errors import UserError
 from hf_vit.models.backbone_hf_vit import HfViTBackbone
 from hf_vit.models.configuration_hf_axial_resnet import HfAxialResNetConfig
 from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
+from hf_vit.models.configuration_hf_bit import HfBitConfig
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_axial_resnet import HfAxialResNetForImageClassification, HfAxialResNetModel
@@ -30,6 +31,7 @@ from hf_vit.models.modeling_hf_axial_vit import (
     HfAxialViTForMaskedPatchPrediction,
     HfAxialViTModel,
 )
+from hf_vit.models.modeling_hf_bit import HfBitForImageClassification, HfBitModel
 from hf_vit.models.modeling_hf_hybrid_vit import (
     HfHybridViTBackbone,
     HfHybridViTForImageClassification,
@@ -42,6 +44,7 @@ from hf_vit.models.pretraining_hf_vit import HfViTForMaskedPatchPrediction
 if TYPE_CHECKING:
     from hf_vit.conversion.loading import from_hub, image_processor_from_hub
     from hf_vit.hub.push import push_to_hub
+    from hf_vit.inference import optimize_for_inference
     from hf_vit.variants import VARIANTS, variant_config
 
 __version__ = "0.1.0"
@@ -51,6 +54,7 @@ _LAZY = {
     "VARIANTS": "hf_vit.variants",
     "from_hub": "hf_vit.conversion.loading",
     "image_processor_from_hub": "hf_vit.conversion.loading",
+    "optimize_for_inference": "hf_vit.inference",
     "push_to_hub": "hf_vit.hub.push",
     "variant_config": "hf_vit.variants",
 }
@@ -65,6 +69,9 @@ __all__ = [
     "HfAxialViTForImageClassification",
     "HfAxialViTForMaskedPatchPrediction",
     "HfAxialViTModel",
+    "HfBitConfig",
+    "HfBitForImageClassification",
+    "HfBitModel",
     "HfHybridViTBackbone",
     "HfHybridViTConfig",
     "HfHybridViTForImageClassification",
@@ -78,6 +85,7 @@ __all__ = [
     "UserError",
     "from_hub",
     "image_processor_from_hub",
+    "optimize_for_inference",
     "push_to_hub",
     "variant_config",
 ]
@@ -109,10 +117,15 @@ def _register() -> None:
         AutoModelForMaskedImageModeling.register(config, predictor)
         AutoImageProcessor.register(config, image_processor_classes=processors)
         AutoBackbone.register(config, backbone)
-    AutoConfig.register(HfAxialResNetConfig.model_type, HfAxialResNetConfig)
-    AutoModel.register(HfAxialResNetConfig, HfAxialResNetModel)
-    AutoModelForImageClassification.register(HfAxialResNetConfig, HfAxialResNetForImageClassification)
-    AutoImageProcessor.register(HfAxialResNetConfig, image_processor_classes=processors)
+    resnets = (
+        (HfAxialResNetConfig, HfAxialResNetModel, HfAxialResNetForImageClassification),
+        (HfBitConfig, HfBitModel, HfBitForImageClassification),
+    )
+    for config, model, classifier in resnets:
+        AutoConfig.register(config.model_type, config)
+        AutoModel.register(config, model)
+        AutoModelForImageClassification.register(config, classifier)
+        AutoImageProcessor.register(config, image_processor_classes=processors)
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,7 @@ from hf_vit.errors import UserError
 
 
 def test_every_origin_is_a_case():
-    assert {name.split()[0] for name in CASES} == {origin.name for origin in ORIGINS} | {"bit"}
+    assert {name.split()[0] for name in CASES} == {origin.name for origin in ORIGINS}
 
 
 @dataclass(frozen=True)

@@ -67,10 +67,15 @@ def test_the_feature_pyramid_as_torch_counts_it(patch_size: int) -> None:
 
 @pytest.mark.parametrize("stage_depths", [(), (1,), (2, 1, 2)])
 def test_stems_of_odd_images_as_torch_counts_them(stage_depths: tuple[int, ...]) -> None:
-    """Every halving rounds up: SAME padding in the hybrid, even paddings in AxialResNet."""
+    """Every halving rounds up: SAME padding in the hybrid, even paddings in AxialResNet and BiT."""
     hybrid = FAMILIES["hybrid"].config(stage_depths=stage_depths, image_size=48)
     axial = hf_vit.HfAxialResNetConfig(stage_depths=stage_depths, stem_width=16, image_size=48, num_labels=5)
-    for model in (hf_vit.HfHybridViTForImageClassification(hybrid), hf_vit.HfAxialResNetForImageClassification(axial)):
+    bit = hf_vit.HfBitConfig(stage_depths=stage_depths, stem_width=32, image_size=48, num_labels=5)
+    for model in (
+        hf_vit.HfHybridViTForImageClassification(hybrid),
+        hf_vit.HfAxialResNetForImageClassification(axial),
+        hf_vit.HfBitForImageClassification(bit),
+    ):
         for size in ((48, 48), (45, 70), (33, 49)):
             check(model, "classification", size)
     check(hf_vit.HfAxialResNetModel(axial), "model", (45, 70))
@@ -134,6 +139,8 @@ def test_what_cannot_be_counted_is_refused() -> None:
         forward_flops(config, 225)
     with pytest.raises(UserError, match="no AxialResNet for masked prediction"):
         forward_flops(hf_vit.HfAxialResNetConfig(), task="masked_prediction")
+    with pytest.raises(UserError, match="no BiT for backbone"):
+        forward_flops(hf_vit.HfBitConfig(), task="backbone")
     for images in (0, -1, float("nan")):
         with pytest.raises(UserError, match="above 0"):
             training_flops(config, images)

@@ -231,6 +231,20 @@ RESNETS = {
         any_size=True,
         sizes={"num_channels": 3, "num_labels": 3},
     ),
+    "bit": Family(
+        name="bit",
+        config_class=hf_vit.HfBitConfig,
+        classes={"model": hf_vit.HfBitModel, "classification": hf_vit.HfBitForImageClassification},
+        tiny={"image_size": 32, "stage_depths": (1, 2), "stem_width": 32},
+        choices={
+            "default": {},
+            "post_activation": {"pre_activation": False},
+            "zero_padded_pool": {"zero_padded_pool": True},
+            "rectangular": {"image_size": (32, 24), "num_channels": 1, "stage_depths": ()},
+        },
+        any_size=True,
+        sizes={"num_channels": 3, "num_labels": 3},
+    ),
 }
 
 

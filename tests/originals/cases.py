@@ -16,6 +16,7 @@ import safetensors.numpy
 import torch
 from hybrid.reference import stem_shapes
 from originals.big_vision import as_tower, class_token_apart, stacked, with_map_head
+from originals.bit_paper import as_big_transfer, make_resnet_v2
 from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, vit_hybrid_parts
 
 import hf_vit.conversion as conversion
@@ -189,7 +190,10 @@ CASES = {
         silent={"embedding/kernel": PATCH, "cls": ("drop", "rename")},
     ),
     "big_vision tower": Case(tower, options={"image_size": (8, 4)}, silent={"params/img/embedding/kernel": PATCH}),
-    "bit": Case(resnet, run=stem_filled),
+    "bit": Case(resnet),
+    "bit into a stem": Case(resnet, run=stem_filled),
+    "bit_paper": Case(lambda make: make_resnet_v2(depths=(1,), labels=4)),
+    "bit_paper of big_transfer": Case(lambda make: as_big_transfer(make_resnet_v2(depths=(1,), labels=4), True)),
     "transformers_vit": of_transformers_with_config("ViTForImageClassification"),
     "transformers_deit": of_transformers_with_config("DeiTForImageClassificationWithTeacher"),
     "transformers_vit_hybrid": of_torch(vit_hybrid_parts, lambda model: model.json()),

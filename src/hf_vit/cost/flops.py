@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from hf_vit.errors import UserError
-from hf_vit.models.configuration_hf_axial_resnet import HfAxialResNetConfig, stem_stride
+from hf_vit.models.configuration_hf_axial_resnet import HfAxialResNetConfig
 from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
+from hf_vit.models.configuration_hf_bit import HfBitConfig
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
+from hf_vit.models.configuration_hf_resnet import stem_stride
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, HfViTConfig, as_pair
 
 Task = Literal["classification", "model", "masked_prediction", "backbone"]
@@ -88,18 +90,33 @@ def _axial(config: HfAxialViTConfig, size: Grid, task: Task) -> Macs:
 
 def _hybrid(config: HfHybridViTConfig, size: Grid, task: Task) -> Macs:
     """The ResNet stem, then the ViT on its feature map."""
+    return {"stem": _residual_stem(config, size)} | _vit(config, size, task)
+
+
+def _bit(config: HfBitConfig, size: Grid, task: Task) -> Macs:
+    """The stem is the network; in either form of the units."""
+    _refuse_other_than_classifier("BiT", task)
+    return {"stem": _residual_stem(config, size)}
+
+
+def _axial_resnet(config: HfAxialResNetConfig, size: Grid, task: Task) -> Macs:
+    _refuse_other_than_classifier("AxialResNet", task)
+    return _axial_stem(config, size)
+
+
+def _refuse_other_than_classifier(name: str, task: Task) -> None:
+    if task not in ("classification", "model"):
+        raise UserError(f"there is no {name} for {task.replace('_', ' ')}; it classifies")
+
+
+def _residual_stem(config: HfHybridViTConfig | HfBitConfig, size: Grid) -> int:
+    """Root and bottlenecks 1x1, 3x3, 1x1."""
     grid = _halved(size)
     macs = _root(config, grid)
     for channels, out, before, after, projection in _units(config, _halved(grid)):
         width = out // 4
         macs += _area(before) * channels * width + _area(after) * (9 * width + out) * width + projection
-    return {"stem": macs} | _vit(config, size, task)
-
-
-def _axial_resnet(config: HfAxialResNetConfig, size: Grid, task: Task) -> Macs:
-    if task not in ("classification", "model"):
-        raise UserError(f"there is no AxialResNet for {task.replace('_', ' ')}; it classifies")
-    return _axial_stem(config, size)
+    return macs
 
 
 def _axial_stem(config: HfAxialResNetConfig | HfAxialViTConfig, size: Grid) -> Macs:
@@ -138,6 +155,7 @@ _FAMILIES: dict[str, Callable[[Any, Grid, Task], Macs]] = {
     HfHybridViTConfig.model_type: _hybrid,
     HfAxialViTConfig.model_type: _axial,
     HfAxialResNetConfig.model_type: _axial_resnet,
+    HfBitConfig.model_type: _bit,
 }
 
 

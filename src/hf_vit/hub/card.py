@@ -33,6 +33,7 @@ _FAMILIES = {
     "hf_hybrid_vit": "A hybrid Vision Transformer (ResNet stem)",
     "hf_axial_vit": "An Axial Vision Transformer",
     "hf_axial_resnet": "A ResNet with axial attention",
+    "hf_bit": "A BiT ResNet",
     "vit": "A Vision Transformer",
 }
 _PICTURES = {

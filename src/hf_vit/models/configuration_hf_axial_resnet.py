@@ -1,30 +1,14 @@
 """Configuration of AxialResNet: a ResNet whose 3x3 convolutions are row and column attention (arXiv 2003.07853)."""
 
-from typing import Any, ClassVar
-
 from huggingface_hub.dataclasses import strict
-from transformers.configuration_utils import PreTrainedConfig
 
-from .configuration_hf_vit import as_pair
+from .configuration_hf_resnet import HfResNetBaseConfig, check_stem
 
 HEADS = 8  # in every layer (2003.07853, section 4)
 
 
-def stem_stride(stage_depths: tuple[int, ...] | list[int]) -> int:
-    """Px behind one place of the last map: 4 for the root, 2 for every stage after the first."""
-    return 4 * 2 ** max(len(stage_depths) - 1, 0)
-
-
-def check_stem(stage_depths: tuple[int, ...] | list[int], stem_width: int) -> None:
-    """Raises ValueError: an empty stage, or a width that the heads do not divide."""
-    if any(depth < 1 for depth in stage_depths):
-        raise ValueError(f"stage_depths={stage_depths}: every stage needs at least one unit; () is no stage")
-    if stem_width < HEADS or stem_width % HEADS:
-        raise ValueError(f"stem_width={stem_width} must be a positive multiple of {HEADS}, the number of heads")
-
-
 @strict
-class HfAxialResNetConfig(PreTrainedConfig):
+class HfAxialResNetConfig(HfResNetBaseConfig):
     """Configuration of `HfAxialResNetModel` and its classifier; the default is AxialResNet-L at 224 px.
 
     Args:
@@ -37,48 +21,6 @@ class HfAxialResNetConfig(PreTrainedConfig):
     """
 
     model_type = "hf_axial_resnet"
-    _auto_class: ClassVar[str | None] = "AutoConfig"
-    representation_size: ClassVar[int | None] = None  # what its classifier, the ViT's, asks for
-    has_distillation_head: ClassVar[bool] = False
-
-    image_size: int | tuple[int, int] | list[int] = 224
-    num_channels: int = 3
-    stage_depths: tuple[int, ...] | list[int] = (3, 4, 6, 3)
-    stem_width: int = 64
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        self.stage_depths = tuple(self.stage_depths)
-        if isinstance(self.image_size, list):
-            self.image_size = (self.image_size[0], self.image_size[1])
-        super().__post_init__(**kwargs)
-
-    @property
-    def hidden_size(self) -> int:
-        """Channels of the last map."""
-        stages = len(self.stage_depths)
-        return 4 * self.stem_width * 2 ** (stages - 1) if stages else self.stem_width
-
-    @property
-    def patch_size(self) -> int:
-        """Total stride in px."""
-        return stem_stride(self.stage_depths)
-
-    @property
-    def patch_stride(self) -> tuple[int, int]:
-        return self.patch_size, self.patch_size
-
-    def grid_of(self, height: int, width: int) -> tuple[int, int]:
-        """(h, w) of the last map: every halving rounds up."""
-        return -(-height // self.patch_size), -(-width // self.patch_size)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """(h, w) of the nominal image."""
-        return self.grid_of(*as_pair(self.image_size))
 
     def validate_sizes(self) -> None:
-        check_stem(self.stage_depths, self.stem_width)
-        if self.num_channels < 1:
-            raise ValueError(f"num_channels={self.num_channels} must be at least 1")
-        if min(as_pair(self.image_size)) < 1:
-            raise ValueError(f"image_size={self.image_size} must be at least 1 px")
+        check_stem(self.stage_depths, self.stem_width, HEADS, "the number of heads")

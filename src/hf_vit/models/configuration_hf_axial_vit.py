@@ -4,7 +4,8 @@ from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from .configuration_hf_axial_resnet import check_stem, stem_stride
+from .configuration_hf_axial_resnet import HEADS
+from .configuration_hf_resnet import check_stem, stem_stride
 from .configuration_hf_vit import HfViTBaseConfig
 
 
@@ -44,7 +45,7 @@ class HfAxialViTConfig(HfViTBaseConfig):
     def validate_stem(self) -> None:
         if self.stage_depths is None:
             return
-        check_stem(self.stage_depths, self.stem_width)
+        check_stem(self.stage_depths, self.stem_width, HEADS, "the number of heads")
         stride = stem_stride(self.stage_depths)
         if any(side % stride for side in self.patch_stride):
             raise ValueError(

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 
+from .configuration_hf_resnet import check_stem
 from .configuration_hf_vit import HfViTBaseConfig
 
 
@@ -65,10 +66,7 @@ class HfHybridViTConfig(HfViTBaseConfig):
         super().validate_image_fits_patch()
 
     def validate_stem(self) -> None:
-        if any(depth < 1 for depth in self.stage_depths):
-            raise ValueError(f"stage_depths={self.stage_depths}: every stage needs at least one unit; () is no stage")
-        if self.stem_width < 32 or self.stem_width % 32:
-            raise ValueError(f"stem_width={self.stem_width} must be a positive multiple of 32, GroupNorm's groups")
+        check_stem(self.stage_depths, self.stem_width, 32, "GroupNorm's groups")
         if self.stem_patch_size < 1:
             raise ValueError(f"stem_patch_size={self.stem_patch_size} must be at least 1")
         eps = self.group_norm_eps

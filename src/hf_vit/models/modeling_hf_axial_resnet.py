@@ -11,13 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_axial_resnet import HEADS, HfAxialResNetConfig
 from .configuration_hf_vit import as_pair
-from .modeling_hf_vit import HfViTBaseForImageClassification, HfViTPreTrainedModel
+from .modeling_hf_resnet import HfResNetBaseModel, HfResNetPreTrainedModel
+from .modeling_hf_vit import HfViTBaseForImageClassification
 from .positions_hf_vit import replace_parameter, resample_grid
 
 CACHED_LOGITS = 2**18  # computed at a time on a CPU: what fits into its cache
@@ -194,13 +192,11 @@ def init_axial_resnet(module: nn.Module) -> None:
         init.zeros_(module.expand.norm.weight)
 
 
-class HfAxialResNetPreTrainedModel(HfViTPreTrainedModel):
+class HfAxialResNetPreTrainedModel(HfResNetPreTrainedModel):
     """Abstract: what both models share."""
 
     config: HfAxialResNetConfig
     config_class = HfAxialResNetConfig
-    supports_gradient_checkpointing = False
-    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = False
     _no_split_modules: ClassVar[list[str]] = ["HfAxialResNetBottleneck"]
     _can_record_outputs: ClassVar[dict[str, Any]] = {"hidden_states": HfAxialResNetBottleneck}
 
@@ -217,29 +213,16 @@ class HfAxialResNetPreTrainedModel(HfViTPreTrainedModel):
         init_axial_resnet(module)
 
 
-class HfAxialResNetModel(HfAxialResNetPreTrainedModel):
+class HfAxialResNetModel(HfAxialResNetPreTrainedModel, HfResNetBaseModel):
     """The bare AxialResNet."""
 
     _auto_class = "AutoModel"
 
-    def __init__(self, config: HfAxialResNetConfig) -> None:
-        super().__init__(config)
-        self.stem = HfAxialResNetStem(config)
-        self.post_init()
+    def build_stem(self, config: Any) -> nn.Module:
+        return HfAxialResNetStem(config)
 
-    @merge_with_config_defaults
-    @capture_outputs(tie_last_hidden_states=False)
-    def forward(
-        self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None, **kwargs: Any
-    ) -> BaseModelOutputWithPooling:
-        """[B, C, H, W] -> last_hidden_state [B, h*w, C'] row by row, pooler_output [B, C'], their mean.
-
-        hidden_states, where asked for, are maps [B, h, w, C]: of the root and of every unit.
-        """
-        if patch_attention_mask is not None:
-            raise ValueError("patch_attention_mask does not go with AxialResNet; give images of one size")
-        features = self.stem(pixel_values.to(self.dtype)).flatten(1, 2)
-        return BaseModelOutputWithPooling(last_hidden_state=features, pooler_output=features.mean(dim=1))
+    def last_map(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.stem(pixel_values)
 
 
 class HfAxialResNetForImageClassification(HfAxialResNetPreTrainedModel, HfViTBaseForImageClassification):

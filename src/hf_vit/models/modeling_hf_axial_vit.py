@@ -15,8 +15,8 @@ from transformers.utils.output_capturing import OutputRecorder
 from .attention_hf_vit import HfViTAttention
 from .backbone_hf_vit import HfViTBaseBackbone
 from .blocks_hf_vit import HfViTLayer
-from .configuration_hf_axial_resnet import stem_stride
 from .configuration_hf_axial_vit import HfAxialViTConfig
+from .configuration_hf_resnet import stem_stride
 from .embeddings_hf_vit import HfViTPatchEmbeddings, Tokens
 from .modeling_hf_axial_resnet import HfAxialResNetStem, init_axial_resnet
 from .modeling_hf_vit import (

@@ -5,7 +5,9 @@ Sources: arXiv 2010.11929 section 3.1 and table 6; the stem is BiT's (arXiv 1912
 (1903.10520) and GroupNorm, in the post-activation form of the original code, whose constants are kept.
 """
 
+import functools
 import weakref
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -38,6 +40,11 @@ def pad_same(images: torch.Tensor, kernel: int, stride: int) -> tuple[torch.Tens
     return F.pad(images, (left, right, top, bottom)), (0, 0)
 
 
+def pad_evenly(images: torch.Tensor, kernel: int, stride: int) -> tuple[torch.Tensor, tuple[int, int]]:
+    """The same padding on all sides, whatever the input's size."""
+    return images, (kernel // 2, kernel // 2)
+
+
 def max_pool_same(features: torch.Tensor) -> torch.Tensor:
     """3x3 max-pool of stride 2 with SAME padding, which is even or lacks one place at the end: `ceil_mode` adds it."""
     padding = (same_padding(features.shape[2], 3, 2)[0], same_padding(features.shape[3], 3, 2)[0])
@@ -57,17 +64,22 @@ def standardize_by_std(kernel: torch.Tensor) -> torch.Tensor:
     return (kernel - mean) / (deviation + 1e-5)
 
 
-def standardize_by_variance(kernel: torch.Tensor) -> torch.Tensor:
+def standardize_by_variance(kernel: torch.Tensor, eps: float = 1e-8) -> torch.Tensor:
     """[O, I, k, k] an output channel: 1e-8 is added to the variance, as timm and transformers do."""
     variance, mean = torch.var_mean(kernel, dim=(1, 2, 3), correction=0, keepdim=True)
-    return (kernel - mean) / torch.sqrt(variance + 1e-8)
+    return (kernel - mean) / torch.sqrt(variance + eps)
 
 
-STANDARDIZATIONS = {"std": standardize_by_std, "variance": standardize_by_variance}
+STANDARDIZATIONS = {
+    "std": standardize_by_std,
+    "variance": standardize_by_variance,
+    "paper": functools.partial(standardize_by_variance, eps=1e-10),  # BiT's (arXiv 1912.11370)
+}
+PADDINGS = {"same": pad_same, "even": pad_evenly}
 
 
 class StdConv2d(nn.Conv2d):
-    """Convolution with SAME padding whose kernel is standardised, by default (w - mean) / (std + 1e-5) a channel.
+    """Padded convolution whose kernel is standardised, by default SAME and (w - mean) / (std + 1e-5) a channel.
 
     In evaluation without gradients the standardised kernel is computed once for each version of the weight, in the
     memory layout that the convolution runs in. Every in-place change, load, optimiser step, move, `train()` or
@@ -76,10 +88,16 @@ class StdConv2d(nn.Conv2d):
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, standardization: str = "std"
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        standardization: str = "std",
+        padding: str = "same",
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, stride, bias=False)
-        self._standardize = STANDARDIZATIONS[standardization]
+        self._standardize, self._pad = STANDARDIZATIONS[standardization], PADDINGS[padding]
         self._cached: tuple[weakref.ref[torch.Tensor], tuple[Any, ...], torch.Tensor] | None = None
 
     def standardized(self) -> torch.Tensor:
@@ -112,12 +130,12 @@ class StdConv2d(nn.Conv2d):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if self.kernel_size == self.stride == (1, 1):  # a dense layer on every place, and run faster as one
             return F.linear(input.permute(0, 2, 3, 1), self.kernel().flatten(1)).permute(0, 3, 1, 2)
-        padded, padding = pad_same(input, self.kernel_size[0], self.stride[0])
+        padded, padding = self._pad(input, self.kernel_size[0], self.stride[0])
         return F.conv2d(padded, self.kernel(), stride=self.stride, padding=padding)
 
 
 def conv_and_norm(
-    config: HfHybridViTConfig, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1
+    config: Any, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1
 ) -> tuple[StdConv2d, nn.GroupNorm]:
     """A convolution of the stem and the GroupNorm that follows it."""
     eps = config.layer_norm_eps if config.group_norm_eps is None else config.group_norm_eps
@@ -132,7 +150,7 @@ class HfHybridViTBottleneck(nn.Module):
     unit of every stage.
     """
 
-    def __init__(self, config: HfHybridViTConfig, in_channels: int, width: int, stride: int) -> None:
+    def __init__(self, config: Any, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
         out_channels = 4 * width
         self.conv1, self.norm1 = conv_and_norm(config, in_channels, width, 1)
@@ -151,22 +169,25 @@ class HfHybridViTBottleneck(nn.Module):
         return relu(self.norm3(self.conv3(hidden)), residual)
 
 
+def residual_stages(config: Any, build_unit: Callable[[Any, int, int, int], nn.Module]) -> tuple[nn.ModuleList, int]:
+    """(stages of units, which are built from config, channels, width and stride; channels of the last one)."""
+    channels, stages = config.stem_width, nn.ModuleList()
+    for index, depth in enumerate(config.stage_depths):
+        width, units = config.stem_width * 2**index, nn.Sequential()
+        for unit in range(depth):
+            units.append(build_unit(config, channels, width, 2 if unit == 0 and index > 0 else 1))
+            channels = 4 * width
+        stages.append(units)
+    return stages, channels
+
+
 class HfHybridViTStem(nn.Module):
     """Root (7x7/2 convolution, GroupNorm, ReLU, 3x3/2 max-pool) and stages: [B, C, H, W] -> [B, C', H', W']."""
 
-    def __init__(self, config: HfHybridViTConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
-        channels = config.stem_width
-        self.root_conv, self.root_norm = conv_and_norm(config, config.num_channels, channels, 7, 2)
-        self.stages = nn.ModuleList()
-        for index, depth in enumerate(config.stage_depths):
-            width, units = config.stem_width * 2**index, nn.Sequential()
-            for unit in range(depth):
-                stride = 2 if unit == 0 and index > 0 else 1
-                units.append(HfHybridViTBottleneck(config, channels, width, stride))
-                channels = 4 * width
-            self.stages.append(units)
-        self.out_channels = channels
+        self.root_conv, self.root_norm = conv_and_norm(config, config.num_channels, config.stem_width, 7, 2)
+        self.stages, self.out_channels = residual_stages(config, HfHybridViTBottleneck)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         # Convolutions run fastest with channels last on CPUs and GPUs alike.

@@ -1,0 +1,106 @@
+"""BiT: ResNets with GroupNorm and standardised kernels, as classifiers.
+
+Legend: B batch, C channels, H x W px, h x w places of a map.
+Sources: arXiv 1912.11370; pre-activation units as in 1603.05027, with the constants and paddings of the original code.
+The post-activation form is the stem of the hybrids, and taken from there.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from .configuration_hf_bit import HfBitConfig
+from .modeling_hf_hybrid_vit import GROUPS, HfHybridViTBottleneck, HfHybridViTStem, StdConv2d, relu, residual_stages
+from .modeling_hf_resnet import HfResNetBaseModel, HfResNetPreTrainedModel
+from .modeling_hf_vit import HfViTBaseForImageClassification
+
+EPS = 1e-5
+
+
+def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> StdConv2d:
+    """A convolution of the paper's ResNetV2."""
+    return StdConv2d(in_channels, out_channels, kernel_size, stride, standardization="paper", padding="even")
+
+
+class HfBitPreActivationUnit(nn.Module):
+    """Residual unit 1x1, 3x3, 1x1, each after GroupNorm and ReLU; nothing follows the sum.
+
+    [B, C, H, W] -> [B, 4 * width, H / stride, W / stride]; where the shape changes, the shortcut is a projection of
+    what the first convolution sees.
+    """
+
+    def __init__(self, config: Any, in_channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        out_channels = 4 * width
+        self.norm1, self.conv1 = nn.GroupNorm(GROUPS, in_channels, EPS), conv(in_channels, width, 1)
+        self.norm2, self.conv2 = nn.GroupNorm(GROUPS, width, EPS), conv(width, width, 3, stride)
+        self.norm3, self.conv3 = nn.GroupNorm(GROUPS, width, EPS), conv(width, out_channels, 1)
+        changed = stride != 1 or in_channels != out_channels
+        self.projection = conv(in_channels, out_channels, 1, stride) if changed else None
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        hidden = relu(self.norm1(features))
+        residual = features if self.projection is None else self.projection(hidden)
+        hidden = self.conv1(hidden)
+        hidden = self.conv2(relu(self.norm2(hidden)))
+        return residual + self.conv3(relu(self.norm3(hidden)))
+
+
+class HfBitPreActivationStem(nn.Module):
+    """Root (7x7/2 convolution, 3x3/2 max-pool), stages, GroupNorm and ReLU: [B, C, H, W] -> [B, C', h, w]."""
+
+    def __init__(self, config: HfBitConfig) -> None:
+        super().__init__()
+        self.root_conv = conv(config.num_channels, config.stem_width, 7, 2)
+        padded = nn.Sequential(nn.ZeroPad2d(1), nn.MaxPool2d(3, 2))
+        self.root_pool = padded if config.zero_padded_pool else nn.MaxPool2d(3, 2, padding=1)
+        self.stages, self.out_channels = residual_stages(config, HfBitPreActivationUnit)
+        self.norm = nn.GroupNorm(GROUPS, self.out_channels, EPS)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        features = self.root_pool(self.root_conv(pixel_values.contiguous(memory_format=torch.channels_last)))
+        for stage in self.stages:
+            features = stage(features)
+        return relu(self.norm(features))
+
+
+class HfBitPreTrainedModel(HfResNetPreTrainedModel):
+    """Abstract: what both models share."""
+
+    config: HfBitConfig
+    config_class = HfBitConfig
+    _no_split_modules: ClassVar[list[str]] = ["HfHybridViTBottleneck", "HfBitPreActivationUnit"]
+
+    @classmethod
+    def auto_classes(cls) -> dict[str, type]:
+        return {
+            "AutoConfig": HfBitConfig,
+            "AutoModel": HfBitModel,
+            "AutoModelForImageClassification": HfBitForImageClassification,
+        }
+
+    def _init_special_cases(self, module: nn.Module) -> None:
+        super()._init_special_cases(module)
+        if isinstance(module, HfHybridViTBottleneck):
+            init.zeros_(module.norm3.weight)
+
+
+class HfBitModel(HfBitPreTrainedModel, HfResNetBaseModel):
+    """The bare ResNet."""
+
+    _auto_class = "AutoModel"
+
+    def build_stem(self, config: Any) -> nn.Module:
+        return HfBitPreActivationStem(config) if config.pre_activation else HfHybridViTStem(config)
+
+    def last_map(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.stem(pixel_values).permute(0, 2, 3, 1)
+
+
+class HfBitForImageClassification(HfBitPreTrainedModel, HfViTBaseForImageClassification):
+    """BiT with a linear classifier on the mean of its last map."""
+
+    model_class: ClassVar[type] = HfBitModel
+    _auto_class = "AutoModelForImageClassification"
