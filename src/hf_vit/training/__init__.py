@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from hf_vit.training.finetuning import FinetuneOptions, FinetuneResult, finetune
     from hf_vit.training.pretraining import PretrainResult, pretrain
     from hf_vit.training.recipes import RECIPES, Recipe, find_recipe
+    from hf_vit.training.replaying import Replay, replay
     from hf_vit.training.trainer import HfViTTrainer
 
 # Name -> module: transformers' Trainer alone takes seconds to import.
@@ -17,9 +18,11 @@ _LAZY = {
     "HfViTTrainer": "trainer",
     "PretrainResult": "pretraining",
     "Recipe": "recipes",
+    "Replay": "replaying",
     "find_recipe": "recipes",
     "finetune": "finetuning",
     "pretrain": "pretraining",
+    "replay": "replaying",
 }
 
 __all__ = [
@@ -29,9 +32,11 @@ __all__ = [
     "HfViTTrainer",
     "PretrainResult",
     "Recipe",
+    "Replay",
     "find_recipe",
     "finetune",
     "pretrain",
+    "replay",
 ]
 
 

@@ -4,7 +4,7 @@ Legend: B images, C channels, H x W px, K labels, T temperature.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, final
 
 import torch
 from torch import nn
@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.models.loss_hf_vit import classification_loss
-from hf_vit.training.finetuning import Run
-from hf_vit.training.model_source import ModelSource, build_classifier, build_processor
+from hf_vit.training.finetuning import Run, build_for_classes
+from hf_vit.training.model_source import ModelSource
 from hf_vit.training.recipes import Recipe
 from hf_vit.training.running import build_trainer
 from hf_vit.training.teacher import PixelScale, Teacher, open_teacher
@@ -209,17 +209,10 @@ class Distiller:
                 f"{source.name} was trained without a distillation token, which --distillation {self.options.kind} "
                 "teaches; use --distillation logit, or start from a variant or a distilled checkpoint"
             )
-        student = build_classifier(
-            source,
-            data.label_names,
-            image_size=image_size,
-            dropout=recipe.dropout,
-            drop_path=recipe.drop_path,
-            **tokens,
-        )
-        if tokens and not cast(Any, student.config).has_distillation_head:
+        student, processor = build_for_classes(source, data, image_size, recipe, **tokens)
+        if tokens and not student.config.has_distillation_head:
             raise UserError(f"{source.name} has no place for a distillation token; use --distillation logit")
-        return student, build_processor(source, cast(Any, student.config))
+        return student, processor
 
     def build_trainer(self, run: Run) -> HfViTTrainer:
         """The trainer of a run, ready to go."""

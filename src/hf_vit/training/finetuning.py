@@ -259,7 +259,7 @@ def prepare(
 def build_for_classes(
     source: "ModelSource", data: "ImageData", image_size: tuple[int, int], recipe: Recipe, **fields: Any
 ) -> tuple[Any, Any]:
-    """A classifier of the data's classes, and its image processor; `fields` of its configuration replace the source's."""
+    """A classifier of the data's classes, and its image processor; `fields` are of the classifier's configuration."""
     from hf_vit.training.model_source import build_classifier, build_processor
 
     classifier = build_classifier(

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import torch
 from accelerate.data_loader import prepare_data_loader
+from safetensors import SafetensorError
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, ProgressCallback
@@ -18,6 +19,7 @@ from hf_vit.training.losses import BinaryCrossEntropy, smooth_labels
 from hf_vit.training.processes import need_same
 from hf_vit.training.progress import LiveProgress
 from hf_vit.training.released import ReleasingTrainer
+from hf_vit.training.replaying import save_replay
 from hf_vit.training.sam import SharpnessAware
 from hf_vit.training.sampling import EpochBatches, EpochSampler, SeededDataset, as_is
 from hf_vit.training.sharing import check_trainer, share_trainer
@@ -180,21 +182,29 @@ class HfViTTrainer(StreamingTrainer, ReleasingTrainer):
         learn = super().training_step
 
         def run(batch: dict[str, Any]) -> torch.Tensor:
-            return self._checked(learn(model, batch, num_items_in_batch))
+            return self._checked(learn(model, batch, num_items_in_batch), batch)
 
         if self.sharpness is None:
             return run(inputs)
         return self.sharpness.backward(model, inputs, run, lambda: self.accelerator.no_sync(model))
 
-    def _checked(self, loss: torch.Tensor) -> torch.Tensor:
-        if not bool(torch.isfinite(loss).all()):
-            rate = self._get_learning_rate()
-            raise UserError(
-                f"the loss became {float(loss.mean())} at step {self.state.global_step + 1} (learning rate {rate:.3g}, "
-                f"gradients clipped at {self.args.max_grad_norm:g}); lower the learning rate, lengthen the warm-up, or "
-                "clip gradients (1.0)"
-            )
-        return loss
+    def _checked(self, loss: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+        if bool(torch.isfinite(loss).all()):
+            return loss
+        rate, step, number = self._get_learning_rate(), self.state.global_step + 1, float(loss.mean())
+        process = f"-process-{self.args.process_index}" if self.args.world_size > 1 else ""
+        folder = Path(str(self.args.output_dir)) / f"replay-{step}{process}"
+        model = self.accelerator.unwrap_model(self.model)
+        saved = f"; hf_vit.training.replay('{folder}') looks into the batch and the weights, which are kept there"
+        try:
+            save_replay(folder, model, batch, step=step, learning_rate=rate, loss=number, bf16=self.args.bf16)
+        except (OSError, SafetensorError):
+            saved = ""
+        raise UserError(
+            f"the loss became {number} at step {step} (learning rate {rate:.3g}, gradients clipped at "
+            f"{self.args.max_grad_norm:g}); lower the learning rate, lengthen the warm-up, or clip gradients "
+            f"(1.0){saved}"
+        )
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
