@@ -74,3 +74,38 @@ def command(capsys):
         return int(ended.value.code or 0), printed.out, printed.err
 
     return run
+
+
+@pytest.fixture
+def make_trainer(tiny_config, tmp_path):
+    """An `HfViTTrainer` on noise: `extras` are keywords of its own, the others TrainingArguments'."""
+    import torch
+    from torch import nn
+    from training.noise import Images
+    from transformers import TrainingArguments
+
+    from hf_vit import HfViTForImageClassification
+    from hf_vit.training import HfViTTrainer
+
+    def make(model=None, dataset=None, extras=None, **arguments):
+        torch.manual_seed(0)
+        model = model or HfViTForImageClassification(tiny_config())
+        if not model.classifier.weight.any():
+            nn.init.normal_(model.classifier.weight)
+        defaults = dict(
+            output_dir=str(tmp_path / "work"),
+            report_to="none",
+            use_cpu=True,
+            max_steps=1,
+            learning_rate=0.1,
+            optim="sgd",
+        )
+        return HfViTTrainer(
+            model=model,
+            args=TrainingArguments(**{**defaults, **arguments}),
+            train_dataset=dataset or Images(),
+            eval_dataset=dataset or Images(),
+            **(extras or {}),
+        )
+
+    return make

@@ -212,3 +212,40 @@ def one_checkpoint(tmp_path_factory, colours):
 @pytest.fixture
 def checkpoint_copy(one_checkpoint, tmp_path):
     return shutil.copytree(one_checkpoint, tmp_path / one_checkpoint.name)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(average_decay=0.8, sam_rho=0.1, layer_decay=0.7, loss="bce", mixup_alpha=0.0),
+        dict(average_decay=0.5, sam_rho=0.1, sam_micro_batches=True, optimizer="sgd", learning_rate=0.05),
+        dict(tune="lora", lora_rank=2, learning_rate=0.02, layer_decay=0.9),
+    ],
+    ids=["average, sam, layer decay, bce", "average, sam a micro-batch, sgd", "lora"],
+)
+def test_resume_with_everything_that_keeps_weights_of_its_own(changes, train, tmp_path):
+    """From the last checkpoint but one, as after a kill; then once more when the training itself had ended."""
+    changes = dict(steps=16, evaluations=4) | changes
+    done = train(tmp_path / "done", changes=changes, keep_checkpoints=True)
+    for name, cut in (("killed", 1), ("ended", 0)):
+        again = tmp_path / name
+        shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
+        for checkpoint in checkpoints_in(again / "checkpoints")[2 - cut :]:
+            shutil.rmtree(checkpoint)
+        assert len(checkpoints_in(again / "checkpoints")) == 2 - cut
+        assert_same(train(again, resume=True, changes=changes), done)
+    released = load_file(done.folder / "model.safetensors")
+    fresh = HfViTForImageClassification(HfViTForImageClassification.from_pretrained(done.folder).config)
+    assert released.keys() == fresh.state_dict().keys()
+
+
+def test_a_checkpoint_without_its_training_weights_is_no_place_to_go_on_from(train, tmp_path):
+    changes = dict(steps=8, evaluations=2, average_decay=0.8)
+    done = train(tmp_path / "done", changes=changes, keep_checkpoints=True)
+    again = tmp_path / "again"
+    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
+    first, last = checkpoints_in(again / "checkpoints")
+    shutil.rmtree(last)
+    (first / "training_weights.safetensors").unlink()
+    with pytest.raises(UserError, match="lacks training_weights.safetensors"):
+        train(again, resume=True, changes=changes)

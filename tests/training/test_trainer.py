@@ -5,54 +5,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import TrainingArguments
+from training.noise import Images
 
 from hf_vit import HfViTForImageClassification, UserError
-from hf_vit.training import HfViTTrainer
-from hf_vit.training.trainer import smooth_labels
-
-
-class Images(torch.utils.data.Dataset):
-    """Fixed noise with hard or soft labels."""
-
-    def __init__(self, count=12, soft=False):
-        generator = torch.Generator().manual_seed(0)
-        self.pixels = torch.randn(count, 3, 8, 8, generator=generator)
-        self.labels = torch.arange(count) % 3
-        if soft:
-            self.labels = torch.rand(count, 3, generator=generator).softmax(-1)
-
-    def __len__(self):
-        return len(self.pixels)
-
-    def __getitem__(self, index):
-        return {"pixel_values": self.pixels[index], "labels": self.labels[index]}
-
-
-@pytest.fixture
-def make_trainer(tiny_config, tmp_path):
-    def make(model=None, dataset=None, **arguments):
-        torch.manual_seed(0)
-        model = model or HfViTForImageClassification(tiny_config())
-        if not model.classifier.weight.any():
-            nn.init.normal_(model.classifier.weight)
-        defaults = dict(
-            output_dir=str(tmp_path / "work"),
-            report_to="none",
-            use_cpu=True,
-            max_steps=1,
-            learning_rate=0.1,
-            optim="sgd",
-        )
-        return HfViTTrainer(
-            model=model,
-            args=TrainingArguments(**{**defaults, **arguments}),
-            train_dataset=dataset or Images(),
-            eval_dataset=dataset or Images(),
-        )
-
-    return make
-
+from hf_vit.training.losses import smooth_labels
 
 FORMS = {
     "plain": dict(),

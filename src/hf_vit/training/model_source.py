@@ -75,6 +75,7 @@ def build_classifier(
     image_size: tuple[int, int] | None = None,
     dropout: float | None = None,
     drop_path: float | None = None,
+    head_bias: float = 0.0,
     **fields: Any,
 ) -> PreTrainedModel:
     """A classifier in float32 with a new zero head for these classes (arXiv 2010.11929, section 3.2).
@@ -87,6 +88,7 @@ def build_classifier(
         label_names: the classes, in the order of their numbers.
         image_size: (height, width) in px; None keeps the source's.
         dropout, drop_path: rates; None keeps the source's.
+        head_bias: first value of the head's bias.
         **fields: of the configuration; they replace the source's.
 
     Raises:
@@ -105,7 +107,7 @@ def build_classifier(
         head = getattr(model, name, None)
         if isinstance(head, nn.Linear):
             nn.init.zeros_(head.weight)
-            nn.init.zeros_(head.bias)
+            nn.init.constant_(head.bias, head_bias)
     return model
 
 

@@ -1,0 +1,57 @@
+"""What classifiers are trained on beside the models' own loss: smoothed labels, and one yes or no a class."""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch.nn import functional as F
+
+from hf_vit.models.loss_hf_vit import classification_loss
+
+
+def smooth_labels(labels: torch.Tensor, num_labels: int, smoothing: float) -> torch.Tensor:
+    """Move a share of the probability to all classes evenly (arXiv 1512.00567, section 7).
+
+    Args:
+        labels: [B] class indices, or [B, K] probabilities.
+        num_labels: K.
+        smoothing: the share, 0 <= smoothing < 1.
+
+    Returns:
+        [B, K] probabilities.
+    """
+    soft = labels.float() if labels.is_floating_point() else F.one_hot(labels, num_labels).float()
+    return soft * (1 - smoothing) + smoothing / num_labels
+
+
+@final
+@dataclass(frozen=True)
+class BinaryCrossEntropy:
+    """Binary cross-entropy summed over the classes, as a Trainer's `compute_loss_func`; give it to `HfViTTrainer`.
+
+    Summed, as in the code of arXiv 2106.10270. That of 2110.00476 takes the mean, which for its optimizer (LAMB, like
+    Adam) only differs by clipping. While a model trains, `HfViTTrainer` hands over `targets`; an evaluation's class
+    indices get the plain cross-entropy.
+
+    Attributes:
+        threshold: targets above it become 1 and the others 0 (2110.00476, section 2.2); None leaves them.
+    """
+
+    threshold: float | None = None
+
+    def targets(self, labels: torch.Tensor, num_labels: int, smoothing: float = 0.0) -> torch.Tensor:
+        """Class indices [B] or probabilities [B, K] as one target a class, [B, K]."""
+        targets = smooth_labels(labels, num_labels, smoothing)
+        return targets if self.threshold is None else (targets > self.threshold).float()
+
+    def __call__(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """The loss of logits [B, K] under targets [B, K], or under class indices [B]."""
+        if labels.ndim == 1:
+            return classification_loss(outputs.logits, labels, None, num_items_in_batch)
+        logits = outputs.logits.float()
+        each = F.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none").sum(dim=1)
+        if num_items_in_batch is None:
+            return each.mean()
+        return each.sum() * labels[0].numel() / num_items_in_batch
