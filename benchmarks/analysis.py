@@ -29,7 +29,7 @@ def measure_distances(model: Any, batches: list[torch.Tensor]) -> None:
     reader, means = AttentionReader(model), LayerHeadMeans()
     for pixel_values in batches:
         reader.read(
-            pixel_values, lambda layer, maps: means.add(layer, attention_distances(maps, layer, reader.patch_px))
+            pixel_values, lambda layer, maps: means.add(layer, attention_distances(maps, layer, reader.layout.patch_px))
         )
     assert means.arrays()["distance"].shape == (12, 12)
 

@@ -102,7 +102,7 @@ def test_theirs_equal_output_attentions(kind):
     found, last = read(model, pixel_values)
     assert last.grid == (3, 2)
     assert last.patch_tokens == slice(prefix, None)
-    assert AttentionReader(model).class_token == 0
+    assert AttentionReader(model).layout.class_token == 0
     assert wanted[0].std() > 0.05  # maps that are all alike would prove nothing
     torch.testing.assert_close(tuple(found.values()), tuple(wanted))
 

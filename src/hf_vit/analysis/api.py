@@ -16,7 +16,7 @@ from hf_vit.analysis.images import AnalysisImages, open_images
 from hf_vit.analysis.registry import ANALYSES
 from hf_vit.analysis.report import write_report
 from hf_vit.analysis.subject import Subject, open_subject
-from hf_vit.errors import UserError
+from hf_vit.errors import UserError, enough_memory
 from hf_vit.facts import write_atomically
 
 
@@ -146,7 +146,11 @@ def _applicable(names: Sequence[str], asked: bool, context: Context, run: Analys
 
 
 def _measure(analysis: Analysis, run: AnalysisRun) -> Arrays:
-    arrays = analysis.measure()
+    settings = analysis.context.settings
+    sizes = f"batches of {settings.batch_size} images, of {settings.cka_batch_size} for CKA"
+    remedy = "choose a smaller --batch-size, or for CKA --cka-batch-size; what is finished is kept"
+    with enough_memory(f"{analysis.name} ({sizes})", remedy):
+        arrays = analysis.measure()
     run.arrays[analysis.name] = arrays
     run.summaries[analysis.name] = analysis.summary(arrays)
     run.measured.append(analysis.name)

@@ -9,32 +9,17 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from hf_vit.analysis.encoder import KNOWN, OURS, TokenLayout, encoder_of, kind_of
 from hf_vit.errors import UserError
 from hf_vit.models.attention_hf_vit import AttentionMaps, attention_probabilities
-from hf_vit.models.configuration_hf_vit import as_pair
-from hf_vit.models.pooling_hf_vit import class_token_index, patch_token_slice
-
-OURS = ("hf_vit", "hf_hybrid_vit", "hf_axial_vit")
-# transformers' families -> tokens before the patches: class, distillation, registers. The class token is the first.
-PREFIX_TOKENS: dict[str, Callable[[Any], int]] = {
-    "vit": lambda config: 1,
-    "deit": lambda config: 2,
-    "dinov2": lambda config: 1,
-    "dinov2_with_registers": lambda config: 1 + config.num_register_tokens,
-}
-
-
-def encoder_of(model: nn.Module) -> Any:
-    """The model without its head."""
-    return getattr(model, "base_model", model)
 
 
 def attention_obstacle(model: nn.Module) -> str | None:
     """Why the attention of a model cannot be read; None if it can."""
-    kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    if kind in OURS or kind in PREFIX_TOKENS:
+    kind = kind_of(model)
+    if kind in KNOWN:
         return None
-    return f"it reads attention maps, which it knows how to find in {', '.join((*OURS, *PREFIX_TOKENS))}, not in {kind}"
+    return f"it reads attention maps, which it knows how to find in {', '.join(KNOWN)}, not in {kind}"
 
 
 @final
@@ -45,10 +30,8 @@ class AttentionReader:
     more, and no layer is kept.
 
     Attributes:
+        layout: where the patches stand among the tokens.
         num_layers, num_heads: how many maps a pass gives, and of how many heads each.
-        patch_px: (height, width) of the image area behind one patch, in px.
-        patch_tokens: where the patches stand among the tokens.
-        class_token: index of the class token, None without one.
         is_axial: whether a map is a pair, along rows and along columns (see `AttentionMaps`).
 
     Raises:
@@ -59,36 +42,20 @@ class AttentionReader:
         if obstacle := attention_obstacle(model):
             raise UserError(f"attention cannot be analysed: {obstacle}; choose other analyses with --only")
         self.encoder = encoder_of(model)
-        config: Any = self.encoder.config
-        self.config = config
+        self.layout = TokenLayout(model)
+        config = self.layout.config
         self.is_axial = config.model_type == "hf_axial_vit"
         self.num_layers, self.num_heads = int(config.num_hidden_layers), int(config.num_attention_heads)
-        self.class_token: int | None = 0
-        if config.model_type in OURS:
-            self.patch_px: tuple[int, int] = config.patch_stride
-            self.patch_tokens = patch_token_slice(config)
-            self.class_token = class_token_index(config) if config.has_class_token else None
-            self._grid_of, self._probabilities = config.grid_of, _our_probabilities
-        else:
-            self.patch_px = as_pair(config.patch_size)
-            self.patch_tokens = slice(PREFIX_TOKENS[config.model_type](config), None)
-            self._grid_of, self._probabilities = self._whole_patches, _their_probabilities
-
-    def _whole_patches(self, height: int, width: int) -> tuple[int, int]:
-        return height // self.patch_px[0], width // self.patch_px[1]
-
-    def grid(self, pixel_values: torch.Tensor) -> tuple[int, int]:
-        """(h, w) in patches of images [B, C, H, W]."""
-        return self._grid_of(pixel_values.shape[2], pixel_values.shape[3])
+        self._probabilities = _our_probabilities if config.model_type in OURS else _their_probabilities
 
     def read(self, pixel_values: torch.Tensor, receive: Callable[[int, AttentionMaps], None]) -> None:
         """Run the encoder on [B, C, H, W]; `receive(layer, maps)` gets every layer's map, first layer first."""
-        grid, layer = self.grid(pixel_values), 0
+        grid, layer = self.layout.grid(pixel_values), 0
         rows: torch.Tensor | None = None
 
         def finish(found: Any) -> None:
             nonlocal layer
-            receive(layer, AttentionMaps({layer: found}, grid, self.patch_tokens))
+            receive(layer, AttentionMaps({layer: found}, grid, self.layout.patch_tokens))
             layer += 1
 
         def whole(module: Any, arguments: Any, keywords: Any) -> None:
@@ -108,7 +75,7 @@ class AttentionReader:
             if hasattr(module, "q_proj") and hasattr(module, "scaling")
         ]
         try:
-            self.encoder(pixel_values, **self._keywords(pixel_values))
+            self.encoder(pixel_values, **self.layout.keywords(pixel_values))
         finally:
             for handle in handles:
                 handle.remove()
@@ -116,12 +83,6 @@ class AttentionReader:
     def _lines(self, module: Any, lines: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
         """Lines folded into the batch [B*h, w, D] -> [B, A, h, w, w]."""
         return self._probabilities(module, lines, grid).unflatten(0, (-1, grid[0])).transpose(1, 2)
-
-    def _keywords(self, pixel_values: torch.Tensor) -> dict[str, Any]:
-        """What transformers' ViT and DeiT must be told about images of another than their nominal size."""
-        nominal = as_pair(self.config.image_size) == tuple(pixel_values.shape[2:])
-        told = self.config.model_type in ("vit", "deit") and not nominal
-        return {"interpolate_pos_encoding": True} if told else {}
 
 
 def _hidden_states(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> torch.Tensor:

@@ -96,7 +96,7 @@ class AttentionDistance(AttentionAnalysis):
         return self._means.arrays()
 
     def observe(self, layer: int, maps: AttentionMaps) -> None:
-        self._means.add(layer, attention_distances(maps, layer, self.reader.patch_px))
+        self._means.add(layer, attention_distances(maps, layer, self.reader.layout.patch_px))
 
     def draw(self, arrays: Arrays) -> "dict[str, Figure]":
         shown = {name: arrays[name] for name in self.arrays if name in arrays and name != "prefix_attention"}

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hf_vit.analysis import plots
-from hf_vit.analysis.attention import encoder_of
+from hf_vit.analysis.encoder import encoder_of
 from hf_vit.analysis.frame import Analysis, Arrays, ArraySpec, Context
 
 if TYPE_CHECKING:

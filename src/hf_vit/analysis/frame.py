@@ -186,6 +186,11 @@ class LayerHeadMeans:
         }
 
 
+def rounded(values: NDArray[np.float32]) -> list[float | None]:
+    """Numbers [...] for facts.json, None where undefined."""
+    return [round(float(value), 4) if np.isfinite(value) else None for value in values]
+
+
 def shown_pixels(pixel_values: torch.Tensor) -> NDArray[np.uint8]:
     """Images as the model was given them [B, C, H, W] -> [B, H, W, 3] to show; each stretched to its own range."""
     pixels = pixel_values.detach().float().cpu()

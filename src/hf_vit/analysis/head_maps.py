@@ -51,7 +51,7 @@ class HeadMaps(AttentionAnalysis):
         self._found: list[torch.Tensor] = []
         self._pixels: list[np.ndarray] = []
         self.read(self.context.settings.num_pictures)
-        if self.reader.class_token is None:
+        if self.reader.layout.class_token is None:
             self.notes.append("there is no class token: the query is the patch in the middle of the grid")
         return {"maps": torch.cat(self._found).numpy()}
 
@@ -60,7 +60,7 @@ class HeadMaps(AttentionAnalysis):
         self._pixels.append(shown_pixels(pixel_values))
 
     def observe(self, layer: int, maps: AttentionMaps) -> None:
-        self._layers.append(query_maps(maps, layer, self.reader.class_token).cpu())
+        self._layers.append(query_maps(maps, layer, self.reader.layout.class_token).cpu())
 
     def end(self) -> None:
         self._found.append(torch.stack(self._layers, dim=1))

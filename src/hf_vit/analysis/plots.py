@@ -135,6 +135,45 @@ def cka(values: "NDArray[np.float32]", first: str, second: str) -> "Figure":
     return figure
 
 
+def curves(
+    panels: "Mapping[str, Mapping[str, NDArray[np.float32]]]",
+    xlabel: str,
+    ylabel: str,
+    x: "NDArray[np.float32] | None" = None,
+) -> "Figure":
+    """One panel a title, one line a label over `x`, by default the place in the array; undefined values leave gaps."""
+    figure = _figure(4.4 * len(panels), 3.6)
+    for place, (title, lines) in enumerate(panels.items()):
+        axes = figure.add_subplot(1, len(panels), place + 1)
+        for label, values in lines.items():
+            axes.plot(np.arange(len(values)) if x is None else x, values, marker=".", label=label or None)
+        axes.set_xlabel(xlabel)
+        axes.set_ylabel(ylabel)
+        axes.set_title(title, fontsize=9)
+        axes.set_ylim(bottom=0)
+        axes.grid(visible=True, alpha=0.3)
+        if any(lines):
+            axes.legend(fontsize=8)
+    return figure
+
+
+def fields(maps: "NDArray[np.float32]") -> "Figure":
+    """Maps [L, h, w] with a largest value of 1, one tile a depth, logarithmic over three decades."""
+    from matplotlib.colors import LogNorm
+
+    columns = min(7, len(maps))
+    rows = -(-len(maps) // columns)
+    figure = _figure(1.6 * columns + 0.8, 1.8 * rows)
+    tiles = figure.subplots(rows, columns, squeeze=False).ravel()
+    for depth, (axes, found) in enumerate(zip(tiles, maps, strict=False)):
+        picture = axes.imshow(found.clip(1e-3), norm=LogNorm(1e-3, 1), cmap="magma", interpolation="nearest")
+        axes.set_title(f"depth {depth}", fontsize=8)
+    for axes in tiles:
+        axes.set_axis_off()
+    figure.colorbar(picture, ax=list(tiles), label="gradient")  # pyright: ignore[reportPossiblyUnboundVariable]
+    return figure
+
+
 def _figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_vit.analysis import plots
-from hf_vit.analysis.attention import OURS, PREFIX_TOKENS, encoder_of
+from hf_vit.analysis.encoder import OURS, PREFIX_TOKENS, encoder_of
 from hf_vit.analysis.frame import Analysis, Arrays, ArraySpec, Context
 from hf_vit.models.configuration_hf_vit import as_pair
 

@@ -3,10 +3,13 @@
 from hf_vit.analysis.cka import CKA, CKABetween
 from hf_vit.analysis.distance import AttentionDistance
 from hf_vit.analysis.entropy import AttentionEntropy
+from hf_vit.analysis.equivariance import Equivariance
 from hf_vit.analysis.filters import PatchFilters
 from hf_vit.analysis.frame import Analysis
 from hf_vit.analysis.head_maps import HeadMaps
+from hf_vit.analysis.permutation import PatchPermutation
 from hf_vit.analysis.positions import PositionSimilarity
+from hf_vit.analysis.receptive_field import ReceptiveField
 from hf_vit.analysis.rollout import AttentionRollout
 
 # In the order in which they are made and shown: name -> class.
@@ -21,5 +24,8 @@ ANALYSES: dict[str, type[Analysis]] = {
         HeadMaps,
         CKA,
         CKABetween,
+        Equivariance,
+        PatchPermutation,
+        ReceptiveField,
     )
 }

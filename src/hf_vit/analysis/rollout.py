@@ -74,7 +74,7 @@ class AttentionRollout(AttentionAnalysis):
 
     def begin(self, pixel_values: torch.Tensor) -> None:
         self._rolled: torch.Tensor | None = None
-        self._grid = self.reader.grid(pixel_values)
+        self._grid = self.reader.layout.grid(pixel_values)
         self._pixels.append(shown_pixels(pixel_values))
 
     def observe(self, layer: int, maps: AttentionMaps) -> None:
@@ -82,11 +82,11 @@ class AttentionRollout(AttentionAnalysis):
 
     def end(self) -> None:
         assert self._rolled is not None
-        to_patches = self._rolled[:, :, self.reader.patch_tokens]
-        if self.reader.class_token is None:
-            output = to_patches[:, self.reader.patch_tokens].mean(dim=1)
+        to_patches = self._rolled[:, :, self.reader.layout.patch_tokens]
+        if self.reader.layout.class_token is None:
+            output = to_patches[:, self.reader.layout.patch_tokens].mean(dim=1)
         else:
-            output = to_patches[:, self.reader.class_token]
+            output = to_patches[:, self.reader.layout.class_token]
         self._found.append(output.unflatten(1, self._grid).cpu())
 
     def draw(self, arrays: Arrays) -> "dict[str, Figure]":
