@@ -333,7 +333,7 @@ def test_convolutional_networks_to_compare_with(kind):
     assert shifts["patch_shift"][0].tolist() == [32 if kind == "timm" else 8] * 2
     assert shifts["patch_shift_cosine"].shape == (2, depths)
     assert shifts["patch_shift_cosine"][0, 0] > run["patch_permutation"]["feature_cosine"][-1, 0]
-    assert (np.diff(run["receptive_field"]["radius"]) > 0).all()
+    assert run["receptive_field"]["radius"][-1] > 1.5 * run["receptive_field"]["radius"][0]
 
 
 def test_hooks_are_gone_afterwards():
