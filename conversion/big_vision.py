@@ -181,9 +181,9 @@ ORIGIN = Origin(
         "Older places: `Transformer/pos_embedding` and `Transformer/posembed_input/pos_embedding` for the table, and "
         "the parts of `MAPHead_0` outside of it. Modules are renumbered as those of vit_jax.",
         "bfloat16 comes as `|V2`.",
-        "FlexiViT's files hold one model, of patches of 32 px on a grid of 7x7, which is converted as it is. "
-        "`from_pretrained(..., patch_size=16, image_size=240)` resamples kernel and positions, but not as FlexiViT "
-        "does: it shrinks kernels without antialiasing and stretches positions without aligning the corners, so that "
-        "its numbers at another patch or grid are other ones.",
+        "FlexiViT's files hold one model, of patches of 32 px on a grid of 7x7, which is converted as it is; the file "
+        "does not tell that it is one. `from_pretrained(folder, patch_size=16, image_size=240, "
+        'position_interpolation="flexivit")` is that model at another patch, by FlexiViT\'s own resampling of kernel '
+        "and positions. `--resize-to` stretches the positions as its loader does for fine-tuning, corners aligned.",
     ),
 )

@@ -165,8 +165,7 @@ def test_bad_options_are_refused(options, told, checkpoint):
 OTHERS = {
     "MLP-Mixer": ["MixerBlock_0/token_mixing/Dense_0/kernel", "stem/kernel", "head/kernel"],
     "hybrid ViT": ["conv_root/kernel", "pos_embedding", "Transformer/encoder_norm/bias"],
-    "BiT ResNetV2": ["root_block/conv_root/kernel", "block1/unit01/conv1/kernel"],
-    "BiT ResNetV2 .*timm has it": ["resnet/root_block/standardized_conv2d/kernel", "resnet/group_norm/beta"],
+    "part of a BiT ResNet": ["resnet/block1/unit01/a/standardized_conv2d/kernel", "resnet/group_norm/beta"],
     "text tower of big_vision": ["params/txt/Encoder_0/encoder_norm/bias", "params/t"],
     "ViT of timm": ["blocks.0.norm1.weight", "pos_embed"],
     "ViT of transformers": ["vit.encoder.layer.0.attention.attention.query.weight"],

@@ -180,6 +180,37 @@ def test_shrunk_patches_keep_their_embedding_in_least_squares(new):
     np.testing.assert_allclose(given.numpy(), wanted, rtol=0, atol=1e-10)
 
 
+def linear_weights(old: int, new: int, antialias: bool) -> np.ndarray:
+    """[new, old], how jax.image.resize ("linear") makes a line of another; without antialiasing TensorFlow's bilinear.
+
+    A triangle around the place of each new pixel, as wide as a new pixel where it shrinks and smoothing is asked for.
+    """
+    places = (np.arange(new) + 0.5) * old / new - 0.5
+    width = max(old / new, 1.0) if antialias else 1.0
+    weights = np.maximum(1 - np.abs(places[:, None] - np.arange(old)) / width, 0)
+    return weights / weights.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize(("old", "new"), [((4, 4), (2, 2)), ((4, 5), (3, 8)), ((6, 4), (9, 4))])
+def test_kernels_and_positions_of_flexivit(old, new, tmp_path):
+    """Its published method: pinv of the transposed resize matrix (tf.image.resize); jax.image.resize for the table."""
+    model = PLAIN.build(
+        "classification", "gap", dtype=torch.float64, patch_size=old, image_size=(7 * old[0], 7 * old[1])
+    )
+    model.save_pretrained(tmp_path)
+    size, choice = (5 * new[0], 9 * new[1]), {"position_interpolation": "flexivit"}
+    other = type(model).from_pretrained(tmp_path, patch_size=new, image_size=size, **choice)
+    resize = np.kron(*(linear_weights(*sides, antialias=False) for sides in zip(old, new, strict=True)))  # [new, old]
+    kernel = model.vit.embeddings.patch_embeddings.projection.weight.detach().numpy()
+    wanted = (kernel.reshape(-1, old[0] * old[1]) @ np.linalg.pinv(resize.T).T).reshape(*kernel.shape[:2], *new)
+    given = other.vit.embeddings.patch_embeddings.projection.weight.detach()
+    np.testing.assert_allclose(given, wanted, rtol=0, atol=1e-10)
+    table = model.vit.embeddings.position_embeddings.detach().numpy()[0]
+    wanted = np.kron(linear_weights(7, 5, antialias=True), linear_weights(7, 9, antialias=True)) @ table
+    np.testing.assert_allclose(other.vit.embeddings.position_embeddings[0].detach(), wanted, rtol=0, atol=1e-12)
+    assert other.config.position_interpolation == "flexivit"
+
+
 @pytest.mark.parametrize("name", ["plain", "axial"])
 def test_a_model_with_a_larger_patch_sees_the_same_in_larger_patches(name: str, tmp_path):
     row = FAMILIES[name]

@@ -30,7 +30,8 @@ class HfViTPatchEmbeddings(nn.Module):
         stride, kernel = config.patch_stride, self.projection.weight
         if stride == self.projection.kernel_size:
             return
-        self.projection.weight = replace_parameter(kernel, resample_patch_kernel(kernel, stride))
+        resampled = resample_patch_kernel(kernel, stride, antialias=config.position_interpolation != "flexivit")
+        self.projection.weight = replace_parameter(kernel, resampled)
         self.projection.kernel_size = self.projection.stride = stride
 
 

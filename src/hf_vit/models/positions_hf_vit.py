@@ -23,6 +23,8 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str) -> torch.Tenso
     planes = wide.permute(2, 0, 1)[None]
     if mode == "bicubic":
         stretched = F.interpolate(planes, size=new_grid, mode="bicubic")
+    elif mode == "flexivit":  # jax.image.resize, "linear"
+        stretched = F.interpolate(planes, size=new_grid, mode="bilinear", antialias=True)
     else:
         stretched = F.interpolate(planes, size=new_grid, mode="bilinear", align_corners=True)
     return stretched[0].permute(1, 2, 0).to(table.dtype)
@@ -40,7 +42,7 @@ def resample_position_table(
         old_grid: (h, w) in patches, not pixels.
         new_grid: (h', w') in patches.
         num_prefix_tokens: T, rows that are copied unchanged.
-        mode: "bilinear_corners" or "bicubic" (corners not aligned, as transformers and timm).
+        mode: "bilinear_corners", "bicubic" or "flexivit"; see `HfViTConfig.position_interpolation`.
 
     Returns:
         [1, T + h'*w', D] in the dtype of `table`.
@@ -61,7 +63,7 @@ def resample_position_table(
     return torch.cat([prefix, stretched.reshape(1, -1, table.shape[-1])], dim=1)
 
 
-def resample_patch_kernel(kernel: torch.Tensor, new_patch: Grid) -> torch.Tensor:
+def resample_patch_kernel(kernel: torch.Tensor, new_patch: Grid, antialias: bool = True) -> torch.Tensor:
     """Fit a patch projection to another patch side by the pseudo-inverse of the image resize (FlexiViT, 2212.08013).
 
     Patches that were resized bilinearly keep their embedding, exactly when enlarged, by least squares when shrunk.
@@ -69,6 +71,7 @@ def resample_patch_kernel(kernel: torch.Tensor, new_patch: Grid) -> torch.Tensor
     Args:
         kernel: [D, C, P, P'].
         new_patch: (height, width) in px.
+        antialias: whether the resize that is inverted smooths what it shrinks; FlexiViT's own does not.
 
     Returns:
         [D, C, *new_patch] in the dtype of `kernel`.
@@ -78,7 +81,7 @@ def resample_patch_kernel(kernel: torch.Tensor, new_patch: Grid) -> torch.Tensor
         return kernel
     size = old_patch[0] * old_patch[1]
     basis = torch.eye(size, dtype=torch.float64).reshape(size, 1, *old_patch)
-    resized = F.interpolate(basis, size=new_patch, mode="bilinear", antialias=True).reshape(size, -1)
+    resized = F.interpolate(basis, size=new_patch, mode="bilinear", antialias=antialias).reshape(size, -1)
     fitted = kernel.detach().double().cpu().flatten(2) @ torch.linalg.pinv(resized).T
     return fitted.reshape(*kernel.shape[:2], *new_patch).to(kernel.device, kernel.dtype)
 
