@@ -22,10 +22,11 @@ from hf_vit.training.contrastive import (
 from hf_vit.training.finetuning import Run
 from hf_vit.training.masking import MaskingCollator, NextPatch, RandomMasking
 from hf_vit.training.model_source import ModelSource, build_encoder, build_predictor, build_processor
+from hf_vit.training.optimizers import optimizer_of
 from hf_vit.training.pictures import draw_embeddings, draw_predictions
 from hf_vit.training.progress import Clock
 from hf_vit.training.recipes import Recipe
-from hf_vit.training.running import choose_attention, optimizer_of, training_arguments
+from hf_vit.training.running import choose_attention, training_arguments
 from hf_vit.training.sampling import derive_seed
 from hf_vit.training.trainer import HfViTTrainer
 
@@ -125,7 +126,7 @@ class PatchPrediction(Objective):
             eval_dataset=cast(Any, transform_split(run.data, "validation", eval_transform(run.processor))),
             data_collator=MaskingCollator(self.policy, run.model.config, self.static, seed),
             processing_class=run.processor,
-            optimizer_cls_and_kwargs=optimizer_of(run),
+            optimizer_cls_and_kwargs=optimizer_of(run.recipe),
             callbacks=[Clock()],
         )
 
@@ -182,7 +183,7 @@ class Contrast(Objective):
             eval_dataset=cast(Any, transform_split(run.data, "validation", cast(Any, judged))),
             data_collator=collate_views,
             processing_class=run.processor,
-            optimizer_cls_and_kwargs=optimizer_of(run),
+            optimizer_cls_and_kwargs=optimizer_of(run.recipe),
             callbacks=[Clock(), MomentumUpdate(run.model)],
         )
 

@@ -11,7 +11,7 @@ from transformers import EarlyStoppingCallback, EvalPrediction, TrainerCallback,
 from transformers.trainer_callback import TrainerState
 
 from hf_vit.data import ImageCollator, eval_transform, train_transform, transform_split
-from hf_vit.errors import UserError
+from hf_vit.errors import UserError, is_out_of_memory
 from hf_vit.evaluation.loading import pick_device
 from hf_vit.training.adapters import LoraAdapter, train_head_only
 from hf_vit.training.checkpoints import (
@@ -22,8 +22,9 @@ from hf_vit.training.checkpoints import (
     read_state,
     remove_incomplete,
 )
-from hf_vit.training.finetuning import Run, import_timm_optim
+from hf_vit.training.finetuning import Run
 from hf_vit.training.losses import BinaryCrossEntropy
+from hf_vit.training.optimizers import optimizer_of
 from hf_vit.training.processes import is_first, world_size
 from hf_vit.training.progress import Clock, LiveProgress
 from hf_vit.training.sam import SharpnessAware
@@ -78,7 +79,7 @@ def build_trainer(run: Run, kind: type[HfViTTrainer] = HfViTTrainer, **extras: A
         processing_class=run.processor,
         compute_metrics=compute_metrics,
         preprocess_logits_for_metrics=summarize_logits,
-        optimizer_cls_and_kwargs=optimizer_of(run),
+        optimizer_cls_and_kwargs=optimizer_of(recipe),
         callbacks=callbacks,
         **weights_of(run),
         **extras,
@@ -138,25 +139,6 @@ def training_arguments(run: Run, **changes: Any) -> TrainingArguments:
     return arguments
 
 
-def optimizer_of(run: Run) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """Class and settings of a recipe's optimizer; weight decay comes with the parameter groups.
-
-    Raises:
-        UserError: it is one of timm's, and timm is not installed.
-    """
-    recipe = run.recipe
-    betas = (recipe.beta1, recipe.beta2)
-    if recipe.optimizer == "sgd":
-        return torch.optim.SGD, {"lr": recipe.learning_rate, "momentum": recipe.momentum}
-    if recipe.optimizer == "adamw":
-        return torch.optim.AdamW, {"lr": recipe.learning_rate, "betas": betas, "eps": 1e-8, "fused": True}
-    timm_optim = import_timm_optim(recipe.optimizer)
-    if recipe.optimizer == "lion":
-        return timm_optim.Lion, {"lr": recipe.learning_rate, "betas": betas}
-    # Its own clipping is off: the recipe's `clip` is the only one.
-    return timm_optim.Lamb, {"lr": recipe.learning_rate, "betas": betas, "max_grad_norm": None}
-
-
 def weights_of(run: Run) -> dict[str, Any]:
     """Which weights learn and which are released, as keywords of `HfViTTrainer`; an adapter is put into the model.
 
@@ -206,20 +188,32 @@ def _callbacks(trainer: HfViTTrainer, kind: type[_Kind]) -> list[_Kind]:
     return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, kind)]
 
 
+def _too_little_memory(run: Run) -> str:
+    size, smaller = run.micro_batch_size, "smaller images or a smaller model"
+    message = f"there is too little memory for {size} images at once; choose "
+    if size > 1:
+        contrasts = run.objective.get("objective") == "contrastive"  # whose batches cannot be accumulated
+        flag = "--batch-size" if contrasts else "--micro-batch-size"
+        same = "" if contrasts else " (the result stays the same)"
+        message += f"a smaller {flag} than {size}{same}, {smaller}"
+    else:
+        message += smaller
+    if last_complete(run.work) is None:
+        return f"{message}, and start again with --resume"
+    return f"{message}, in another --output"
+
+
 @contextmanager
 def _explained(run: Run, trainer: HfViTTrainer) -> Generator[None]:
     """Turn what can befall a training into one line that says how to go on."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            f"the device has too little memory for {run.micro_batch_size} images at once; choose a smaller "
-            f"--micro-batch-size than {run.micro_batch_size} (the result stays the same), or smaller images"
-        ) from error
     except UserError as error:
         # From a loader's worker it arrives wrapped in the worker's traceback.
         raise UserError(str(error).rpartition("UserError: ")[2].strip()) from error
     except Exception as error:
+        if is_out_of_memory(error):
+            raise UserError(_too_little_memory(run)) from error
         if not is_full_disk(error):
             raise
         with suppress(OSError):
