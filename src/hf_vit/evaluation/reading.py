@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from hf_vit.errors import UserError
+from hf_vit.errors import UserError, enough_memory
 
 if TYPE_CHECKING:
     import torch
@@ -103,12 +103,14 @@ def finite_logits(model: "nn.Module", pixel_values: "torch.Tensor") -> "torch.Te
     They are computed in the dtype of the weights; hf_vit's, transformers' and timm's classifiers all do.
 
     Raises:
-        UserError: a logit is NaN or infinite.
+        UserError: a logit is NaN or infinite; there is too little memory for the batch.
     """
     import torch
 
     dtype = next(model.parameters()).dtype
-    output = model(pixel_values.to(dtype))
+    batch, _, height, width = pixel_values.shape
+    with enough_memory(f"a batch of {batch} images of {height}x{width} px", "choose a smaller batch size"):
+        output = model(pixel_values.to(dtype))
     logits: torch.Tensor = getattr(output, "logits", output)
     logits = logits.to(torch.promote_types(dtype, torch.float32))
     if not bool(logits.isfinite().all()):
