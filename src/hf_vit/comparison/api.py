@@ -1,0 +1,168 @@
+"""`compare`: measure models one by one, keep what is finished, time them together, write tables and pictures."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from hf_vit.comparison.contestant import Contestant, enter, input_size, open_models, untrained
+from hf_vit.comparison.document import (
+    ComparisonSettings,
+    Inputs,
+    ModelResult,
+    SpeedResult,
+    read_document,
+    write_document,
+)
+from hf_vit.comparison.measurement import check, inputs_of, measure_model, sample
+from hf_vit.comparison.plots import draw_comparison
+from hf_vit.comparison.report import html
+from hf_vit.comparison.speed import measure_speed
+from hf_vit.comparison.tables import markdown, plain_csv, plain_json
+from hf_vit.data import ImageData, load_data
+from hf_vit.data.builtin import MAX_PHOTO_SIDE
+from hf_vit.errors import UserError
+from hf_vit.evaluation.plots import save_figure
+from hf_vit.evaluation.subject import Subject
+from hf_vit.facts import write_atomically
+
+PICTURE_NAME, REPORT_NAME, SPEED_NAME = "comparison.png", "comparison.html", "speed.json"
+
+
+@final
+@dataclass
+class Comparison:
+    """What `compare` found.
+
+    Attributes:
+        data: the images.
+        split: the one that judged.
+        contestants: the models, in the order they were given.
+        results: what was measured of each, in that order.
+        speed: of all in one process; None where it was left out.
+        measured: names of the models that were measured now; the others were found finished.
+    """
+
+    data: ImageData
+    split: str
+    contestants: list[Contestant]
+    results: list[ModelResult] = field(default_factory=list[ModelResult])
+    speed: SpeedResult | None = None
+    measured: list[str] = field(default_factory=list[str])
+
+
+def compare(
+    models: Sequence[Any],
+    data: str | ImageData,
+    output: str | Path,
+    *,
+    split: str = "test",
+    probe: bool = False,
+    settings: ComparisonSettings | None = None,
+    image_size: tuple[int, int] | None = None,
+    skip_bad_images: bool = False,
+    device: str | None = None,
+    progress: bool = True,
+    report: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Put image classifiers side by side.
+
+    Args:
+        models: see `open_subject`: folders, Hub ids, "timm:NAME", pairs (model, image processor); the first is what the
+            speed of the others is told by.
+        data: see `load_data`; classes and heads are matched by name.
+        output: folder for models/NAME.json, speed.json and comparison.md, .csv, .json, .png, .html. Models that it
+            holds finished results of, with the same images and settings, are not measured again.
+        split: the images that judge.
+        probe: let a linear probe, trained on the train split, answer for models without a head for these classes.
+        settings: corruptions, attacks, numbers of images, turns, seed.
+        image_size: (height, width) px in which built-in data come; by default the models' own if they share one.
+        skip_bad_images: leave out unreadable images.
+        device: torch device; by default a GPU where there is one.
+        progress: show bars on standard error.
+        report: called with a line for every model.
+
+    Raises:
+        UserError: a model or the data cannot be read, a model has no head for the classes and no probe was asked for,
+            or the folder holds results of other inputs. All that is found before any work.
+    """
+    settings, say, folder = settings or ComparisonSettings(), report or (lambda line: None), Path(output)
+    subjects = open_models(models, device)
+    loaded = _load(data, subjects, image_size, skip_bad_images, settings.seed)
+    contestants = [enter(name, subject, loaded, probe) for name, subject in subjects.items()]
+    for contestant in contestants:
+        check(contestant, loaded, split, settings)
+    run = Comparison(loaded, split, contestants)
+    wanted = {contestant.name: inputs_of(contestant, loaded, split, settings) for contestant in contestants}
+    kept = {contestant.name: _kept(_file(folder, contestant), wanted[contestant.name]) for contestant in contestants}
+    for contestant in contestants:
+        result = kept[contestant.name]
+        if result is None:
+            result = measure_model(contestant, loaded, wanted[contestant.name], settings, progress=progress)
+            write_document(result, _file(folder, contestant))
+            run.measured.append(contestant.name)
+        say(f"{contestant.name}: {'measured' if contestant.name in run.measured else 'kept, it was finished before'}")
+        run.results.append(result)
+    if settings.speed_turns:
+        run.speed = _speed(run, folder / SPEED_NAME, settings, say)
+    _write(run, folder)
+    return run
+
+
+def _load(
+    data: str | ImageData, subjects: Mapping[str, Subject], image_size: tuple[int, int] | None, skip: bool, seed: int
+) -> ImageData:
+    """The data; built-in ones in the pixels that all models want, if they want the same."""
+    if isinstance(data, str):
+        sizes = {input_size(subject) for subject in subjects.values()}
+        common = sizes.pop() if len(sizes) == 1 else None
+        size = image_size or (common if common and max(common) <= MAX_PHOTO_SIDE else None)
+        data = load_data(data, skip_bad_images=skip, image_size=size, seed=seed)
+    if data.readers:
+        raise UserError(f"'{data.name}' is a stream, which cannot be read twice; load it without streaming")
+    return data
+
+
+def _speed(run: Comparison, path: Path, settings: ComparisonSettings, say: Callable[[str], None]) -> SpeedResult:
+    """The finished speed of the same models in the same order, or a new one."""
+    models = [result.inputs.model for result in run.results]
+    found = read_document(SpeedResult, path)
+    asked = (models, settings.speed_batch_size, settings.speed_turns)
+    if found is not None and (found.models, found.batch_size, found.turns) == asked:
+        say("speed: kept, it was finished before")
+        return found
+    samples = {one.name: sample(one.subject, run.data, run.split, settings.speed_batch_size) for one in run.contestants}
+    subjects = {one.name: untrained(one, run.data, samples[one.name]) for one in run.contestants}
+    found = measure_speed(subjects, samples, models, settings.speed_turns)
+    write_document(found, path)
+    say("speed: measured")
+    return found
+
+
+def _file(folder: Path, contestant: Contestant) -> Path:
+    safe = re.sub(r"[^\w.-]", "--", contestant.name)
+    return folder / "models" / f"{safe}.json"
+
+
+def _kept(path: Path, wanted: Inputs) -> ModelResult | None:
+    """The finished result of a model.
+
+    Raises:
+        UserError: one of other inputs: a table must not mix them.
+    """
+    found = read_document(ModelResult, path)
+    if found is not None and found.inputs != wanted:
+        fields = [key for key in Inputs.model_fields if getattr(found.inputs, key) != getattr(wanted, key)]
+        raise UserError(
+            f"{path} was measured with other inputs ({', '.join(fields)}); choose another --output or remove it"
+        )
+    return found
+
+
+def _write(run: Comparison, folder: Path) -> None:
+    """The tables, the picture and the page."""
+    for name, render in (("md", markdown), ("csv", plain_csv), ("json", plain_json)):
+        write_atomically(folder / f"comparison.{name}", render(run.results, run.speed))
+    save_figure(draw_comparison(run.results, run.speed), folder / PICTURE_NAME)
+    write_atomically(folder / REPORT_NAME, html(run.results, run.speed, (folder / PICTURE_NAME).read_bytes()))

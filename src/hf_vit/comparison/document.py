@@ -1,0 +1,192 @@
+"""What a comparison keeps in files, and the choices that it was made with.
+
+`models/NAME.json` is a `ModelResult`: the same model, images and settings give the same bytes. `speed.json` is a
+`SpeedResult`: what depends on the machine and its load. Accuracies and errors are fractions in [0, 1]. The JSON schemas
+are `ModelResult.model_json_schema()` and `SpeedResult.model_json_schema()`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, final
+
+from pydantic import BaseModel, Field, ValidationError
+
+from hf_vit.errors import UserError
+from hf_vit.evaluation.corruptions import known_corruptions
+from hf_vit.facts import DataFact, write_atomically
+
+
+@final
+@dataclass(frozen=True)
+class ComparisonSettings:
+    """Choices of a comparison; all but those of the speed are written into every result.
+
+    Attributes:
+        corruptions: names of common corruptions; none leaves them out.
+        severity: of the corruptions, 1 to 5.
+        epsilons: of FGSM, in 1/255 of the pixels' range; none leaves it out.
+        robustness_images: corrupt and attack so many images, drawn by `seed`; None for all.
+        probe_images: train a linear probe on so many images at most, drawn by `seed`; None for all.
+        batch_size: images a forward.
+        seed: of every draw and of noise.
+        speed_turns: turns in which every model is timed; 0 leaves speed and memory out.
+        speed_batch_size: images a forward while speed and memory are measured.
+    """
+
+    corruptions: tuple[str, ...] = ("gaussian_noise", "defocus_blur", "contrast", "jpeg_compression")
+    severity: int = 3
+    epsilons: tuple[float, ...] = (1.0, 4.0)
+    robustness_images: int | None = 500
+    probe_images: int | None = 10_000
+    batch_size: int = 32
+    seed: int = 0
+    speed_turns: int = 10
+    speed_batch_size: int = 8
+
+    def __post_init__(self) -> None:
+        known_corruptions(self.corruptions)
+        if not 1 <= self.severity <= 5:
+            raise UserError(f"severity {self.severity} is not known; choose 1 to 5")
+        if min(self.epsilons, default=1.0) <= 0:
+            raise UserError(f"epsilons {list(self.epsilons)} must be above 0 (1/255 of the pixels' range each)")
+        for name in ("robustness_images", "probe_images", "batch_size", "speed_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} {value} must be at least 1")
+        if self.speed_turns < 0:
+            raise UserError(f"speed_turns {self.speed_turns} must be 0 (none) or more")
+
+    def kept(self) -> dict[str, Any]:
+        """What a model's result depends on."""
+        names = ("corruptions", "severity", "epsilons", "robustness_images", "probe_images", "batch_size", "seed")
+        return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in names}
+
+
+@final
+class Share(BaseModel):
+    """A share of images, and the 95% interval around it (Wilson's, for independent images)."""
+
+    value: float
+    low: float
+    high: float
+
+
+@final
+class ModelInput(BaseModel):
+    """A model that was measured; `judged_by` is "head" or "linear probe"."""
+
+    name: str
+    kind: str
+    fingerprint: str
+    judged_by: str
+
+
+@final
+class Inputs(BaseModel):
+    """All that a result depends on."""
+
+    model: ModelInput
+    data: DataFact
+    settings: dict[str, Any]
+
+
+@final
+class ModelResult(BaseModel):
+    """What was measured about one model.
+
+    Attributes:
+        image_size: (H, W) px that the model is fed with.
+        parameters: of the model with what answers.
+        flops: of one image's forward pass, 2 a multiply-add, as torch counts them.
+        top1: share of images whose most likely class is right.
+        top5: share whose class is among the five most likely; None below five classes.
+        loss: mean negative log-likelihood of the true class, nats.
+        ece: expected calibration error, 15 bins (arXiv 1706.04599).
+        clean: top-1 accuracy on the images that are corrupted and attacked.
+        corruptions: corruption -> top-1 accuracy.
+        fgsm: epsilon in 1/255 -> top-1 accuracy after FGSM; None where there is no gradient.
+        notes: what else must be said.
+    """
+
+    format: Literal[1] = 1
+    inputs: Inputs
+    image_size: tuple[int, int]
+    parameters: int
+    flops: int
+    top1: Share
+    top5: Share | None
+    loss: float
+    ece: float
+    clean: float | None
+    corruptions: dict[str, float]
+    fgsm: dict[str, float] | None
+    notes: list[str] = Field(default_factory=list[str])
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.inputs.model.name
+
+    @property
+    def mean_corrupted(self) -> float | None:
+        """Accuracy averaged over the corruptions."""
+        return sum(self.corruptions.values()) / len(self.corruptions) if self.corruptions else None
+
+
+@final
+class Spread(BaseModel):
+    """Median and quartiles over the turns."""
+
+    lower: float
+    median: float
+    upper: float
+
+
+@final
+class ModelSpeed(BaseModel):
+    """One model's speed: images/s, how many times as fast as the first model (paired by turns), and memory.
+
+    Memory is what torch holds at most in a forward pass beyond weights and input, bytes.
+    """
+
+    images_per_second: Spread
+    times_as_fast: Spread
+    peak_memory: int
+
+
+@final
+class SpeedResult(BaseModel):
+    """The models timed in turns in one process; `quiet` tells whether other processes kept the machine busy."""
+
+    format: Literal[1] = 1
+    models: list[ModelInput]
+    batch_size: int
+    turns: int
+    threads: int
+    hardware: dict[str, Any]
+    others_load: float
+    quiet: bool
+    rows: dict[str, ModelSpeed]
+
+
+Stored = TypeVar("Stored", ModelResult, SpeedResult)
+
+
+def read_document(kind: type[Stored], path: Path) -> Stored | None:
+    """The document in a file; None if there is none.
+
+    Raises:
+        UserError: the file is something else.
+    """
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise UserError(f"{path} is no result of this version of hf-vit compare; move it away") from error
+
+
+def write_document(document: BaseModel, path: Path) -> None:
+    """Write in one move."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, document.model_dump_json(indent=1) + "\n")

@@ -1,0 +1,143 @@
+"""What is measured about one model: accuracy, calibration, robustness, parameters and FLOPs.
+
+Legend: B batch, C channels, H x W px, K classes.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from hf_vit.comparison.contestant import PROBE, Contestant, answering
+from hf_vit.comparison.document import ComparisonSettings, Inputs, ModelInput, ModelResult, Share
+from hf_vit.data import ImageData, to_rgb
+from hf_vit.errors import UserError
+from hf_vit.evaluation.attacks import fgsm
+from hf_vit.evaluation.calibration import ReliabilitySums
+from hf_vit.evaluation.corrupted import corrupt_batch
+from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.pixels import PixelScale
+from hf_vit.evaluation.reading import evaluating, finite_logits
+from hf_vit.evaluation.subject import Subject
+from hf_vit.facts import DataFact
+from hf_vit.measuring import counted_flops
+
+_CONFIDENCE = 0.95
+
+
+def inputs_of(contestant: Contestant, data: ImageData, split: str, settings: ComparisonSettings) -> Inputs:
+    """All that the model's result depends on."""
+    fact = DataFact(name=data.name, fingerprint=data.fingerprint, split=split, size=data.num_examples(split))
+    return Inputs(model=ModelInput(**contestant.describe()), data=fact, settings=settings.kept())
+
+
+def check(contestant: Contestant, data: ImageData, split: str, settings: ComparisonSettings) -> None:
+    """Raise a UserError for what would stop the model's measurement later."""
+    examination = Examination(contestant.subject, data, split)
+    if contestant.judged_by == PROBE:
+        for name in ("train", "validation"):
+            examination.learning_split(name)
+    if settings.corruptions or settings.epsilons:
+        PixelScale.of(contestant.subject)
+
+
+def measure_model(
+    contestant: Contestant, data: ImageData, inputs: Inputs, settings: ComparisonSettings, *, progress: bool = True
+) -> ModelResult:
+    """Judge a model by all images of a split, and corrupt and attack some of them.
+
+    Args:
+        contestant: the model; a linear probe is trained where one is to answer.
+        data: the images.
+        inputs: of `inputs_of`.
+        settings: corruptions, attacks, numbers of images, seed.
+        progress: show bars on standard error.
+
+    Raises:
+        UserError: outputs that are not finite, an image processor that does more than scale pixels, no split to train
+            a probe on.
+    """
+    split = inputs.data.split or ""
+    examination = Examination(contestant.subject, data, split, None, settings.batch_size, settings.seed, progress)
+    subject, notes = answering(contestant, examination, settings.probe_images)
+    examination = replace(examination, subject=subject)
+    top1, top5, loss, ece = _judge(examination)
+    robust = _robustness(replace(examination, num_images=settings.robustness_images), contestant, settings)
+    notes += [] if contestant.differentiable else ["not attacked: its choice of colours has no gradient"]
+    pixel_values = sample(subject, data, split, 1)
+    with evaluating(subject.model):
+        flops = counted_flops(subject.model, lambda: subject.model(pixel_values))
+    height, width = pixel_values.shape[-2:]
+    return ModelResult(
+        inputs=inputs,
+        image_size=(height, width),
+        parameters=sum(parameter.numel() for parameter in subject.model.parameters()),
+        flops=flops,
+        top1=top1,
+        top5=top5,
+        loss=loss,
+        ece=ece,
+        notes=notes,
+        **robust,
+    )
+
+
+def sample(subject: Subject, data: ImageData, split: str, count: int) -> torch.Tensor:
+    """The first images of a split as the model takes them, [count, C, H, W]; a short split is repeated."""
+    table: Any = data.split(split)
+    images = [to_rgb(table[index % len(table)]["image"]) for index in range(count)]
+    return subject.pixel_values(images)
+
+
+def _judge(examination: Examination) -> tuple[Share, Share | None, float, float]:
+    """Top-1, top-5 (from five classes on), loss and expected calibration error of one pass."""
+    sums, hits, hits5, images, classes = ReliabilitySums(), 0, 0, 0, 0
+    for logits, labels in examination.logits(examination.split):
+        sums.add(logits.double().numpy(), labels.numpy())
+        best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+        hits, hits5 = hits + int(best[:, 0].sum()), hits5 + int(best.sum())
+        images, classes = images + len(labels), logits.shape[1]
+    if not images:
+        raise UserError(f"split '{examination.split}' holds no image; choose another")
+    found = sums.result()
+    return share(hits, images), share(hits5, images) if classes >= 5 else None, found.loss, found.ece
+
+
+def _robustness(examination: Examination, contestant: Contestant, settings: ComparisonSettings) -> dict[str, Any]:
+    """Accuracy of clean, corrupted and attacked images, as `ModelResult` names them."""
+    attacks = settings.epsilons if contestant.differentiable else ()
+    if not settings.corruptions and not attacks:
+        return {"clean": None, "corruptions": {}, "fgsm": None}
+    scale, model = PixelScale.of(examination.subject), examination.subject.model
+    hits, images = Counter[tuple[str, str]](), 0
+    for values, labels in examination.judging(f"{contestant.name}: robustness"):
+        pixels = scale.pixels(values)
+
+        def loss(moved: torch.Tensor, labels: torch.Tensor = labels) -> torch.Tensor:
+            return F.cross_entropy(finite_logits(model, scale.values(moved)), labels, reduction="none")
+
+        moved = {("clean", ""): pixels}
+        for name in settings.corruptions:
+            moved["corruption", name] = corrupt_batch(pixels, name, settings.severity, settings.seed)
+        moved |= {("fgsm", f"{epsilon:g}"): fgsm(loss, pixels, epsilon / 255) for epsilon in attacks}
+        with torch.inference_mode():
+            for key, found in moved.items():
+                answers = finite_logits(model, scale.values(found)).argmax(dim=1)
+                hits[key] += int((answers == labels).sum())
+        images += len(labels)
+    shares = {key: count / images for key, count in hits.items()}
+    return {
+        "clean": shares["clean", ""],
+        "corruptions": {name: shares["corruption", name] for name in settings.corruptions},
+        "fgsm": {f"{epsilon:g}": shares["fgsm", f"{epsilon:g}"] for epsilon in attacks} or None,
+    }
+
+
+def share(hits: int, images: int) -> Share:
+    """A share of images with Wilson's 95% interval."""
+    from scipy.stats import binomtest
+
+    interval = binomtest(hits, images).proportion_ci(_CONFIDENCE, method="wilson")
+    return Share(value=hits / images, low=float(interval.low), high=float(interval.high))

@@ -1,0 +1,136 @@
+"""A comparison as text: Markdown for people, CSV for spreadsheets, JSON for programs."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from hf_vit.comparison.document import ModelResult, Share, SpeedResult
+
+Rows = list[dict[str, str]]
+
+
+def shown_rows(results: Sequence[ModelResult], speed: SpeedResult | None) -> Rows:
+    """A row a model, header -> text; what was not measured is an empty text, a header without any is left out."""
+    rows = [_row(result, speed) for result in results]
+    headers = [header for header in rows[0] if any(row.get(header) for row in rows)]
+    headers += [header for row in rows for header in row if row[header] and header not in headers]
+    return [{header: row.get(header, "") for header in dict.fromkeys(headers)} for row in rows]
+
+
+def sentences(results: Sequence[ModelResult], speed: SpeedResult | None) -> list[str]:
+    """What must be said beside the table."""
+    first = results[0].inputs
+    settings, data = first.settings, first.data
+    size = data.size or 0
+    found = [f"{data.name}, split {data.split}, {size:,} images; brackets: Wilson's 95% interval."]
+    if results[0].clean is not None:
+        images = min(settings["robustness_images"] or size, size)
+        told = f"{images:,} images were corrupted (severity {settings['severity']}) and attacked (FGSM, 1/255)"
+        found.append(f"{told}; accuracy on them as they are is in the column clean.")
+    if speed is not None:
+        found.append(_about_speed(speed))
+    return found + [f"{result.name}: {note}." for result in results for note in result.notes]
+
+
+def markdown(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:
+    """The table and what must be said beside it."""
+    rows = shown_rows(results, speed)
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    lines += ["| " + " | ".join(value.replace("|", "\\|") for value in row.values()) + " |" for row in rows]
+    lines += [line for sentence in sentences(results, speed) for line in ("", sentence)]
+    return "\n".join(lines) + "\n"
+
+
+def plain_csv(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:
+    """One line a model with every number as it was measured; empty where there is none."""
+    rows = [_numbers(result, speed) for result in results]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def plain_json(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:
+    """`{"format": 1, "models": [ModelResult], "speed": SpeedResult or null}`."""
+    models = [result.model_dump(mode="json") for result in results]
+    made = {"format": 1, "models": models, "speed": None if speed is None else speed.model_dump(mode="json")}
+    return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+
+
+def _row(result: ModelResult, speed: SpeedResult | None) -> dict[str, str]:
+    model = result.inputs.model
+    row = {
+        "model": result.name,
+        "kind": model.kind,
+        "judged by": model.judged_by,
+        "px": "x".join(map(str, result.image_size)),
+        "parameters": amount(result.parameters),
+        "FLOPs": amount(result.flops),
+        "top-1 (%)": _interval(result.top1),
+        "top-5 (%)": _interval(result.top5),
+        "calibration error (%)": _percent(result.ece),
+        "clean (%)": _percent(result.clean),
+        "corrupted, mean (%)": _percent(result.mean_corrupted),
+    }
+    row |= {f"FGSM {epsilon} (%)": _percent(value) for epsilon, value in (result.fgsm or {}).items()}
+    if speed is not None:
+        own = speed.rows[result.name]
+        ratio = own.times_as_fast
+        row["times as fast"] = f"{ratio.median:.2f} ({ratio.lower:.2f} to {ratio.upper:.2f})"
+        row["images/s"] = f"{own.images_per_second.median:,.4g}"
+        row["memory (MB)"] = f"{own.peak_memory / 1e6:,.4g}"
+    return row
+
+
+def _numbers(result: ModelResult, speed: SpeedResult | None) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        **result.inputs.model.model_dump(),
+        "image_height": result.image_size[0],
+        "image_width": result.image_size[1],
+        "parameters": result.parameters,
+        "flops": result.flops,
+    }
+    for name, found in (("top1", result.top1), ("top5", result.top5)):
+        row |= {name: found and found.value, f"{name}_low": found and found.low, f"{name}_high": found and found.high}
+    row |= {"loss": result.loss, "ece": result.ece, "clean": result.clean}
+    row |= {f"corrupted_{name}": value for name, value in result.corruptions.items()}
+    row |= {f"fgsm_{epsilon}": value for epsilon, value in (result.fgsm or {}).items()}
+    if speed is not None:
+        own = speed.rows[result.name]
+        row |= {f"times_as_fast_{name}": value for name, value in own.times_as_fast.model_dump().items()}
+        row |= {f"images_per_second_{name}": value for name, value in own.images_per_second.model_dump().items()}
+        row["peak_memory"] = own.peak_memory
+    return row
+
+
+def _about_speed(speed: SpeedResult) -> str:
+    machine = f"{speed.hardware.get('name')}, {speed.hardware.get('device')}, {speed.threads} threads of torch"
+    load = (
+        "nothing else kept the machine busy"
+        if speed.quiet
+        else f"other processes kept {speed.others_load:.1f} cores busy: images/s are too low, compare the ratios"
+    )
+    return (
+        f"Speed: forwards of {speed.batch_size} images on {machine}, {speed.turns} turns, every model once a turn; "
+        f"times as fast as {next(iter(speed.rows))}, median and quartiles of the turns; {load}. "
+        "Memory: what a forward holds beyond weights and input."
+    )
+
+
+def amount(number: float) -> str:
+    """A number as people read it: 139.9k, 4.02M, 17.6G."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.4g}{unit}"
+    return str(number)
+
+
+def _interval(found: Share | None) -> str:
+    return "" if found is None else f"{100 * found.value:.2f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f}"

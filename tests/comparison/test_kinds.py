@@ -1,0 +1,192 @@
+"""Every kind of model is measured as its own library answers."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from comparison import zoo
+from evaluation.tiny import NAMES
+
+from hf_vit.comparison import ComparisonSettings
+from hf_vit.comparison.contestant import HEAD, PROBE, enter, open_models
+from hf_vit.comparison.image_gpt import ImageGPTFeatures
+from hf_vit.comparison.measurement import inputs_of, measure_model
+from hf_vit.comparison.probe import ProbedForImageClassification, fit_probe
+from hf_vit.data import ImageData
+from hf_vit.errors import UserError
+from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.features import pre_logits
+
+SETTINGS = ComparisonSettings(corruptions=("contrast",), epsilons=(8.0,), robustness_images=None, speed_turns=0)
+MEAN, STD = (torch.tensor(zoo.SCALE[name])[:, None, None] for name in ("image_mean", "image_std"))
+
+
+def library_model(saved: Any, kind: str) -> torch.nn.Module:
+    """The saved model as its own library loads it; timm's weights are read by hand."""
+    if kind in zoo.TIMM:
+        import timm
+        from safetensors.torch import load_file
+
+        architecture, fields = zoo.TIMM[kind]
+        model = timm.create_model(architecture, num_classes=len(NAMES), **fields)
+        model.load_state_dict(load_file(saved.folder(kind) / "model.safetensors"))
+        return model.eval()
+    from transformers import AutoModelForImageClassification
+
+    return AutoModelForImageClassification.from_pretrained(saved.folder(kind)).eval()
+
+
+def pixels_of(data: ImageData, side: int = zoo.SIDE) -> torch.Tensor:
+    """The test images in 0..1, resized as both libraries' processors do here: bilinear or bicubic, by Pillow."""
+    from PIL import Image
+
+    images = [image.resize((side, side), Image.Resampling.BILINEAR) for image in data.split("test")["image"]]
+    return torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2) / 255
+
+
+def answers(model: Any, pixels: torch.Tensor) -> torch.Tensor:
+    output = model((pixels - MEAN) / STD)
+    return getattr(output, "logits", output)
+
+
+def measured(saved: Any, data: ImageData, kind: str, probe: bool = False, **changes: Any) -> Any:
+    subject = open_models([saved.source(kind), saved.source("deit" if kind == "vit" else "vit")])[kind]
+    contestant = enter(kind, subject, data, probe)
+    settings = replace(SETTINGS, **changes)
+    return contestant, measure_model(
+        contestant, data, inputs_of(contestant, data, "test", settings), settings, progress=False
+    )
+
+
+@pytest.mark.parametrize("kind", [*zoo.TRANSFORMERS, *zoo.TIMM])
+def test_a_kind_as_its_library_answers(kind: str, saved: Any, data: ImageData):
+    contestant, result = measured(saved, data, kind)
+    reference, truth = library_model(saved, kind), torch.tensor(data.split("test")["label"])
+    pixels = contestant.subject.prepare(data.split("test")["image"]) * STD + MEAN
+    with torch.no_grad():
+        logits = answers(reference, pixels).double()
+    best = logits.argsort(dim=1, descending=True) == truth[:, None]
+    assert result.top1.value == pytest.approx(float(best[:, 0].double().mean()))
+    assert result.top5.value == pytest.approx(float(best[:, :5].any(dim=1).double().mean()))
+    assert result.loss == pytest.approx(float(torch.nn.functional.cross_entropy(logits, truth)), rel=1e-4)
+    assert result.clean == result.top1.value
+    assert set(result.corruptions) == {"contrast"}
+    assert result.parameters == sum(parameter.numel() for parameter in reference.parameters())
+    assert (result.image_size, contestant.judged_by) == ((zoo.SIDE, zoo.SIDE), HEAD)
+    assert result.inputs.model.kind == (type(reference).__name__ if kind in zoo.TIMM else reference.config.model_type)
+
+
+def test_images_are_prepared_as_by_hand(saved: Any, data: ImageData):
+    subjects = open_models([saved.source("vit"), saved.source("swin")])
+    for subject in subjects.values():
+        prepared = subject.prepare(data.split("test")["image"])
+        assert torch.allclose(prepared * STD + MEAN, pixels_of(data), atol=1.01 / 255)
+
+
+@pytest.mark.parametrize("kind", ["bit", "coatnet"])
+def test_fgsm_as_by_hand(kind: str, saved: Any, data: ImageData):
+    """In the model's own units: a step of epsilon / std, cut where a pixel would leave black and white."""
+    contestant, result = measured(saved, data, kind)
+    reference, truth = library_model(saved, kind), torch.tensor(data.split("test")["label"])
+    values = contestant.subject.prepare(data.split("test")["image"]).requires_grad_()
+    output = reference(values)
+    logits = getattr(output, "logits", output)
+    torch.nn.functional.cross_entropy(logits, truth, reduction="sum").backward()
+    moved = values.detach() + 8 / 255 / STD * values.grad.sign()
+    moved = torch.minimum(torch.maximum(moved, -MEAN / STD), (1 - MEAN) / STD)
+    with torch.no_grad():
+        output = reference(moved)
+    hits = getattr(output, "logits", output).argmax(dim=1) == truth
+    assert result.fgsm == {"8": pytest.approx(float(hits.double().mean()), abs=1 / 24 + 1e-9)}
+
+
+def test_flops_as_the_configuration_tells(saved: Any, data: ImageData):
+    from hf_vit.cost import forward_flops
+
+    for kind in ("vit", "hybrid", "axial", "axial_resnet"):
+        contestant, result = measured(saved, data, kind, corruptions=(), epsilons=())
+        assert result.flops == pytest.approx(forward_flops(contestant.subject.model.config), rel=0.01)
+        assert (result.clean, result.corruptions, result.fgsm) == (None, {}, None)
+
+
+def test_wilsons_interval_in_closed_form(saved: Any, data: ImageData):
+    from hf_vit.comparison.measurement import share
+
+    z, images, hits = 1.959963984540054, 24, 3
+    middle = (hits + z**2 / 2) / (images + z**2)
+    half = z / (images + z**2) * math.sqrt(hits * (images - hits) / images + z**2 / 4)
+    found = share(hits, images)
+    assert (found.value, found.low, found.high) == pytest.approx((hits / images, middle - half, middle + half))
+
+
+def test_image_gpt_by_its_middle_layer(saved: Any, data: ImageData):
+    """Against the whole model: the input of the middle block, normed by it, averaged over the pixels."""
+    from transformers import AutoImageProcessor, ImageGPTModel
+
+    subject = open_models([saved.source("igpt"), saved.source("vit")])["igpt"]
+    images = list(data.split("test")["image"])
+    whole = ImageGPTModel.from_pretrained(saved.folder("igpt")).eval()
+    tokens = AutoImageProcessor.from_pretrained(saved.folder("igpt"))(images=images, return_tensors="pt")
+    with torch.no_grad():
+        states = whole(**tokens, output_hidden_states=True).hidden_states
+        expected = whole.h[2].ln_1(states[2]).mean(dim=1)
+        found = pre_logits(subject.model, subject.prepare(images))
+        given = ImageGPTFeatures(whole, subject.model.clusters, (8, 8))(subject.prepare(images))
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert torch.allclose(given, expected, atol=1e-6)
+    assert len(whole.h) == 4, "the model that was given is left as it was"
+
+
+def test_image_gpt_is_measured_by_a_probe(saved: Any, data: ImageData):
+    contestant, result = measured(saved, data, "igpt", probe=True)
+    assert (contestant.judged_by, result.fgsm, set(result.corruptions)) == (PROBE, None, {"contrast"})
+    assert result.notes[-1] == "not attacked: its choice of colours has no gradient"
+    assert result.clean == result.top1.value
+
+
+def test_image_gpt_of_another_size_is_refused(tmp_path: Any, saved: Any):
+    from transformers import AutoImageProcessor
+
+    folder = zoo.save_image_gpt(tmp_path / "small")
+    AutoImageProcessor.from_pretrained(folder, size={"height": 16, "width": 16}).save_pretrained(folder)
+    with pytest.raises(UserError, match=r"makes 16x16 px, a token each, and the ImageGPT takes 64"):
+        open_models([str(folder), saved.source("vit")])
+
+
+@pytest.mark.parametrize("missing", [None, 5])
+def test_a_probe_answers_as_scikit_learn(missing: int | None, saved: Any, data: ImageData):
+    train = data.split("train").filter(lambda row: row["label"] != missing)
+    data = ImageData("colours", "", {**data.splits, "train": train}, data.label_names)
+    subject = open_models([saved.source("swin"), saved.source("vit")])["swin"]
+    examination = Examination(subject, data, progress=False)
+    head, strength = fit_probe(examination)
+    model = ProbedForImageClassification(subject.model, head, data.label_names)
+    with torch.no_grad():
+        found = model(subject.prepare(data.split("test")["image"])).softmax(dim=1)
+    expected, classes = regression(examination, strength)
+    assert found[:, classes].numpy() == pytest.approx(expected, abs=1e-4)
+    assert missing is None or not found[:, missing].any()
+
+
+def regression(examination: Examination, strength: float) -> Any:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
+    pipeline.fit(*examination.features("train"))
+    return pipeline.predict_proba(examination.features("test")[0]), pipeline[-1].classes_
+
+
+def test_a_probe_of_two_classes(saved: Any, data: ImageData):
+    splits = {name: table.filter(lambda row: row["label"] < 2) for name, table in data.splits.items()}
+    data = ImageData("two", "", splits, data.label_names[:2])
+    subject = open_models([saved.source("swin"), saved.source("vit")])["swin"]
+    examination = Examination(subject, data, progress=False)
+    head, strength = fit_probe(examination)
+    with torch.no_grad():
+        found = head(torch.from_numpy(examination.features("test")[0])).softmax(dim=1)
+    assert found.numpy() == pytest.approx(regression(examination, strength)[0], abs=1e-4)

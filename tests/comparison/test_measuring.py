@@ -1,0 +1,58 @@
+"""What the package measures by itself: turns, ratios, memory, FLOPs."""
+
+import pytest
+import torch
+
+from hf_vit.measuring import counted_flops, others_load, peak_memory, quartiles, speed_ratio, take_turns
+
+
+def test_turns_change_who_begins():
+    order: list[str] = []
+    contestants = {name: lambda name=name: order.append(name) for name in "abc"}
+    seconds = take_turns(contestants, turns=3, warm_up=1)
+    assert "".join(order) == "cababcbcacab"
+    assert {name: len(found) for name, found in seconds.items()} == {"a": 3, "b": 3, "c": 3}
+
+
+def test_ratios_are_paired():
+    """A machine that slows down in the middle changes no ratio."""
+    seconds = {"fast": [1.0, 10.0, 2.0], "slow": [3.0, 30.0, 6.0]}
+    assert str(speed_ratio(seconds, "fast", "slow")) == "3.00 (3.00 to 3.00)"
+    found = quartiles([1, 2, 3, 4, 5])
+    assert (found.lower, found.median, found.upper) == (2, 3, 4)
+    assert quartiles([7]).upper == 7
+
+
+def test_peak_memory_of_known_tensors():
+    def work() -> None:
+        first = torch.ones(1000, 250)  # 1 MB
+        second = first + 1  # 2 MB in all
+        del first
+        third = second + 1  # still 2 MB
+        del second, third
+
+    assert peak_memory(work) == pytest.approx(2_000_000, abs=100)  # scalars are held as well
+
+
+def test_flops_of_a_layer_and_of_attention():
+    layer = torch.nn.Linear(6, 10)
+    assert counted_flops(layer, lambda: layer(torch.zeros(4, 6))) == 2 * 4 * 6 * 10
+    assert layer.weight.requires_grad, "as it was before"
+    tokens, width = 5, 16
+    inputs = torch.zeros(1, 2, tokens, width // 2)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    assert counted_flops(layer, lambda: attend(inputs, inputs, inputs)) == 2 * 2 * tokens**2 * width
+
+
+def test_own_work_is_not_the_load_of_others(monkeypatch: pytest.MonkeyPatch):
+    import os
+    from types import SimpleNamespace as Times
+
+    import psutil
+
+    system = iter([Times(user=10, system=1, iowait=5), Times(user=13, system=2, iowait=50)])
+    own = iter([Times(user=1, system=0), Times(user=2, system=0.5)])
+    monkeypatch.setattr(psutil, "cpu_times", lambda: next(system))
+    monkeypatch.setattr(os, "times", lambda: next(own))
+    # 4 s were busy, 1.5 s of them own, in about a second.
+    assert others_load(1.0) == pytest.approx(2.5, rel=0.1)
