@@ -14,6 +14,10 @@ class UserError(ValueError):
     """
 
 
+class DivergedError(UserError):
+    """The loss of a training is no number any more."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error, of whatever library and device, says that memory ran out."""
     if isinstance(error, MemoryError):

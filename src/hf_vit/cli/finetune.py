@@ -7,6 +7,8 @@ import typer
 from hf_vit.cli import options
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from hf_vit.training import FinetuneResult
     from hf_vit.training.distillation import DistillationOptions
 
@@ -32,6 +34,12 @@ def finetune(
     ] = None,
     distillation_weight: Annotated[
         float | None, typer.Option(rich_help_panel=_TEACHER, help="Share of the loss; by default .5 (hard) or .1.")
+    ] = None,
+    lr_sweep: Annotated[
+        bool, typer.Option("--lr-sweep", help="Try the recipe's grid of learning rates on the validation split.")
+    ] = False,
+    sweep_rates: Annotated[
+        str | None, typer.Option(metavar="RATE,RATE...", help="The same with these learning rates.")
     ] = None,
     resume: options.Resume = False,
     seed: Annotated[int, typer.Option(help="Of weights, order, variation and dropout.", min=0)] = 0,
@@ -114,6 +122,7 @@ def finetune(
             output,
             recipe=recipe,
             distillation=learning,
+            lr_sweep=lr_sweep if sweep_rates is None else parse_rates(sweep_rates),
             options=chosen,
             command=command_line(context),
             report=typer.echo,
@@ -148,6 +157,20 @@ def parse_distillation(
     from hf_vit.training.distillation import DistillationOptions
 
     return DistillationOptions(teacher, kind or "logit", temperature, weight)  # pyright: ignore[reportArgumentType]
+
+
+def parse_rates(text: str) -> list[float]:
+    """Read "0.001,0.01".
+
+    Raises:
+        UserError: that is not a list of numbers.
+    """
+    from hf_vit.errors import UserError
+
+    try:
+        return [float(rate) for rate in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"sweep rates '{text}' are not understood; give numbers: 0.001,0.003,0.01") from error
 
 
 def parse_size(text: str | None) -> tuple[int, int] | None:
@@ -189,5 +212,20 @@ def print_result(result: "FinetuneResult") -> None:
     for name, value in rows:
         table.add_row(name, value)
     console = Console()
+    if result.trials:
+        console.print(_sweep_table(result))
     console.print(table)
     console.print(f"saved in {result.folder}: model, processor, facts.json, README.md", soft_wrap=True, markup=False)
+
+
+def _sweep_table(result: "FinetuneResult") -> "Table":
+    from rich.table import Table
+
+    table = Table(
+        "learning rate", "accuracy", "loss (nats)", "", title="learning rates, validation split", title_justify="left"
+    )
+    for trial in result.trials:
+        rate = trial["learning_rate"]
+        shown = ("diverged", "-") if trial["score"] is None else (f"{trial['accuracy']:.2%}", f"{trial['loss']:.4f}")
+        table.add_row(f"{rate:g}", *shown, "kept" if rate == result.recipe.learning_rate else "")
+    return table

@@ -46,6 +46,7 @@ def complete(run: Run, trainer: HfViTTrainer, seconds: float) -> FinetuneResult:
         best_step=int(best["step"]),
         seconds=seconds,
         history=trainer.state.log_history,
+        trials=run.trials,
     )
     deliver(run, lambda folder: _write(run, result, folder))
     return result
@@ -120,8 +121,12 @@ def _write(run: Run, result: FinetuneResult, folder: Path) -> None:
 
 def training_values(run: Run, result: FinetuneResult) -> dict[str, Any]:
     """What facts.json says of a training: what was really used, and what came out on the validation split."""
+    values = run_values(run, result.model, result.steps, result.seconds, result.history)
+    values["recipe"]["head_bias"] = run.recipe.initial_head_bias(len(run.data.label_names))
+    if run.trials:
+        values["learning_rate_sweep"] = [dict(trial) for trial in run.trials]
     return {
-        **run_values(run, result.model, result.steps, result.seconds, result.history),
+        **values,
         **run.objective,
         "best_step": result.best_step,
         "validation_accuracy": result.validation["accuracy"],

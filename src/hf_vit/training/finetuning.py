@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
     from hf_vit.training.distillation import DistillationOptions, Distiller
     from hf_vit.training.model_source import ModelSource
+    from hf_vit.training.trainer import HfViTTrainer
 
 Precision = Literal["auto", "fp32", "bf16"]
 # What makes a run's model and image processor of: the source, the data, (height, width) px, the recipe.
@@ -96,6 +97,7 @@ class FinetuneResult:
         steps, best_step: optimizer steps done, and the one the best checkpoint was taken after.
         seconds: spent training, evaluations and checkpoints included.
         history: the Trainer's log, one entry a logging or evaluation.
+        trials: every learning rate of a sweep and what it gave on the validation split (see `sweeping.Trial`).
         pushed: what was shared on the Hub, if that was asked for.
     """
 
@@ -109,6 +111,7 @@ class FinetuneResult:
     best_step: int
     seconds: float
     history: list[dict[str, Any]] = field(repr=False)
+    trials: Sequence[Mapping[str, Any]] = ()
     pushed: "PushResult | None" = None
 
 
@@ -129,6 +132,7 @@ class Run:
     checkpoint: Path | None
     command: str | Sequence[str] | None
     objective: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    trials: Sequence[Mapping[str, Any]] = ()
 
     @property
     def work(self) -> Path:
@@ -143,6 +147,7 @@ def finetune(
     *,
     recipe: str | Recipe = "default-small",
     distillation: "DistillationOptions | None" = None,
+    lr_sweep: bool | Sequence[float] = False,
     options: FinetuneOptions | None = None,
     command: str | Sequence[str] | None = None,
     report: Callable[[str], None] | None = None,
@@ -160,6 +165,8 @@ def finetune(
         output: a new or empty folder, or with `resume` that of the run.
         recipe: a name of `RECIPES`, or a recipe.
         distillation: a teacher, and what is learnt from it beside the labels.
+        lr_sweep: True tries every learning rate of the recipe's grid on the validation split, a sequence those; the
+            best run is kept, and it alone looks at the test split.
         options: how to run it.
         command: what was typed, for the facts.
         report: is told what is being done, a line at a time.
@@ -178,15 +185,50 @@ def finetune(
         learning = None if distillation is None else _distiller(distillation, options.device)
         build = learning.build if learning else build_for_classes
         settings = learning.settings() if learning else None
-        with first_goes_first(options.device):
-            run = prepare(model, data, Path(output), chosen, options, command, say, build, settings)
-        need_same("training data", run.data.fingerprint)
         from hf_vit.training.completion import complete
         from hf_vit.training.running import build_trainer, train
 
-        trainer, seconds = train(run, say, learning.build_trainer if learning else build_trainer)
-        result = complete(run, trainer, seconds)
+        known: list[ImageData] = []
+
+        def trained(recipe: Recipe, folder: Path, how: FinetuneOptions) -> "tuple[Run, HfViTTrainer, float]":
+            with first_goes_first(how.device):
+                source = known[0] if known else data
+                run = prepare(model, source, folder, recipe, how, command, say, build, settings)
+            need_same("training data", run.data.fingerprint)
+            known[:] = [run.data]
+            return run, *train(run, say, learning.build_trainer if learning else build_trainer)
+
+        if lr_sweep is False:
+            outcome = trained(chosen, Path(output), options)
+        else:
+            outcome = _swept(chosen, Path(output), options, lr_sweep, trained, say)
+        result = complete(*outcome)
         return result if options.push is None or not is_first() else _share(result, options.push, options.private, say)
+
+
+def _swept(
+    recipe: Recipe,
+    output: Path,
+    options: FinetuneOptions,
+    asked: bool | Sequence[float],
+    trained: "Callable[[Recipe, Path, FinetuneOptions], tuple[Run, HfViTTrainer, float]]",
+    say: Callable[[str], None],
+) -> "tuple[Run, HfViTTrainer, float]":
+    """The best of a sweep over learning rates."""
+    from hf_vit.training.sweeping import rates_of, sweep
+
+    rates = rates_of(recipe, asked)
+    if options.push is not None and is_first():
+        from hf_vit.training.sharing import check_before
+
+        check_before(options.push, say, private=options.private)
+    with first_goes_first(options.device):
+        open_output(output, options.resume, lambda line: None)
+
+    def run_trial(rate: float, folder: Path, resume: bool) -> "tuple[Run, HfViTTrainer, float]":
+        return trained(recipe.override(learning_rate=rate), folder, replace(options, push=None, resume=resume))
+
+    return sweep(output, rates, options.resume, run_trial, say)
 
 
 def _distiller(options: "DistillationOptions", device: str | None) -> "Distiller":
@@ -203,7 +245,7 @@ def _share(result: FinetuneResult, repo_id: str, private: bool, say: Callable[[s
 
 def prepare(
     model: "str | HfViTBaseConfig",
-    data: str,
+    data: "str | ImageData",
     output: Path,
     recipe: Recipe,
     options: FinetuneOptions,
@@ -218,7 +260,6 @@ def prepare(
     """
     from transformers import set_seed
 
-    from hf_vit.data import check_images, load_data
     from hf_vit.models.configuration_hf_vit import as_pair
     from hf_vit.training.model_source import find_model
 
@@ -232,20 +273,7 @@ def prepare(
     checkpoint = open_output(output, options.resume, say)
     source = find_model(model)
     size = options.image_size or recipe.image_size or as_pair(source.config.image_size)
-    images = load_data(
-        data,
-        streaming=options.streaming,
-        skip_bad_images=options.skip_bad_images,
-        image_size=size,
-        seed=SPLIT_SEED,
-    )
-    images = check_images(images, source.config.patch_stride, options.skip_bad_images)
-    for note in images.notes:
-        say(f"note: {note}")
-    if images.skipped:
-        say(f"left out {len(images.skipped)} unreadable images")
-    for split in ("train", "validation", "test"):
-        images.split(split)
+    images = _load_images(data, source.config.patch_stride, size, options, say) if isinstance(data, str) else data
     set_seed(options.seed)
     built, processor = build(source, images, size, recipe)
     steps = total_steps(recipe, images.num_examples("train"))
@@ -255,6 +283,29 @@ def prepare(
     enter_run(run, run.objective)
     say(describe(run))
     return run
+
+
+def _load_images(
+    data: str, min_size: tuple[int, int], size: tuple[int, int], options: FinetuneOptions, say: Callable[[str], None]
+) -> "ImageData":
+    """All three splits, every image readable."""
+    from hf_vit.data import check_images, load_data
+
+    images = load_data(
+        data,
+        streaming=options.streaming,
+        skip_bad_images=options.skip_bad_images,
+        image_size=size,
+        seed=SPLIT_SEED,
+    )
+    images = check_images(images, min_size, options.skip_bad_images)
+    for note in images.notes:
+        say(f"note: {note}")
+    if images.skipped:
+        say(f"left out {len(images.skipped)} unreadable images")
+    for split in ("train", "validation", "test"):
+        images.split(split)
+    return images
 
 
 def build_for_classes(

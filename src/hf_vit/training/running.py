@@ -11,7 +11,7 @@ from transformers import EarlyStoppingCallback, EvalPrediction, TrainerCallback,
 from transformers.trainer_callback import TrainerState
 
 from hf_vit.data import ImageCollator, eval_transform, train_transform, transform_split
-from hf_vit.errors import UserError, is_out_of_memory
+from hf_vit.errors import DivergedError, UserError, is_out_of_memory
 from hf_vit.evaluation.loading import pick_device
 from hf_vit.training.adapters import LoraAdapter, train_head_only
 from hf_vit.training.checkpoints import (
@@ -210,7 +210,8 @@ def _explained(run: Run, trainer: HfViTTrainer) -> Generator[None]:
         yield
     except UserError as error:
         # From a loader's worker it arrives wrapped in the worker's traceback.
-        raise UserError(str(error).rpartition("UserError: ")[2].strip()) from error
+        kind = DivergedError if isinstance(error, DivergedError) else UserError
+        raise kind(str(error).rpartition("UserError: ")[2].strip()) from error
     except Exception as error:
         if is_out_of_memory(error):
             raise UserError(_too_little_memory(run)) from error

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, Pro
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import TrainOutput
 
-from hf_vit.errors import UserError
+from hf_vit.errors import DivergedError, UserError
 from hf_vit.facts import DataFact
 from hf_vit.training.layer_decay import parameter_groups
 from hf_vit.training.losses import BinaryCrossEntropy, smooth_labels
@@ -177,7 +177,7 @@ class HfViTTrainer(StreamingTrainer, ReleasingTrainer):
         """One forward and backward pass; two with sharpness-aware minimisation.
 
         Raises:
-            UserError: the loss is NaN or infinite.
+            DivergedError: the loss is NaN or infinite.
         """
         learn = super().training_step
 
@@ -200,7 +200,7 @@ class HfViTTrainer(StreamingTrainer, ReleasingTrainer):
             save_replay(folder, model, batch, step=step, learning_rate=rate, loss=number, bf16=self.args.bf16)
         except (OSError, SafetensorError):
             saved = ""
-        raise UserError(
+        raise DivergedError(
             f"the loss became {number} at step {step} (learning rate {rate:.3g}, gradients clipped at "
             f"{self.args.max_grad_norm:g}); lower the learning rate, lengthen the warm-up, or clip gradients "
             f"(1.0){saved}"

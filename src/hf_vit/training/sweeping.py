@@ -1,0 +1,133 @@
+"""A grid of learning rates tried on the validation split; the best run is kept (arXiv 2010.11929, section B.1.1)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_vit.errors import DivergedError, UserError
+from hf_vit.training.checkpoints import RUN_NAME, read_run, write_run
+from hf_vit.training.preparing import work_folder
+from hf_vit.training.processes import is_first
+from hf_vit.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    pass
+
+Trained = "tuple[Run, HfViTTrainer, float]"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a learning rate gave on the validation split; None where the loss became infinite.
+
+    Attributes:
+        score: by which checkpoints and trials are compared: accuracy first, then the smaller loss.
+        seconds: spent training.
+    """
+
+    learning_rate: float
+    accuracy: float | None = None
+    loss: float | None = None
+    score: float | None = None
+    best_step: int | None = None
+    seconds: float | None = None
+
+    def describe(self) -> str:
+        """In one line."""
+        if self.accuracy is None:
+            return f"learning rate {self.learning_rate:g}: diverged"
+        return f"learning rate {self.learning_rate:g}: validation accuracy {self.accuracy:.2%}, loss {self.loss:.4f}"
+
+
+def rates_of(recipe: Recipe, asked: bool | Sequence[float]) -> tuple[float, ...]:
+    """The grid: what was asked for, else the recipe's.
+
+    Raises:
+        UserError: there is none, a rate is no positive number, or one comes twice.
+    """
+    rates = recipe.learning_rates if isinstance(asked, bool) else tuple(float(rate) for rate in asked)
+    if not rates:
+        raise UserError(f"the recipe {recipe.name} has no grid of learning rates; give --sweep-rates 0.001,0.003,0.01")
+    for rate in rates:
+        recipe.override(learning_rate=rate)
+    if len({trial_name(rate) for rate in rates}) < len(rates):
+        raise UserError(f"a learning rate comes twice in {', '.join(map(str, rates))}; give each once")
+    return rates
+
+
+def trial_name(rate: float) -> str:
+    """Folder of a trial in OUTPUT/checkpoints."""
+    return f"rate-{rate:g}"
+
+
+def sweep(
+    output: Path,
+    rates: Sequence[float],
+    resume: bool,
+    run_trial: Callable[[float, Path, bool], Any],
+    say: Callable[[str], None],
+) -> Any:
+    """Train once for every rate, and take up the best one again.
+
+    Every trial is a run of its own in OUTPUT/checkpoints, so a sweep that was killed goes on where it was.
+
+    Args:
+        output: folder of the sweep.
+        rates: see `rates_of`.
+        resume: go on from what is there.
+        run_trial: (rate, folder, resume) -> (run, trainer, seconds) of a finished training.
+        say: is told the outcome of each.
+
+    Returns:
+        (run, trainer, seconds) of the best trial, whose `run.trials` are all and whose `run.output` is `output`.
+
+    Raises:
+        UserError: all diverged, or the sweep was begun with other rates.
+    """
+    enter_sweep(output, rates)
+    folders = {rate: work_folder(output) / trial_name(rate) for rate in rates}
+    trials: list[Trial] = []
+    for rate, folder in folders.items():
+        trials.append(_try(rate, folder, resume, run_trial))
+        say(trials[-1].describe())
+    finished = [trial for trial in trials if trial.score is not None]
+    if not finished:
+        raise UserError(
+            f"the loss became infinite at every learning rate ({', '.join(map(str, rates))}); try lower ones"
+        )
+    best = max(finished, key=lambda trial: trial.score or 0.0).learning_rate
+    run, trainer, seconds = run_trial(best, folders[best], True)
+    return replace(run, output=output, trials=[asdict(trial) for trial in trials]), trainer, seconds
+
+
+def enter_sweep(output: Path, rates: Sequence[float]) -> None:
+    """Record a sweep in its folder, or make sure that it goes on with the same rates.
+
+    Raises:
+        UserError: it was begun otherwise.
+    """
+    work, settings = work_folder(output), {"sweep_rates": list(rates)}
+    started = read_run(work) if (work / RUN_NAME).is_file() else None
+    if started is not None and started != settings:
+        begun = ",".join(f"{rate:g}" for rate in started.get("sweep_rates", [])) or "none"
+        raise UserError(
+            f"{output} was begun with the learning rates to sweep: {begun}; go on with the same, or choose another "
+            "output folder"
+        )
+    if started is None and is_first():
+        write_run(work, settings)
+
+
+def _try(rate: float, folder: Path, resume: bool, run_trial: Callable[[float, Path, bool], Any]) -> Trial:
+    from hf_vit.training.completion import best_evaluation
+
+    try:
+        _, trainer, seconds = run_trial(rate, folder, resume)
+    except DivergedError:
+        return Trial(rate)
+    state = trainer.state
+    best = best_evaluation(state.log_history, state.best_global_step)
+    return Trial(
+        rate, best["eval_accuracy"], best["eval_loss"], best["eval_score"], int(best["step"]), round(seconds, 2)
+    )
