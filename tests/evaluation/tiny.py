@@ -6,8 +6,14 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import ClassLabel, Dataset, Features, Image
+from models.families import FAMILIES
 from PIL import Image as PillowImage
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+from hf_vit.data import ImageData
+from hf_vit.data import make_processor as processor_of
+from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.subject import Subject, open_subject
 
 NAMES = ("ant", "bee", "cow", "dog", "eel", "fox")
 
@@ -20,10 +26,10 @@ def make_images(count: int, seed: int = 0, side: int = 12) -> list[PillowImage.I
     return [PillowImage.fromarray(array) for array in pixels]
 
 
-def make_dataset(count: int, names: Sequence[str] = NAMES, seed: int = 0) -> Dataset:
+def make_dataset(count: int, names: Sequence[str] = NAMES, seed: int = 0, side: int = 12) -> Dataset:
     labels = np.random.default_rng(seed + 1).integers(0, len(names), count).tolist()
     features = Features({"image": Image(), "label": ClassLabel(names=list(names))})
-    return Dataset.from_dict({"image": make_images(count, seed), "label": labels}, features=features)
+    return Dataset.from_dict({"image": make_images(count, seed, side), "label": labels}, features=features)
 
 
 def make_classifier(names: Sequence[str] = NAMES, seed: int = 0, **fields: Any) -> ViTForImageClassification:
@@ -51,3 +57,23 @@ def make_classifier(names: Sequence[str] = NAMES, seed: int = 0, **fields: Any) 
 
 def make_processor() -> ViTImageProcessor:
     return ViTImageProcessor(size={"height": 8, "width": 8}, do_convert_rgb=True)
+
+
+def make_data(train: int = 72, validation: int = 24, test: int = 30, side: int = 12) -> ImageData:
+    """Three splits of noise; every class has images in each."""
+    sizes = {"train": train, "validation": validation, "test": test}
+    splits = {name: make_dataset(size, seed=10 * place, side=side) for place, (name, size) in enumerate(sizes.items())}
+    return ImageData("noise", "0123456789abcdef", splits, list(NAMES))
+
+
+def examine(model: Any = None, data: ImageData | None = None, **options: Any) -> Examination:
+    """A classifier of transformers with its processor, on noise."""
+    subject = open_subject(model if isinstance(model, Subject) else (model or make_classifier(), make_processor()))
+    return Examination(subject, data or make_data(), **{"progress": False, **options})
+
+
+def our_subject(family: str) -> Subject:
+    """A tiny classifier of ours with the classes of `NAMES`."""
+    model = FAMILIES[family].build("classification", num_labels=len(NAMES)).eval()
+    model.config.id2label = dict(enumerate(NAMES))
+    return open_subject((model, processor_of(model.config)))

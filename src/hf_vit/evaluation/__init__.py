@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from hf_vit.evaluation.loading import LoadedClassifier, load_classifier
     from hf_vit.evaluation.plots import plot_confusion_matrix, plot_learning_curve, plot_wrong_images
     from hf_vit.evaluation.prediction import Prediction, predict_images
+    from hf_vit.evaluation.protocol import ProtocolResult
+    from hf_vit.evaluation.protocols import PROTOCOLS, ProtocolRun, evaluate_protocol, save_protocol
     from hf_vit.evaluation.report import draw_evaluation, save_evaluation
 
 _HOMES = {
@@ -22,17 +24,26 @@ _HOMES = {
     "plot_wrong_images": "plots",
     "Prediction": "prediction",
     "predict_images": "prediction",
+    "PROTOCOLS": "protocols",
+    "ProtocolResult": "protocol",
+    "ProtocolRun": "protocols",
+    "evaluate_protocol": "protocols",
+    "save_protocol": "protocols",
     "draw_evaluation": "report",
     "save_evaluation": "report",
 }
 
 __all__ = [
+    "PROTOCOLS",
     "ClassificationResult",
     "LoadedClassifier",
     "Prediction",
+    "ProtocolResult",
+    "ProtocolRun",
     "WrongImage",
     "draw_evaluation",
     "evaluate_classifier",
+    "evaluate_protocol",
     "load_classifier",
     "match_labels",
     "plot_confusion_matrix",
@@ -40,6 +51,7 @@ __all__ = [
     "plot_wrong_images",
     "predict_images",
     "save_evaluation",
+    "save_protocol",
 ]
 
 

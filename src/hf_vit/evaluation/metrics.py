@@ -23,6 +23,8 @@ import numpy as np
 from datasets import Features, List, Value
 from numpy.typing import NDArray
 
+from hf_vit.evaluation.confidence import ConfidenceBins
+
 _COLUMNS: dict[str, Any] = {
     "predictions": Value("int64"),
     "references": Value("int64"),
@@ -207,22 +209,16 @@ class ExpectedCalibrationError(RunningMetric):
         super().__init__(**kwargs)
 
     def _start(self) -> None:
-        self._hits = np.zeros(self.num_bins)
-        self._confidence = np.zeros(self.num_bins)
+        self._bins = ConfidenceBins(self.num_bins)
 
     def _update(self, **columns: NDArray[Any]) -> None:
         confidences = columns["confidences"].astype(np.float64)
         if not ((confidences >= 0) & (confidences <= 1 + 1e-6)).all():
             raise ValueError("confidences are probabilities in [0, 1]; apply a softmax to the logits first")
-        edges = np.linspace(0.0, 1.0, self.num_bins + 1)
-        bins = np.clip(np.searchsorted(edges, confidences, side="left") - 1, 0, self.num_bins - 1)
-        hits = (columns["predictions"] == columns["references"]).astype(np.float64)
-        self._hits += np.bincount(bins, weights=hits, minlength=self.num_bins)
-        self._confidence += np.bincount(bins, weights=confidences, minlength=self.num_bins)
+        self._bins.add(confidences, columns["predictions"] == columns["references"])
 
     def _result(self) -> dict[str, Any]:
-        # |hits/n - confidence/n| · n/N: the number of images in the bin cancels.
-        return {"expected_calibration_error": float(np.abs(self._hits - self._confidence).sum() / self.count)}
+        return {"expected_calibration_error": self._bins.expected_error()}
 
 
 class MeanLoss(RunningMetric):

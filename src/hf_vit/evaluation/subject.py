@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from torch import nn
 
 from hf_vit.data import eval_transform
-from hf_vit.evaluation.loading import load_pretrained
-from hf_vit.evaluation.timm_models import TIMM, load_timm, timm_data_config
+from hf_vit.evaluation.loading import label_names_of, load_pretrained
+from hf_vit.evaluation.timm_models import TIMM, load_timm, timm_data_config, timm_label_names
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -35,6 +35,21 @@ class Subject:
     prepare: "Callable[[Sequence[Image]], torch.Tensor]"
     name: str
     folder: Path | None = None
+
+    @property
+    def label_sets(self) -> list[list[str]]:
+        """The names of a classifier's classes, in the order of its logits; several sets where there are synonyms."""
+        if hasattr(self.model, "pretrained_cfg"):
+            return timm_label_names(self.model)
+        return [label_names_of(cast(Any, self.model))] if _classifies(self.model) else []
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """(height, width) px of the images the model was made for, where its config tells."""
+        size: Any = getattr(getattr(self.model, "config", None), "image_size", None)
+        if size is None or isinstance(size, int):
+            return None if size is None else (size, size)
+        return int(size[0]), int(size[1])
 
     def pixel_values(self, images: "Sequence[Image]") -> torch.Tensor:
         """[B, C, H, W] on the model's device, in the dtype of its weights."""
@@ -58,6 +73,11 @@ class Subject:
         """Name, kind and fingerprint, as results keep them."""
         kind = getattr(getattr(self.model, "config", None), "model_type", None) or type(self.model).__name__
         return {"name": self.name, "kind": str(kind), "fingerprint": self.fingerprint}
+
+
+def _classifies(model: nn.Module) -> bool:
+    """A bare model's config names classes too ("LABEL_0"); what counts is its class, and that there is a head."""
+    return "ForImageClassification" in type(model).__name__ and bool(getattr(model.config, "num_labels", 0))
 
 
 def open_subject(source: Any, device: str | None = None) -> Subject:

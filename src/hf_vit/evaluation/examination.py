@@ -1,0 +1,175 @@
+"""A model and labelled data that it is measured on: where every protocol gets features, logits and pixels from."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hf_vit.data import ImageData
+from hf_vit.errors import UserError
+from hf_vit.evaluation.classification import match_labels
+from hf_vit.evaluation.features import PRE_LOGITS, depth_features, pre_logits
+from hf_vit.evaluation.reading import Collate, evaluating, finite_logits, image_batches, shown
+from hf_vit.evaluation.subject import Subject
+from hf_vit.facts import DataFact
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Features = dict[str, NDArray[np.float32]]
+
+
+@final
+@dataclass(frozen=True)
+class Examination:
+    """A model, the data, and how they are read. Everything streams: a batch of pixels is in memory, never a split.
+
+    Attributes:
+        subject: the model; see `open_subject`.
+        data: labelled images; see `load_data`.
+        split: the one that judges.
+        num_images: judge by so many images of it, drawn by `seed` (of a stream: its first); None for all.
+        batch_size: images a forward.
+        seed: of every draw.
+        progress: show a bar on standard error.
+    """
+
+    subject: Subject
+    data: ImageData
+    split: str = "test"
+    num_images: int | None = None
+    batch_size: int = 32
+    seed: int = 0
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value in (("batch size", self.batch_size), ("number of images", self.num_images)):
+            if value is not None and value < 1:
+                raise UserError(f"{name} {value} must be at least 1")
+        self.data.split(self.split)
+
+    @cached_property
+    def model_classes(self) -> list[int]:
+        """For every class of the data the model's class of that name.
+
+        Raises:
+            UserError: the model is no classifier, or does not know a class.
+        """
+        names = self.subject.label_sets
+        if not names:
+            raise UserError(
+                f"{self.subject.name} has no named classes to answer with; choose few-shot, linear-probe or knn, "
+                "which need features only, or fine-tune it first (hf-vit finetune)"
+            )
+        fitting = [own for own in names if set(self.data.label_names) <= set(own)]
+        return match_labels(self.data.label_names, (fitting or names)[0])
+
+    @property
+    def data_classes(self) -> list[int]:
+        """The classes of the data as they are, for protocols that need no head."""
+        return list(range(len(self.data.label_names)))
+
+    def learning_split(self, name: str) -> str:
+        """`name`, a split that something is fitted on.
+
+        Raises:
+            UserError: there is no such split, or it is the one that judges.
+        """
+        self.data.split(name)
+        if name == self.split:
+            raise UserError(f"split '{name}' is fitted on and cannot judge as well; choose another --split")
+        return name
+
+    def fact(self, size: int) -> DataFact:
+        """The data as facts.json names them."""
+        return DataFact(name=self.data.name, fingerprint=self.data.fingerprint, split=self.split, size=size)
+
+    def judging(self, what: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(pixel values [B, C, H, W] in at least float32, the model's classes [B]) of the images that judge."""
+        yield from self._batches(self.split, self.model_classes, self._chosen(self.split), what)
+
+    def logits(self, split: str, what: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(logits [B, K] float32, the model's classes [B]), on the CPU; all of a split, or the images that judge."""
+        rows = self._chosen(split) if split == self.split else None
+        with torch.inference_mode():
+            for pixel_values, labels in self._batches(split, self.model_classes, rows, what):
+                yield finite_logits(self.subject.model, pixel_values).cpu(), labels.cpu()
+
+    def labels(self, split: str) -> NDArray[np.int64]:
+        """Classes of the data [n] of all images of a split, without reading them.
+
+        Raises:
+            UserError: the split is a stream.
+        """
+        table: Any = self.data.split(split)
+        if not hasattr(table, "__len__"):
+            raise UserError(f"'{self.data.name}' is a stream, whose images cannot be chosen; load it without streaming")
+        return np.asarray(table["label"], dtype=np.int64)
+
+    def features(self, split: str, rows: Sequence[int] | None = None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Pre-logits [n, D] and classes of the data [n]; of all images of a split, those that judge, or `rows`."""
+        found, labels = self._features(split, rows, by_depth=False)
+        return found[PRE_LOGITS], labels
+
+    def depth_features(self, split: str) -> tuple[Features, NDArray[np.int64]]:
+        """Features [n, D] of every depth, see `depth_features`, and classes of the data [n]; as `features`."""
+        return self._features(split, None, by_depth=True)
+
+    def _features(self, split: str, rows: Sequence[int] | None, by_depth: bool) -> tuple[Features, NDArray[np.int64]]:
+        if rows is None and split == self.split:
+            rows = self._chosen(split)
+        parts: dict[str, list[NDArray[np.float32]]] = {}
+        classes: list[NDArray[np.int64]] = []
+        model, read = self.subject.model, depth_features if by_depth else _last_features
+        with torch.inference_mode():
+            for pixel_values, labels in self._batches(split, self.data_classes, rows, f"features of {split}"):
+                for name, values in read(model, pixel_values.to(self._weight.dtype)).items():
+                    parts.setdefault(name, []).append(_finite(values.float().cpu().numpy()))
+                classes.append(labels.cpu().numpy())
+        return {name: np.concatenate(values) for name, values in parts.items()}, np.concatenate(classes)
+
+    def _chosen(self, split: str) -> list[int] | None:
+        """Rows of the images that judge, ascending; None for all."""
+        table: Any = self.data.split(split)
+        if self.num_images is None or not hasattr(table, "__len__") or self.num_images >= len(table):
+            return None
+        return sorted(np.random.default_rng(self.seed).permutation(len(table))[: self.num_images].tolist())
+
+    def _batches(
+        self, split: str, classes: Sequence[int], rows: Sequence[int] | None, what: str
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        table: Any = self.data.split(split)
+        if rows is not None:
+            table = table.select(rows)
+        elif self.num_images is not None and split == self.split and not hasattr(table, "__len__"):
+            table = table.take(self.num_images)
+        total, device, seen = len(table) if hasattr(table, "__len__") else None, self._weight.device, 0
+        batches = image_batches(table, self.batch_size, Collate(self._prepare, classes))
+        with evaluating(self.subject.model):
+            for pixel_values, labels, _ in shown(batches, total, what, self.progress):
+                dtype = torch.promote_types(self._weight.dtype, torch.float32)
+                yield pixel_values.to(device, dtype), labels.to(device)
+                seen += len(labels)
+        if not seen:
+            raise UserError(f"split '{split}' holds no image; choose another")
+
+    @property
+    def _weight(self) -> torch.Tensor:
+        return next(self.subject.model.parameters())
+
+    def _prepare(self, images: "list[Image]", labels: list[int]) -> torch.Tensor:
+        return self.subject.prepare(images)
+
+
+def _last_features(model: torch.nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {PRE_LOGITS: pre_logits(model, pixel_values)}
+
+
+def _finite(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    if not np.isfinite(values).all():
+        raise UserError("the model's features are not finite (NaN or infinity); its weights are damaged or diverged")
+    return values

@@ -1,0 +1,83 @@
+"""The pictures of the protocols: lines over a number, and a reliability diagram."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_vit.evaluation.plots import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named line, with bars of one deviation where they are given."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    deviation: Sequence[float] | None = None
+
+
+def curves(
+    lines: Sequence[Line], x_label: str, y_label: str, *, log_x: bool = False, level: tuple[str, float] | None = None
+) -> "Figure":
+    """Lines with a marker at every measurement.
+
+    Args:
+        lines: what to draw; the legend has the names of those that have one.
+        x_label: with the unit.
+        y_label: with the unit.
+        log_x: a logarithmic axis, whose ticks are the measurements.
+        level: name and height of a dashed line across.
+    """
+    figure = new_figure(6, 4)
+    axes = figure.add_subplot()
+    for line in lines:
+        axes.errorbar(line.x, line.y, yerr=line.deviation, marker="o", markersize=4, capsize=3, label=line.name or None)
+    if level is not None:
+        axes.axhline(level[1], color="gray", linestyle="--", linewidth=1, label=level[0])
+    if log_x:
+        axes.set_xscale("log")
+        ticks = sorted({x for line in lines for x in line.x})
+        axes.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(visible=True, alpha=0.3)
+    if len(lines) > 1 or level is not None or any(line.name for line in lines):
+        axes.legend(fontsize=8)
+    return figure
+
+
+def named_curve(names: Sequence[str], lines: Sequence[Line], x_label: str, y_label: str) -> "Figure":
+    """Lines over 0, 1, ... that have names: the layers of a model."""
+    figure = curves(lines, x_label, y_label)
+    axes = figure.axes[0]
+    axes.set_xticks(range(len(names)), labels=list(names), rotation=60, ha="right", fontsize=7, parse_math=False)
+    return figure
+
+
+def reliability(panels: Sequence[tuple[str, NDArray[np.float64], NDArray[np.float64]]]) -> "Figure":
+    """Accuracy over confidence, a panel each.
+
+    Args:
+        panels: title, accuracy [M] of the bins (NaN where a bin is empty), share of the images [M] in each.
+    """
+    figure = new_figure(4.6 * len(panels), 4.6)
+    for place, (title, accuracy, share) in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), place + 1)
+        width = 1 / len(accuracy)
+        middles = (np.arange(len(accuracy)) + 0.5) * width
+        axes.bar(middles, np.nan_to_num(accuracy), width=width, edgecolor="white", label="accuracy")
+        axes.step(np.append(middles - width / 2, 1), np.append(share, share[-1]), where="post", color="tab:orange",
+                  label="share of the images")  # fmt: skip
+        axes.plot([0, 1], [0, 1], color="gray", linestyle="--", linewidth=1, label="perfect calibration")
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
+        axes.set_title(title, fontsize=10)
+        axes.legend(fontsize=8, loc="upper left")
+    return figure

@@ -1,0 +1,162 @@
+"""Features of models of several libraries, beside what those libraries say themselves."""
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from evaluation.tiny import examine, make_classifier, make_data, make_processor
+from models.families import FAMILIES
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.vision_transformer import VisionTransformer
+from transformers import (
+    BitConfig,
+    BitForImageClassification,
+    DeiTConfig,
+    DeiTForImageClassificationWithTeacher,
+    Dinov2Config,
+    Dinov2ForImageClassification,
+    ResNetConfig,
+    ResNetForImageClassification,
+    ResNetModel,
+    ViTModel,
+)
+
+from hf_vit.errors import UserError
+from hf_vit.evaluation.features import PRE_LOGITS, class_token, depth_features, pre_logits
+
+TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4}
+
+
+@pytest.fixture
+def pixels() -> torch.Tensor:
+    return torch.randn(3, 3, 16, 16)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ours_give_the_pooler_output(family: str) -> None:
+    model = FAMILIES[family].build("classification").eval()
+    pixels = torch.randn(2, 3, *_sides(model.config.image_size))
+    with torch.no_grad():
+        output = model.base_model(pixels, output_hidden_states=True)
+        assert torch.equal(pre_logits(model, pixels), output.pooler_output)
+        found = depth_features(model, pixels)
+    assert list(found)[-1] == PRE_LOGITS
+    assert len(found) == len(output.hidden_states) + 1
+    token = class_token(model)
+    assert (token is None) == (family == "axial")
+    for features, hidden in zip(found.values(), output.hidden_states[:-1], strict=False):
+        torch.testing.assert_close(features, hidden.mean(dim=1) if token is None else hidden[:, 0])
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def test_what_the_heads_of_transformers_see(pixels: torch.Tensor) -> None:
+    """The head's own weights on the features give the model's logits."""
+    heads = {
+        "classifier": [
+            make_classifier(image_size=16).eval(),
+            Dinov2ForImageClassification(Dinov2Config(**TINY)).eval(),
+            ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1])).eval(),
+            BitForImageClassification(
+                BitConfig(num_groups=4, embedding_size=8, hidden_sizes=[32, 32], depths=[1, 1])
+            ).eval(),
+        ],
+        "cls_classifier": [DeiTForImageClassificationWithTeacher(DeiTConfig(**TINY)).eval()],
+    }
+    with torch.no_grad():
+        for head, models in heads.items():
+            for model in models:
+                output = model(pixels)
+                logits = output.logits if head == "classifier" else output.cls_logits
+                torch.testing.assert_close(getattr(model, head)(pre_logits(model, pixels)), logits)
+
+
+def test_models_of_transformers_without_a_head(pixels: torch.Tensor) -> None:
+    resnet = ResNetModel(ResNetConfig(embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1])).eval()
+    bare = ViTModel(make_classifier(image_size=16).config, add_pooling_layer=False).eval()
+    with torch.no_grad():
+        assert torch.equal(pre_logits(resnet, pixels), resnet(pixels).pooler_output[:, :, 0, 0])
+        assert torch.equal(pre_logits(bare, pixels), bare(pixels).last_hidden_state[:, 0])
+        maps = depth_features(resnet, pixels)
+    assert [tuple(features.shape) for features in maps.values()] == [(3, 8), (3, 12), (3, 12)]
+
+
+def test_models_of_timm(pixels: torch.Tensor) -> None:
+    """The mean over a map's pixels whichever way its axes are ordered; timm's own intermediate features beside it."""
+    vit = VisionTransformer(img_size=16, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=3).eval()
+    swin = SwinTransformer(img_size=16, patch_size=2, window_size=4, embed_dim=8, depths=(1, 1), num_heads=(1, 2))
+    resnet = timm.create_model("resnet10t", num_classes=3).eval()
+    with torch.no_grad():
+        assert torch.equal(pre_logits(vit, pixels), vit.forward_features(pixels)[:, 0])
+        tokens = vit.forward_intermediates(pixels, return_prefix_tokens=True, intermediates_only=True)
+        for found, (_, prefix) in zip(depth_features(vit, pixels).values(), tokens, strict=False):
+            torch.testing.assert_close(found, prefix[:, 0])
+        for model in (swin.eval(), resnet):
+            maps = model.forward_intermediates(pixels, intermediates_only=True)
+            found = list(depth_features(model, pixels).values())
+            torch.testing.assert_close(found[-2], maps[-1].mean(dim=(2, 3)))
+
+
+def test_layers_that_run_twice_are_numbered(pixels: torch.Tensor) -> None:
+    model = FAMILIES["plain"].build("classification", num_hidden_groups=1).eval()
+    with torch.no_grad():
+        found = depth_features(model, pixels)
+        hidden = model.base_model(pixels, output_hidden_states=True).hidden_states
+    assert list(found) == ["vit.embeddings", "vit.layers.0", "vit.layers.0 (2)", PRE_LOGITS]
+    torch.testing.assert_close(found["vit.layers.0"], hidden[1][:, 0])
+
+
+def test_other_modules_are_refused(pixels: torch.Tensor) -> None:
+    with pytest.raises(UserError, match="features of a Linear cannot be read"):
+        pre_logits(torch.nn.Linear(1, 1), pixels)
+
+
+def test_an_examination_streams_features_and_logits() -> None:
+    """Any batch size, and rows in any choice, give what one plain forward gives."""
+    data, model = make_data(), make_classifier()
+    images = data.splits["test"]["image"]
+    pixels = make_processor()(images=list(images), return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        wanted, features = model(pixels).logits, model.vit(pixels).last_hidden_state[:, 0]
+    examination = examine(model, data, batch_size=7)
+    logits, labels = zip(*examination.logits("test"), strict=True)
+    torch.testing.assert_close(torch.cat(logits), wanted)
+    assert torch.cat(labels).tolist() == data.splits["test"]["label"]
+    found, _ = examination.features("test", [5, 2])
+    torch.testing.assert_close(torch.from_numpy(found), features[[5, 2]])
+    few = examine(model, data, num_images=11, seed=3)
+    chosen, labels = few.features("test")
+    assert len(chosen) == len(labels) == 11
+    rows = [int((features - row).abs().sum(1).argmin()) for row in torch.from_numpy(chosen)]
+    assert rows == sorted(set(rows)) != list(range(11))
+    assert len(few.features("train")[0]) == 72, "only the images that judge are fewer"
+
+
+def test_a_model_in_half_precision() -> None:
+    found, _ = examine(make_classifier().to(torch.bfloat16)).features("test")
+    full, _ = examine().features("test")
+    torch.testing.assert_close(torch.from_numpy(found), torch.from_numpy(full), atol=0.1, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch size 0 must be at least 1"),
+        ({"num_images": 0}, "number of images 0 must be at least 1"),
+        ({"split": "holdout"}, "has no split 'holdout'"),
+    ],
+)
+def test_misuse_of_an_examination(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        examine(**options)
+
+
+def test_a_model_without_classes_has_no_logits() -> None:
+    bare = ViTModel(make_classifier().config)
+    with pytest.raises(UserError, match="ViTModel has no named classes to answer with; choose few-shot"):
+        list(examine(bare).judging())
+    with pytest.raises(UserError, match="does not know"):
+        list(examine(make_classifier([f"k{index}" for index in range(6)])).judging())
