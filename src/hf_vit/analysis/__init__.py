@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hf_vit.analysis.api import AnalysisRun, analyze
     from hf_vit.analysis.attention import AttentionReader
+    from hf_vit.analysis.cue_conflicts import CueConflicts, open_cue_conflicts
     from hf_vit.analysis.document import AnalysisDocument
     from hf_vit.analysis.frame import AnalysisSettings
     from hf_vit.analysis.images import AnalysisImages, open_images
@@ -20,8 +21,10 @@ _HOMES = {
     "AnalysisRun": "api",
     "AnalysisSettings": "frame",
     "AttentionReader": "attention",
+    "CueConflicts": "cue_conflicts",
     "Subject": "subject",
     "analyze": "api",
+    "open_cue_conflicts": "cue_conflicts",
     "open_images": "images",
     "open_subject": "subject",
     "save_analyses": "record",
@@ -34,8 +37,10 @@ __all__ = [
     "AnalysisRun",
     "AnalysisSettings",
     "AttentionReader",
+    "CueConflicts",
     "Subject",
     "analyze",
+    "open_cue_conflicts",
     "open_images",
     "open_subject",
     "save_analyses",

@@ -10,11 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_vit.analysis import plots
+from hf_vit.analysis.cka import CKABetween
+from hf_vit.analysis.cue_conflicts import open_cue_conflicts
 from hf_vit.analysis.document import AnalysisDocument, ImagesInput, Inputs, ModelInput
 from hf_vit.analysis.frame import Analysis, AnalysisSettings, Arrays, Context
 from hf_vit.analysis.images import AnalysisImages, open_images
 from hf_vit.analysis.registry import ANALYSES
 from hf_vit.analysis.report import write_report
+from hf_vit.analysis.shape_bias import ShapeBias
 from hf_vit.analysis.subject import Subject, open_subject
 from hf_vit.errors import UserError, enough_memory
 from hf_vit.facts import write_atomically
@@ -57,11 +60,13 @@ class AnalysisRun(Mapping[str, Arrays]):
 
 def analyze(
     model: Any,
-    images: Any,
+    images: Any = None,
     output: str | Path | None = None,
     *,
     only: Sequence[str] | None = None,
     against: Any = None,
+    cue_conflict: str | Path | None = None,
+    class_map: str | Path | Mapping[str, Sequence[str]] | None = None,
     settings: AnalysisSettings | None = None,
     split: str = "test",
     picture_format: plots.PictureFormat = "png",
@@ -72,11 +77,15 @@ def analyze(
 
     Args:
         model: see `open_subject`: a folder, a Hub id, "timm:NAME", or (model, image processor).
-        images: see `open_images`: a folder of images, a data set, or Pillow images.
+        images: see `open_images`: a folder of images, a data set, or Pillow images. "shape_bias" alone needs none.
         output: folder for NAME.json, pictures and report.html. Analyses that it holds of the same model, images and
             settings are not made again, so that a run that was stopped goes on. None writes nothing.
         only: names of `ANALYSES`; by default all that apply to the model.
         against: a second model, for "cka_between".
+        cue_conflict: a folder of images with the shape of one class and the texture of another, for "shape_bias"; see
+            `open_cue_conflicts`.
+        class_map: for its classes the labels of the model that stand for them, or a JSON file of that; by default the
+            label of the class's own name.
         settings: numbers of images, batch sizes, choices, seed.
         split: of a data set.
         picture_format: "png" or "svg".
@@ -92,9 +101,18 @@ def analyze(
     """
     names = _known(only)
     settings = settings or AnalysisSettings()
-    chosen = open_images(images, settings.num_images, split=split, seed=settings.seed)
+    conflicts = None if cue_conflict is None else open_cue_conflicts(cue_conflict)
+    if images is None and (conflicts is None or names != [ShapeBias.name]):
+        raise UserError("no images were given (--images); only shape_bias can be made of cue conflicts alone")
+    source = conflicts.images if images is None and conflicts is not None else images
+    chosen = open_images(source, settings.num_images, split=split, seed=settings.seed)
+    subject = open_subject(model, device)
     context = Context(
-        open_subject(model, device), chosen, settings, None if against is None else open_subject(against, device)
+        subject,
+        chosen,
+        settings,
+        against=None if against is None else open_subject(against, device),
+        cue_conflicts=None if conflicts is None else conflicts.for_model(subject, class_map),
     )
     run = AnalysisRun(context.subject, chosen)
     applicable = _applicable(names, only is not None, context, run)
@@ -116,6 +134,8 @@ def analyze(
         say(f"{name}: {time.perf_counter() - before:.1f} s")
     for name, document in documents.items():
         run.arrays[name] = {array: stored.array() for array, stored in document.arrays.items()}
+        if name not in run.summaries and ANALYSES[name].obstacle(context) is None:
+            run.summaries[name] = ANALYSES[name](context).summary(run.arrays[name])
         run.pictures.update({folder / file: title for file, title in document.pictures.items()})
     write_report(folder, [documents[name] for name in ANALYSES if name in documents], run.left_out)
     run.seconds = time.perf_counter() - started
@@ -158,19 +178,24 @@ def _measure(analysis: Analysis, run: AnalysisRun) -> Arrays:
 
 
 def _inputs(context: Context, name: str) -> Inputs:
-    images = context.images
-    other = context.against if name == "cka_between" else None
+    other = context.against if name == CKABetween.name else None
+    conflicts = context.cue_conflicts if name == ShapeBias.name else None
     return Inputs(
         model=ModelInput(**context.subject.describe()),
-        images=ImagesInput(
-            name=images.name,
-            fingerprint=images.fingerprint,
-            split=images.split,
-            size=images.size,
-            skipped=images.skipped,
-        ),
+        images=_images_input(context.images),
         settings=asdict(context.settings),
         against=None if other is None else ModelInput(**other.describe()),
+        cue_conflicts=None if conflicts is None else _images_input(conflicts.images),
+    )
+
+
+def _images_input(images: AnalysisImages) -> ImagesInput:
+    return ImagesInput(
+        name=images.name,
+        fingerprint=images.fingerprint,
+        split=images.split,
+        size=images.size,
+        skipped=images.skipped,
     )
 
 
@@ -186,8 +211,11 @@ def _kept(folder: Path, context: Context) -> dict[str, AnalysisDocument]:
         if document is None or not all((folder / picture).is_file() for picture in document.pictures):
             continue
         wanted = _inputs(context, name)
-        if name == "cka_between" and context.against is None:
+        # What this run was not given is not asked for: the finished result stays.
+        if name == CKABetween.name and context.against is None:
             wanted.against = document.inputs.against
+        if name == ShapeBias.name and context.cue_conflicts is None:
+            wanted.cue_conflicts = document.inputs.cue_conflicts
         if document.inputs != wanted:
             fields = [key for key in Inputs.model_fields if getattr(document.inputs, key) != getattr(wanted, key)]
             raise UserError(

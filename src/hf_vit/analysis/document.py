@@ -4,8 +4,8 @@
 |----------|-----------------------------------------------------------------------------------------------------------|
 | format   | version of this table, 1                                                                                  |
 | name, title, source, shows | as the analysis says of itself                                                          |
-| inputs   | model and against (name, kind, fingerprint of weights and config), images (name, fingerprint, split,     |
-|          | size, skipped), settings (`AnalysisSettings`)                                                             |
+| inputs   | model and against (name, kind, fingerprint of weights and config), images and cue_conflicts (name,        |
+|          | fingerprint, split, size, skipped), settings (`AnalysisSettings`)                                         |
 | arrays   | name -> axes, shape, unit, meaning, values (nested lists of float32; null for undefined)                  |
 | notes    | what else must be said                                                                                    |
 | pictures | file name -> title                                                                                        |
@@ -49,12 +49,13 @@ class ImagesInput(BaseModel):
 
 @final
 class Inputs(BaseModel):
-    """All that a result depends on; results in one folder share it, but for `against`."""
+    """All that a result depends on; results in one folder share it, but for what only some compare with."""
 
     model: ModelInput
     images: ImagesInput
     settings: dict[str, int | float]
     against: ModelInput | None = None
+    cue_conflicts: ImagesInput | None = None
 
 
 @final

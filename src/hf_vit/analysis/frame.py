@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from hf_vit.analysis.attention import AttentionReader, attention_obstacle
+from hf_vit.analysis.cue_conflicts import CueConflicts
 from hf_vit.analysis.images import AnalysisImages
 from hf_vit.analysis.subject import Subject
 from hf_vit.errors import UserError
@@ -67,12 +68,13 @@ class AnalysisSettings:
 @final
 @dataclass(frozen=True)
 class Context:
-    """What an analysis is given: the model, the model it is compared with, the images, the settings."""
+    """What an analysis is given: the model, the images, the settings, and what some compare with."""
 
     subject: Subject
     images: AnalysisImages
     settings: AnalysisSettings = field(default_factory=AnalysisSettings)
     against: Subject | None = None
+    cue_conflicts: CueConflicts | None = None
 
 
 class Analysis(ABC):
@@ -113,15 +115,17 @@ class Analysis(ABC):
         """The few numbers that facts.json keeps."""
         return {}
 
-    def batches(self, size: int, limit: int | None = None) -> Iterator[torch.Tensor]:
-        """The images as the model takes them, [B, C, H, W] on its device.
+    def batches(
+        self, size: int, limit: int | None = None, images: AnalysisImages | None = None
+    ) -> Iterator[torch.Tensor]:
+        """The images (by default the context's) as the model takes them, [B, C, H, W] on its device.
 
         Raises:
             UserError: the processor makes images of several sizes.
         """
         shape: torch.Size | None = None
-        for images in self.context.images.batches(size, limit):
-            pixel_values = self.context.subject.pixel_values(images)
+        for batch in (images or self.context.images).batches(size, limit):
+            pixel_values = self.context.subject.pixel_values(batch)
             if shape is not None and pixel_values.shape[1:] != shape:
                 raise UserError(
                     f"the image processor makes images of {tuple(shape[1:])} and {tuple(pixel_values.shape[2:])} px; "

@@ -76,27 +76,33 @@ def open_images(source: Any, num_images: int = 128, *, split: str = "test", seed
     if place.is_dir():
         inside = sorted(path for path in place.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
         if inside:
-            return _of_files(place.resolve().name, inside, num_images, seed)
+            order = np.random.default_rng(seed).permutation(len(inside)).tolist()
+            return images_of_files(place.resolve().name, [inside[index] for index in order], num_images)[0]
     return _of_data(load_data(str(source), skip_bad_images=True, seed=seed), num_images, split, seed)
 
 
-def _of_files(name: str, files: Sequence[Path], num_images: int, seed: int) -> AnalysisImages:
-    """The first readable ones in an order drawn by seed."""
+def images_of_files(name: str, files: Sequence[Path], limit: int | None = None) -> tuple[AnalysisImages, list[Path]]:
+    """The (first `limit`) readable images, in the order of `files`, and their files.
+
+    Raises:
+        UserError: none can be read.
+    """
     good: list[Path] = []
     digests: list[str] = []
     skipped: list[str] = []
-    for index in np.random.default_rng(seed).permutation(len(files)).tolist():
-        if len(good) == num_images:
+    for file in files:
+        if len(good) == limit:
             break
-        seen, image = open_image({"path": str(files[index])}, files[index].name)
+        seen, image = open_image({"path": str(file)}, file.name)
         if image is None:
             skipped.append(short_name(seen.name))
         else:
-            good.append(files[index])
+            good.append(file)
             digests.append(seen.digest)
     if not good:
         raise UserError(f"none of the {len(files)} images in {name} can be read; save them again as PNG or JPEG")
-    return AnalysisImages(name, _hash(digests), len(good), lambda index: _read(good[index]), skipped=sorted(skipped))
+    images = AnalysisImages(name, _hash(digests), len(good), lambda index: _read(good[index]), skipped=sorted(skipped))
+    return images, good
 
 
 def _of_data(data: ImageData, num_images: int, split: str, seed: int) -> AnalysisImages:

@@ -1,7 +1,7 @@
 """The pictures of the analyses, drawn off screen; the same arrays give the same bytes."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -154,6 +154,19 @@ def curves(
         axes.grid(visible=True, alpha=0.3)
         if any(lines):
             axes.legend(fontsize=8)
+    return figure
+
+
+def shares(names: "Sequence[str]", values: "NDArray[np.float32]", overall: float, label: str) -> "Figure":
+    """One bar a name, 0 to 1, and a line for all together; undefined ones are left out."""
+    figure = _figure(0.45 * len(names) + 2.2, 3.4)
+    axes = figure.add_subplot()
+    axes.bar(np.arange(len(names)), np.nan_to_num(values))
+    axes.axhline(overall, color="tab:orange", label=f"all: {overall:.2f}")
+    axes.set_xticks(np.arange(len(names)), names, rotation=45, ha="right", parse_math=False)
+    axes.set_ylabel(label)
+    axes.set_ylim(0, 1)
+    axes.legend(fontsize=8)
     return figure
 
 

@@ -11,6 +11,7 @@ from hf_vit.analysis.permutation import PatchPermutation
 from hf_vit.analysis.positions import PositionSimilarity
 from hf_vit.analysis.receptive_field import ReceptiveField
 from hf_vit.analysis.rollout import AttentionRollout
+from hf_vit.analysis.shape_bias import ShapeBias
 
 # In the order in which they are made and shown: name -> class.
 ANALYSES: dict[str, type[Analysis]] = {
@@ -27,5 +28,6 @@ ANALYSES: dict[str, type[Analysis]] = {
         Equivariance,
         PatchPermutation,
         ReceptiveField,
+        ShapeBias,
     )
 }

@@ -39,6 +39,12 @@ td, th { padding: .15rem .8rem .15rem 0; text-align: left; }
 <p>Compared with {{ one.inputs.against.name }}, a {{ one.inputs.against.kind }}
 (fingerprint {{ one.inputs.against.fingerprint }}).</p>
 {%- endif %}
+{%- if one.inputs.cue_conflicts %}
+<p>Looked at with {{ one.inputs.cue_conflicts.size }} images of {{ one.inputs.cue_conflicts.name }} (fingerprint
+{{ one.inputs.cue_conflicts.fingerprint }}).
+{%- if one.inputs.cue_conflicts.skipped %} {{ one.inputs.cue_conflicts.skipped | length }} unreadable images were left
+out: {{ one.inputs.cue_conflicts.skipped | join(", ") }}.{% endif %}</p>
+{%- endif %}
 {%- for title, picture in pictures[one.name] %}
 <p><img src="{{ picture }}" alt="{{ title }}"></p>
 {%- endfor %}

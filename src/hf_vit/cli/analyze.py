@@ -9,16 +9,22 @@ import typer
 def analyze(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="Folder, Hub id, or timm:NAME.", show_default=False)],
+    output: Annotated[Path, typer.Option(help="Folder for numbers, pictures and the report.", file_okay=False)],
     images: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="A folder of images, or data: digits, photos, class folders, parquet or webdataset files, a Hub id.",
             show_default=False,
         ),
-    ],
-    output: Annotated[Path, typer.Option(help="Folder for numbers, pictures and the report.", file_okay=False)],
+    ] = None,
     only: Annotated[list[str] | None, typer.Option(help="One analysis; repeat for more. By default all.")] = None,
     against: Annotated[str | None, typer.Option(help="A second model to compare with (CKA).")] = None,
+    cue_conflict: Annotated[
+        Path | None, typer.Option(help="Images named like cat7-elephant1.png (shape-texture), for shape_bias.")
+    ] = None,
+    class_map: Annotated[
+        Path | None, typer.Option(help='JSON: their classes and the model\'s labels, {"cat": ["tabby", ...], ...}.')
+    ] = None,
     num_images: Annotated[int, typer.Option(help="Images to average over.", min=1)] = 128,
     num_pictures: Annotated[int, typer.Option(help="Images to show maps of.", min=1)] = 4,
     split: Annotated[str, typer.Option(help="Of data: train, validation or test.")] = "test",
@@ -29,7 +35,7 @@ def analyze(
     device: Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")] = None,
     seed: Annotated[int, typer.Option(help="Of the choice of images, and of splits that are cut.", min=0)] = 0,
 ) -> None:
-    """Look at how a model sees: attention distance, rollout, filters, positions, CKA; as JSON, pictures and HTML."""
+    """Look at how a model sees: attention, filters, positions, CKA, inductive biases; as JSON, pictures and HTML."""
     from hf_vit.analysis import AnalysisSettings, save_analyses
     from hf_vit.analysis import analyze as run_analyses
     from hf_vit.cli.command_line import command_line
@@ -56,6 +62,8 @@ def analyze(
             output,
             only=only,
             against=against,
+            cue_conflict=cue_conflict,
+            class_map=class_map,
             settings=settings,
             split=split,
             picture_format=picture_format,

@@ -1,0 +1,177 @@
+"""Shape bias: counts beside a loop, the reader of cue conflicts, and classifiers whose decisions are known."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from evaluation.tiny import make_classifier, make_images, make_processor
+from PIL import Image
+from torch import nn
+from torchvision.transforms.v2.functional import pil_to_tensor
+
+from hf_vit.analysis import Subject, analyze, open_cue_conflicts
+from hf_vit.analysis.shape_bias import class_decisions, count_decisions, shape_share
+from hf_vit.cli.main import main
+from hf_vit.errors import UserError
+from hf_vit.facts import Facts
+
+CLASSES = ("ant", "bee", "cow")
+SHADES = {name: 60 * place for place, name in enumerate(CLASSES)}
+
+
+@pytest.fixture
+def conflicts(tmp_path: Path) -> Path:
+    """Two images of every shape with every texture: red tells the shape, blue the texture."""
+    top = tmp_path / "conflicts"
+    for shape in CLASSES:
+        (top / shape).mkdir(parents=True)
+        for texture in CLASSES:
+            for number in (1, 12):
+                image = Image.new("RGB", (8, 8), (SHADES[shape], 0, SHADES[texture]))
+                image.save(top / shape / f"{shape}{number}-{texture}{number + 1}.png")
+    return top
+
+
+class Reads(nn.Module):
+    """Classifies by one colour: a channel's shade is the class, and the class the label of `names`."""
+
+    def __init__(self, channel: int, names=CLASSES) -> None:
+        super().__init__()
+        self.channel, self.names = channel, list(names)
+        self.shift = nn.Parameter(torch.zeros(()))
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        shades = pixel_values[:, self.channel].mean(dim=(1, 2)) * 255 + self.shift
+        wanted = torch.tensor([SHADES.get(name, 1000) for name in self.names])
+        return -(shades[:, None] - wanted).abs()
+
+
+class Named(Subject):
+    """A subject with named classes."""
+
+    @property
+    def label_sets(self):
+        return [self.model.names]
+
+
+def subject(channel: int, names=CLASSES) -> Subject:
+    def prepare(images):
+        return torch.stack([pil_to_tensor(image) / 255 for image in images])
+
+    return Named(Reads(channel, names), prepare, "reader")
+
+
+def test_decisions_equal_a_loop():
+    generator = np.random.default_rng(0)
+    decided, shapes, textures = generator.integers(0, 4, (3, 200))
+    counts = count_decisions(decided, shapes.tolist(), textures.tolist(), 4)
+    for name in range(4):
+        own = [(d, s, t) for d, s, t in zip(decided, shapes, textures, strict=True) if s == name]
+        by_shape = sum(d == s for d, s, t in own)
+        by_texture = sum(d == t and d != s for d, s, t in own)
+        assert counts[name].tolist() == [by_shape, by_texture, len(own) - by_shape - by_texture]
+    np.testing.assert_allclose(shape_share(counts), counts[:, 0] / (counts[:, 0] + counts[:, 1]))
+    assert np.isnan(shape_share(np.array([0, 0, 5])))
+
+
+def test_a_class_has_the_mean_probability_of_its_labels():
+    """Two labels at 0.3 each beat one at 0.25 and lose to one at 0.35; labels of no class do not count."""
+    probabilities = torch.tensor([[0.3, 0.3, 0.25, 0.15], [0.2, 0.0, 0.35, 0.45]])
+    assert class_decisions(probabilities.log(), [(0, 1), (2,)]).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("channel", "share"), [(0, 1.0), (2, 0.0)])
+def test_readers_of_one_cue(conflicts, channel, share):
+    run = analyze(subject(channel), only=["shape_bias"], cue_conflict=conflicts)
+    found = run["shape_bias"]
+    np.testing.assert_array_equal(found["shape_bias"], [share] * 3)
+    np.testing.assert_array_equal(found["shape_bias_overall"], [share])
+    assert found["decisions"].tolist() == [[4 * share, 4 - 4 * share, 0]] * 3
+    assert run.summaries["shape_bias"]["decisions"] == {"shape": 12 * share, "texture": 12 - 12 * share, "other": 0}
+
+
+def test_neither_cue(conflicts):
+    """The green channel is 0 everywhere: always the first class, which is right by shape, by texture, or by none."""
+    found = analyze(subject(1), only=["shape_bias"], cue_conflict=conflicts)["shape_bias"]
+    assert found["decisions"].tolist() == [[4, 0, 0], [0, 2, 2], [0, 2, 2]]
+    assert found["shape_bias"].tolist() == [1, 0, 0]
+    assert found["shape_bias_overall"].tolist() == [0.5]
+
+
+def test_the_reader(conflicts):
+    (conflicts / "cow" / "cow3-bee9.png").write_bytes(b"no image")
+    found = open_cue_conflicts(conflicts)
+    assert found.classes == list(CLASSES)
+    assert found.images.size == 12
+    assert found.images.skipped == ["cow/cow3-bee9.png"]
+    assert found.images.notes == ["6 images of one class in shape and texture are left out of the cue conflicts"]
+    for index, (shape, texture) in enumerate(zip(found.shapes, found.textures, strict=True)):
+        assert found.images.read(index).getpixel((0, 0)) == (60 * shape, 0, 60 * texture)
+
+
+def test_a_flat_folder_and_names_of_several_words(tmp_path):
+    for name, image in zip(("polar bear1-cat2", "cat10-polar bear"), make_images(2), strict=True):
+        image.save(tmp_path / f"{name}.png")
+    found = open_cue_conflicts(tmp_path)
+    assert found.classes == ["cat", "polar bear"]
+    assert (found.shapes, found.textures) == ([0, 1], [1, 0])
+
+
+def test_labels_of_a_model(conflicts, tmp_path):
+    read = open_cue_conflicts(conflicts)
+    plain = read.for_model(subject(0, ("Cow", "none", "bee", "ANT")))
+    assert plain.labels == ((3,), (2,), (0,))
+    assert read.for_model(subject(0, ("cow, ox", "a, ant", "bumble_bee, bee"))).labels == ((1,), (2,), (0,))
+    mapped = {"ant": ["red ant", "black ant"]}
+    (tmp_path / "map.json").write_text(json.dumps(mapped))
+    names = ("black ant", "bee", "cow", "red ant")
+    for given in (mapped, tmp_path / "map.json"):
+        found = read.for_model(subject(0, names), given)
+        assert found.labels == ((3, 0), (1,), (2,))
+    assert len({read.images.fingerprint, plain.images.fingerprint, found.images.fingerprint}) == 3
+
+
+def test_what_does_not_fit_is_refused(conflicts, tmp_path):
+    read = open_cue_conflicts(conflicts)
+    with pytest.raises(UserError, match=r"reader has no label 'cow' \(class cow\); give --class-map FILE"):
+        read.for_model(subject(0, ("ant", "bee")))
+    with pytest.raises(UserError, match="names no classes"):
+        read.for_model(Subject(nn.Linear(1, 1), lambda images: torch.zeros(1), "bare"))
+    for text, message in (("{", "is not valid JSON"), ('{"ant": []}', "must hold a JSON object"), ("[]", "must hold")):
+        (tmp_path / "map.json").write_text(text)
+        with pytest.raises(UserError, match=message):
+            read.for_model(subject(0), tmp_path / "map.json")
+    with pytest.raises(UserError, match="there is no class map"):
+        read.for_model(subject(0), tmp_path / "none.json")
+    with pytest.raises(UserError, match=r"is no folder"):
+        open_cue_conflicts(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="no images were given"):
+        analyze(subject(0), only=["cka"], cue_conflict=conflicts)
+    with pytest.raises(UserError, match=r"shape_bias does not apply: .* give --cue-conflict DIR"):
+        analyze(subject(0), make_images(2), only=["shape_bias"])
+    (conflicts / "bee" / "bee1-ant2.png").rename(conflicts / "cow" / "bee1-ant2.png")
+    with pytest.raises(UserError, match=r"bee1-ant2.png lies in folder cow, but the shape it names is bee"):
+        open_cue_conflicts(conflicts)
+    (conflicts / "cow" / "bee1-ant2.png").rename(conflicts / "cow" / "cow.png")
+    with pytest.raises(UserError, match=r"cow.png does not name its shape and texture"):
+        open_cue_conflicts(conflicts)
+
+
+def test_the_command(conflicts, tmp_path, capsys):
+    make_classifier(CLASSES).save_pretrained(tmp_path / "model")
+    make_processor().save_pretrained(tmp_path / "model")
+    typed = ["analyze", tmp_path / "model", "--cue-conflict", conflicts, "--only", "shape_bias", "--device", "cpu"]
+    for folder in ("one", "two"):
+        with pytest.raises(SystemExit) as end:
+            main([str(word) for word in (*typed, "--output", tmp_path / folder)])
+        assert not end.value.code
+    contents = [{path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()} for folder in ("one", "two")]
+    assert set(contents[0]) == {"shape_bias.json", "shape_bias.png", "report.html"}
+    assert contents[0] == contents[1]
+    page = contents[0]["report.html"].decode()
+    assert "Looked at with 12 images of conflicts" in page
+    assert "classes: ant, bee, cow" in page
+    record = Facts.load(tmp_path / "model").of_kind("analysis")[0]
+    assert sum(record.values["analyses"]["shape_bias"]["decisions"].values()) == 12
