@@ -83,7 +83,15 @@ class HfViTAttention(nn.Module):
             )
         return self.relative_position(query, grid, self.scaling, image_grids)
 
-    def forward(
+    def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[B, N, D] -> query, key and value [B, A, N, K]."""
+        return (*self.query_and_key(hidden_states), self.heads(self.v_proj(hidden_states)))
+
+    def query_and_key(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B, N, D] -> query and key [B, A, N, K]: all that attention probabilities need."""
+        return self.heads(self.q_proj(hidden_states)), self.heads(self.k_proj(hidden_states))
+
+    def attend(
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
@@ -91,9 +99,8 @@ class HfViTAttention(nn.Module):
         image_grids: list[Grid] | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        query = self.heads(self.q_proj(hidden_states))
-        key = self.heads(self.k_proj(hidden_states))
-        value = self.heads(self.v_proj(hidden_states))
+        """Everything but the output projection: [B, N, D], and the probabilities where the implementation has them."""
+        query, key, value = self.project(hidden_states)
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation or "eager", eager_attention_forward
         )
@@ -110,7 +117,13 @@ class HfViTAttention(nn.Module):
             dropout=self.attention_dropout if self.training else 0.0,
             **kwargs,
         )
-        return self.o_proj(attended.reshape(*hidden_states.shape[:-1], -1)), probabilities
+        return attended.reshape(*hidden_states.shape[:-1], -1), probabilities
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        attended, probabilities = self.attend(hidden_states, attention_mask, **kwargs)
+        return self.o_proj(attended), probabilities
 
     def probabilities(
         self,
@@ -120,7 +133,7 @@ class HfViTAttention(nn.Module):
         image_grids: list[Grid] | None,
     ) -> torch.Tensor:
         """[B, A, N, N] from q and k alone, whatever the attention implementation; `token_mask` is [B, N] bool."""
-        query, key = self.heads(self.q_proj(hidden_states)), self.heads(self.k_proj(hidden_states))
+        query, key = self.query_and_key(hidden_states)
         allowed = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
         if self.is_causal:
             allowed = allowed.tril()

@@ -1,0 +1,231 @@
+"""Optional fast paths for inference. They do not travel: a stored checkpoint keeps separate q, k, v and plain weights.
+
+Legend: B batch, C channels, H x W px, h x w patch grid, P patch side, N tokens, D hidden size, A heads, K head size.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, final
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from hf_vit.errors import UserError
+from hf_vit.models.attention_hf_vit import HfViTAttention
+from hf_vit.models.blocks_hf_vit import HfViTLayer, HfViTLayerScale
+from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit.models.embeddings_hf_vit import HfViTPatchEmbeddings
+
+Model = TypeVar("Model", bound=nn.Module)
+# For which weights are packed best: the tokens of one 224 px image; other numbers run as well.
+_ROWS = 197
+_REMEDY = "load the model again with from_pretrained"
+_GELUS = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}
+
+
+def optimize_for_inference(model: Model, *, compile: bool = False) -> Model:
+    """Make a model faster at inference, in place: same inputs, same outputs up to rounding, no more training or saving.
+
+    q, k and v become one product, LayerScale goes into the weights, and patches are cut by a product instead of a
+    convolution. On CPUs weights are packed for oneDNN, which then adds biases, residuals and GELU while the product is
+    in the cache. Packed weights take the place of the plain ones: memory stays as it was, but for a moment with one
+    layer twice. All families gain; a hybrid's stem and an AxialResNet stay as they are.
+
+    Args:
+        model: any model of this package, on its device and in its dtype (they are final).
+        compile: compile it with torch's inductor, weights frozen into the graph, instead: faster still where it was
+            measured, at the price of a C++ compiler, a slow first call for every input shape, and weights twice in
+            memory. Call it under `torch.no_grad()`.
+
+    Returns:
+        `model`, in evaluation mode.
+
+    Raises:
+        UserError: it holds no layer that could be made faster (not of this package, or optimized before).
+    """
+    targets = [module for module in model.modules() if type(module) in _REPLACEMENTS]
+    if not any(isinstance(module, HfViTLayer) for module in targets):
+        raise UserError(
+            f"{type(model).__name__} has no layers to optimize; give a model of hf_vit's ViT, Hybrid or Axial family "
+            "that was not optimized before"
+        )
+    model.eval().requires_grad_(False)
+    if compile:
+        model.compile(options={"freezing": True})
+        return model
+    with torch.no_grad():
+        _replace(model)
+    return model
+
+
+def _replace(parent: nn.Module) -> None:
+    for name, child in parent.named_children():
+        build = _REPLACEMENTS.get(type(child))
+        if build is None:
+            _replace(child)
+        else:
+            setattr(parent, name, _with_hooks_of(child, build(child)).eval())
+
+
+def _with_hooks_of(old: nn.Module, new: nn.Module) -> nn.Module:
+    """A user's hooks, and those by which transformers records hidden states and attentions."""
+    for name in vars(old):
+        if name.startswith(("_forward_hooks", "_forward_pre_hooks")):
+            setattr(new, name, getattr(old, name))
+    return new
+
+
+@final
+class PackedDense(nn.Module):
+    """x W' + b, then GELU or + residual in the same pass: [.., D] -> [.., M]. Its weights are nobody's parameters.
+
+    Args:
+        weight, bias: [M, D], [M] or None; they can be freed afterwards.
+        activation: "gelu", "gelu_pytorch_tanh" or None.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None) -> None:
+        super().__init__()
+        self.dtype, self.device = weight.dtype, weight.device
+        self.approximate = None if activation is None else _GELUS[activation]
+        weight = weight.detach()
+        self.is_packed = _can_pack(weight)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if self.is_packed else weight
+        self.bias = None if bias is None else bias.detach()
+
+    def forward(self, inputs: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        if torch.is_grad_enabled() and inputs.requires_grad:
+            raise UserError(f"a model optimized for inference has no gradients; {_REMEDY}")
+        if not self.is_packed:
+            outputs = F.linear(inputs, self.weight, self.bias)
+            if self.approximate is not None:
+                outputs = F.gelu(outputs, approximate=self.approximate)
+            return outputs if residual is None else outputs + residual
+        dense = torch.ops.mkldnn._linear_pointwise
+        if residual is not None:
+            return dense.binary(inputs, residual, self.weight, self.bias, "add")
+        if self.approximate is not None:
+            return dense(inputs, self.weight, self.bias, "gelu", [], self.approximate)
+        return dense(inputs, self.weight, self.bias, "none", [], "")
+
+    def train(self, mode: bool = True) -> "PackedDense":
+        if mode:
+            raise UserError(f"a model optimized for inference cannot be trained; {_REMEDY}")
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "PackedDense":
+        """Moves and casts: only those that change nothing."""
+        probe = fn(torch.empty(0, dtype=self.dtype, device=self.device))
+        if (probe.dtype, probe.device) != (self.dtype, self.device):
+            raise UserError(
+                f"a model optimized for inference stays {self.dtype} on {self.device}; {_REMEDY}, move or cast it, "
+                "then optimize it"
+            )
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        raise UserError(f"a model optimized for inference cannot be saved; {_REMEDY} and save that")
+
+
+def _can_pack(weight: torch.Tensor) -> bool:
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if weight.dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.dtype == torch.float32
+
+
+@final
+class PackedAttention(HfViTAttention):
+    """`HfViTAttention` whose q, k and v are one product, and whose output projection adds the residual."""
+
+    def __init__(self, attention: HfViTAttention, scale: torch.Tensor | None) -> None:
+        nn.Module.__init__(self)
+        for name in ("config", "head_dim", "scaling", "is_causal", "attention_dropout", "relative_position"):
+            setattr(self, name, getattr(attention, name))
+        parts = [attention.q_proj, attention.k_proj, attention.v_proj]
+        bias = torch.cat([part.bias for part in parts]) if attention.config.qkv_bias else None
+        self.qkv = PackedDense(torch.cat([part.weight for part in parts]), bias)
+        self.o_proj = _scaled(attention.o_proj, scale)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        query, key, value = self.qkv(hidden_states).chunk(3, dim=-1)
+        return self.heads(query), self.heads(key), self.heads(value)
+
+    def query_and_key(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.project(hidden_states)[:2]
+
+    def heads(self, projected: torch.Tensor) -> torch.Tensor:
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        attended, probabilities = self.attend(hidden_states, attention_mask, **kwargs)
+        return self.o_proj(attended, residual), probabilities
+
+
+@final
+class PackedLayer(HfViTLayer):
+    """`HfViTLayer` with packed weights: the same norms, attention and MLP, each of which adds its residual."""
+
+    def __init__(self, layer: HfViTLayer) -> None:
+        GradientCheckpointingLayer.__init__(self)
+        self.layernorm_before, self.layernorm_after = layer.layernorm_before, layer.layernorm_after
+        attention = PackedAttention(layer.attention, _layer_scale(layer.layer_scale1))
+        self.attention = _with_hooks_of(layer.attention, attention)  # pyright: ignore[reportAttributeAccessIssue]
+        mlp, activation = layer.mlp, layer.attention.config.hidden_act
+        fused = activation in _GELUS
+        self.fc1 = PackedDense(mlp.fc1.weight, mlp.fc1.bias, activation if fused else None)
+        self.activation = nn.Identity() if fused else mlp.activation_fn
+        self.fc2 = _scaled(mlp.fc2, _layer_scale(layer.layer_scale2))
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        normed = self.layernorm_before(hidden_states)
+        hidden_states, _ = self.attention(normed, attention_mask, residual=hidden_states, **kwargs)
+        normed = self.layernorm_after(hidden_states)
+        return self.fc2(self.activation(self.fc1(normed)), hidden_states)
+
+
+@final
+class PackedPatchEmbeddings(nn.Module):
+    """Patches by one product: [B, C, H, W] -> [B, h*w, D], row by row."""
+
+    def __init__(self, patch_embeddings: HfViTPatchEmbeddings) -> None:
+        super().__init__()
+        projection = patch_embeddings.projection
+        self.patch = projection.kernel_size
+        self.dense = PackedDense(projection.weight.permute(0, 2, 3, 1).flatten(1), projection.bias)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        cut = pixel_values.unflatten(2, (-1, self.patch[0])).unflatten(4, (-1, self.patch[1]))  # [B, C, h, P, w, P]
+        return self.dense(cut.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2))
+
+    def resize_to(self, config: HfViTConfig) -> None:
+        if config.patch_stride != self.patch:
+            raise UserError(f"a model optimized for inference keeps its patch of {self.patch} px; {_REMEDY}")
+
+
+def _layer_scale(module: nn.Module) -> torch.Tensor | None:
+    return module.lambda1 if isinstance(module, HfViTLayerScale) else None
+
+
+def _scaled(dense: nn.Linear, scale: torch.Tensor | None) -> PackedDense:
+    """A dense layer with a factor a channel on its outputs."""
+    if scale is None:
+        return PackedDense(dense.weight, dense.bias)
+    return PackedDense(dense.weight * scale[:, None], dense.bias * scale)
+
+
+# What stands for what; the children of a replaced module are not looked at.
+_REPLACEMENTS: dict[type, Callable[[Any], nn.Module]] = {
+    HfViTLayer: PackedLayer,
+    HfViTPatchEmbeddings: PackedPatchEmbeddings,
+}

@@ -1,0 +1,145 @@
+"""Fast paths of inference against the plain model: the same outputs, maps and sizes; no training, saving or moving."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from models.families import FAMILIES, Family, pad, tensors_of
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+import hf_vit
+from hf_vit.models import activation_hf_vit, blocks_hf_vit
+from hf_vit.models.activation_hf_vit import can_fuse_gelu, dense_gelu_tanh
+
+# float64 goes through the plain product, float32 and bfloat16 through oneDNN's.
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5}
+
+
+def both(family: Family, head: str, choice: str = "default", **options):
+    """A model and its optimized copy."""
+    model = family.build(head, choice, **options)
+    return model, hf_vit.optimize_for_inference(copy.deepcopy(model))
+
+
+def assert_same(given, wanted, tolerance: float) -> None:
+    for own, other in zip(tensors_of(given), tensors_of(wanted), strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=tolerance * max(1.0, float(other.abs().max())))
+
+
+@torch.no_grad()
+def test_every_choice_has_the_same_outputs(family: Family, choice: str):
+    for dtype, tolerance in TOLERANCES.items():
+        model, fast = both(family, "model", choice, dtype=dtype)
+        images = family.images(model.config, grid=(3, 5), dtype=dtype)
+        assert_same(fast(images, output_hidden_states=True), model(images, output_hidden_states=True), tolerance)
+
+
+@torch.no_grad()
+def test_every_head_has_the_same_outputs(family: Family, head: str):
+    model, fast = both(family, head)
+    images = family.images(model.config)
+    assert_same(fast(images), model(images), TOLERANCES[torch.float32])
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@torch.no_grad()
+def test_same_maps_and_attentions(family: Family, implementation: str):
+    model, fast = both(family, "classification", dtype=torch.float64, attn_implementation=implementation)
+    images = family.images(model.config, dtype=torch.float64)
+    for own, other in zip(*(made.attention_maps(images).maps.values() for made in (fast, model)), strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=1e-12)
+    if implementation == "eager":
+        assert_same(fast(images, output_attentions=True), model(images, output_attentions=True), 1e-12)
+
+
+@torch.no_grad()
+def test_same_padded_batches(family: Family):
+    grids = [(1, 1), (2, 1)] if family.any_size else [(2, 3), (4, 2)]
+    model, fast = both(family, "model", dtype=torch.float64)
+    singles = [family.images(model.config, batch=1, grid=grid, dtype=torch.float64) for grid in grids]
+    images, mask = pad(model.config, singles, grids, (4, 4))
+    assert_same(fast(images, patch_attention_mask=mask), model(images, patch_attention_mask=mask), 1e-12)
+
+
+@torch.no_grad()
+def test_bfloat16_is_as_near_to_float64_as_the_plain_model(family: Family):
+    model, fast = both(family, "classification", dtype=torch.bfloat16)
+    images = family.images(model.config, batch=8)
+    exact = family.build("classification").bfloat16().double()(images.double()).logits
+    plain, own = ((made(images.bfloat16()).logits.double() - exact).abs().mean() for made in (model, fast))
+    assert own <= 1.5 * plain + 1e-3
+
+
+def test_training_saving_moving_and_a_second_time_are_refused(tmp_path):
+    family = FAMILIES["plain"]
+    fast = both(family, "classification")[1]
+    images = family.images(fast.config)
+    with pytest.raises(hf_vit.UserError, match="cannot be trained; load the model again"):
+        fast.train()
+    with pytest.raises(hf_vit.UserError, match="cannot be saved"):
+        fast.save_pretrained(tmp_path)
+    with pytest.raises(hf_vit.UserError, match=r"stays torch.float32 on cpu"):
+        fast.to(torch.bfloat16)
+    with pytest.raises(hf_vit.UserError, match="no gradients"):
+        fast(images.requires_grad_())
+    with pytest.raises(hf_vit.UserError, match=r"keeps its patch of \(4, 4\) px"):
+        fast.resize_to(patch_size=2)
+    with pytest.raises(hf_vit.UserError, match="was not optimized before"):
+        hf_vit.optimize_for_inference(fast)
+    with pytest.raises(hf_vit.UserError, match="Linear has no layers to optimize"):
+        hf_vit.optimize_for_inference(nn.Linear(2, 2))
+    fast.to(torch.float32).eval()  # what changes nothing may stay in a user's code
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_frozen_compilation():
+    family = FAMILIES["plain"]
+    model = family.build("classification")
+    images = family.images(model.config)
+    wanted = model(images).logits
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler
+        torch.testing.assert_close(
+            hf_vit.optimize_for_inference(model, compile=True)(images).logits, wanted, rtol=0, atol=2e-5
+        )
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (2, 5, 8), (2, 3, 4, 8)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@torch.no_grad()
+def test_dense_with_gelu_equals_the_formula(shape: tuple[int, ...], bias: bool):
+    torch.manual_seed(0)
+    dense, inputs = nn.Linear(8, 6, bias=bias), torch.randn(shape)
+    assert can_fuse_gelu(dense, inputs)
+    exact = F.gelu(copy.deepcopy(dense).double()(inputs.double()), approximate="tanh")
+    torch.testing.assert_close(dense_gelu_tanh(dense, inputs).double(), exact, rtol=0, atol=1e-6)
+
+
+def test_the_fused_gelu_keeps_out_of_what_it_cannot_do(monkeypatch):
+    """Gradients, hooks, other tensors, autocast and counters see the layer itself."""
+    dense, inputs = nn.Linear(4, 4), torch.randn(2, 4)
+    assert not can_fuse_gelu(dense, inputs)
+    with torch.no_grad():
+        assert can_fuse_gelu(dense, inputs)
+        assert not can_fuse_gelu(dense, inputs.double())
+        assert not can_fuse_gelu(nn.Sequential(dense), inputs)
+        with torch.autocast("cpu"):
+            assert not can_fuse_gelu(dense, inputs)
+        with FlopCounterMode(display=False) as counter:
+            blocks_hf_vit.HfViTMLP(hf_vit.HfViTConfig(hidden_size=32, num_attention_heads=2, intermediate_size=48))(
+                torch.randn(5, 32)
+            )
+        assert counter.get_total_flops() == 2 * 2 * 5 * 32 * 48
+        with monkeypatch.context() as patched:
+            patched.setattr(activation_hf_vit, "_DENSE_POINTWISE", None)  # torch without oneDNN
+            assert not can_fuse_gelu(dense, inputs)
+        handle = dense.register_forward_hook(lambda *_: None)
+        assert not can_fuse_gelu(dense, inputs)
+        handle.remove()
+        monkeypatch.setattr(dense, "forward", dense.forward)  # as accelerate's hooks do
+        assert not can_fuse_gelu(dense, inputs)
