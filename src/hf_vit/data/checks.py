@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from PIL import Image
 
@@ -126,7 +126,7 @@ def describe(name: str, problem: str) -> str:
     return f"image '{name}' {problem}" if problem.startswith("is ") else f"image '{name}': {problem}"
 
 
-def raise_bad(seen: Seen, problem: str) -> None:
+def raise_bad(seen: Seen, problem: str) -> NoReturn:
     """The error of a stream's bad image, in the same words as before training."""
     raise UserError(f"{describe(seen.name, problem)}; {_REMEDY}")
 

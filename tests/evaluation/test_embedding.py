@@ -1,0 +1,237 @@
+"""Embeddings and predictions of a data set: the model's own numbers, a row an image, whatever is killed meanwhile."""
+
+import io
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
+from hf_vit.cli.main import main
+from hf_vit.data import eval_transform, load_data, make_processor
+from hf_vit.evaluation.embedding import embed
+
+SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A saved classifier of ten classes, 8 px images."""
+    torch.manual_seed(0)
+    classifier = HfViTForImageClassification(HfViTConfig(image_size=8, patch_size=4, num_labels=10, **SIZES))
+    torch.nn.init.normal_(classifier.classifier.weight)
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    classifier.save_pretrained(folder)
+    make_processor(classifier.config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A folder of two classes with 30 and 20 images."""
+    folder = tmp_path_factory.mktemp("images") / "noise"
+    random = np.random.RandomState(0)
+    for name, count in (("a", 30), ("b", 20)):
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            pixels = random.randint(0, 256, (9, 11, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{index:02d}.png")
+    return folder
+
+
+def read(folder, split):
+    table = [pq.read_table(path) for path in sorted(folder.glob(f"{split}-*.parquet"))]
+    return [row for part in table for row in part.to_pylist()]
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+
+
+def forward(model, table):
+    """What the model itself says of every image, one by one."""
+    from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+    classifier = AutoModelForImageClassification.from_pretrained(model).eval()
+    transform = eval_transform(AutoImageProcessor.from_pretrained(model))
+    pixel_values = torch.stack(list(transform.prepare([row["image"] for row in table])))
+    with torch.no_grad():
+        return classifier.base_model(pixel_values), classifier(pixel_values).logits
+
+
+def test_embeddings_are_what_the_head_sees(model, images, tmp_path):
+    done = embed(str(model), str(images), tmp_path / "out", batch_size=7, rows_per_file=16)
+    assert done.rows == 50
+    data = load_data(str(images))
+    for split in ("train", "validation", "test"):
+        rows, table = read(tmp_path / "out", split), data.split(split)
+        assert [row["index"] for row in rows] == list(range(len(table)))
+        assert [row["label"] for row in rows] == [data.label_names[label] for label in table["label"]]
+        assert all((images / row["image"]).is_file() and row["image"][0] == row["label"] for row in rows)
+        expected, _ = forward(model, table)
+        torch.testing.assert_close(
+            torch.tensor([row["embedding"] for row in rows]), expected.pooler_output, atol=1e-5, rtol=1e-5
+        )
+    assert [name for name in done.files if name.startswith("train")] == [
+        f"train-0000{i}-of-00003.parquet" for i in (0, 1, 2)
+    ]
+
+
+def test_predictions_by_command(model, images, tmp_path, capsys):
+    arguments = ["embed", model, "--data", images, "--output", tmp_path / "out", "--predictions", "--top", "3"]
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in [*arguments, "--split", "train"]])
+    assert not ended.value.code
+    assert "40 rows in 1 files and manifest.json" in capsys.readouterr().out
+    data = load_data(str(images))
+    _, logits = forward(model, data.split("train"))
+    best = logits.double().softmax(-1).topk(3)
+    rows = read(tmp_path / "out", "train")
+    assert [row["labels"] for row in rows] == [[f"LABEL_{k}" for k in row] for row in best.indices.tolist()]
+    np.testing.assert_allclose([row["probabilities"] for row in rows], best.values, atol=1e-5)
+
+
+def test_other_libraries_models(images, tmp_path):
+    from transformers import DeiTConfig, DeiTModel, ResNetConfig, ResNetForImageClassification, ViTImageProcessor
+
+    processor = ViTImageProcessor(size={"height": 32, "width": 32}, do_convert_rgb=True)
+    torch.manual_seed(0)
+    deit = DeiTModel(DeiTConfig(image_size=32, patch_size=8, **SIZES))
+    resnet = ResNetForImageClassification(
+        ResNetConfig(embedding_size=8, hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], num_labels=2)
+    )
+    for name, made, width in (("deit", deit, 16), ("resnet", resnet, 8)):
+        made.save_pretrained(tmp_path / name)
+        processor.save_pretrained(tmp_path / name)
+        embed(str(tmp_path / name), str(images), tmp_path / f"{name}-out", splits=["test"])
+        rows, table = read(tmp_path / f"{name}-out", "test"), load_data(str(images)).split("test")
+        pixels = processor(images=[row["image"] for row in table], return_tensors="pt")["pixel_values"]
+        with torch.no_grad():
+            expected = made.eval().base_model(pixels).pooler_output.flatten(1)
+        assert expected.shape == (5, width)
+        torch.testing.assert_close(torch.tensor([row["embedding"] for row in rows]), expected, atol=1e-5, rtol=1e-4)
+    with pytest.raises(UserError, match="is no classifier"):
+        embed(str(tmp_path / "deit"), str(images), tmp_path / "none", predictions=True)
+    assert not (tmp_path / "none").exists()
+
+
+def test_streamed_shards_become_files(model, images, tmp_path):
+    from datasets import ClassLabel, Dataset, Features
+    from datasets import Image as ImageFeature
+
+    features = Features({"image": ImageFeature(), "label": ClassLabel(names=["a", "b"])})
+    (tmp_path / "data").mkdir()
+    for split, count in (("train", 3), ("test", 1), ("val", 1)):
+        for shard in range(count):
+            rows = {"image": [], "label": []}
+            for path in sorted(images.glob("*/*.png"), key=lambda path: path.name)[shard * 9 : shard * 9 + 9 - shard]:
+                rows["image"].append({"bytes": path.read_bytes(), "path": None})
+                rows["label"].append("ab".index(path.parent.name))
+            Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "data" / f"{split}-{shard}.parquet")
+    streamed = embed(str(model), str(tmp_path / "data"), tmp_path / "stream", streaming=True)
+    assert streamed.files[:3] == [f"train-0000{i}-of-00003.parquet" for i in range(3)]
+    assert [pq.read_metadata(tmp_path / "stream" / name).num_rows for name in streamed.files] == [9, 8, 7, 9, 9]
+    embed(str(model), str(tmp_path / "data"), tmp_path / "table")
+    both = [
+        [(row["embedding"], row["label"]) for row in read(tmp_path / name, "train")] for name in ("stream", "table")
+    ]
+    np.testing.assert_allclose([e for e, _ in both[0]], [e for e, _ in both[1]], atol=1e-5)
+    assert [label for _, label in both[0]] == [label for _, label in both[1]]
+
+
+def test_bad_input(model, images, tmp_path):
+    embed(str(model), str(images), tmp_path / "out", splits=["test"])
+    with pytest.raises(UserError, match="was begun with settings"):
+        embed(str(model), str(images), tmp_path / "out", splits=["test"], batch_size=3)
+    with pytest.raises(UserError, match="was begun with data"):
+        embed(str(model), "digits", tmp_path / "out", splits=["test"])
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="holds something else"):
+        embed(str(model), str(images), tmp_path / "full")
+    with pytest.raises(UserError, match="no split 'dev'"):
+        embed(str(model), str(images), tmp_path / "new", splits=["dev"])
+    with pytest.raises(UserError, match="at least 1"):
+        embed(str(model), str(images), tmp_path / "new", num_processes=0)
+
+
+@pytest.fixture(scope="module")
+def whole(model, tmp_path_factory):
+    """The digits, embedded without a break."""
+    folder = tmp_path_factory.mktemp("whole") / "out"
+    embed(str(model), "digits", folder, rows_per_file=20, batch_size=8)
+    return folder
+
+
+def go_on(model, whole, folder):
+    """The same call after a kill; what was complete is left alone, the rest becomes what it would have been."""
+    before = files_of(folder)
+    assert 3 <= len(before) < len(files_of(whole))
+    (folder / ".train-00000-of-00054.parquet.1234.tmp").write_bytes(b"half a file")
+    stamps = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.parquet")}
+    done = embed(str(model), "digits", folder, rows_per_file=20, batch_size=8)
+    assert done.done_before == len(before)
+    assert files_of(folder) == files_of(whole)
+    assert all((folder / name).stat().st_mtime_ns == stamp for name, stamp in stamps.items())
+    assert not list(folder.glob(".*"))
+    for split in ("train", "validation", "test"):
+        rows = [row["index"] for row in read(folder, split)]
+        assert rows == list(range(len(load_data("digits").split(split))))
+
+
+def wait_for_files(folder, is_alive):
+    while len(files_of(folder)) < 3:
+        assert is_alive(), "it ended before it could be killed"
+        time.sleep(0.005)
+
+
+def test_a_killed_run_goes_on_without_duplicates_or_gaps(model, whole, tmp_path):
+    folder = tmp_path / "out"
+    settings = dict(rows_per_file=20, batch_size=8)
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=embed, args=(str(model), "digits", folder), kwargs=settings)
+    process.start()
+    wait_for_files(folder, process.is_alive)
+    process.kill()
+    process.join()
+    go_on(model, whole, folder)
+
+
+@pytest.mark.slow
+def test_two_killed_processes_leave_nobody_behind(model, whole, tmp_path):
+    folder = tmp_path / "out"
+    command = [sys.executable, "-m", "hf_vit", "embed", str(model), "--data", "digits", "--output", str(folder)]
+    command += ["--rows-per-file", "20", "--batch-size", "8", "--num-processes", "2"]
+    with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+        wait_for_files(folder, lambda: process.poll() is None)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 2
+        process.send_signal(signal.SIGKILL)
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive
+    go_on(model, whole, folder)
+
+
+def test_a_bad_image_is_named_and_a_damaged_file_too(model, images, tmp_path):
+    shutil.copytree(images, tmp_path / "data")
+    buffer = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(buffer, "PNG")
+    (tmp_path / "data" / "a" / "00.png").write_bytes(buffer.getvalue()[:40])
+    with pytest.raises(UserError, match=r"00\.png"):
+        embed(str(model), str(tmp_path / "data"), tmp_path / "out")
+    done = embed(str(model), str(tmp_path / "data"), tmp_path / "out", skip_bad_images=True)
+    assert (done.rows, done.skipped) == (49, ["a/00.png"])
+    file = tmp_path / "out" / done.files[0]
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(UserError, match="is damaged"):
+        embed(str(model), str(tmp_path / "data"), tmp_path / "out", skip_bad_images=True)

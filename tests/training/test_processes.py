@@ -1,0 +1,180 @@
+"""Several processes train as one would; streams are divided; unequal data are refused or read, never waited for."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from training.rank_jobs import SETTINGS, tiny_config
+from transformers import AutoModelForImageClassification
+
+from hf_vit import HfViTForImageClassification, UserError
+from hf_vit.facts import Facts
+from hf_vit.training import FinetuneOptions, finetune
+from hf_vit.training.finetuning import micro_batch_size
+
+TESTS = Path(__file__).parents[1]
+SHARDS = {"even": [12, 12, 12, 12], "uneven": [3, 9, 6, 1], "single": [20]}
+
+
+def write_numbers(root, sizes):
+    from datasets import Dataset
+
+    root.mkdir()
+    for shard in range(len(sizes)):
+        numbers = list(range(sum(sizes[:shard]), sum(sizes[: shard + 1])))
+        Dataset.from_dict({"image": numbers, "label": numbers}).to_parquet(root / f"{shard}.parquet")
+
+
+def write_images(root, files):
+    """Parquet shards of images: one of 30 and one of 12 to train on."""
+    from datasets import ClassLabel, Dataset, Features
+    from datasets import Image as ImageFeature
+
+    root.mkdir()
+    names = sorted({file.parent.name for file in files})
+    features = Features({"image": ImageFeature(), "label": ClassLabel(names=names)})
+    files = files[::3] + files[1::3] + files[2::3]
+    for name, chosen in {"train-0": files[:30], "train-1": files[30:42], "val": files[42:], "test": files[42:]}.items():
+        images = [{"bytes": file.read_bytes(), "path": None} for file in chosen]
+        labels = [names.index(file.parent.name) for file in chosen]
+        Dataset.from_dict({"image": images, "label": labels}, features=features).to_parquet(root / f"{name}.parquet")
+
+
+def together(command, folder, processes=2):
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return subprocess.run([*launcher, *command], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, make_colours):
+    """The folder in which two processes did the jobs of rank_jobs.py, and a reader of what they report."""
+    folder = tmp_path_factory.mktemp("two")
+    colours = make_colours(folder / "colours", 23)
+    for rank in (0, 1):
+        make_colours(folder / f"colours-{rank}", 6 + rank)
+    write_images(folder / "shards", sorted(colours.glob("*/*.png")))
+    for name, sizes in SHARDS.items():
+        write_numbers(folder / name, sizes)
+    generator = torch.Generator().manual_seed(7)
+    torch.save((torch.randn(8, 3, 8, 8, generator=generator), torch.arange(8) % 3), folder / "batch.pt")
+    done = together([TESTS / "training" / "rank_jobs.py", folder], folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    def read(name):
+        return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
+
+    return folder, read
+
+
+@pytest.mark.parametrize("micro_batch", [4, 16])
+def test_two_processes_train_as_one(two, tmp_path, micro_batch):
+    """The same with accumulation as with the whole batch at once; 55 images in batches of 16, for two epochs."""
+    folder, read = two
+    options = FinetuneOptions(device="cpu", precision="fp32", micro_batch_size=micro_batch)
+    one = finetune(tiny_config(), str(folder / "colours"), tmp_path / "one", options=options, steps=8, **SETTINGS)
+    ours, theirs = load_file(tmp_path / "one" / "model.safetensors"), load_file(folder / "ddp" / "model.safetensors")
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight, theirs[name], atol=2e-6, rtol=0)
+    for test_loss, losses in read("ddp"):
+        assert test_loss == pytest.approx(one.test.loss, abs=1e-6)
+        assert losses == pytest.approx([entry["loss"] for entry in one.history if "loss" in entry], abs=1e-5)
+
+
+def test_the_first_process_alone_tells_and_writes(two):
+    folder, _ = two
+    told, silent = ((folder / f"printed-{rank}.txt").read_text() for rank in (0, 1))
+    assert told.count("steps of 16 images") == 4
+    assert told.count("going on from checkpoint-3") == 1
+    assert silent == ""
+    training, evaluation = Facts.load(folder / "ddp").records
+    assert training.values["world_size"] == 2
+    assert training.values["micro_batch_size"] == 4
+    assert (evaluation.data.split, evaluation.data.size) == ("test", 7)
+
+
+def test_an_interrupted_stream_goes_on_at_its_image_in_every_process(two):
+    folder, read = two
+    for same, epoch, again in read("resumed"):
+        assert same
+        assert epoch == again == 1
+    last = sorted(path.name for path in (folder / "resumed" / "checkpoints" / "checkpoint-6").iterdir())
+    assert {"stream_0.pt", "stream_1.pt", "rng_state_0.pth", "rng_state_1.pth"} <= set(last)
+
+
+def test_every_row_once_an_epoch_over_two_processes_of_two_workers(two):
+    _, read = two
+    seen = [number for rank in read("read-even") for batch in rank for number in batch]
+    assert sorted(seen) == list(range(48))
+
+
+@pytest.mark.parametrize("name", ["uneven", "single"])
+def test_uneven_parts_do_not_wait_for_each_other(two, name):
+    """Whoever has read its part begins the next epoch's; of every epoch each row is still read once."""
+    _, read = two
+    count = sum(SHARDS[name])
+    per_rank = [[number for batch in rank for number in batch] for rank in read(f"read-{name}")]
+    assert len(per_rank[0]) == len(per_rank[1])
+    times = Counter(per_rank[0] + per_rank[1])
+    assert set(times.values()) == {1}
+    epochs = Counter(number // 1000 for number in times)
+    whole = [epoch for epoch, rows in epochs.items() if rows == count]
+    assert 0 in whole if name == "uneven" else epochs == {0: count}
+
+
+def test_different_data_are_refused_in_every_process(two):
+    _, read = two
+    for kind, message in read("unequal"):
+        assert kind == "UserError"
+        assert message.startswith("the processes have different training data: ")
+    (first, message), (other, _) = read("full")
+    assert (first, other) == ("UserError", "SystemExit")
+    assert "holds a finished model" in message
+
+
+def test_sharded_weights_are_those_of_one_process_and_reload(two):
+    folder, read = two
+    torch.manual_seed(0)
+    model = HfViTForImageClassification(tiny_config())
+    torch.nn.init.normal_(model.classifier.weight, std=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    images, labels = torch.load(folder / "batch.pt")
+    for step in range(3):
+        loss = model(images, labels=labels).loss
+        assert loss.item() == pytest.approx(sum(losses[step] for losses, _ in read("fsdp2")) / 2, abs=1e-6)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert all(parts == ["(Shard(dim=0),)"] for _, parts in read("fsdp2"))
+    loaded = AutoModelForImageClassification.from_pretrained(folder / "fsdp2")
+    for (name, ours), theirs in zip(model.named_parameters(), loaded.parameters(), strict=True):
+        torch.testing.assert_close(theirs, ours, atol=2e-6, rtol=0, msg=name)
+
+
+def test_batches_that_processes_cannot_share(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError, match="3 processes do not divide the batch size 16"):
+        micro_batch_size(16, None)
+    assert micro_batch_size(12, None) == 4
+    with pytest.raises(UserError, match="of which each of 3 processes has 4"):
+        micro_batch_size(12, 3)
+
+
+@pytest.mark.slow
+def test_by_command(two, tmp_path):
+    """torchrun -m hf_vit: one table, one error line, and what is wrong stops everybody."""
+    folder, _ = two
+    arguments = ["-m", "hf_vit", "finetune", "--model", "Ti/4", "--data", folder / "colours", "--image-size", "8"]
+    arguments += ["--steps", "1", "--evaluations", "1", "--batch-size", "4", "--device", "cpu"]
+    done = together([*arguments, "--output", tmp_path / "out"], tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("saved in") == 1
+    again = together([*arguments, "--output", tmp_path / "out"], tmp_path)
+    assert again.returncode != 0
+    assert again.stderr.count("holds a finished model") == 1
