@@ -112,8 +112,8 @@ def _print_protocol(run: "ProtocolRun") -> None:
     from rich.table import Table
 
     found, data = run.result.table(), run.examination.fact(run.result.num_images)
-    title = f"{run.result.title}: {data.name}, split {data.split}, {run.result.num_images:,} images"
-    table = Table(*map(escape, found.header), title=escape(title))
+    typer.echo(f"{run.result.title}: {data.name}, split {data.split}, {run.result.num_images:,} images")
+    table = Table(*map(escape, found.header))
     for row in found.rows:
         table.add_row(*map(escape, row))
     Console().print(table)

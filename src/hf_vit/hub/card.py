@@ -4,7 +4,8 @@ What the card reads from a record's `values`, beyond the evaluation's own measur
 
 - training: `recipe` (an object: hyperparameter -> value) and `base_model` (what was fine-tuned) have places of their
   own; everything else is listed by name.
-- evaluation: `pictures`, the files that were drawn beside the weights.
+- evaluation: `pictures`, the files that were drawn beside the weights. By a protocol other than top1: `headline`, name
+  -> fraction, and `pictures`, file -> title.
 - analysis: `pictures`, file -> title, likewise.
 - conversion: everything is listed by name.
 """
@@ -225,7 +226,8 @@ def _context(folder: Path, config: dict[str, Any], facts: Facts, results: list[R
     """What the template shows; None, or an empty list, wherever the facts are missing."""
     trainings, conversions = facts.of_kind("training"), facts.of_kind("conversion")
     training = trainings[-1] if trainings else None
-    pictured = [record for record in facts.of_kind("evaluation") if record.values.get("pictures")]
+    pictured = [record for record in facts.of_kind("evaluation") if isinstance(record.values.get("pictures"), list)]
+    current = _of_these_weights(facts)
     model_type = str(config.get("model_type", ""))
     code = config.get("auto_map") or {}
     travels = any((folder / f"{str(path).split('.')[0]}.py").is_file() for path in code.values())
@@ -251,7 +253,9 @@ def _context(folder: Path, config: dict[str, Any], facts: Facts, results: list[R
         "learning_curve": (folder / "learning_curve.png").is_file(),
         "pictures": _pictures(folder, pictured[-1]) if pictured else [],
         "pictured": _describe(pictured[-1]) if pictured else None,
-        "analyses": _analyses(folder, facts),
+        "measurements": _measurements(current),
+        "measured_pictures": _captioned(folder, [record for record in current if record.kind == "evaluation"]),
+        "analyses": _captioned(folder, [record for record in current if record.kind == "analysis"]),
     }
 
 
@@ -372,11 +376,22 @@ def _pictures(folder: Path, record: Record) -> list[tuple[str, str]]:
     return [(name, _PICTURES[name]) for name in names if name in _PICTURES and (folder / name).is_file()]
 
 
-def _analyses(folder: Path, facts: Facts) -> list[tuple[str, str]]:
-    """(file, caption) of the pictures that analyses of these weights put beside them; of each the latest."""
+def _measurements(records: Sequence[Record]) -> list[tuple[str, str, str | None, str]]:
+    """(what, percentage, data, date) of the fractions that protocols call their headlines; of each the latest."""
+    found: dict[tuple[str, str | None], tuple[str, str, str | None, str]] = {}
+    for record in records:
+        headline = record.values.get("headline")
+        for name, value in headline.items() if isinstance(headline, dict) else ():
+            data = _describe(record)
+            found[name, data] = (_cell(name), _percent(value), data, f"{record.date:%Y-%m-%d}")
+    return list(found.values())
+
+
+def _captioned(folder: Path, records: Sequence[Record]) -> list[tuple[str, str]]:
+    """(file, caption) of the pictures with titles that were put beside the weights; of each the latest."""
     found: dict[str, str] = {}
-    for record in _of_these_weights(facts):
-        pictures = record.values.get("pictures") if record.kind == "analysis" else None
+    for record in records:
+        pictures = record.values.get("pictures")
         for name, title in pictures.items() if isinstance(pictures, dict) else ():
             if re.fullmatch(r"\w[\w.\-]*\.(png|svg)", name) and (folder / name).is_file():
                 found[name] = ", ".join(part for part in (_cell(title), _describe(record)) if part)

@@ -1,0 +1,167 @@
+"""`evaluate_protocol` and `hf-vit evaluate --protocol`, from what is typed to the files, the facts and the card."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
+from PIL import Image
+
+from hf_vit.cli.main import main
+from hf_vit.evaluation import PROTOCOLS, evaluate_protocol
+from hf_vit.facts import Facts, append_record, new_record
+from hf_vit.hub.card import render_card
+
+Run = Callable[..., tuple[int, str, str]]
+# Options that keep a protocol quick, as they are typed.
+QUICK: dict[str, list[object]] = {
+    "few-shot": ["--shots", 1, "--shots", 2, "--trials", 2],
+    "linear-probe": [],
+    "knn": ["--neighbors", 1, "--neighbors", 3],
+    "calibration": [],
+    "robustness": ["--epsilons", 1, "--epsilons", 8, "--steps", 2],
+    "corruptions": ["--kinds", "contrast"],
+    "patch-drop": ["--patch-size", 2, "--fill", "black"],
+}
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run `hf-vit evaluate`: exit code, standard output, standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main(["evaluate", *(str(argument) for argument in arguments), "--device", "cpu"])
+        shown = capfd.readouterr()
+        return int(stopped.value.code or 0), shown.out, shown.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def animals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """train, validation and test, six images a class and split, of two of the model's classes."""
+    root = tmp_path_factory.mktemp("data") / "animals"
+    images = iter(make_images(3 * 2 * 6, side=10))
+    for split in ("train", "validation", "test"):
+        for name in ("fox", "ant"):
+            (root / split / name).mkdir(parents=True)
+            for index in range(6):
+                next(images).save(root / split / name / f"{index}.png")
+    return root
+
+
+def test_every_protocol_is_tried_here() -> None:
+    assert set(QUICK) == set(PROTOCOLS)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_files_facts_and_card(run: Run, save_classifier: Any, animals: Path, tmp_path: Path, protocol: str) -> None:
+    folder, name = save_classifier(), protocol.replace("-", "_")
+    typed = [folder, "--data", animals, "--protocol", protocol, *QUICK[protocol]]
+    code, out, err = run(*typed, "--output", tmp_path / "out")
+    assert code == 0, err
+    assert "12 images" in out
+    document = json.loads((tmp_path / "out" / f"{name}.json").read_text())
+    assert (document["format"], document["protocol"], document["seed"]) == (1, protocol, 0)
+    assert document["data"] | {"fingerprint": ""} == {"name": "animals", "split": "test", "size": 12, "fingerprint": ""}
+    (record,) = Facts.load(folder).of_kind("evaluation")
+    assert record.values["protocol"] == protocol
+    assert record.values["settings"] == document["settings"]
+    assert document["values"].items() <= record.values.items()
+    assert record.command.startswith(f"hf-vit evaluate model --data animals --protocol {protocol} ")
+    assert str(tmp_path) not in (folder / "facts.json").read_text()
+    with Image.open(tmp_path / "out" / f"{name}.png") as picture:
+        assert picture.format == "PNG"
+    # Again, beside the weights: the same numbers, and the same picture where the card shows it.
+    assert run(*typed)[0] == 0
+    again = Facts.load(folder).of_kind("evaluation")[1]
+    assert {**again.values, "pictures": {}} == record.values
+    picture = folder / f"evaluation_{name}.png"
+    assert picture.read_bytes() == (tmp_path / "out" / f"{name}.png").read_bytes()
+    card = (folder / "README.md").read_text()
+    assert f"]({picture.name})" in card
+    for headline, value in document["headline"].items():
+        assert f"| {headline} | {value:.2%} | animals, split test, 12 images |" in card.replace("\\", "")
+    assert card.count("| animals, split test") == len(document["headline"]), "of the same measurement the latest"
+
+
+def test_a_second_run_writes_the_same_bytes(run: Run, save_classifier: Any, animals: Path, tmp_path: Path) -> None:
+    folder = save_classifier()
+    found = []
+    for place, size in ((tmp_path / "one", 2), (tmp_path / "two", 9)):
+        typed = [folder, "--data", animals, "--protocol", "robustness", *QUICK["robustness"], "--batch-size", size]
+        assert run(*typed, "--output", place, "--seed", 3, "--num-images", 7)[0] == 0
+        found.append({path.name: path.read_bytes() for path in place.iterdir()})
+    assert len(found[0]) == 2
+    assert found[0] == found[1]
+
+
+def test_a_card_tells_no_measurement_of_earlier_weights(run: Run, save_classifier: Any, animals: Path) -> None:
+    folder = save_classifier()
+    run(folder, "--data", animals, "--protocol", "knn", *QUICK["knn"])
+    assert "## Further measurements" in render_card(folder)
+    append_record(folder, new_record("training", values={}, command="hf-vit finetune"))
+    assert "## Further measurements" not in render_card(folder)
+
+
+def test_a_protocol_leaves_the_pictures_of_top1_in_the_card(run: Run, save_classifier: Any, animals: Path) -> None:
+    folder = save_classifier()
+    for protocol in ("top1", "knn"):
+        assert run(folder, "--data", animals, "--protocol", protocol, *QUICK.get(protocol, []))[0] == 0
+    card = (folder / "README.md").read_text()
+    assert "](confusion_matrix.png)" in card
+    assert "](evaluation_knn.png)" in card
+
+
+def test_a_stream_gives_the_same(run: Run, save_classifier: Any, animals: Path) -> None:
+    """A stream reads its shards in another order; counts do not know."""
+    folder = save_classifier()
+    for extra in ([], ["--streaming"]):
+        assert run(folder, "--data", animals, "--protocol", "robustness", *QUICK["robustness"], *extra)[0] == 0
+    first, second = Facts.load(folder).of_kind("evaluation")
+    assert first.values["pgd_accuracy"] == second.values["pgd_accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["--protocol", "magic"], "there is no protocol 'magic'; there are top1 (by default), few-shot, linear-probe"),
+        (["--protocol", "knn", "--shots", 1], "protocol knn has no --shots; it has --neighbors, --learn-split"),
+        (["--shots", 1, "--num-images", 3], "--shots, --num-images is for other protocols than top1"),
+        (["--protocol", "few-shot"], "has 6 images to learn from, 25 shots need 25 a class"),
+        (["--protocol", "knn", "--split", "train"], "split 'train' is fitted on and cannot judge as well"),
+        (["--protocol", "calibration", "--split", "validation"], "--no-temperature does without"),
+        (["--protocol", "robustness", "--epsilons", 0], "must lie in 0 < epsilon <= 255"),
+    ],
+)
+def test_mistakes_end_in_one_line(
+    run: Run, save_classifier: Any, animals: Path, typed: list[object], message: str
+) -> None:
+    folder = save_classifier()
+    code, out, err = run(folder, "--data", animals, *typed)
+    assert (code, out) == (1, "")
+    assert err.startswith("hf-vit: ")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (folder / "facts.json").exists()
+
+
+def test_damaged_facts_are_told_before_the_work(run: Run, save_classifier: Any, animals: Path) -> None:
+    folder = save_classifier()
+    (folder / "facts.json").write_text("[")
+    code, _, err = run(folder, "--data", animals, "--protocol", "knn")
+    assert (code, "facts.json is damaged" in err) == (1, True)
+
+
+def test_from_python(animals: Path) -> None:
+    found = evaluate_protocol(
+        "patch-drop", (make_classifier(), make_processor()), str(animals), shares=(0.0, 0.5), progress=False
+    )
+    assert found.settings["shares"] == [0.0, 0.5]
+    assert found.settings["fill"] == "mean"
+    assert found.examination.data.label_names == sorted({"fox", "ant"} & set(NAMES))
+    assert found.result.values()["patch_px"] == [4, 4]
