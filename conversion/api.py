@@ -136,9 +136,10 @@ def convert(
             file_name=found.name,
             companions=reader.companions,
         )
-        weights = load_weights(reader, made)
+        weights = load_weights(reader, made, mapped=True)
         with new_folder(output) as folder:
             _save(made, weights.state, folder)
+            reader.confirm()
             verification = None
             if recorded is not None:
                 verification = _verify(reader, made, weights, folder, recorded)

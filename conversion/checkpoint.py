@@ -49,7 +49,11 @@ class CheckpointReader(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if error is None:
+                self.confirm()
+        finally:
+            self.close()
 
     @abstractmethod
     def close(self) -> None:
@@ -71,6 +75,18 @@ class CheckpointReader(ABC):
         Raises:
             UserError: the array is damaged, holds no floats, or NaN or infinite values.
         """
+
+    def map_floats(self, key: str) -> torch.Tensor:
+        """As `read_floats`; what the file holds ready for use may come unchecked, until `confirm`."""
+        return self.read_floats(key)
+
+    def confirm(self) -> None:
+        """Check what `map_floats` gave unchecked; leaving the context does it too.
+
+        Raises:
+            UserError: as `read_floats`.
+        """
+        return
 
     @final
     def checked(self, key: str, tensor: torch.Tensor) -> torch.Tensor:

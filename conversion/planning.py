@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from transformers.initialization import no_init_weights
 from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.errors import UserError
@@ -297,7 +298,7 @@ def _config(family: str, fields: dict[str, Any], resize_to: Pair | None) -> tupl
 def _targets(family: str, config: Any, with_head: bool) -> tuple[type[PreTrainedModel], dict[str, Shape]]:
     """The class to save, and the shapes of its parameters under the names that key tables use."""
     model_class = _class(family, "ForImageClassification" if with_head else "Model")
-    with torch.device("meta"):
+    with torch.device("meta"), no_init_weights():
         state = model_class(config).state_dict()
     prefix = f"{model_class.base_model_prefix}."
     return model_class, {name.removeprefix(prefix): tuple(value.shape) for name, value in state.items()}

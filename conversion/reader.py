@@ -2,6 +2,7 @@
 
 A .npz file is a zip archive of .npy members. Members that are stored uncompressed are mapped into memory, the others
 are inflated; either way the checksum is verified and a member gives exactly the bytes that its .npy header declares.
+Checksums and values of mapped members may be checked by other threads while their arrays are already in use.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Generator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,7 @@ MAX_HEADER = 10_000  # bytes of a .npy header: 128 in practice
 MAX_DEFLATE_RATIO = 1032
 # Weights hardly compress. A file that grows this much AND to this size is made to fill the machine.
 MAX_TOTAL_RATIO, FREE_BYTES = 50, 256 * 2**20
+CHECKING_THREADS = 2
 END_RECORD = struct.Struct("<4s4H2LH")
 LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 
@@ -68,6 +71,11 @@ class Member:
     header_bytes: int
 
     @property
+    def is_stored(self) -> bool:
+        """Whether its bytes lie in the file as they are."""
+        return self.info.compress_type == zipfile.ZIP_STORED
+
+    @property
     def data_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
@@ -97,12 +105,14 @@ class NpzReader(CheckpointReader):
             with self._refusing("is no readable .npz archive"):
                 self._zip = zipfile.ZipFile(self._file)
             self.members: Mapping[str, Member] = self._directory()
+            self._pool, self._checks = ThreadPoolExecutor(CHECKING_THREADS), list[Future[None]]()
         except BaseException:
             self._file.close()
             raise
 
     def close(self) -> None:
         """Close the file. Arrays that were read stay valid: the mapping lives as long as they do."""
+        self._pool.shutdown(cancel_futures=True)
         self._zip.close()
         self._file.close()
 
@@ -122,14 +132,47 @@ class NpzReader(CheckpointReader):
         """
         member = self.members[key]
         with self._refusing(f"is damaged at '{key}'"):
-            data = self._stored(member) if member.info.compress_type == zipfile.ZIP_STORED else self._inflated(member)
-            dtype = np.dtype("<i2") if member.is_bfloat16 else member.dtype
-            flat = np.frombuffer(data, dtype=dtype, count=math.prod(member.shape))
-            array = flat.reshape(member.shape, order="F" if member.fortran_order else "C")
-            if not array.dtype.isnative:
-                array = array.astype(array.dtype.newbyteorder("="))
-            tensor = torch.from_numpy(array)
-            return tensor.view(torch.bfloat16) if member.is_bfloat16 else tensor
+            if not member.is_stored:
+                return self._tensor(member, self._inflated(member))
+            data = self._stored(member)
+            self._verify_checksum(member, data)
+            return self._tensor(member, data[member.header_bytes :])
+
+    def map_floats(self, key: str) -> torch.Tensor:
+        """As `read_floats`; a stored float32 array lies in the file's mapping, and is checked by another thread."""
+        member = self.members[key]
+        if not (member.is_stored and member.dtype == np.float32):
+            return self.read_floats(key)
+        with self._refusing(f"is damaged at '{key}'"):
+            data = self._stored(member)
+            tensor = self._tensor(member, data[member.header_bytes :])
+        self._checks.append(self._pool.submit(self._check, key, data, tensor))
+        return tensor
+
+    def confirm(self) -> None:
+        """Wait for the checks of all arrays that `map_floats` gave.
+
+        Raises:
+            UserError: one of them is damaged, or holds NaN or infinite values.
+        """
+        checks, self._checks = self._checks, []
+        for check in checks:
+            check.result()
+
+    def _check(self, key: str, data: memoryview, tensor: torch.Tensor) -> None:
+        with self._refusing(f"is damaged at '{key}'"):
+            self._verify_checksum(self.members[key], data)
+        self.checked(key, tensor)
+
+    @staticmethod
+    def _tensor(member: Member, data: memoryview | bytearray) -> torch.Tensor:
+        dtype = np.dtype("<i2") if member.is_bfloat16 else member.dtype
+        flat = np.frombuffer(data, dtype=dtype, count=math.prod(member.shape))
+        array = flat.reshape(member.shape, order="F" if member.fortran_order else "C")
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        tensor = torch.from_numpy(array)
+        return tensor.view(torch.bfloat16) if member.is_bfloat16 else tensor
 
     def read_floats(self, key: str) -> torch.Tensor:
         """One array of finite floats, in the precision of the file.
@@ -214,7 +257,7 @@ class NpzReader(CheckpointReader):
         return member
 
     def _stored(self, member: Member) -> memoryview:
-        """The array's bytes in the mapping, after the same checks that zipfile makes when it reads a member."""
+        """The member's bytes in the mapping, header first; found as zipfile finds them."""
         info = member.info
         start = info.header_offset
         name = info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
@@ -224,9 +267,14 @@ class NpzReader(CheckpointReader):
             raise ValueError("the local header does not fit the archive's directory")
         start += fields[9] + fields[10]
         view = memoryview(self._map)[start : start + info.file_size]
-        if len(view) != info.file_size or zlib.crc32(view) != info.CRC:
+        if len(view) != info.file_size:
             raise ValueError("bad checksum")
-        return view[member.header_bytes :]
+        return view
+
+    @staticmethod
+    def _verify_checksum(member: Member, data: memoryview) -> None:
+        if zlib.crc32(data) != member.info.CRC:
+            raise ValueError("bad checksum")
 
     def _inflated(self, member: Member) -> bytearray:
         data = bytearray(member.data_bytes)

@@ -17,7 +17,7 @@ class Weights:
     """The parameters of a converted model.
 
     Attributes:
-        state: parameter name in the model -> contiguous tensor of the wanted dtype.
+        state: parameter name in the model -> tensor of the wanted dtype.
         rounded: source key -> how many of its values the wanted dtype cannot hold exactly.
     """
 
@@ -25,8 +25,14 @@ class Weights:
     rounded: dict[str, int] = field(default_factory=dict[str, int])
 
 
-def load_weights(reader: CheckpointReader, plan: Plan, dtype: torch.dtype = torch.float32) -> Weights:
+def load_weights(
+    reader: CheckpointReader, plan: Plan, dtype: torch.dtype = torch.float32, mapped: bool = False
+) -> Weights:
     """Read and move every array of the plan.
+
+    Args:
+        mapped: leave arrays in the file's mapping where that can be, turned but not copied and not yet checked: for a
+            state that is saved at once, which copies it, and then needs `CheckpointReader.confirm`.
 
     Raises:
         UserError: an array is damaged, holds no floats, NaN or infinite values, or values too large for `dtype`.
@@ -36,15 +42,17 @@ def load_weights(reader: CheckpointReader, plan: Plan, dtype: torch.dtype = torc
         if key is None:
             weights.state |= {plan.parameter_name(row): torch.zeros(row.target_shape, dtype=dtype) for row in rows}
             continue
-        source = reader.read_floats(key)
+        source = reader.map_floats(key) if mapped else reader.read_floats(key)
         for row in rows:
-            weights.state[plan.parameter_name(row)] = _move(row.taken(source), row, dtype)
+            moved = _moved(row.taken(source), row, dtype)
+            whole = mapped and row.block is None and row.piece is None
+            weights.state[plan.parameter_name(row)] = moved if whole else _apart(moved, source)
         if source.dtype == torch.float64 and dtype != torch.float64:
             _account_for_rounding(weights, source, key, dtype)
     return weights
 
 
-def _move(source: torch.Tensor, row: Row, dtype: torch.dtype) -> torch.Tensor:
+def _moved(source: torch.Tensor, row: Row, dtype: torch.dtype) -> torch.Tensor:
     tensor = TRANSFORMS[row.transform].apply(source)
     if row.resample is not None:
         from hf_vit.models.positions_hf_vit import resample_position_table
@@ -52,9 +60,14 @@ def _move(source: torch.Tensor, row: Row, dtype: torch.dtype) -> torch.Tensor:
         # The original resamples in double precision (scipy.ndimage.zoom) and rounds once, at the end.
         one = row.resample
         tensor = resample_position_table(tensor.double(), one.old_grid, one.new_grid, one.prefix, one.mode)
-    moved = tensor.to(dtype).contiguous()
-    # A model whose parameters share memory is not saved.
-    return moved.clone() if row.piece is not None and moved.data_ptr() == tensor.data_ptr() else moved
+    return tensor.to(dtype)
+
+
+def _apart(moved: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Contiguous, and of its own memory where only a part of the source was taken: a model that shares is not saved."""
+    moved = moved.contiguous()
+    shares = moved.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+    return moved.clone() if shares and moved.numel() < source.numel() else moved
 
 
 def _account_for_rounding(weights: Weights, source: torch.Tensor, key: str, dtype: torch.dtype) -> None:

@@ -70,6 +70,53 @@ def test_stored_arrays_share_the_files_mapping_and_never_change_the_file(write_n
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("stored", [True, False])
+def test_mapped_arrays_are_read_ones(stored, write_npz):
+    rng = np.random.default_rng(0)
+    arrays = {f"{kind} {i}": rng.normal(size=(3, 5)).astype(kind) for kind in ("f4", ">f4", "f8") for i in range(3)}
+    path = write_npz(arrays, stored=stored)
+    with NpzReader(path) as reader:
+        mapped = {key: reader.map_floats(key) for key in arrays}
+        reader.confirm()
+        assert all(torch.equal(mapped[key], reader.read_floats(key)) for key in arrays)
+    assert torch.equal(mapped["f4 0"], torch.from_numpy(arrays["f4 0"]))  # still valid after the file is closed
+
+
+def map_all(path: Path) -> None:
+    with NpzReader(path) as reader:
+        for key in reader.shapes:
+            reader.map_floats(key)
+
+
+@pytest.mark.parametrize(("value", "told"), [(-1.0, "damaged at 'b' .bad checksum"), (np.nan, "'b' .* holds NaN")])
+def test_spoilt_mapped_array_does_not_stay_unnoticed(value, told, write_npz):
+    """Neither by who asks for the checks, nor by who forgets to."""
+    arrays = {name: np.arange(5000, dtype=np.float32) + i for i, name in enumerate("abc")}  # longer than a header read
+    spoilt = arrays["b"].copy()
+    spoilt[4000] = value
+    path = write_npz(arrays | ({"b": spoilt} if np.isnan(value) else {}))
+    path.write_bytes(path.read_bytes().replace(arrays["b"].tobytes(), spoilt.tobytes()))
+    with NpzReader(path) as reader:
+        for key in arrays:
+            reader.map_floats(key)
+        with pytest.raises(UserError, match=told):
+            reader.confirm()
+    with pytest.raises(UserError, match=told):
+        map_all(path)
+
+
+def test_an_error_within_is_not_hidden_by_the_checks(write_npz):
+    path = write_npz({"a": np.full(5000, np.nan, np.float32)})
+
+    def fail() -> None:
+        with NpzReader(path) as reader:
+            reader.map_floats("a")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+
+
 def test_missing_and_empty_files(tmp_path: Path):
     refused(tmp_path / "none.npz", tmp_path, r"there is no file .*none\.npz")
     (tmp_path / "empty.npz").touch()
