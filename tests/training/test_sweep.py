@@ -65,7 +65,7 @@ def test_a_killed_sweep_goes_on_to_the_same(sweep, tmp_path):
     shutil.rmtree(again / "checkpoints" / "rate-0.003" / "checkpoints" / "checkpoint-12")
     with pytest.raises(UserError, match="go on with --resume"):
         sweep(again)
-    with pytest.raises(UserError, match="begun with the learning rates to sweep: 1e-06,0[.]003"):
+    with pytest.raises(UserError, match=r"begun with the learning rates to sweep: 1e-06,0\.003"):
         sweep(again, rates=(0.1, 0.2), resume=True)
     result = sweep(again, resume=True)
     without_time = [[{**trial, "seconds": None} for trial in run.trials] for run in (done, result)]

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 
 import typer
 
-# Every name is a module of this package with a function of the same name (dashes become underscores).
+# Every name is a module of this package with a function, or a group of them, of that name (dashes: underscores).
 COMMANDS: tuple[str, ...] = (
     "demo",
     "finetune",
     "pretrain",
     "recipes",
+    "soup",
     "evaluate",
     "predict",
+    "embed",
     "analyze",
+    "compare",
     "cost",
     "scaling-law",
     "convert",
@@ -23,6 +26,7 @@ COMMANDS: tuple[str, ...] = (
     "card",
     "push",
     "verify",
+    "bench",
 )
 
 
@@ -43,19 +47,25 @@ def build_app() -> typer.Typer:
     for name in COMMANDS:
         attribute = name.replace("-", "_")
         module = importlib.import_module(f"hf_vit.cli.{attribute}")
-        app.command(name)(getattr(module, attribute))
+        command = getattr(module, attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
     return app
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program: exit 0, or one line on standard error and an exit code other than 0."""
-    from hf_vit.errors import UserError
+    from hf_vit.errors import UserError, enough_memory
 
     try:
-        build_app()(args=list(arguments) if arguments is not None else None, prog_name="hf-vit")
+        with enough_memory("this", "end other programs, or choose a smaller batch, image or model"):
+            build_app()(args=list(arguments) if arguments is not None else None, prog_name="hf-vit")
     except (UserError, OSError) as error:
         if os.environ.get("HF_VIT_TRACEBACK"):
             raise
         message = " ".join(str(error).split()) or type(error).__name__
-        print(f"hf-vit: {message}", file=sys.stderr)
+        rank = os.environ.get("RANK", "0")
+        print(f"hf-vit: {message}" if rank == "0" else f"hf-vit (process {rank}): {message}", file=sys.stderr)
         raise SystemExit(1) from None

@@ -1,0 +1,53 @@
+"""`hf-vit soup`."""
+
+from typing import Annotated
+
+import typer
+
+from hf_vit.cli import options
+
+
+def soup(
+    context: typer.Context,
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="Two or more fine-tunings of one checkpoint.")
+    ],
+    output: options.Output,
+    data: Annotated[
+        str | None, typer.Option(help="What the soup is judged on, and a greedy one chosen by; as in finetune.")
+    ] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Leave out models that make it worse.")] = False,
+    batch_size: Annotated[int, typer.Option(help="Images a forward pass.", min=1)] = 64,
+    device: options.Device = None,
+) -> None:
+    """Average the weights of fine-tuned models into one (arXiv 2203.05482)."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from hf_vit.cli.command_line import command_line
+    from hf_vit.training.soups import make_soup
+
+    made = make_soup(
+        models,
+        output,
+        greedy=greedy,
+        data=data,
+        batch_size=batch_size,
+        device=device,
+        command=command_line(context),
+        report=typer.echo,
+    )
+    table = Table("ingredient", "validation accuracy", "")
+    for one in made.ingredients:
+        table.add_row(escape(one.name), _share(one.accuracy), "in" if one.is_in else "left out")
+    table.add_section()
+    table.add_row("the soup", _share(made.accuracy), "")
+    Console().print(table)
+    if made.test is not None:
+        typer.echo(f"test accuracy of the soup: {made.test.top1:.2%} of {made.test.num_images:,} images")
+    typer.echo(f"saved in {made.folder}: model, processor, facts.json, README.md")
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2%}"

@@ -1,0 +1,228 @@
+"""Model soups (arXiv 2203.05482): fine-tunings of one checkpoint averaged into one model that costs no more to run."""
+
+import copy
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from hf_vit.data import ImageData, load_data
+from hf_vit.errors import UserError
+from hf_vit.evaluation import ClassificationResult, evaluate_classifier, load_classifier, save_evaluation
+from hf_vit.evaluation.loading import LoadedClassifier
+from hf_vit.facts import DataFact, append_record, new_record
+from hf_vit.hub.card import write_card
+from hf_vit.training.checkpoints import move_into
+from hf_vit.training.finetuning import SPLIT_SEED, quiet_transformers
+
+# What a config says of training or of its file, not of the function that is computed.
+_IRRELEVANT = {
+    "_name_or_path",
+    "architectures",
+    "attention_probs_dropout_prob",
+    "auto_map",
+    "drop_path_rate",
+    "dtype",
+    "hidden_dropout_prob",
+    "initializer_range",
+    "label2id",
+    "transformers_version",
+}
+
+
+@dataclass(frozen=True)
+class Ingredient:
+    """A model of a soup: its name, its validation accuracy where data were given, and whether it was put in."""
+
+    name: str
+    accuracy: float | None = None
+    is_in: bool = True
+
+
+@dataclass(frozen=True)
+class Soup:
+    """A finished soup.
+
+    Attributes:
+        folder: holds model, processor, facts.json and card.
+        ingredients: in the order in which they were considered.
+        accuracy: of the soup on the validation split; None without data.
+        test: measured once, on the test split; None without data.
+    """
+
+    folder: Path
+    ingredients: list[Ingredient]
+    accuracy: float | None
+    test: ClassificationResult | None
+
+
+def average_weights(models: Sequence[nn.Module]) -> nn.Module:
+    """A copy of the first model with the mean of all models' weights; batch norm's statistics are the last model's."""
+    averaged = AveragedModel(models[0])
+    for model in models:
+        averaged.update_parameters(model)
+    return averaged.module
+
+
+def make_soup(
+    models: Sequence[str | Path],
+    output: str | Path,
+    *,
+    greedy: bool = False,
+    data: str | None = None,
+    batch_size: int = 64,
+    device: str | None = None,
+    command: str | Sequence[str] | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Soup:
+    """Average the weights of fine-tuned classifiers and leave a complete model folder.
+
+    Args:
+        models: two or more folders or Hub ids of one architecture and the same classes.
+        output: a new or empty folder.
+        greedy: put the models in by falling validation accuracy, and keep each that does not make the soup worse
+            (recipe 1 of the paper); else all go in (uniform).
+        data: see `hf_vit.data.load_data`; what greedy chooses by, and what the soup is judged on.
+        batch_size: images a forward pass.
+        device: torch device; by default a GPU where there is one.
+        command: what was typed, for the facts.
+        report: is told each model's accuracy.
+
+    Raises:
+        UserError: bad input; models that are not the same function of their weights.
+    """
+    say, output = report or (lambda line: None), Path(output)
+    _check(models, output, greedy, data)
+    with quiet_transformers():
+        loaded = [load_classifier(model, device) for model in models]
+        for other in loaded[1:]:
+            _need_same(loaded[0], other)
+        images = None if data is None else load_data(data, image_size=loaded[0].image_size, seed=SPLIT_SEED)
+        judge = _judge(images, loaded[0], batch_size, device)
+        shelf = [(Ingredient(_name(model), judge(model.model)), model) for model in loaded]
+        for ingredient, _ in shelf:
+            if ingredient.accuracy is not None:
+                say(f"{ingredient.name}: validation accuracy {ingredient.accuracy:.2%}")
+        ingredients, mixed = (
+            _greedy(shelf, judge) if greedy else ([i for i, _ in shelf], average_weights([m.model for m in loaded]))
+        )
+        chosen = replace(loaded[0], model=cast(Any, mixed))
+        test = None if images is None else _evaluate(chosen, images, "test", batch_size, device)
+        soup = Soup(output, ingredients, judge(mixed), test)
+        _deliver(soup, chosen, images, "greedy" if greedy else "uniform", command, device)
+    return soup
+
+
+def _check(models: Sequence[str | Path], output: Path, greedy: bool, data: str | None) -> None:
+    if len(models) < 2:
+        raise UserError(f"a soup of {len(models)} model is none; give two or more")
+    if greedy and data is None:
+        raise UserError("a greedy soup chooses by validation accuracy; give --data")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"the output {output} is not an empty folder; choose a new or empty one")
+
+
+def _need_same(first: LoadedClassifier, other: LoadedClassifier) -> None:
+    one, two = (
+        {name: value for name, value in model.model.config.to_dict().items() if name not in _IRRELEVANT}
+        for model in (first, other)
+    )
+    different = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
+    if different:
+        shown = ", ".join("classes" if name == "id2label" else name for name in different)
+        raise UserError(
+            f"{_name(first)} and {_name(other)} differ in {shown}; a soup needs fine-tunings of one checkpoint on the "
+            "same classes"
+        )
+
+
+def _judge(
+    images: ImageData | None, first: LoadedClassifier, batch_size: int, device: str | None
+) -> Callable[[nn.Module], float | None]:
+    """Accuracy on the validation split; None without data."""
+    if images is None:
+        return lambda model: None
+    known = images
+    return lambda model: _evaluate(replace(first, model=cast(Any, model)), known, "validation", batch_size, device).top1
+
+
+def _evaluate(
+    model: LoadedClassifier, images: ImageData, split: str, batch_size: int, device: str | None
+) -> ClassificationResult:
+    return evaluate_classifier(
+        model.model,
+        model.processor,
+        images.split(split),
+        label_names=images.label_names,
+        batch_size=batch_size,
+        device=device,
+        progress=False,
+    )
+
+
+def _greedy(
+    shelf: Sequence[tuple[Ingredient, LoadedClassifier]], judge: Callable[[nn.Module], float | None]
+) -> tuple[list[Ingredient], nn.Module]:
+    """Recipe 1: the best first; each later one stays if the soup is then as good or better."""
+    ranked = sorted(shelf, key=lambda pair: pair[0].accuracy or 0.0, reverse=True)
+    kept: list[nn.Module] = [ranked[0][1].model]
+    soup: nn.Module = copy.deepcopy(kept[0])
+    best = ranked[0][0].accuracy or 0.0
+    ingredients = [ranked[0][0]]
+    for ingredient, model in ranked[1:]:
+        trial = average_weights([*kept, model.model])
+        accuracy = judge(trial) or 0.0
+        is_in = accuracy >= best
+        if is_in:
+            kept, soup, best = [*kept, model.model], trial, accuracy
+        ingredients.append(replace(ingredient, is_in=is_in))
+    return ingredients, soup
+
+
+def _deliver(
+    soup: Soup,
+    model: LoadedClassifier,
+    images: ImageData | None,
+    kind: str,
+    command: str | Sequence[str] | None,
+    device: str | None,
+) -> None:
+    """Write everything beside the output, and move it there when it is complete."""
+    parcel = soup.folder.absolute().with_name(f".{soup.folder.absolute().name}.part") / soup.folder.absolute().name
+    shutil.rmtree(parcel.parent, ignore_errors=True)
+    parcel.mkdir(parents=True)
+    try:
+        model.model.save_pretrained(parcel)
+        model.processor.save_pretrained(parcel)
+        names = ", ".join(i.name for i in soup.ingredients if i.is_in)
+        recipe = {"soup": kind, "source": "arXiv 2203.05482", "ingredients": names}
+        values: dict[str, Any] = {"recipe": recipe, "tried": len(soup.ingredients)}
+        if soup.accuracy is not None:
+            values["validation_accuracy"] = soup.accuracy
+            values["validation_accuracies"] = {i.name: i.accuracy for i in soup.ingredients}
+        fact = (
+            None if images is None else DataFact(name=images.name, fingerprint=images.fingerprint, split="validation")
+        )
+        append_record(parcel, new_record("training", command=command, data=fact, device=device, values=values))
+        if images is not None and soup.test is not None:
+            fact = DataFact(name=images.name, fingerprint=images.fingerprint, split="test")
+            save_evaluation(parcel, soup.test, data=fact, command=command, seed=SPLIT_SEED, device=device)
+        write_card(parcel)
+        move_into(parcel, soup.folder)
+    finally:
+        shutil.rmtree(parcel.parent, ignore_errors=True)
+
+
+def _facts(images: ImageData) -> dict[str, DataFact]:
+    return {
+        split: DataFact(name=images.name, fingerprint=images.fingerprint, split=split)
+        for split in ("validation", "test")
+    }
+
+
+def _name(model: LoadedClassifier) -> str:
+    return model.source if model.folder is None else model.folder.resolve().name

@@ -1,0 +1,124 @@
+"""Soups against means and choices made by hand."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForImageClassification
+
+from hf_vit import HfViTForImageClassification, UserError
+from hf_vit.data import load_data, make_processor
+from hf_vit.evaluation import evaluate_classifier
+from hf_vit.facts import Facts
+from hf_vit.training.soups import make_soup
+
+LABELS = {0: "blue", 1: "green", 2: "red"}
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory, colours):
+    """Four classifiers, trained a little from one start with other seeds; the last one is spoilt."""
+    from hf_vit import HfViTConfig
+    from hf_vit.training import FinetuneOptions, finetune
+
+    sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+    root = tmp_path_factory.mktemp("shelf")
+    torch.manual_seed(0)
+    start = HfViTForImageClassification(HfViTConfig(**sizes, intermediate_size=32, id2label=LABELS))
+    start.save_pretrained(root / "start")
+    make_processor(start.config).save_pretrained(root / "start")
+    for seed, steps in enumerate((24, 12, 6)):
+        options = FinetuneOptions(seed=seed)
+        finetune(str(root / "start"), str(colours), root / f"seed-{seed}", options=options, steps=steps, evaluations=1,
+                 batch_size=16, learning_rate=3e-3)  # fmt: skip
+    spoilt = HfViTForImageClassification.from_pretrained(root / "seed-0")
+    with torch.no_grad():
+        spoilt.classifier.weight.copy_(-30 * spoilt.classifier.weight)
+    spoilt.save_pretrained(root / "spoilt")
+    make_processor(spoilt.config).save_pretrained(root / "spoilt")
+    return root
+
+
+@functools.cache
+def weights(folder):
+    return {name: value.double().numpy() for name, value in load(folder).state_dict().items()}
+
+
+def load(folder):
+    return AutoModelForImageClassification.from_pretrained(folder)
+
+
+def test_a_uniform_soup_is_the_mean_of_its_ingredients(shelf, tmp_path):
+    folders = [shelf / name for name in ("seed-0", "seed-1", "seed-2")]
+    soup = make_soup(folders, tmp_path / "soup")
+    expected = [weights(folder) for folder in folders]
+    for name, value in weights(tmp_path / "soup").items():
+        mean = np.mean([one[name] for one in expected], axis=0)
+        np.testing.assert_allclose(value, mean, rtol=1e-5, atol=1e-7, err_msg=name)
+    assert (soup.accuracy, soup.test) == (None, None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["soup"]
+    record = Facts.load(soup.folder).of_kind("training")[-1]
+    assert record.values["recipe"]["ingredients"] == "seed-0, seed-1, seed-2"
+    assert "uniform" in (soup.folder / "README.md").read_text()
+
+
+def test_a_greedy_soup_makes_the_choices_of_the_paper(shelf, colours, tmp_path):
+    names = ("spoilt", "seed-2", "seed-0", "seed-1")
+    soup = make_soup([shelf / name for name in names], tmp_path / "soup", greedy=True, data=str(colours))
+
+    data = load_data(str(colours), image_size=(8, 8))
+    judge, processor = load(shelf / "seed-0"), make_processor(load(shelf / "seed-0").config)
+
+    def accuracy(chosen, split="validation"):
+        means = {
+            name: torch.from_numpy(np.mean([weights(shelf / one)[name] for one in chosen], axis=0)).float()
+            for name in judge.state_dict()
+        }
+        judge.load_state_dict(means)
+        images = data.split(split)
+        return evaluate_classifier(judge, processor, images, label_names=data.label_names, progress=False).top1
+
+    alone = {name: accuracy([name]) for name in names}
+    ranked = sorted(names, key=lambda name: -alone[name])
+    kept, best = ranked[:1], alone[ranked[0]]
+    for name in ranked[1:]:
+        if (found := accuracy([*kept, name])) >= best:
+            kept, best = [*kept, name], found
+    assert [one.name for one in soup.ingredients] == ranked
+    assert [one.name for one in soup.ingredients if one.is_in] == kept
+    assert "spoilt" not in kept
+    assert [one.accuracy for one in soup.ingredients] == [alone[name] for name in ranked]
+    assert soup.accuracy == best
+    assert soup.test.top1 == accuracy(kept, "test")
+    assert [record.kind for record in Facts.load(soup.folder).records] == ["training", "evaluation"]
+
+
+def test_by_command(shelf, colours, tmp_path, command):
+    output = tmp_path / "soup"
+    code, out, err = command(
+        "soup", shelf / "seed-0", shelf / "spoilt", "--output", output, "--data", colours, "--greedy"
+    )
+    assert (code, err) == (0, "")
+    assert "left out" in out
+    assert "test accuracy of the soup" in out
+    assert Facts.load(output).records[0].command.startswith("hf-vit soup seed-0 spoilt --output soup")
+
+
+def test_bad_input_is_told(shelf, tmp_path, tiny_checkpoint, tiny_config):
+    one = shelf / "seed-0"
+    deeper = HfViTForImageClassification(tiny_config(num_hidden_layers=3, id2label=LABELS))
+    deeper.save_pretrained(tmp_path / "deeper")
+    make_processor(deeper.config).save_pretrained(tmp_path / "deeper")
+    cases = itertools.chain(
+        [([one], {}, "give two or more"), ([one, one], {"greedy": True}, "give --data")],
+        [([one, tmp_path / "deeper"], {}, "seed-0 and deeper differ in num_hidden_layers")],
+        [([one, tiny_checkpoint], {}, "seed-0 and tiny differ in classes")],
+    )
+    for models, options, message in cases:
+        with pytest.raises(UserError, match=message):
+            make_soup(models, tmp_path / "no", **options)
+    with pytest.raises(UserError, match="not an empty folder"):
+        make_soup([one, one], shelf)
+    assert not (tmp_path / "no").exists()
