@@ -165,3 +165,31 @@ def test_from_python(animals: Path) -> None:
     assert found.settings["fill"] == "mean"
     assert found.examination.data.label_names == sorted({"fox", "ant"} & set(NAMES))
     assert found.result.values()["patch_px"] == [4, 4]
+
+
+def test_the_page_has_every_protocol_and_commands_that_parse() -> None:
+    import shlex
+
+    import typer
+
+    from hf_vit.cli.evaluate import evaluate
+
+    app = typer.Typer()
+    app.command()(evaluate)
+    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+    assert [line.split("`")[1] for line in page.splitlines() if line.startswith("## `")] == list(PROTOCOLS)
+    command: Any = typer.main.get_command(app)
+    for line in page.splitlines():
+        if line.startswith("hf-vit evaluate"):
+            context = command.make_context("evaluate", shlex.split(line, comments=True)[2:])
+            assert context.params["protocol"] in ("top1", *PROTOCOLS)
+    for option in ("--shots", "--trials", "--neighbors", "--epsilons", "--steps", "--kinds", "--patch-size", "--fill"):
+        assert f"`{option}" in page
+
+
+def test_pictures_show_the_numbers(animals: Path) -> None:
+    model = (make_classifier(), make_processor())
+    result = evaluate_protocol("robustness", model, str(animals), epsilons=(1, 8), steps=2, progress=False).result
+    first, second = (container.lines[0] for container in result.draw().axes[0].containers)
+    assert first.get_xdata().tolist() == second.get_xdata().tolist() == [0, 1, 8]
+    assert second.get_ydata().tolist() == pytest.approx([100 * value for value in (result.clean, *result.pgd)])

@@ -12,6 +12,9 @@ from hf_vit.evaluation.plots import new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# A legend of more lines stands beside the picture.
+_MAX_INSIDE = 4
+
 
 @dataclass(frozen=True)
 class Line:
@@ -35,7 +38,9 @@ def curves(
         log_x: a logarithmic axis, whose ticks are the measurements.
         level: name and height of a dashed line across.
     """
-    figure = new_figure(6, 4)
+    from matplotlib.ticker import MaxNLocator
+
+    figure = new_figure(6 if len(lines) <= _MAX_INSIDE else 7.5, 4)
     axes = figure.add_subplot()
     for line in lines:
         axes.errorbar(line.x, line.y, yerr=line.deviation, marker="o", markersize=4, capsize=3, label=line.name or None)
@@ -49,7 +54,11 @@ def curves(
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.grid(visible=True, alpha=0.3)
-    if len(lines) > 1 or level is not None or any(line.name for line in lines):
+    if all(float(x).is_integer() for line in lines for x in line.x) and not log_x:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if len(lines) > _MAX_INSIDE:
+        figure.legend(fontsize=8, loc="outside right upper")
+    elif level is not None or any(line.name for line in lines):
         axes.legend(fontsize=8)
     return figure
 
