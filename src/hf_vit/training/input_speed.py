@@ -1,0 +1,142 @@
+"""Whether the images come as fast as the model trains on them: both, and the two together, in images/s."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, cast
+
+from hf_vit.errors import UserError
+from hf_vit.training.finetuning import FinetuneOptions, build_for_classes, prepare, quiet_transformers
+from hf_vit.training.recipes import Recipe, find_recipe
+
+if TYPE_CHECKING:
+    from hf_vit.training.trainer import HfViTTrainer
+
+# Turns of each measurement; the median counts.
+_TURNS = 3
+
+
+@dataclass(frozen=True)
+class InputSpeed:
+    """Medians of what was measured, in images/s of one process.
+
+    Attributes:
+        data: the training loader alone: read, decode, vary, collate, move to the device.
+        model: training steps on one batch that is there already: forward, backward, optimizer.
+        together: training steps on what the loader gives.
+        micro_batch_size: images a step.
+        num_workers: processes that prepare images.
+        is_cached: prepared images are kept in memory, so nothing is read or decoded after the first epoch.
+    """
+
+    data: float
+    model: float
+    together: float
+    micro_batch_size: int
+    num_workers: int
+    is_cached: bool
+
+    @property
+    def limit(self) -> str:
+        """What a faster one of would make training faster: "data" or "model"."""
+        return "data" if self.data < self.model else "model"
+
+
+def measure_input(
+    model: str,
+    data: str,
+    *,
+    recipe: str | Recipe = "default-small",
+    options: FinetuneOptions | None = None,
+    seconds: float = 5.0,
+    report: Callable[[str], None] | None = None,
+) -> InputSpeed:
+    """Measure the input of a training beside the training itself, as `finetune` would run both.
+
+    Args:
+        model, data, recipe, options: as `finetune` takes them. Nothing is written.
+        seconds: of each of the three measurements; they take turns.
+        report: is told what is measured.
+
+    Raises:
+        UserError: bad input, see `finetune`; `seconds` is not positive.
+    """
+    if seconds <= 0:
+        raise UserError(f"{seconds} seconds are too few to measure anything; give 5")
+    chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(steps=1)
+    options = options or FinetuneOptions()
+    say = report or (lambda line: None)
+    with tempfile.TemporaryDirectory() as scratch, quiet_transformers():
+        run = prepare(model, data, Path(scratch, "run"), chosen, options, None, say, build_for_classes)
+        from hf_vit.training.running import build_trainer
+
+        trainer = build_trainer(run)
+        loader: Any = trainer.get_train_dataloader()
+        figures = _measure(_endless(loader), _Stepper(trainer), seconds, loader.num_workers)
+        cached = bool(getattr(trainer.train_dataset, "is_cached", False))
+    return InputSpeed(*figures, run.micro_batch_size, loader.num_workers, cached)
+
+
+def _measure(batches: Iterator[Any], step: "_Stepper", seconds: float, num_workers: int) -> tuple[float, float, float]:
+    one = next(batches)
+    step(one)
+    waiting = 2 * num_workers + 2  # batches that are prepared while nobody asks
+
+    def from_loader() -> int:
+        return len(next(batches)["labels"])
+
+    def on_one() -> int:
+        return step(one)
+
+    def both() -> int:
+        return step(next(batches))
+
+    rates: dict[Callable[[], int], list[float]] = {from_loader: [], on_one: [], both: []}
+    for _ in range(_TURNS):
+        for work, found in rates.items():
+            if work is not on_one:
+                for _ in range(waiting if num_workers else 0):
+                    next(batches)
+            found.append(_images_per_second(work, seconds / _TURNS))
+    data, model, together = (median(found) for found in rates.values())
+    return data, model, together
+
+
+def _images_per_second(work: Callable[[], int], seconds: float) -> float:
+    import torch
+
+    images, start = 0, time.perf_counter()
+    while True:
+        images += work()
+        elapsed = time.perf_counter() - start
+        if elapsed >= seconds:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+                elapsed = time.perf_counter() - start
+            return images / elapsed
+
+
+def _endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+class _Stepper:
+    """A training step of the trainer's model, without a schedule."""
+
+    def __init__(self, trainer: "HfViTTrainer") -> None:
+        self.trainer = trainer
+        self.model, self.optimizer = cast(
+            "tuple[Any, Any]", trainer.accelerator.prepare(trainer.model, trainer.create_optimizer())
+        )
+        # What the Trainer divides a loss by when it is not told the number of images.
+        trainer.current_gradient_accumulation_steps = 1
+
+    def __call__(self, batch: Any) -> int:
+        self.trainer.training_step(self.model, batch)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return len(batch["labels"])
