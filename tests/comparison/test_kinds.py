@@ -190,3 +190,17 @@ def test_a_probe_of_two_classes(saved: Any, data: ImageData):
     with torch.no_grad():
         found = head(torch.from_numpy(examination.features("test")[0])).softmax(dim=1)
     assert found.numpy() == pytest.approx(regression(examination, strength)[0], abs=1e-4)
+
+
+def test_timm_by_folder_and_by_file(saved: Any, data: ImageData):
+    folder = saved.folder("efficientnet")
+    sources = [str(folder), f"timm:test_efficientnet@{folder / 'model.safetensors'}"]
+    pixel_values = torch.rand(2, 3, zoo.SIDE, zoo.SIDE)
+    by_folder, by_file = open_models(sources).values()
+    with torch.no_grad():
+        assert torch.equal(by_folder.model(pixel_values), by_file.model(pixel_values))
+    with pytest.raises(UserError, match="it has no head with named classes; or let a linear probe answer"):
+        enter("file", by_file, data, probe=False)
+    for mistake in ("test_efficientnet@nowhere.pth", "test_resnet@" + sources[1].partition("@")[2]):
+        with pytest.raises(UserError, match="cannot be loaded"):
+            open_models([f"timm:{mistake}", sources[0]])

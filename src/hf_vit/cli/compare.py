@@ -8,6 +8,9 @@ import typer
 if TYPE_CHECKING:
     from hf_vit.comparison import ModelResult, SpeedResult
 
+# Of a table in a terminal, beside the model's name: the comparison is told in several.
+_COLUMNS = 5
+
 
 def compare(
     context: typer.Context,
@@ -96,11 +99,13 @@ def _print_table(results: "list[ModelResult]", speed: "SpeedResult | None") -> N
 
     from hf_vit.comparison.tables import sentences, shown_rows
 
-    rows = shown_rows(results, speed)
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*map(escape, row.values()))
-    console = Console()
-    console.print(table)
+    rows, console = shown_rows(results, speed), Console()
+    name, *headers = rows[0]
+    for start in range(0, len(headers), _COLUMNS):
+        shown = [name, *headers[start : start + _COLUMNS]]
+        table = Table(*shown)
+        for row in rows:
+            table.add_row(*(escape(row[header]) for header in shown))
+        console.print(table)
     for sentence in sentences(results, speed):
         console.print(escape(sentence), highlight=False)

@@ -18,7 +18,8 @@ from hf_vit.evaluation.classification import match_labels
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.features import pre_logits
 from hf_vit.evaluation.loading import load_pretrained
-from hf_vit.evaluation.subject import TIMM, Subject, open_subject
+from hf_vit.evaluation.subject import Subject, open_subject
+from hf_vit.evaluation.timm_models import TIMM
 
 HEAD, PROBE = "head", "linear probe"
 

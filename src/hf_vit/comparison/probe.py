@@ -13,8 +13,7 @@ from torch import nn
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.features import pre_logits
-from hf_vit.evaluation.probes import STRENGTHS
-from hf_vit.evaluation.probes import _Probe as Probe
+from hf_vit.evaluation.probes import STRENGTHS, Probe
 
 if TYPE_CHECKING:
     from hf_vit.evaluation.examination import Examination

@@ -96,7 +96,7 @@ def linear_probe(
     judged, truth = examination.depth_features(examination.split)
     found: list[tuple[float, float, int]] = []
     for name in learned:
-        probes = [_Probe.fit(learned[name], labels, strength) for strength in sorted(strengths)]
+        probes = [Probe.fit(learned[name], labels, strength) for strength in sorted(strengths)]
         best = max(probes, key=lambda probe: probe.score(chosen[0][0][name], chosen[0][1])) if chosen else probes[0]
         unfinished = sum(not probe.finished for probe in probes)
         found.append((best.score(judged[name], truth), best.strength, unfinished))
@@ -106,13 +106,22 @@ def linear_probe(
 
 @final
 @dataclass(frozen=True)
-class _Probe:
+class Probe:
+    """A logistic regression on standardised features.
+
+    Attributes:
+        pipeline: scikit-learn's scaler and regression.
+        strength: its C.
+        finished: whether it converged.
+    """
+
     pipeline: Any
     strength: float
     finished: bool
 
     @classmethod
-    def fit(cls, features: NDArray[np.float32], labels: NDArray[np.int64], strength: float) -> "_Probe":
+    def fit(cls, features: NDArray[np.float32], labels: NDArray[np.int64], strength: float) -> "Probe":
+        """Learn from features [n, D] and classes [n]."""
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
@@ -126,6 +135,7 @@ class _Probe:
         return cls(pipeline, strength, bool(np.max(regression.n_iter_) < _MAX_ITERATIONS))
 
     def score(self, features: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
+        """Share of right answers."""
         return float(self.pipeline.score(features, labels))
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from hf_vit.data import eval_transform
 from hf_vit.evaluation.loading import label_names_of, load_pretrained
-from hf_vit.evaluation.timm_models import TIMM, load_timm, timm_data_config, timm_label_names
+from hf_vit.evaluation.timm_models import is_timm, load_timm, timm_data_config, timm_label_names
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -84,7 +84,8 @@ def open_subject(source: Any, device: str | None = None) -> Subject:
     """Load or wrap a model.
 
     Args:
-        source: a folder, a Hub id, "timm:NAME" (timm installed), a pair (model, image processor) or a `Subject`.
+        source: a folder (timm's too), a Hub id, "timm:NAME" or "timm:NAME@FILE" (timm installed), a pair (model, image
+            processor) or a `Subject`.
         device: torch device; by default a GPU where there is one. Models made in Python stay where they are.
 
     Raises:
@@ -95,7 +96,7 @@ def open_subject(source: Any, device: str | None = None) -> Subject:
     if isinstance(source, tuple):
         model, processor = source
         return Subject(model.eval(), _prepare(processor), type(model).__name__)
-    if str(source).startswith(TIMM):
+    if is_timm(str(source)):
         return _timm_subject(str(source), device)
     model, processor, folder = load_pretrained(source, device)
     name = folder.resolve().name if folder is not None else str(source)

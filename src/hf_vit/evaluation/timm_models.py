@@ -28,7 +28,8 @@ def load_timm(source: str, device: str | None = None) -> "nn.Module":
     """A model of timm with its weights, in evaluation mode.
 
     Args:
-        source: "timm:NAME", "timm:FOLDER", or the folder of a model that timm saved.
+        source: "timm:NAME", "timm:NAME@FILE" (a checkpoint of that architecture), "timm:FOLDER", or the folder of a
+            model that timm saved.
         device: torch device; by default a GPU where there is one.
 
     Raises:
@@ -41,13 +42,30 @@ def load_timm(source: str, device: str | None = None) -> "nn.Module":
         raise UserError(f"timm:{name} needs timm: pip install timm") from error
     place, folder = pick_device(device), Path(name).expanduser()
     try:
-        model = timm.create_model(f"local-dir:{folder}" if folder.is_dir() else name, pretrained=True)
+        if "@" in name and not folder.is_dir():
+            model = _from_file(*name.split("@", 1))
+        else:
+            model = timm.create_model(f"local-dir:{folder}" if folder.is_dir() else name, pretrained=True)
     except Exception as error:  # unknown names, no weights, no connection: each has an error of its own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
             f"timm:{name} cannot be loaded ({reason:.200}); timm.list_models(pretrained=True) names what can"
         ) from error
     return model.eval().to(place)
+
+
+def _from_file(architecture: str, file: str) -> "nn.Module":
+    """A checkpoint alone: as many classes as its head has, whose names it does not tell unless they are ImageNet's."""
+    import timm
+    from timm.models import get_pretrained_cfg, load_state_dict
+
+    path, config = Path(file).expanduser(), cast(Any, get_pretrained_cfg(architecture))
+    if not path.is_file():
+        raise UserError(f"there is no file {file}")
+    weights, classifier = load_state_dict(str(path)), config.classifier if config else None
+    head = weights.get(f"{classifier if isinstance(classifier, str) else (classifier or [''])[0]}.weight")
+    options: dict[str, Any] = {} if head is None else {"num_classes": len(head)}
+    return timm.create_model(architecture, checkpoint_path=str(path), **options)
 
 
 def timm_data_config(model: "nn.Module") -> dict[str, Any]:

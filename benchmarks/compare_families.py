@@ -1,0 +1,287 @@
+"""Small models of the documents' families, trained alike on the digits, then put side by side by `hf-vit compare`.
+
+    python benchmarks/compare_families.py [--output benchmarks/results/compare_families.json] [--models out/families]
+    python benchmarks/compare_families.py --summary     # the table of what is there, no runs
+
+Data: the UCI digits (1,257 / 180 / 360 for training, validation and test) stretched from 8x8 to 32x32 px, RGB.
+
+One recipe for all: AdamW, batch 32, weight decay 0.05, 100 steps, cosine after 10% warm-up, random shifts by up to
+4 px. Its learning rate is the only thing that is chosen, model by model: seed 0 trains at each of `RATES`, and the rate
+that is better on the VALIDATION images (of equals the lower) is the one of all seeds. The test images are looked at by
+the comparison alone. ImageGPT learns the next pixel without labels for as many steps, in 8x8 px and 16 grays, its rate
+is chosen by the validation loss of that, and a linear probe answers for it, as `--probe` does.
+
+Equal are data, steps, images, recipe and the number of trials. Not equal are parameters, FLOPs (both are in the table)
+and how long the families take to learn: 100 steps favour models with strong assumptions about images. All sizes were
+fixed before any training: the library's smallest model of that name, or its class made narrow and shallow.
+
+Runs are kept in `--models`; what is there is not made again. About 8 minutes of one core.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from inductive_bias import SIDE, WEIGHT_DECAY, batches, shifted
+from pairing import cpu_name
+from torch import nn
+from torch.nn import functional as F
+
+import hf_vit
+from hf_vit.comparison import ComparisonSettings, compare
+from hf_vit.data import load_data, make_processor
+
+SEEDS, RATES, STEPS = (0, 1, 2), (1e-3, 4e-3), 100
+GRAYS, TOKENS_SIDE = 16, 8
+NAMES = [str(digit) for digit in range(10)]
+LABELS: dict[str, Any] = {"id2label": dict(enumerate(NAMES)), "label2id": {name: int(name) for name in NAMES}}
+VIT: dict[str, Any] = {"image_size": SIDE, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+
+SWIN: dict[str, Any] = {"embed_dim": 48, "depths": [2, 2], "num_heads": [2, 4], "mlp_ratio": 2.0}
+CAIT: dict[str, Any] = {"embed_dim": 64, "depth": 2, "depth_token_only": 1, "num_heads": 4, "mlp_ratio": 2.0}
+
+
+def ours(family: str, **fields: Any) -> Callable[[], nn.Module]:
+    config, model = (getattr(hf_vit, f"Hf{family}{part}") for part in ("Config", "ForImageClassification"))
+    return lambda: model(config(**fields, **LABELS))
+
+
+def theirs(family: str, **fields: Any) -> Callable[[], nn.Module]:
+    config, model = (getattr(transformers, f"{family}{part}") for part in ("Config", "ForImageClassification"))
+    return lambda: model(config(**fields, **LABELS))
+
+
+def of_timm(name: str, **fields: Any) -> Callable[[], nn.Module]:
+    import timm
+
+    return lambda: timm.create_model(name, num_classes=len(NAMES), **fields)
+
+
+def register_small_mixer() -> None:
+    """timm's MLP-Mixer in 4x4 px patches: its own entry points fix the patch, the width and the depth."""
+    from timm.models import mlp_mixer, register_model
+
+    def mixer_digits(pretrained: bool = False, **fields: Any) -> nn.Module:
+        sizes: dict[str, Any] = {"img_size": SIDE, "patch_size": 4, "embed_dim": 64, "num_blocks": 4}
+        return mlp_mixer._create_mixer("mixer_s16_224", pretrained, mlp_ratio=(0.5, 2.0), **{**fields, **sizes})
+
+    mixer_digits.__module__ = mlp_mixer.__name__
+    register_model(mixer_digits)
+
+
+def image_gpt() -> nn.Module:
+    config = transformers.ImageGPTConfig(
+        vocab_size=GRAYS + 1, n_positions=TOKENS_SIDE**2, n_embd=64, n_layer=4, n_head=4
+    )
+    return transformers.ImageGPTForCausalImageModeling(config)
+
+
+FAMILIES: dict[str, Callable[[], nn.Module]] = {
+    "vit": ours("ViT", patch_size=4, num_hidden_layers=3, **VIT),
+    "hybrid": ours("HybridViT", stage_depths=(1,), stem_width=32, num_hidden_layers=2, **VIT),
+    "axial": ours("AxialViT", patch_size=4, num_hidden_layers=2, **VIT),
+    "axial_resnet": ours("AxialResNet", image_size=SIDE, stage_depths=(1, 1), stem_width=16),
+    "bit": theirs("Bit", embedding_size=32, hidden_sizes=[64, 128], depths=[1, 1], num_groups=8),
+    "swin": theirs("Swin", image_size=SIDE, patch_size=4, window_size=4, **SWIN),
+    "regnet": theirs("RegNet", embedding_size=32, hidden_sizes=[48, 96], depths=[1, 2], groups_width=16),
+    "resnet": theirs("ResNet", embedding_size=32, hidden_sizes=[32, 64], depths=[1, 1], layer_type="basic"),
+    "deit": theirs("DeiT", patch_size=4, num_hidden_layers=3, **VIT),
+    "cait": of_timm("cait_xxs24_224", img_size=SIDE, patch_size=4, **CAIT),
+    "mixer": of_timm("mixer_digits"),
+    "coatnet": of_timm("test_coatnet", img_size=SIDE),
+    "nfnet": of_timm("test_nfnet"),
+    "tresnet": of_timm("tresnet_m", width_factor=0.375, layers=(1, 1, 1, 1)),
+    "efficientnet": of_timm("test_efficientnet"),
+    "igpt": image_gpt,
+}
+TIMM = ("cait", "mixer", "coatnet", "nfnet", "tresnet", "efficientnet")
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Images [n, 3, 32, 32] in [-1, 1] and labels [n] of training and validation."""
+
+    images: dict[str, torch.Tensor]
+    labels: dict[str, torch.Tensor]
+
+
+def load_digits() -> Digits:
+    found, images, labels = load_data("digits", image_size=(SIDE, SIDE)), {}, {}
+    for name in ("train", "validation"):
+        split: Any = found.splits[name]
+        pixels = torch.from_numpy(np.stack([np.asarray(image.convert("RGB")) for image in split["image"]]))
+        images[name], labels[name] = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1, torch.tensor(split["label"])
+    return Digits(images, labels)
+
+
+def loss_of(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Of the digit; of an ImageGPT, of every next pixel."""
+    if isinstance(model, transformers.ImageGPTForCausalImageModeling):
+        small = F.interpolate(images[:, :1], size=(TOKENS_SIDE, TOKENS_SIDE), mode="bilinear", antialias=True)
+        tokens = ((small.flatten(1) + 1) / 2 * (GRAYS - 1)).round().long().clamp(0, GRAYS - 1)
+        return model(input_ids=tokens, labels=tokens).loss
+    return F.cross_entropy(logits_of(model, images), labels)
+
+
+def logits_of(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    output = model(images)
+    return getattr(output, "logits", output)
+
+
+def train(model: nn.Module, digits: Digits, rate: float, seed: int) -> None:
+    generator, steps = torch.Generator().manual_seed(seed), STEPS
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=WEIGHT_DECAY)
+    warm_up = steps // 10
+    for step, batch in enumerate(batches(torch.arange(len(digits.labels["train"])), steps, generator)):
+        done = (step - warm_up) / (steps - warm_up)
+        factor = (step + 1) / warm_up if step < warm_up else 0.5 * (1 + math.cos(math.pi * done))
+        optimizer.param_groups[0]["lr"] = rate * factor
+        images = shifted(digits.images["train"][batch], generator)
+        loss_of(model, images, digits.labels["train"][batch]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@torch.no_grad()
+def judge(model: nn.Module, digits: Digits) -> float:
+    """What chooses the rate: accuracy on the validation images, or less the loss of the next pixel."""
+    images, labels = digits.images["validation"], digits.labels["validation"]
+    if isinstance(model, transformers.ImageGPTForCausalImageModeling):
+        return -float(loss_of(model.eval(), images, labels))
+    return float((logits_of(model.eval(), images).argmax(-1) == labels).float().mean())
+
+
+def save(model: Any, folder: Path, family: str) -> None:
+    """As its library saves it, with the image processor that its training stands for."""
+    if family in TIMM:
+        from timm.models._hub import save_for_hf
+
+        config = {"input_size": (3, SIDE, SIDE), "crop_pct": 1.0, "mean": (0.5,) * 3, "std": (0.5,) * 3}
+        own: dict[str, Any] = {"architecture": "mixer_digits"} if family == "mixer" else {}
+        names = {"label_names": NAMES, "pretrained_cfg": {"interpolation": "bilinear", **own}}
+        save_for_hf(model, str(folder), model_config=names, safe_serialization=True, data_config=config)
+        return
+    model.save_pretrained(folder)
+    if family == "igpt":
+        grays = torch.linspace(-1, 1, GRAYS)[:, None].repeat(1, 3)
+        size = {"height": TOKENS_SIDE, "width": TOKENS_SIDE}
+        transformers.ImageGPTImageProcessor(clusters=grays.tolist(), size=size).save_pretrained(folder)
+    else:
+        size = type("Size", (), {"image_size": SIDE, "num_channels": 3})
+        make_processor(size).save_pretrained(folder)
+
+
+def folder_of(root: Path, family: str, rate: float, seed: int) -> Path:
+    return root / f"seed-{seed}" / f"rate-{rate:g}" / family
+
+
+def carry_out(root: Path, family: str, rate: float, seed: int, digits: Digits) -> dict[str, Any]:
+    """Train one model and keep it, unless it is there; what is told of its training."""
+    folder = folder_of(root, family, rate, seed)
+    record = folder / "training.json"
+    if record.exists():
+        return json.loads(record.read_text())
+    torch.manual_seed(seed)
+    model = FAMILIES[family]()
+    started = time.process_time()
+    train(model.train(), digits, rate, seed)
+    found = {"family": family, "rate": rate, "seed": seed, "steps": STEPS, "validation": round(judge(model, digits), 4)}
+    found |= {"cpu_seconds": round(time.process_time() - started, 1), "date": datetime.date.today().isoformat()}
+    save(model, folder, family)
+    record.write_text(json.dumps(found) + "\n")
+    print(found, flush=True)
+    return found
+
+
+def train_all(root: Path, seeds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """All runs, and the chosen rate of every family."""
+    digits = load_digits()
+    runs = [carry_out(root, family, rate, 0, digits) for family in FAMILIES for rate in RATES]
+    judged = {(run["family"], run["rate"]): run["validation"] for run in runs}
+    chosen = {family: max(RATES, key=lambda rate: judged[family, rate]) for family in FAMILIES}
+    others = [carry_out(root, family, chosen[family], seed, digits) for seed in SEEDS[1:seeds] for family in FAMILIES]
+    return runs + others, chosen
+
+
+def compare_all(root: Path, chosen: dict[str, float], seeds: int, turns: int) -> dict[str, Any]:
+    """The comparison of every seed's models, the first with speed."""
+    found: dict[str, Any] = {}
+    for seed in SEEDS[:seeds]:
+        settings = ComparisonSettings(robustness_images=None, speed_turns=0 if seed else turns)
+        folders = {family: folder_of(root, family, rate, seed) for family, rate in chosen.items()}
+        sources = [f"timm:{folder}" if family in TIMM else str(folder) for family, folder in folders.items()]
+        output = root / f"comparison-{seed}"
+        compare(sources, "digits", output, probe=True, settings=settings, progress=False, report=print)
+        found[str(seed)] = json.loads((output / "comparison.json").read_text())
+    return found
+
+
+def summarise(path: Path) -> None:
+    """Print the table: means over seeds, and ± one standard deviation."""
+    stored = json.loads(path.read_text())
+    comparisons = list(stored["comparisons"].values())
+    speed = comparisons[0]["speed"]
+    print("| model | rate | parameters | MFLOPs | top-1 (%) | calibration error (%) | corrupted (%) | FGSM 1 (%) | "
+          "FGSM 4 (%) | times as fast as vit | CPU s a training |\n|" + "---|" * 11)  # fmt: skip
+    for place, model in enumerate(comparisons[0]["models"]):
+        name, seeds = model["inputs"]["model"]["name"], [comparison["models"][place] for comparison in comparisons]
+        cells = [f"{stored['rates'][name]:g}", f"{model['parameters']:,}", f"{model['flops'] / 1e6:.1f}"]
+        cells += [told([one["top1"]["value"] for one in seeds]), told([one["ece"] for one in seeds])]
+        cells.append(told([statistics.mean(one["corruptions"].values()) for one in seeds]))
+        cells += [told([one["fgsm"][size] for one in seeds]) if model["fgsm"] else "" for size in ("1", "4")]
+        cells.append(f"{speed['rows'][name]['times_as_fast']['median']:.2f}" if speed else "")
+        cells.append(f"{statistics.mean(run['cpu_seconds'] for run in stored['runs'] if run['family'] == name):.0f}")
+        print(f"| {name} | " + " | ".join(cells) + " |")
+    seconds = sum(run["cpu_seconds"] for run in stored["runs"])
+    print(f"\n{len(stored['runs'])} trainings, {seconds / 60:.0f} CPU-minutes, {len(comparisons)} seeds")
+    if speed:
+        print(
+            f"speed: batch {speed['batch_size']}, {speed['turns']} turns, others kept {speed['others_load']} cores busy"
+        )
+
+
+def told(values: list[float]) -> str:
+    mean = f"{100 * statistics.mean(values):.1f}"
+    return f"{mean} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else mean
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/compare_families.json"))
+    parser.add_argument("--models", type=Path, default=Path("out/families"), help="where the trained models are kept")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), choices=range(1, len(SEEDS) + 1))
+    parser.add_argument("--turns", type=int, default=20, help="in which every model's speed is measured")
+    parser.add_argument("--summary", action="store_true", help="the table of the finished runs")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    register_small_mixer()
+    if not options.summary:
+        runs, chosen = train_all(options.models, options.seeds)
+        result = {
+            "date": datetime.date.today().isoformat(),
+            "cpu": cpu_name(),
+            "versions": {package: version(package) for package in ("torch", "transformers", "timm")},
+            "rates": chosen,
+            "runs": runs,
+            "comparisons": compare_all(options.models, chosen, options.seeds, options.turns),
+        }
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+        shutil.copyfile(options.models / "comparison-0" / "comparison.png", options.output.with_suffix(".png"))
+    summarise(options.output)
+
+
+if __name__ == "__main__":
+    main()
