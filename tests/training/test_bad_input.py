@@ -203,7 +203,8 @@ def test_disk_that_fills_up_while_training(error, colours, tiny_config, tmp_path
         with pytest.raises(UserError, match=r"is full; checkpoint-2 is complete: free space, then go on with --resume"):
             finetune(tiny_config(), str(colours), output, **settings)
     assert [path.name for path in output.iterdir()] == ["checkpoints"]
-    assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["checkpoint-2", "run.json"]
+    kept = ["checkpoint-2", "data_files.json", "run.json"]
+    assert sorted(path.name for path in (output / "checkpoints").iterdir()) == kept
     assert is_complete(output / "checkpoints" / "checkpoint-2")
     result = finetune(tiny_config(), str(colours), output, options=FinetuneOptions(resume=True), **settings)
     assert result.steps == 4

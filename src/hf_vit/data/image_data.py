@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.data.checks import Seen, keep_good, scan, short_name
+from hf_vit.data.files import file_states, tell_changes
+from hf_vit.data.sources import Source
 from hf_vit.data.streams import StreamReader
 from hf_vit.errors import UserError
 
@@ -26,6 +28,8 @@ class ImageData:
         label_names: the classes, in the order of their numbers.
         skipped: bad images that were left out.
         notes: what a user should be told: splits that were cut, files that were ignored.
+        place: where it is read from; None for data of other making.
+        files: what `file_states` said of its files when it was loaded.
     """
 
     name: str
@@ -34,12 +38,21 @@ class ImageData:
     label_names: list[str]
     skipped: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
+    place: Source | None = None
+    files: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     # What the scan saw, row by row (tables); size of a stream where it is known; how to read a stream anew.
     seen: dict[str, list[Seen]] = field(default_factory=dict[str, list[Seen]], repr=False)
     sizes: dict[str, int] = field(default_factory=dict[str, int], repr=False)
     readers: "dict[str, tuple[IterableDataset, StreamReader]]" = field(
         default_factory=dict[str, tuple[Any, StreamReader]], repr=False
     )
+
+    def changed_files(self) -> str:
+        """Which files are missing or changed since the data was loaded; see `tell_changes`."""
+        if self.place is None:
+            return ""
+        now = file_states(self.place, contents=bool(self.readers))
+        return tell_changes(self.files, now)
 
     def num_examples(self, split: str) -> int | None:
         """Number of images of a split; None for a stream that does not tell."""

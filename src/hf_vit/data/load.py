@@ -2,14 +2,14 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from hf_vit.data.builtin import digits, photos
 from hf_vit.data.checks import keep_good, scan, short_name
+from hf_vit.data.files import broken_file, file_states, states_fingerprint
 from hf_vit.data.image_data import ImageData, content_fingerprint
 from hf_vit.data.labels import LabelMap, is_unlabelled
 from hf_vit.data.sources import Source, resolve_source
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 logger = logging.getLogger(__name__)
-# A stream's files are hashed whole up to this many bytes together; beyond, their names and sizes are.
-HASHED_BYTES = 1 << 30
 # Shards of a streamed folder: at most this many loader workers or processes share the reading.
 _SHARDS = 16
 
@@ -60,6 +58,15 @@ def load_data(
     place = resolve_source(source)
     if place.kind == "builtin":
         return _builtin_data(place.name, image_size, streaming)
+    if broken := broken_file(place):
+        raise UserError(f"'{place.name}' cannot be read as {place.kind}: {broken}; put it back, or remove it")
+    data = _read(place, streaming, skip_bad_images, seed)
+    for note in data.notes:
+        logger.info(note)
+    return data
+
+
+def _read(place: Source, streaming: bool, skip_bad_images: bool, seed: int) -> ImageData:
     if place.kind == "folder":
         tables = read_folder(place)
     elif place.kind == "hub":
@@ -68,12 +75,8 @@ def load_data(
         tables = read_files(place, streaming=streaming)
     tables.notes.extend(place.notes)
     if streaming and place.kind != "folder":
-        data = _streams(place, tables, skip_bad_images, seed)
-    else:
-        data = _tables_data(place, tables, streaming, skip_bad_images, seed)
-    for note in data.notes:
-        logger.info(note)
-    return data
+        return _streams(place, tables, skip_bad_images, seed)
+    return _tables_data(place, tables, streaming, skip_bad_images, seed)
 
 
 def _builtin_data(name: str, image_size: tuple[int, int] | None, streaming: bool) -> ImageData:
@@ -88,7 +91,8 @@ def _tables_data(place: Source, tables: Tables, streaming: bool, skip_bad_images
     import datasets
 
     splits, names = _labelled(place.name, tables)
-    data = ImageData(place.name, "", splits, names, notes=tables.notes)
+    data = ImageData(place.name, "", splits, names, notes=tables.notes, place=place)
+    data.files = file_states(place, contents=streaming)
     if not streaming:
         seen = {split: scan(table, split) for split, table in splits.items()}
         rows, bad = keep_good(seen, (1, 1), skip_bad_images)
@@ -97,7 +101,7 @@ def _tables_data(place: Source, tables: Tables, streaming: bool, skip_bad_images
         data.skipped = list(map(short_name, bad))
     _cut(data, splits, seed)
     if streaming:
-        data.fingerprint = _files_fingerprint(place)
+        data.fingerprint = _files_fingerprint(place, data.files)
         return _streamed_tables(data, skip_bad_images)
     data.splits = {
         split: table.cast_column("image", datasets.Image()) for split, table in cast("Any", data.splits).items()
@@ -175,7 +179,9 @@ def _streams(place: Source, tables: Tables, skip_bad_images: bool, seed: int) ->
         raise UserError(f"'{place.name}' does not name its classes, which streaming needs; load it without streaming")
     else:
         labels = _label_map(place.name, tables, list(_distinct(found.get("train", next(iter(found.values()))), tables)))
-    data = ImageData(place.name, _files_fingerprint(place), {}, labels.names, notes=tables.notes)
+    files = file_states(place)
+    fingerprint = _files_fingerprint(place, files)
+    data = ImageData(place.name, fingerprint, {}, labels.names, notes=tables.notes, place=place, files=files)
     missing = tuple(missing_splits(list(found)))
     for split in (name for name in SPLITS if name in found or name in missing):
         cut = StreamCut(missing, split, seed) if missing and (split == "train" or split in missing) else None
@@ -193,19 +199,9 @@ def _distinct(stream: "IterableDataset", tables: Tables) -> Iterator[Any]:
         yield from set(tables.columns.labels(cast("Any", batch)))
 
 
-def _files_fingerprint(place: Source) -> str:
+def _files_fingerprint(place: Source, files: Mapping[str, str]) -> str:
     """Hash of a stream's files: contents up to 1 GiB together, names and sizes beyond; for the Hub, of the commit."""
     if place.kind == "hub":
         commit = hub_commit(place.name.partition(":")[0])
         return hashlib.sha256(f"{place.name} {commit}".encode()).hexdigest()[:16]
-    named = [(f"{split}/{path.name}", path) for split, paths in place.files.items() for path in paths]
-    for split, classes in place.folder.items():
-        named += [(f"{split}/{label}/{path.name}", path) for label, paths in classes.items() for path in paths]
-    whole = sum(path.stat().st_size for _, path in named) <= HASHED_BYTES
-    lines = sorted(f"{name}\t{_digest(path) if whole else path.stat().st_size}" for name, path in named)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return states_fingerprint(files)

@@ -1,6 +1,7 @@
 """Where a run keeps what it needs to be resumed, and which of it survived a kill or a full disk.
 
     OUTPUT/checkpoints/run.json            how the run was started
+    OUTPUT/checkpoints/data_files.json     the files of its data, with hashes or sizes
     OUTPUT/checkpoints/checkpoint-<step>/  weights, optimizer, random states
 
 It lies apart from the files that are shared, and is removed when the run is complete unless it is to be kept.
@@ -21,6 +22,7 @@ from hf_vit.facts import write_atomically
 
 WORK_FOLDER = "checkpoints"
 RUN_NAME = "run.json"
+_FILES_NAME, _MOST_FILES = "data_files.json", 100_000
 _STATE_NAME = "trainer_state.json"
 _ZIPPED = ("optimizer.pt", "scheduler.pt")
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -111,6 +113,20 @@ def write_run(work: Path, settings: Mapping[str, Any]) -> None:
     write_atomically(work / RUN_NAME, json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
+def write_files(work: Path, files: Mapping[str, str]) -> None:
+    """Record the data's files, so that a change can be told by name; not of folders of very many images."""
+    if 0 < len(files) <= _MOST_FILES:
+        write_atomically(work / _FILES_NAME, json.dumps(files, indent=1, sort_keys=True) + "\n")
+
+
+def read_files(work: Path) -> dict[str, str] | None:
+    """The data's files as they were; None where they were not recorded."""
+    try:
+        return json.loads((work / _FILES_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
 def read_run(work: Path) -> dict[str, Any] | None:
     """How a run was started; None when the folder holds no run.
 
@@ -126,8 +142,15 @@ def read_run(work: Path) -> dict[str, Any] | None:
     return settings
 
 
-def refuse_other_settings(started: Mapping[str, Any], now: Mapping[str, Any], output: Path) -> None:
+def refuse_other_settings(
+    started: Mapping[str, Any], now: Mapping[str, Any], output: Path, changed_files: str = ""
+) -> None:
     """A run goes on as it was started, or its result would be neither this run's nor that one's.
+
+    Args:
+        started, now: the settings.
+        output: for the message.
+        changed_files: of the data, see `tell_changes`.
 
     Raises:
         UserError: settings differ; the message names them.
@@ -137,11 +160,14 @@ def refuse_other_settings(started: Mapping[str, Any], now: Mapping[str, Any], ou
         for name in sorted({*started, *now})
         if started.get(name, _ABSENT) != now.get(name, _ABSENT)
     ]
-    if different:
-        raise UserError(
-            f"--resume goes on as {output} was started, but {'; '.join(different)}; give the same settings, or another "
-            "output folder"
-        )
+    if not different:
+        return
+    other_data = changed_files and started.get("data") != now.get("data")
+    files = f" ({changed_files}: put the data back as it was)" if other_data else ""
+    raise UserError(
+        f"--resume goes on as {output} was started, but {'; '.join(different)}{files}; give the same settings, or "
+        "another output folder"
+    )
 
 
 def need_space(folder: Path, needed: int) -> None:

@@ -144,7 +144,8 @@ def enter_run(run: "Run", objective: Mapping[str, Any]) -> None:
     """Record how the run is started, or make sure that it is resumed with the same settings."""
     if not is_first():
         return
-    from hf_vit.training.checkpoints import read_run, refuse_other_settings, write_run
+    from hf_vit.data.files import tell_changes
+    from hf_vit.training.checkpoints import read_files, read_run, refuse_other_settings, write_files, write_run
 
     settings = {
         **objective,
@@ -164,8 +165,11 @@ def enter_run(run: "Run", objective: Mapping[str, Any]) -> None:
     started = read_run(run.work)
     if started is None or run.checkpoint is None:  # nothing is lost by other settings
         write_run(run.work, settings)
+        write_files(run.work, run.data.files)
     else:
-        refuse_other_settings(started, settings, run.output)
+        before = read_files(run.work)
+        changes = "" if before is None else tell_changes(before, run.data.files)
+        refuse_other_settings(started, settings, run.output, changes)
 
 
 def describe(run: "Run") -> str:

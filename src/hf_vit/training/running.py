@@ -188,6 +188,14 @@ def _callbacks(trainer: HfViTTrainer, kind: type[_Kind]) -> list[_Kind]:
     return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, kind)]
 
 
+def _tell_changed_files(run: Run, error: Exception) -> None:
+    """Raise in place of an error that came of files which were taken away or changed while they were read."""
+    if changes := run.data.changed_files():
+        kept = last_complete(run.work)
+        rest = f"go on from {kept.name} with --resume" if kept else "start again with --resume"
+        raise UserError(f"of the training data {changes}; put it back as it was, then {rest}") from error
+
+
 def _too_little_memory(run: Run) -> str:
     size, smaller = run.micro_batch_size, "smaller images or a smaller model"
     message = f"there is too little memory for {size} images at once; choose "
@@ -216,6 +224,7 @@ def _explained(run: Run, trainer: HfViTTrainer) -> Generator[None]:
         if is_out_of_memory(error):
             raise UserError(_too_little_memory(run)) from error
         if not is_full_disk(error):
+            _tell_changed_files(run, error)
             raise
         with suppress(OSError):
             if is_first():

@@ -128,6 +128,8 @@ def stream_loader(
         workers = min(workers, stream.num_shards)
     if workers == 0:
         options |= {"persistent_workers": False, "prefetch_factor": None}
+    # A generator of its own: beginning anew, after a checkpoint, must not draw from the model's random numbers.
+    options["generator"] = torch.Generator()
     loader = DataLoader(stream, collate_fn=StreamCollator(collator), num_workers=workers, **options)
     with warnings.catch_warnings():
         # torchdata 0.11 still reports to torch's "vitals", which torch 2.15 calls deprecated.
