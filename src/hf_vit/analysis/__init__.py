@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hf_vit.analysis.images import AnalysisImages, open_images
     from hf_vit.analysis.record import save_analyses
     from hf_vit.analysis.registry import ANALYSES
+    from hf_vit.analysis.stages import StagesDocument, analyze_stages, stage_folders
     from hf_vit.analysis.subject import Subject, open_subject
 
 _HOMES = {
@@ -23,11 +24,14 @@ _HOMES = {
     "AttentionReader": "attention",
     "CueConflicts": "cue_conflicts",
     "Subject": "subject",
+    "StagesDocument": "stages",
     "analyze": "api",
+    "analyze_stages": "stages",
     "open_cue_conflicts": "cue_conflicts",
     "open_images": "images",
     "open_subject": "subject",
     "save_analyses": "record",
+    "stage_folders": "stages",
 }
 
 __all__ = [
@@ -38,12 +42,15 @@ __all__ = [
     "AnalysisSettings",
     "AttentionReader",
     "CueConflicts",
+    "StagesDocument",
     "Subject",
     "analyze",
+    "analyze_stages",
     "open_cue_conflicts",
     "open_images",
     "open_subject",
     "save_analyses",
+    "stage_folders",
 ]
 
 

@@ -102,30 +102,41 @@ def analyze(
     names = _known(only)
     settings = settings or AnalysisSettings()
     conflicts = None if cue_conflict is None else open_cue_conflicts(cue_conflict)
-    if images is None and (conflicts is None or names != [ShapeBias.name]):
+    if images is None and conflicts is not None and names == [ShapeBias.name]:
+        images = conflicts.images
+    if images is None:
         raise UserError("no images were given (--images); only shape_bias can be made of cue conflicts alone")
-    source = conflicts.images if images is None and conflicts is not None else images
-    chosen = open_images(source, settings.num_images, split=split, seed=settings.seed)
     subject = open_subject(model, device)
     context = Context(
         subject,
-        chosen,
+        open_images(images, settings.num_images, split=split, seed=settings.seed),
         settings,
         against=None if against is None else open_subject(against, device),
         cue_conflicts=None if conflicts is None else conflicts.for_model(subject, class_map),
     )
-    run = AnalysisRun(context.subject, chosen)
+    run = AnalysisRun(subject, context.images)
     applicable = _applicable(names, only is not None, context, run)
-    say = report or (lambda line: None)
     if output is None:
         for name in applicable:
             _measure(ANALYSES[name](context), run)
         return run
-    folder = Path(output)
+    _make(applicable, run, context, Path(output), picture_format, report or (lambda line: None))
+    return run
+
+
+def _make(
+    names: Sequence[str],
+    run: AnalysisRun,
+    context: Context,
+    folder: Path,
+    picture_format: plots.PictureFormat,
+    say: Callable[[str], None],
+) -> None:
+    """Make what the folder does not hold yet, and the report over all that it holds."""
     documents = _kept(folder, context)
     folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    for name in applicable:
+    for name in names:
         if name in documents:
             say(f"{name}: kept, it was finished before")
             continue
@@ -139,7 +150,6 @@ def analyze(
         run.pictures.update({folder / file: title for file, title in document.pictures.items()})
     write_report(folder, [documents[name] for name in ANALYSES if name in documents], run.left_out)
     run.seconds = time.perf_counter() - started
-    return run
 
 
 def _known(only: Sequence[str] | None) -> list[str]:

@@ -157,6 +157,25 @@ def curves(
     return figure
 
 
+def over_steps(curves: "Mapping[str, NDArray[np.float32]]", steps: "Sequence[int]") -> "Figure":
+    """One panel an array [stage, depth] (or [stage, 1]): a line a depth, dark to bright, over the training's steps."""
+    from matplotlib import colormaps
+
+    figure = _figure(4.4 * len(curves), 3.6)
+    for place, (title, values) in enumerate(curves.items()):
+        axes = figure.add_subplot(1, len(curves), place + 1)
+        depths = values.shape[1]
+        for depth in range(depths):
+            colour = colormaps["viridis"](depth / max(depths - 1, 1) * 0.9)
+            axes.plot(steps, values[:, depth], marker=".", color=colour, label=str(depth) if depths > 1 else None)
+        axes.set_xlabel("step")
+        axes.set_title(title, fontsize=9)
+        axes.grid(visible=True, alpha=0.3)
+        if depths > 1:
+            axes.legend(fontsize=6, title="place", title_fontsize=6)
+    return figure
+
+
 def shares(names: "Sequence[str]", values: "NDArray[np.float32]", overall: float, label: str) -> "Figure":
     """One bar a name, 0 to 1, and a line for all together; undefined ones are left out."""
     figure = _figure(0.45 * len(names) + 2.2, 3.4)

@@ -72,6 +72,42 @@ out: {{ one.inputs.cue_conflicts.skipped | join(", ") }}.{% endif %}</p>
 """
 
 
+_STAGES_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>Stages of a training</title>
+<style>
+body { font-family: sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; line-height: 1.45; }
+img { max-width: 100%; }
+</style>
+</head>
+<body>
+<h1>Stages of a training</h1>
+<p>{% for stage in stages %}<a href="{{ stage }}/report.html">{{ stage }}</a>{{ ", " if not loop.last }}{% endfor %}.
+A line is a layer or depth, the first is dark; numbers: stages.json.</p>
+{%- for title, picture in pictures %}
+<h2>{{ title }}</h2>
+<p><img src="{{ picture }}" alt="{{ title }}"></p>
+{%- endfor %}
+</body>
+</html>
+"""
+
+
+def write_stage_report(folder: Path, stages: Sequence[str], pictures: dict[str, str]) -> Path:
+    """Write `folder/report.html` over stages, whose own reports lie in folders of their names.
+
+    `pictures`: file -> title.
+    """
+    from jinja2 import Environment
+
+    shown = [(title, _embedded(folder / name)) for name, title in pictures.items()]
+    path = folder / REPORT_NAME
+    write_atomically(path, Environment(autoescape=True).from_string(_STAGES_PAGE).render(stages=stages, pictures=shown))
+    return path
+
+
 def write_report(folder: Path, documents: Sequence[AnalysisDocument], left_out: dict[str, str]) -> Path:
     """Write `folder/report.html` of the analyses whose pictures lie there; `left_out`: name -> why not applicable."""
     from jinja2 import Environment

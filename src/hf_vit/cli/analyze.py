@@ -1,14 +1,17 @@
 """`hf-vit analyze`."""
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 
 def analyze(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="Folder, Hub id, or timm:NAME.", show_default=False)],
+    model: Annotated[
+        str, typer.Argument(help="Folder, Hub id, timm:NAME, or a folder of checkpoints.", show_default=False)
+    ],
     output: Annotated[Path, typer.Option(help="Folder for numbers, pictures and the report.", file_okay=False)],
     images: Annotated[
         str | None,
@@ -36,7 +39,7 @@ def analyze(
     seed: Annotated[int, typer.Option(help="Of the choice of images, and of splits that are cut.", min=0)] = 0,
 ) -> None:
     """Look at how a model sees: attention, filters, positions, CKA, inductive biases; as JSON, pictures and HTML."""
-    from hf_vit.analysis import AnalysisSettings, save_analyses
+    from hf_vit.analysis import AnalysisSettings, analyze_stages, save_analyses, stage_folders
     from hf_vit.analysis import analyze as run_analyses
     from hf_vit.cli.command_line import command_line
     from hf_vit.errors import UserError
@@ -55,24 +58,26 @@ def analyze(
         cka_batch_size=cka_batch_size,
         seed=seed,
     )
+    make: Any = partial(
+        analyze_stages if stage_folders(model) else run_analyses,
+        only=only,
+        against=against,
+        cue_conflict=cue_conflict,
+        class_map=class_map,
+        settings=settings,
+        split=split,
+        picture_format=picture_format,
+        device=device,
+        report=typer.echo,
+    )
     try:
-        run = run_analyses(
-            model,
-            images,
-            output,
-            only=only,
-            against=against,
-            cue_conflict=cue_conflict,
-            class_map=class_map,
-            settings=settings,
-            split=split,
-            picture_format=picture_format,
-            device=device,
-            report=typer.echo,
-        )
+        run = make(model, images, output)
     except KeyboardInterrupt:
         typer.echo(f"hf-vit: stopped; what is finished is in {output}, the same command goes on from it", err=True)
         raise typer.Exit(130) from None
+    if stage_folders(model):
+        typer.echo(f"report in {output / 'report.html'}")
+        return
     for note in run.images.notes:
         typer.echo(f"note: {note}", err=True)
     for name, reason in run.left_out.items():
