@@ -1,12 +1,13 @@
 """Features of models of several libraries, beside what those libraries say themselves."""
 
+import re
 from typing import Any
 
 import pytest
 import timm
 import torch
 from evaluation.tiny import examine, make_classifier, make_data, make_processor
-from models.families import FAMILIES
+from models.families import FAMILIES, RESNETS
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from transformers import (
@@ -31,6 +32,23 @@ TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "im
 @pytest.fixture
 def pixels() -> torch.Tensor:
     return torch.randn(3, 3, 16, 16)
+
+
+def test_our_resnets_by_block() -> None:
+    """The channels of every block; AxialResNet's are the last axis of its maps, and its pooled output their mean."""
+    for family, row in RESNETS.items():
+        model = row.build("classification").eval()
+        pixels = torch.randn(2, 3, *_sides(model.config.image_size))
+        with torch.no_grad():
+            found, output = depth_features(model, pixels), model.base_model(pixels)
+        assert list(found)[:-1] == [
+            name for name, _ in model.named_modules() if re.fullmatch(r".*stages\.\d\.\d", name)
+        ]
+        torch.testing.assert_close(found[PRE_LOGITS], output.pooler_output.flatten(1))
+        *_, last, _ = found.values()
+        assert last.shape == output.pooler_output.flatten(1).shape
+        if family == "axial_resnet":
+            torch.testing.assert_close(last, found[PRE_LOGITS])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -98,7 +98,7 @@ def pool(model: nn.Module, features: torch.Tensor) -> torch.Tensor:
 
     Args:
         model: tells where the class token stands, and in timm's case the order of a map's axes.
-        features: [B, N, D] or a map, [B, C, H, W] (timm's "NHWC" models: [B, H, W, C]).
+        features: [B, N, D] or a map, [B, C, H, W] ([B, H, W, C] of AxialResNets and of timm's "NHWC" models).
     """
     if features.ndim == 4:
         return features.mean(dim=(1, 2) if _channels_last(model) else (2, 3))
@@ -115,4 +115,6 @@ def class_token(model: nn.Module) -> int | None:
 
 
 def _channels_last(model: nn.Module) -> bool:
+    if getattr(getattr(model, "config", None), "model_type", None) == "hf_axial_resnet":
+        return True
     return str(getattr(model, "output_fmt", "NCHW")).endswith("NHWC")
