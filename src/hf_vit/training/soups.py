@@ -204,13 +204,12 @@ def _deliver(
         if soup.accuracy is not None:
             values["validation_accuracy"] = soup.accuracy
             values["validation_accuracies"] = {i.name: i.accuracy for i in soup.ingredients}
-        fact = (
-            None if images is None else DataFact(name=images.name, fingerprint=images.fingerprint, split="validation")
+        facts = {} if images is None else _facts(images)
+        append_record(
+            parcel, new_record("training", command=command, data=facts.get("validation"), device=device, values=values)
         )
-        append_record(parcel, new_record("training", command=command, data=fact, device=device, values=values))
-        if images is not None and soup.test is not None:
-            fact = DataFact(name=images.name, fingerprint=images.fingerprint, split="test")
-            save_evaluation(parcel, soup.test, data=fact, command=command, seed=SPLIT_SEED, device=device)
+        if soup.test is not None:
+            save_evaluation(parcel, soup.test, data=facts["test"], command=command, seed=SPLIT_SEED, device=device)
         write_card(parcel)
         move_into(parcel, soup.folder)
     finally:
