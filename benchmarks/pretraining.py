@@ -35,12 +35,11 @@ import numpy as np
 import torch
 from inductive_bias import read, spread, subset
 from pairing import cpu_name, others_load
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 from torch.nn import functional as F
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForMaskedPatchPrediction, HfViTModel
 from hf_vit.data import load_data
+from hf_vit.evaluation.probes import Probe
 from hf_vit.training.contrastive import ContrastiveOptions, MomentumContrast, momentum_at
 from hf_vit.training.masking import NextPatch, RandomMasking
 
@@ -246,13 +245,8 @@ def probe(encoder: Any, data: Images, labels: int, seed: int) -> tuple[float, st
     chosen = subset(data.labels["train"], labels * data.classes or len(data.labels["train"]), seed).numpy()
     best = (-1.0, 0.0, "")
     for name in of["train"]:
-        scaler = StandardScaler().fit(of["train"][name][chosen])
-        found = LogisticRegression(max_iter=1000).fit(
-            scaler.transform(of["train"][name][chosen]), data.labels["train"][chosen]
-        )
-        scores = [
-            found.score(scaler.transform(of[split][name]), data.labels[split]) for split in ("validation", "test")
-        ]
+        found = Probe.fit(of["train"][name][chosen], data.labels["train"][chosen].numpy(), 1.0)
+        scores = [found.score(of[split][name], data.labels[split].numpy()) for split in ("validation", "test")]
         best = max(best, (scores[0], scores[1], name), key=lambda candidate: candidate[0])
     return best[1], best[2]
 

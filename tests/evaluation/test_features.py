@@ -178,3 +178,14 @@ def test_a_model_without_classes_has_no_logits() -> None:
         list(examine(bare).judging())
     with pytest.raises(UserError, match="does not know"):
         list(examine(make_classifier([f"k{index}" for index in range(6)])).judging())
+
+
+def test_memory_that_runs_out_names_batch_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_classifier()
+
+    def fail(*arguments: Any, **keywords: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(model.vit, "forward", fail)
+    with pytest.raises(UserError, match="too little memory for a batch of 9 images of 8x8 px; choose a smaller batch"):
+        examine(model, batch_size=9).features("test")

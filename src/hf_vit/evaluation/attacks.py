@@ -17,7 +17,7 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.pixels import PixelScale, image_generator
 from hf_vit.evaluation.protocol import ProtocolResult, Table, percent
 from hf_vit.evaluation.protocol_plots import Line, curves
-from hf_vit.evaluation.reading import finite_logits
+from hf_vit.evaluation.reading import enough_for, finite_logits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,7 +58,7 @@ def pgd(
 
 def gradient(loss: Loss, pixels: torch.Tensor) -> torch.Tensor:
     """Of every image's own loss with respect to its pixels, [B, C, H, W]; parameters are left alone."""
-    with torch.enable_grad():
+    with torch.enable_grad(), enough_for(pixels):
         asked = pixels.detach().requires_grad_()
         return torch.autograd.grad(loss(asked).sum(), asked)[0]
 

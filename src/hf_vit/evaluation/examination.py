@@ -13,7 +13,7 @@ from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.evaluation.classification import match_labels
 from hf_vit.evaluation.features import PRE_LOGITS, depth_features, pre_logits
-from hf_vit.evaluation.reading import Collate, evaluating, finite_logits, image_batches, shown
+from hf_vit.evaluation.reading import Collate, enough_for, evaluating, finite_logits, image_batches, shown
 from hf_vit.evaluation.subject import Subject
 from hf_vit.facts import DataFact
 
@@ -127,7 +127,9 @@ class Examination:
         model, read = self.subject.model, depth_features if by_depth else _last_features
         with torch.inference_mode():
             for pixel_values, labels in self._batches(split, self.data_classes, rows, f"features of {split}"):
-                for name, values in read(model, pixel_values.to(self._weight.dtype)).items():
+                with enough_for(pixel_values):
+                    found = read(model, pixel_values.to(self._weight.dtype))
+                for name, values in found.items():
                     parts.setdefault(name, []).append(_finite(values.float().cpu().numpy()))
                 classes.append(labels.cpu().numpy())
         return {name: np.concatenate(values) for name, values in parts.items()}, np.concatenate(classes)

@@ -1,7 +1,7 @@
 """How every evaluation reads: images in batches, a bar, the model in evaluation mode, logits that are numbers."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.errors import UserError, enough_memory
@@ -97,6 +97,12 @@ def shown(batches: Iterable[Any], total: int | None, what: str = "evaluating", p
             bar.advance(task, len(batch[-1]))
 
 
+def enough_for(pixel_values: "torch.Tensor") -> AbstractContextManager[None]:
+    """Name the batch and the remedy where memory runs out for images [B, C, H, W]."""
+    batch, _, height, width = pixel_values.shape
+    return enough_memory(f"a batch of {batch} images of {height}x{width} px", "choose a smaller batch size")
+
+
 def finite_logits(model: "nn.Module", pixel_values: "torch.Tensor") -> "torch.Tensor":
     """Logits [B, K] in float32 (of a float64 model in float64) of pixel values [B, C, H, W].
 
@@ -108,8 +114,7 @@ def finite_logits(model: "nn.Module", pixel_values: "torch.Tensor") -> "torch.Te
     import torch
 
     dtype = next(model.parameters()).dtype
-    batch, _, height, width = pixel_values.shape
-    with enough_memory(f"a batch of {batch} images of {height}x{width} px", "choose a smaller batch size"):
+    with enough_for(pixel_values):
         output = model(pixel_values.to(dtype))
     logits: torch.Tensor = getattr(output, "logits", output)
     logits = logits.to(torch.promote_types(dtype, torch.float32))
