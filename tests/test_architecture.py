@@ -19,9 +19,9 @@ RANKS = {
     "models": 1,
     "hf_vit": 2,  # the package itself: registration, public names
     "variants": 2,
-    **dict.fromkeys(("data", "conversion", "facts", "inference", "cost", "model_cards", "measuring"), 3),
+    **dict.fromkeys(("data", "conversion", "environment", "facts", "inference", "cost", "model_cards", "measuring"), 3),
     "hub": 4,
-    **dict.fromkeys(("training", "evaluation", "analysis", "comparison"), 5),
+    **dict.fromkeys(("training", "evaluation", "analysis", "comparison", "benchmark"), 5),
     "cli": 6,
     "__main__": 7,
 }

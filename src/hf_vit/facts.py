@@ -23,7 +23,6 @@ absolute paths.
 import json
 import math
 import os
-import platform
 import re
 import shlex
 import sys
@@ -31,17 +30,16 @@ import uuid
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
+from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
 
 FACTS_NAME = "facts.json"
 KINDS = ("training", "evaluation", "conversion", "analysis", "benchmark")
-_PACKAGES = ("hf-vit", "torch", "torchvision", "transformers", "datasets", "huggingface_hub")
 
 # An absolute path inside a longer text: at least two parts, not the tail of a URL, a fraction or a relative path.
 _POSIX_PATH = re.compile(r"(?<![\w.:/~\-])~?/(?:[^\s/'\"`,;:=()]+/)+([^\s/'\"`,;:=()]*)")
@@ -196,46 +194,6 @@ def hide_paths(text: str) -> str:
     return _POSIX_PATH.sub(r"\1", _WINDOWS_PATH.sub(r"\1", text))
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that decide about numbers; those not installed are left out."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
-
-
-def hardware(device: str | None = None) -> dict[str, JsonValue]:
-    """The machine without its name: CPU model, usable cores and memory in GiB; the GPU's too when work runs there.
-
-    Args:
-        device: a torch device string; by default CUDA where there is one, else the CPU.
-    """
-    import psutil
-    import torch
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    found: dict[str, JsonValue] = {
-        "device": "cpu",
-        "name": _cpu_name(),
-        "cores": cores,
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-    }
-    kind = torch.device(device).type if device else ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind == "cuda" and torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(torch.device(device or "cuda"))
-        found |= {
-            "device": "cuda",
-            "cpu": found["name"],
-            "name": str(properties.name),
-            "gpus": torch.cuda.device_count(),
-            "gpu_memory_gib": round(int(properties.total_memory) / 2**30, 1),
-        }
-    elif kind != "cpu":
-        found["device"] = kind
-    return found
-
-
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write beside the target, then move: an interrupted write or a full disk leaves the old file untouched."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
@@ -271,14 +229,6 @@ def _exclusive(folder: Path) -> Generator[None]:
 def _corrupt(path: Path, reason: str) -> UserError:
     shown = Path(path.parent.name) / path.name
     return UserError(f"{shown} is damaged ({reason}); restore it from a backup, or move it away to start a new one")
-
-
-def _cpu_name() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _shorten(argument: str) -> str:

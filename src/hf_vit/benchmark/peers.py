@@ -1,0 +1,214 @@
+"""hf_vit and its peers with random weights and identical shapes, each as a module from images to logits.
+
+Legend: B batch, C channels, H x W px, N tokens, D hidden size, K labels.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import ViTConfig, ViTForImageClassification
+
+import hf_vit
+from hf_vit.errors import UserError
+from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
+from hf_vit.variants import variant_config
+
+NUM_LABELS = 1000
+# What timm calls the hybrids that it has; the stride of R50+B/16 is 16 px there too.
+_TIMM_HYBRIDS = {"R26+S/32": "vit_small_r26_s32_224", "R50+B/16": "vit_base_r50_s16_384"}
+_TIMM_WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What all contestants of a comparison share: a variant's sizes at an image size (px a side)."""
+
+    variant: str
+    image_size: int = 224
+
+    def config(self, **fields: Any) -> HfViTBaseConfig:
+        return variant_config(self.variant, image_size=self.image_size, num_labels=NUM_LABELS, **fields)
+
+    @property
+    def is_plain(self) -> bool:
+        return type(self.config()) is hf_vit.HfViTConfig
+
+    def images(self, batch: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+        """[B, 3, H, W] of noise."""
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(batch, 3, self.image_size, self.image_size, generator=generator)
+        return images.to(device, dtype)
+
+
+@final
+class Logits(nn.Module):
+    """A transformers classifier as a function from images to logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.model(pixel_values=images).logits
+
+
+@final
+class TorchViT(nn.Module):
+    """torch.nn.TransformerEncoder (its fast path in inference) between patches and a head."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        width, patch = config.hidden_size, config.patch_size
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(torch.zeros(1, 1 + config.grid[0] * config.grid[1], width))
+        layer = nn.TransformerEncoderLayer(
+            width, config.num_attention_heads, config.intermediate_size, 0.0, "gelu", 1e-6, True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(
+            layer, config.num_hidden_layers, nn.LayerNorm(width, eps=1e-6), enable_nested_tensor=False
+        )
+        self.head = nn.Linear(width, NUM_LABELS)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.token.expand(len(images), -1, -1), patches], dim=1) + self.positions
+        return self.head(self.encoder(tokens)[:, 0])
+
+
+@final
+class MatrixProducts(nn.Module):
+    """A plain ViT's own matrix products and nothing else, through the same library: what no ViT can be faster than."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        width, mlp = config.hidden_size, config.intermediate_size
+        self.depth, self.heads, self.patch = config.num_hidden_layers, config.num_attention_heads, config.patch_size
+        self.patches = nn.Linear(3 * self.patch**2, width)
+        self.qkv, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.fc1, self.fc2 = nn.Linear(width, mlp), nn.Linear(mlp, width)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        batch = images.shape[0]
+        tokens = self.patches(images.reshape(batch, -1, self.patches.in_features))
+        tokens = F.pad(tokens, (0, 0, 1, 0))
+        for _ in range(self.depth):
+            query, key, value = self.qkv(tokens).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+            attended = torch.matmul(torch.matmul(query, key.transpose(2, 3)), value)
+            tokens = self.fc2(self.fc1(self.output(attended.transpose(1, 2).flatten(2))))
+        return tokens
+
+
+def _hf_vit(shape: Shape, attention: str = "sdpa", **fields: Any) -> nn.Module:
+    config = shape.config(**fields)
+    families: tuple[Any, ...] = (
+        hf_vit.HfViTForImageClassification,
+        hf_vit.HfHybridViTForImageClassification,
+        hf_vit.HfAxialViTForImageClassification,
+    )
+    family = next(family for family in families if family.config_class is type(config))
+    return Logits(family._from_config(config, attn_implementation=attention))
+
+
+def _transformers(shape: Shape, attention: str) -> nn.Module:
+    own = shape.config()
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size", "image_size")
+    config = ViTConfig(**{name: getattr(own, name) for name in names}, num_labels=NUM_LABELS)  # pyright: ignore[reportCallIssue]
+    return Logits(ViTForImageClassification._from_config(config, attn_implementation=attention))
+
+
+def _timm(shape: Shape) -> nn.Module:
+    import timm
+
+    config = shape.config()
+    if shape.variant in _TIMM_HYBRIDS:
+        return timm.create_model(_TIMM_HYBRIDS[shape.variant], img_size=shape.image_size)
+    options: dict[str, Any] = {"img_size": shape.image_size, "num_classes": NUM_LABELS}
+    if config.hidden_size not in _TIMM_WIDTHS:  # a shape of no name: any of its ViTs with these sizes
+        sizes = {"embed_dim": config.hidden_size, "depth": config.num_hidden_layers, "patch_size": config.patch_size}
+        return timm.models.VisionTransformer(**options, **sizes, num_heads=config.num_attention_heads)  # pyright: ignore
+    options["patch_size"] = config.patch_size
+    return timm.create_model(f"vit_{_TIMM_WIDTHS[config.hidden_size]}_patch16_224", **options)
+
+
+def _vit_pytorch(shape: Shape) -> nn.Module:
+    from vit_pytorch import ViT
+
+    config = shape.config()
+    heads = config.num_attention_heads
+    return ViT(
+        image_size=shape.image_size,
+        patch_size=config.patch_size,
+        num_classes=NUM_LABELS,
+        dim=config.hidden_size,
+        depth=config.num_hidden_layers,
+        heads=heads,
+        dim_head=config.hidden_size // heads,
+        mlp_dim=config.intermediate_size,
+    )
+
+
+# hf_vit's contestants: as loaded with the peers' GELU, with the original's, with explicit attention.
+OURS: dict[str, Callable[[Shape], nn.Module]] = {
+    "hf_vit": lambda shape: _hf_vit(shape, hidden_act="gelu"),
+    "hf_vit eager": lambda shape: _hf_vit(shape, "eager", hidden_act="gelu"),
+    "hf_vit flash": lambda shape: _hf_vit(shape, "flash_attention_2", hidden_act="gelu"),
+    "hf_vit tanh": lambda shape: _hf_vit(shape),
+    "hf_vit optimized": lambda shape: _hf_vit(shape, hidden_act="gelu"),
+    "hf_vit optimized, compiled": lambda shape: _hf_vit(shape, hidden_act="gelu"),
+}
+PEERS: dict[str, Callable[[Shape], nn.Module]] = {
+    "transformers eager": lambda shape: _transformers(shape, "eager"),
+    "transformers": lambda shape: _transformers(shape, "sdpa"),
+    "timm": _timm,
+    "vit-pytorch": _vit_pytorch,
+    "torch encoder": lambda shape: TorchViT(shape.config()),
+}
+PRODUCTS = "products alone"
+_PACKAGES = {"timm": "timm", "vit-pytorch": "vit_pytorch", "hf_vit flash": "flash_attn"}
+COMPILED = ", compiled"
+
+
+def obstacle(name: str, shape: Shape, training: bool) -> str | None:
+    """Why a contestant cannot take part; None if it can."""
+    plain = name.removesuffix(COMPILED)
+    package = _PACKAGES.get(plain)
+    if package is not None and find_spec(package) is None:
+        return f"{package} is not installed"
+    if training and "optimized" in name:
+        return "it is for inference"
+    if training and name == PRODUCTS:
+        return "it has no training step"
+    if not shape.is_plain and plain in (PRODUCTS, *PEERS) and not (plain == "timm" and shape.variant in _TIMM_HYBRIDS):
+        return f"{plain} has no {shape.variant}"
+    return None
+
+
+def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> nn.Module:
+    """A contestant with random weights, [B, 3, H, W] -> [B, K] ("products alone": to tokens).
+
+    Args:
+        name: of `OURS`, `PEERS` or `PRODUCTS`; with ", compiled" at its end through `torch.compile`.
+
+    Raises:
+        UserError: there is no such contestant.
+    """
+    plain = name if name in OURS else name.removesuffix(COMPILED)
+    torch.manual_seed(0)
+    if plain == PRODUCTS:
+        model: nn.Module = MatrixProducts(shape.config())
+    elif plain in OURS | PEERS:
+        model = (OURS | PEERS)[plain](shape)
+    else:
+        raise UserError(f"no contestant '{name}'; there are {', '.join([*OURS, *PEERS, PRODUCTS])}")
+    model = model.to(device, dtype)
+    if "optimized" in plain:
+        return hf_vit.optimize_for_inference(model, compile=plain.endswith(COMPILED))
+    if plain != name:
+        model.compile()
+    return model

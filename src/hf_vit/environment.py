@@ -1,0 +1,58 @@
+"""What a measurement was made with: the versions of the libraries, and the machine."""
+
+import os
+import platform
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("hf-vit", "torch", "torchvision", "transformers", "datasets", "huggingface_hub")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that decide about numbers; those not installed are left out."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def hardware(device: str | None = None) -> dict[str, Any]:
+    """The machine without its name: CPU model, usable cores and memory in GiB; the GPU's too when work runs there.
+
+    Args:
+        device: a torch device string; by default CUDA where there is one, else the CPU.
+    """
+    import psutil
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    found: dict[str, Any] = {
+        "device": "cpu",
+        "name": _cpu_name(),
+        "cores": cores,
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+    }
+    kind = torch.device(device).type if device else ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind == "cuda" and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(torch.device(device or "cuda"))
+        found |= {
+            "device": "cuda",
+            "cpu": found["name"],
+            "name": str(properties.name),
+            "gpus": torch.cuda.device_count(),
+            "gpu_memory_gib": round(int(properties.total_memory) / 2**30, 1),
+        }
+    elif kind != "cpu":
+        found["device"] = kind
+    return found
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
