@@ -198,10 +198,14 @@ def _settings(config: Any) -> dict[str, Any]:
         settings["num_hidden_groups"] = None
     if not config.has_class_token:
         settings["position_on_class_token"] = True
+    if "group_norm_eps" in settings and config.group_norm_eps is None:
+        settings["group_norm_eps"] = config.layer_norm_eps
     return settings
 
 
 def _default(config: Any, name: str) -> Any:
+    if name == "group_norm_eps":  # None means that
+        return config.layer_norm_eps
     return next(known.default for known in fields(config) if known.name == name)
 
 
