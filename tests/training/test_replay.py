@@ -114,15 +114,16 @@ def test_models_of_transformers_and_of_ones_own(broken):
         replay(folder, nn.Linear(1, 1), device="cpu")
 
 
-def test_without_room_the_message_stays(tiny_config, broken, monkeypatch):
+def test_without_room_the_message_stays(tiny_config, broken, monkeypatch, tmp_path):
     def full(*args, **kwargs):
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr("hf_vit.training.replaying.save_file", full)
+    monkeypatch.setattr("hf_vit.training.replaying.save_model", full)
     model = HfViTForImageClassification(tiny_config())
     nn.init.constant_(model.classifier.bias, float("nan"))
     message, folder = broken(model)
     assert folder is None
+    assert list((tmp_path / "work").iterdir()) == []
     assert message.endswith("clip gradients (1.0)")
 
 

@@ -89,17 +89,24 @@ def save_replay(
     partial = folder.with_name(f".{folder.name}.partial")
     for old in (folder, partial):
         shutil.rmtree(old, ignore_errors=True)
-    partial.mkdir(parents=True)
+    try:
+        partial.mkdir(parents=True)
+        _write(partial, model, batch)
+        about = {"step": step, "learning_rate": learning_rate, "loss": f"{loss}", "bf16": bf16}
+        about["class"] = type(model).__name__
+        (partial / _ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write(folder: Path, model: nn.Module, batch: Mapping[str, Any]) -> None:
     tensors = {name: value.detach().cpu().contiguous() for name, value in batch.items() if torch.is_tensor(value)}
-    save_file(tensors, partial / _BATCH)
-    save_model(model, str(partial / _WEIGHTS))
+    save_file(tensors, folder / _BATCH)
+    save_model(model, str(folder / _WEIGHTS))
     config: Any = getattr(model, "config", None)
     if isinstance(config, PreTrainedConfig):
-        config.save_pretrained(partial)
-    about = {"step": step, "learning_rate": learning_rate, "loss": f"{loss}", "bf16": bf16}
-    about["class"] = type(model).__name__
-    (partial / _ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    partial.rename(folder)
+        config.save_pretrained(folder)
 
 
 def replay(folder: str | Path, model: nn.Module | None = None, device: str | None = None) -> Replay:
