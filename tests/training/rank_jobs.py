@@ -130,8 +130,42 @@ def sharded(folder: Path) -> None:
     report(folder, "fsdp2", [losses, sorted(parts)])
 
 
+FSDP2 = dict(
+    ACCELERATE_TORCH_DEVICE="cpu",
+    ACCELERATE_USE_FSDP="true",
+    FSDP_VERSION="2",
+    FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP",
+    FSDP_TRANSFORMER_CLS_TO_WRAP="HfViTLayer",
+    FSDP_STATE_DICT_TYPE="FULL_STATE_DICT",
+    FSDP_CPU_RAM_EFFICIENT_LOADING="false",
+    FSDP_RESHARD_AFTER_FORWARD="true",
+)
+
+
+def sharded_training(folder: Path) -> None:
+    """finetune as examples/accelerate/fsdp2.yaml, interrupted and not; on CPUs, where accelerate has DDP alone."""
+    from accelerate import state
+    from accelerate.utils import DistributedType
+
+    os.environ.update(FSDP2)
+    torch.distributed.init_process_group("gloo")
+    state.PartialState._prepare_backend = lambda *args: ("gloo", DistributedType.MULTI_GPU)
+    options = dict(micro_batch_size=4, keep_checkpoints=True)
+    done = finetune(folder / "colours", folder / "sharded", 8, **options)
+    if RANK == 0:
+        shutil.copytree(folder / "sharded" / "checkpoints", folder / "sharded-again" / "checkpoints")
+        shutil.rmtree(folder / "sharded-again" / "checkpoints" / "checkpoint-8")
+    torch.distributed.barrier()
+    again = finetune(folder / "colours", folder / "sharded-again", 8, resume=True, **options)
+    same = [torch.equal(a, b) for a, b in zip(done.model.parameters(), again.model.parameters(), strict=True)]
+    report(folder, "sharded", [all(same), done.test.loss])
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
+    if sys.argv[2:] == ["sharded"]:
+        sharded_training(folder)
+        return
     import datasets
 
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0

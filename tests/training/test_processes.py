@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from training.rank_jobs import SETTINGS, tiny_config
+from training.rank_jobs import FSDP2, SETTINGS, tiny_config
 from transformers import AutoModelForImageClassification
 
 from hf_vit import HfViTForImageClassification, UserError
@@ -164,6 +164,36 @@ def test_batches_that_processes_cannot_share(monkeypatch):
     assert micro_batch_size(12, None) == 4
     with pytest.raises(UserError, match="of which each of 3 processes has 4"):
         micro_batch_size(12, 3)
+
+
+def test_example_configurations_say_what_they_are_called():
+    """accelerate reads them, and what they ask of FSDP2 is what the sharded training below is started with."""
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    examples = TESTS.parent / "examples" / "accelerate"
+    found = {path.stem: load_config_from_file(str(path)) for path in examples.glob("*.yaml")}
+    kinds = {name: config.distributed_type.value for name, config in found.items()}
+    assert kinds == {"ddp": "MULTI_GPU", "ddp_cpu": "MULTI_CPU", "fsdp2": "FSDP"}
+    for name, value in FSDP2.items():
+        if name.startswith("FSDP_"):
+            key = "fsdp_transformer_layer_cls_to_wrap" if name == "FSDP_TRANSFORMER_CLS_TO_WRAP" else name.lower()
+            assert str(found["fsdp2"].fsdp_config[key]).lower() == value.lower()
+
+
+@pytest.mark.slow
+def test_sharded_training_is_that_of_one_process(two, tmp_path):
+    folder, read = two
+    done = together([TESTS / "training" / "rank_jobs.py", folder, "sharded"], folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ours = load_file(folder / "sharded" / "model.safetensors")
+    for name, weight in load_file(folder / "ddp" / "model.safetensors").items():
+        torch.testing.assert_close(ours[name], weight, atol=2e-6, rtol=0, msg=name)
+    for same, loss in read("sharded"):
+        assert same
+        assert loss == pytest.approx(read("ddp")[0][0], abs=1e-5)
+    config = json.loads((folder / "sharded" / "config.json").read_text())
+    assert config["architectures"] == ["HfViTForImageClassification"]
+    assert (folder / "sharded" / "modeling_hf_vit.py").is_file()
 
 
 @pytest.mark.slow

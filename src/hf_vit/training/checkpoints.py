@@ -24,7 +24,7 @@ WORK_FOLDER = "checkpoints"
 RUN_NAME = "run.json"
 _FILES_NAME, _MOST_FILES = "data_files.json", 100_000
 _STATE_NAME = "trainer_state.json"
-_ZIPPED = ("optimizer.pt", "scheduler.pt")
+_OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _ABSENT = "(not set)"
 
@@ -52,11 +52,14 @@ def is_complete(checkpoint: Path) -> bool:
         state = json.loads((checkpoint / _STATE_NAME).read_text(encoding="utf-8"))
         json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
         random_states = list(checkpoint.glob("rng_state*.pth"))
-        zipped = [checkpoint / name for name in _ZIPPED] + random_states + list(checkpoint.glob("stream_*.pt"))
+        # "optimizer.bin" is that of sharded weights, brought together.
+        optimizer = [path for name in _OPTIMIZERS if (path := checkpoint / name).exists()]
+        zipped = [checkpoint / "scheduler.pt", *optimizer, *random_states, *checkpoint.glob("stream_*.pt")]
         weights = list(checkpoint.glob("*.safetensors"))
         return (
             isinstance(state, dict)
             and bool(weights)
+            and bool(optimizer)
             and len(random_states) == processes
             and all(zipfile.is_zipfile(path) for path in zipped)
             and all(_is_whole(path) for path in weights)

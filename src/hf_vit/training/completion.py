@@ -13,6 +13,7 @@ from hf_vit.hub.card import write_card
 from hf_vit.training.checkpoints import is_full_disk, move_into
 from hf_vit.training.finetuning import SPLIT_SEED, FinetuneResult, Run
 from hf_vit.training.processes import is_first, wait_for_all, world_size
+from hf_vit.training.sharding import whole_model
 from hf_vit.training.trainer import HfViTTrainer
 
 
@@ -22,7 +23,7 @@ def complete(run: Run, trainer: HfViTTrainer, seconds: float) -> FinetuneResult:
     Raises:
         UserError: the disk is full; the checkpoints stay.
     """
-    model: Any = trainer.model
+    model: Any = whole_model(trainer.accelerator.unwrap_model(trainer.model))
     model.eval()
     model.set_attn_implementation("sdpa")
     test = evaluate_classifier(

@@ -173,8 +173,9 @@ def _objective(
 def _complete(run: Run, objective: "Objective", trainer: Any, seconds: float) -> PretrainResult:
     """Write everything beside the checkpoints, and move it into the output folder when it is complete."""
     from hf_vit.training.completion import deliver
+    from hf_vit.training.sharding import whole_model
 
-    model = objective.result(trainer.accelerator.unwrap_model(trainer.model)).eval()
+    model = objective.result(whole_model(trainer.accelerator.unwrap_model(trainer.model))).eval()
     model.set_attn_implementation("sdpa")
     history, steps = trainer.state.log_history, trainer.state.global_step
     losses = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
