@@ -1,5 +1,6 @@
 import inspect
 import math
+import sys
 
 import pytest
 from pydantic import ValidationError
@@ -171,3 +172,41 @@ def test_the_bias_of_a_binary_head_answers_every_class_as_often_as_it_comes():
 def test_values_that_do_not_fit_together_are_refused(values, message):
     with pytest.raises(UserError, match=message):
         find_recipe("default-small").override(**values)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("rsb-a1", "Lamb"), ("lion", "Lion"), ("deit", "AdamW"), ("vit-jax", "SGD")]
+)
+def test_every_optimizer_takes_a_step_of_its_recipe(name, kind):
+    import torch
+
+    from hf_vit.training.optimizers import optimizer_of
+
+    recipe = find_recipe(name)
+    weight = torch.nn.Parameter(torch.tensor([3.0, -4.0]))
+    optimizer_class, settings = optimizer_of(recipe)
+    assert optimizer_class.__name__ == kind
+    decay = 0.1 if kind == "Lamb" else 0.0
+    optimizer = optimizer_class([{"params": [weight], "weight_decay": decay}], **settings)
+    weight.grad = torch.tensor([30.0, 40.0])
+    optimizer.step()
+    # The first step by hand: Adam and Lion go along the gradient's sign; LAMB along that plus the decay, as far as w.
+    along = {"Lamb": torch.tensor([1.3, 0.6]) * 5 / (1.3**2 + 0.6**2) ** 0.5, "SGD": torch.tensor([30.0, 40.0])}
+    expected = recipe.learning_rate * along.get(kind, torch.ones(2))
+    torch.testing.assert_close(torch.tensor([3.0, -4.0]) - weight.detach(), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_a_missing_timm_names_the_extra_before_anything_is_written(monkeypatch, command, tmp_path):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    arguments = ("finetune", "--model", "Ti/16", "--data", "digits", "--output", tmp_path / "out")
+    code, _, err = command(*arguments, "--optimizer", "lion")
+    assert code == 1
+    assert "pip install 'hf-vit[timm]'" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_values_for_classifiers_are_refused_by_pre_training(command, tmp_path):
+    arguments = ("pretrain", "--model", "Ti/16", "--data", "digits", "--output", tmp_path / "out")
+    code, _, err = command(*arguments, "--recipe", "rsb-a2")
+    assert code == 1
+    assert "loss bce of the recipe rsb-a2 is for classifiers" in err
