@@ -1,5 +1,6 @@
 """`analyze`: arrays of the documented shapes, files, resuming, refusals; memory for any number of images."""
 
+import itertools
 import re
 import weakref
 from pathlib import Path
@@ -13,6 +14,7 @@ import hf_vit.analysis.api as api
 from hf_vit.analysis import ANALYSES, AnalysisDocument, AnalysisSettings, analyze, open_images
 from hf_vit.analysis.frame import Analysis
 from hf_vit.analysis.images import AnalysisImages
+from hf_vit.data import load_data
 from hf_vit.errors import UserError
 
 SETTINGS = AnalysisSettings(num_images=9, batch_size=4, num_pictures=3, cka_batch_size=5)
@@ -198,6 +200,24 @@ def test_images_are_drawn_by_seed(pictures):
     ]
     assert [len(batch) for batch in one.batches(3)] == [3, 1]
     assert [len(batch) for batch in one.batches(3, limit=2)] == [2]
+
+
+def test_streams_are_read_again_by_every_pass(saved):
+    stream = load_data("digits", streaming=True)
+    first = [row["image"].tobytes() for row in itertools.islice(stream.split("test"), 7)]
+    images = open_images(stream, 7)
+    assert (images.name, images.split, images.size) == ("digits", "test", 7)
+    assert "its first 7 images were taken" in images.notes[-1]
+    for limit in (7, 3, 7):  # a pass may stop early
+        found = [image.tobytes() for batch in images.batches(4, limit) for image in batch]
+        assert found == first[:limit]
+    assert images.read(5).tobytes() == first[5]
+    assert images.read(0).tobytes() == first[0]
+    assert open_images(load_data("digits", streaming=True), 10**6).size == 360
+    # The same images, whether they flow or lie there, give the same numbers.
+    pictures = [row["image"] for row in itertools.islice(stream.split("test"), 7)]
+    one, other = (analyze(saved, given, only=["attention_distance"], device="cpu") for given in (images, pictures))
+    np.testing.assert_array_equal(one["attention_distance"]["distance"], other["attention_distance"]["distance"])
 
 
 def test_images_of_a_data_set():

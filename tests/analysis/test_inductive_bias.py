@@ -179,7 +179,7 @@ def test_a_comparison_is_a_share_of_the_variance():
     mean = wanted.mean(dim=(2, 3), keepdim=True)
     for factor, error, cosine in ((1, 0, 1), (0.5, 0.5, 1), (0, 1, 0), (-1, 2, -1)):
         comparison = MapComparison()
-        comparison.add(0, 0, mean + factor * (wanted - mean), wanted, inside)
+        comparison.add(0, 0, wanted, mean + factor * (wanted - mean), inside)
         found = comparison.arrays("some_")
         assert found["some_error"].item() == pytest.approx(error, abs=1e-5)
         assert found["some_cosine"].item() == pytest.approx(cosine, abs=1e-5)

@@ -93,9 +93,9 @@ class FeatureAnalysis(Analysis):
 
 @final
 class MapComparison:
-    """How alike found and wanted feature maps are, over images and places, for every (case, depth).
+    """How well moved feature maps predict the found ones, over images and places, for every (case, depth).
 
-    The mean of the wanted map over its places is taken out of both: what all places share says nothing about them.
+    The mean of the found map over its places is taken out of both: what all places share says nothing about them.
     """
 
     def __init__(self) -> None:
@@ -104,21 +104,21 @@ class MapComparison:
     def add(self, case: int, depth: int, found: torch.Tensor, wanted: torch.Tensor, inside: torch.Tensor) -> None:
         """Maps [B, D, h, w]; `inside` [h, w] bool: the places that count."""
         found, wanted = found.float()[:, :, inside], wanted.float()[:, :, inside]  # [B, D, places]
-        mean = wanted.mean(dim=2, keepdim=True)
+        mean = found.mean(dim=2, keepdim=True)
         found, wanted = found - mean, wanted - mean
         values = [
             (found - wanted).square().sum(),
-            wanted.square().sum(),
+            found.square().sum(),
             F.cosine_similarity(found, wanted, dim=1).sum(),
         ]
         sums = [value.double().item() for value in values] + [float(len(found) * found.shape[2])]
         self._sums[case, depth] = self._sums.get((case, depth), np.zeros(4)) + sums
 
     def arrays(self, prefix: str = "") -> Arrays:
-        """`error` and `cosine` [case, depth]; NaN where no place counts, or all places are wanted alike.
+        """`error` and `cosine` [case, depth]; NaN where no place counts, or all places are found alike.
 
-        `error` is the root of the squared difference as a share of the wanted map's variance over its places: 0 is
-        equal, 1 as wrong as saying the same everywhere. `cosine` is the mean over places.
+        `error` is the root of the squared difference as a share of the found map's variance over its places: 0 is
+        equal, 1 as wrong as the found map's mean everywhere. `cosine` is the mean over places.
         """
         cases, depths = (max(key[axis] for key in self._sums) + 1 for axis in (0, 1))
         sums = np.array([[self._sums[case, depth] for depth in range(depths)] for case in range(cases)])

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
 
@@ -59,7 +60,7 @@ def open_images(source: Any, num_images: int = 128, *, split: str = "test", seed
     Args:
         source: a folder with images directly inside, whatever `hf_vit.data.load_data` takes, an `ImageData`, a
             sequence of Pillow images (taken in their order), or an `AnalysisImages`.
-        num_images: draw so many; all where there are fewer.
+        num_images: draw so many (of a stream, take the first); all where there are fewer.
         split: of a data set.
         seed: of the draw, and of splits that have to be cut.
 
@@ -108,7 +109,7 @@ def images_of_files(name: str, files: Sequence[Path], limit: int | None = None) 
 def _of_data(data: ImageData, num_images: int, split: str, seed: int) -> AnalysisImages:
     table: Any = data.split(split)
     if data.readers:
-        raise UserError(f"'{data.name}' is a stream, which cannot be read twice; load it without streaming")
+        return _of_stream(data, num_images, split)
     rows = np.random.default_rng(seed).permutation(len(table))[:num_images].tolist()
     seen = data.seen.get(split)
     digests = [seen[row].digest for row in rows] if seen else [_digest(table[row]["image"]) for row in rows]
@@ -121,6 +122,41 @@ def _of_data(data: ImageData, num_images: int, split: str, seed: int) -> Analysi
         skipped=list(data.skipped),
         notes=list(data.notes),
     )
+
+
+def _of_stream(data: ImageData, num_images: int, split: str) -> AnalysisImages:
+    """The first images that flow; every pass reads the stream's beginning anew."""
+    stream: Any = data.split(split)
+    digests = [_digest(row["image"]) for row in islice(stream, num_images)]
+    if not digests:
+        raise UserError(f"split '{split}' of '{data.name}' holds no readable image")
+    note = f"'{data.name}' is a stream: its first {len(digests)} images were taken, whatever the seed is"
+    return AnalysisImages(
+        data.name,
+        _hash(digests),
+        len(digests),
+        _Rereader(stream).read,
+        split=split,
+        skipped=list(data.skipped),
+        notes=[*data.notes, note],
+    )
+
+
+@final
+class _Rereader:
+    """Reads images of a stream by their place; in their order that is one pass, a step back begins another."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._flow: Iterator[Any] = iter(())
+        self._next = 0
+
+    def read(self, index: int) -> "Image":
+        if index < self._next or not self._next:
+            self._flow, self._next = iter(self._stream), 0
+        row = next(islice(self._flow, index - self._next, None))
+        self._next = index + 1
+        return to_rgb(row["image"])
 
 
 def _of_pictures(pictures: "Sequence[Image]", num_images: int) -> AnalysisImages:

@@ -142,11 +142,15 @@ def curves(
     x: "NDArray[np.float32] | None" = None,
 ) -> "Figure":
     """One panel a title, one line a label over `x`, by default the place in the array; undefined values leave gaps."""
+    from matplotlib.ticker import MaxNLocator
+
     figure = _figure(4.4 * len(panels), 3.6)
     for place, (title, lines) in enumerate(panels.items()):
         axes = figure.add_subplot(1, len(panels), place + 1)
         for label, values in lines.items():
             axes.plot(np.arange(len(values)) if x is None else x, values, marker=".", label=label or None)
+        if x is None:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)
         axes.set_title(title, fontsize=9)

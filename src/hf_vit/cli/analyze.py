@@ -31,6 +31,9 @@ def analyze(
     num_images: Annotated[int, typer.Option(help="Images to average over.", min=1)] = 128,
     num_pictures: Annotated[int, typer.Option(help="Images to show maps of.", min=1)] = 4,
     split: Annotated[str, typer.Option(help="Of data: train, validation or test.")] = "test",
+    streaming: Annotated[
+        bool, typer.Option("--streaming", help="Read data as a stream; its first images are taken.")
+    ] = False,
     batch_size: Annotated[int, typer.Option(help="Images a forward.", min=1)] = 8,
     cka_batch_size: Annotated[int, typer.Option(help="Images a minibatch of CKA.", min=4)] = 64,
     rollout_identity: Annotated[float, typer.Option(help="Share of the identity in rollout; 0: none.")] = 0.5,
@@ -42,6 +45,7 @@ def analyze(
     from hf_vit.analysis import AnalysisSettings, analyze_stages, save_analyses, stage_folders
     from hf_vit.analysis import analyze as run_analyses
     from hf_vit.cli.command_line import command_line
+    from hf_vit.data import load_data
     from hf_vit.errors import UserError
     from hf_vit.facts import Facts
     from hf_vit.hub.card import refresh_card
@@ -71,7 +75,10 @@ def analyze(
         report=typer.echo,
     )
     try:
-        run = make(model, images, output)
+        source: Any = images
+        if streaming and images is not None:
+            source = load_data(images, streaming=True, skip_bad_images=True, seed=seed)
+        run = make(model, source, output)
     except KeyboardInterrupt:
         typer.echo(f"hf-vit: stopped; what is finished is in {output}, the same command goes on from it", err=True)
         raise typer.Exit(130) from None
