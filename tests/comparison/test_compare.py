@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from comparison import zoo
-from evaluation.tiny import NAMES, make_classifier, make_images
+from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
 
 from hf_vit.cli.main import main
 from hf_vit.comparison import ComparisonSettings, ModelResult, SpeedResult, api, compare
@@ -155,6 +155,19 @@ def test_a_probe_needs_its_splits_before_any_work(saved, data, tmp_path, monkeyp
 def test_settings_that_make_no_sense(changes, message):
     with pytest.raises(UserError, match=message):
         ComparisonSettings(**changes)
+
+
+def test_built_in_images_of_another_size_are_other_inputs(tmp_path):
+    settings = replace(FEW, corruptions=(), epsilons=())
+    for name, seed in (("a", 0), ("b", 1)):
+        make_classifier([str(digit) for digit in range(10)], seed=seed).save_pretrained(tmp_path / name)
+        make_processor().save_pretrained(tmp_path / name)
+    sources, options = [tmp_path / "a", tmp_path / "b"], {"settings": settings, "progress": False}
+    done = compare(sources, "digits", tmp_path / "out", **options)
+    assert done.data.split("test")[0]["image"].size == (8, 8), "the size that both models want"
+    assert done.results[0].inputs.settings["image_size"] == [8, 8]
+    with pytest.raises(UserError, match=r"a.json was measured with other inputs \(settings\)"):
+        compare(sources, "digits", tmp_path / "out", image_size=(16, 16), **options)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from hf_vit.comparison.speed import measure_speed
 from hf_vit.comparison.tables import markdown, plain_csv, plain_json
 from hf_vit.data import ImageData, load_data
 from hf_vit.data.builtin import MAX_PHOTO_SIDE
+from hf_vit.data.sources import BUILTIN_NAMES
 from hf_vit.errors import UserError
 from hf_vit.evaluation.plots import save_figure
 from hf_vit.evaluation.subject import Subject
@@ -89,17 +90,23 @@ def compare(
     """
     settings, say, folder = settings or ComparisonSettings(), report or (lambda line: None), Path(output)
     subjects = open_models(models, device)
-    loaded = _load(data, subjects, image_size, skip_bad_images, settings.seed)
-    contestants = [enter(name, subject, loaded, probe) for name, subject in subjects.items()]
+    size = None
+    if isinstance(data, str):
+        if data in BUILTIN_NAMES:
+            size = image_size or _common_size(subjects)
+        data = load_data(data, skip_bad_images=skip_bad_images, image_size=size, seed=settings.seed)
+    if data.readers:
+        raise UserError(f"'{data.name}' is a stream, which cannot be read twice; load it without streaming")
+    contestants = [enter(name, subject, data, probe) for name, subject in subjects.items()]
     for contestant in contestants:
-        check(contestant, loaded, split, settings)
-    run = Comparison(loaded, split, contestants)
-    wanted = {contestant.name: inputs_of(contestant, loaded, split, settings) for contestant in contestants}
+        check(contestant, data, split, settings)
+    run = Comparison(data, split, contestants)
+    wanted = {contestant.name: inputs_of(contestant, data, split, settings, size) for contestant in contestants}
     kept = {contestant.name: _kept(_file(folder, contestant), wanted[contestant.name]) for contestant in contestants}
     for contestant in contestants:
         result = kept[contestant.name]
         if result is None:
-            result = measure_model(contestant, loaded, wanted[contestant.name], settings, progress=progress)
+            result = measure_model(contestant, data, wanted[contestant.name], settings, progress=progress)
             write_document(result, _file(folder, contestant))
             run.measured.append(contestant.name)
         say(f"{contestant.name}: {'measured' if contestant.name in run.measured else 'kept, it was finished before'}")
@@ -110,18 +117,11 @@ def compare(
     return run
 
 
-def _load(
-    data: str | ImageData, subjects: Mapping[str, Subject], image_size: tuple[int, int] | None, skip: bool, seed: int
-) -> ImageData:
-    """The data; built-in ones in the pixels that all models want, if they want the same."""
-    if isinstance(data, str):
-        sizes = {input_size(subject) for subject in subjects.values()}
-        common = sizes.pop() if len(sizes) == 1 else None
-        size = image_size or (common if common and max(common) <= MAX_PHOTO_SIDE else None)
-        data = load_data(data, skip_bad_images=skip, image_size=size, seed=seed)
-    if data.readers:
-        raise UserError(f"'{data.name}' is a stream, which cannot be read twice; load it without streaming")
-    return data
+def _common_size(subjects: Mapping[str, Subject]) -> tuple[int, int] | None:
+    """(height, width) px that all models want; None where they differ, or want more than built-in data have."""
+    sizes = {input_size(subject) for subject in subjects.values()}
+    common = sizes.pop() if len(sizes) == 1 else None
+    return common if common and max(common) <= MAX_PHOTO_SIDE else None
 
 
 def _speed(run: Comparison, path: Path, settings: ComparisonSettings, say: Callable[[str], None]) -> SpeedResult:

@@ -27,10 +27,17 @@ from hf_vit.measuring import counted_flops
 _CONFIDENCE = 0.95
 
 
-def inputs_of(contestant: Contestant, data: ImageData, split: str, settings: ComparisonSettings) -> Inputs:
-    """All that the model's result depends on."""
+def inputs_of(
+    contestant: Contestant,
+    data: ImageData,
+    split: str,
+    settings: ComparisonSettings,
+    image_size: tuple[int, int] | None = None,
+) -> Inputs:
+    """All that a model's result depends on; `image_size`: what built-in data were stretched to, in no fingerprint."""
     fact = DataFact(name=data.name, fingerprint=data.fingerprint, split=split, size=data.num_examples(split))
-    return Inputs(model=ModelInput(**contestant.describe()), data=fact, settings=settings.kept())
+    chosen = settings.kept() | {"image_size": list(image_size) if image_size else None}
+    return Inputs(model=ModelInput(**contestant.describe()), data=fact, settings=chosen)
 
 
 def check(contestant: Contestant, data: ImageData, split: str, settings: ComparisonSettings) -> None:

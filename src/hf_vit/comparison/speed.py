@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from hf_vit.comparison.document import ModelInput, ModelSpeed, SpeedResult, Spread
-from hf_vit.evaluation.subject import Subject
 from hf_vit.environment import hardware
+from hf_vit.evaluation.subject import Subject
 from hf_vit.measuring import BUSY, Quartiles, others_load, peak_memory, quartiles, speed_ratio, take_turns
 
 
