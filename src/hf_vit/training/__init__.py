@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hf_vit.training.distillation import DistillationOptions, DistillationTrainer
     from hf_vit.training.finetuning import FinetuneOptions, FinetuneResult, finetune
     from hf_vit.training.pretraining import PretrainResult, pretrain
     from hf_vit.training.recipes import RECIPES, Recipe, find_recipe
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 # Name -> module: transformers' Trainer alone takes seconds to import.
 _LAZY = {
     "RECIPES": "recipes",
+    "DistillationOptions": "distillation",
+    "DistillationTrainer": "distillation",
     "FinetuneOptions": "finetuning",
     "FinetuneResult": "finetuning",
     "HfViTTrainer": "trainer",
@@ -27,6 +30,8 @@ _LAZY = {
 
 __all__ = [
     "RECIPES",
+    "DistillationOptions",
+    "DistillationTrainer",
     "FinetuneOptions",
     "FinetuneResult",
     "HfViTTrainer",

@@ -21,7 +21,7 @@ from hf_vit.training.teacher import PixelScale, Teacher, open_teacher
 from hf_vit.training.trainer import HfViTTrainer
 
 Kind = Literal["hard", "soft", "logit"]
-# What the teacher's part weighs; soft targets as arXiv 2012.12877, section 5, hard ones as its equation 3.
+# What the teacher's part weighs; soft targets as arXiv 2012.12877, section 6, hard ones as its equation 3.
 _WEIGHTS: dict[Kind, float] = {"hard": 0.5, "soft": 0.1, "logit": 0.1}
 _TEMPERATURE = 3.0
 
