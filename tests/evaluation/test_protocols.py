@@ -17,7 +17,7 @@ from hf_vit.hub.card import render_card
 Run = Callable[..., tuple[int, str, str]]
 # Options that keep a protocol quick, as they are typed.
 QUICK: dict[str, list[object]] = {
-    "few-shot": ["--shots", 1, "--shots", 2, "--trials", 2],
+    "few-shot": ["--shots", 10, "--shots", 2, "--trials", 1],
     "linear-probe": [],
     "knn": ["--neighbors", 1, "--neighbors", 3],
     "calibration": [],
@@ -43,13 +43,13 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture(scope="module")
 def animals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """train, validation and test, six images a class and split, of two of the model's classes."""
+    """train (ten images a class), validation and test (six), of two of the model's classes."""
     root = tmp_path_factory.mktemp("data") / "animals"
-    images = iter(make_images(3 * 2 * 6, side=10))
+    images = iter(make_images(3 * 2 * 10, side=10))
     for split in ("train", "validation", "test"):
         for name in ("fox", "ant"):
             (root / split / name).mkdir(parents=True)
-            for index in range(6):
+            for index in range(10 if split == "train" else 6):
                 next(images).save(root / split / name / f"{index}.png")
     return root
 
@@ -86,6 +86,8 @@ def test_files_facts_and_card(run: Run, save_classifier: Any, animals: Path, tmp
     assert f"]({picture.name})" in card
     for headline, value in document["headline"].items():
         assert f"| {headline} | {value:.2%} | animals, split test, 12 images |" in card.replace("\\", "")
+    shown = [line.split(" | ")[0].strip("| ") for line in card.splitlines() if "| animals, split test" in line]
+    assert protocol != "few-shot" or shown == [f"{shots}-shot accuracy" for shots in (2, 10)]
     assert card.count("| animals, split test") == len(document["headline"]), "of the same measurement the latest"
 
 
@@ -132,7 +134,7 @@ def test_a_stream_gives_the_same(run: Run, save_classifier: Any, animals: Path) 
         (["--protocol", "magic"], "there is no protocol 'magic'; there are top1 (by default), few-shot, linear-probe"),
         (["--protocol", "knn", "--shots", 1], "protocol knn has no --shots; it has --neighbors, --learn-split"),
         (["--shots", 1, "--num-images", 3], "--shots, --num-images is for other protocols than top1"),
-        (["--protocol", "few-shot"], "has 6 images to learn from, 25 shots need 25 a class"),
+        (["--protocol", "few-shot"], "has 10 images to learn from, 25 shots need 25 a class"),
         (["--protocol", "knn", "--split", "train"], "split 'train' is fitted on and cannot judge as well"),
         (["--protocol", "calibration", "--split", "validation"], "--no-temperature does without"),
         (["--protocol", "robustness", "--epsilons", 0], "must lie in 0 < epsilon <= 255"),

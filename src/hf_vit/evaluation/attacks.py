@@ -93,7 +93,10 @@ class RobustnessResult(ProtocolResult):
     def headline(self) -> dict[str, float]:
         place = self.epsilons.index(1.0) if 1.0 in self.epsilons else 0
         size = f"{self.epsilons[place]:g}/255"
-        return {f"accuracy under FGSM, {size}": self.fgsm[place], f"accuracy under PGD, {size}": self.pgd[place]}
+        return {
+            f"accuracy under FGSM, {size}": self.fgsm[place],
+            f"accuracy under PGD, {size}, {self.steps} steps": self.pgd[place],
+        }
 
     def table(self) -> Table:
         rows = [["0", percent(self.clean), percent(self.clean)]]

@@ -55,7 +55,9 @@ class CorruptionsResult(ProtocolResult):
         }
 
     def headline(self) -> dict[str, float]:
-        return {"mean error under corruptions": self.mean_error}
+        every, some = len(CORRUPTIONS), len(self.accuracy)
+        which = f"{every} corruptions" if some == every else f"{some} of {every} corruptions"
+        return {f"mean error under {which}": self.mean_error}
 
     def table(self) -> Table:
         header = ["accuracy by severity", *map(str, SEVERITIES), "mean"]

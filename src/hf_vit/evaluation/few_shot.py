@@ -85,12 +85,15 @@ class FewShotResult(ProtocolResult):
         return {f"{shots}-shot accuracy": mean for shots, mean, _ in self._spread()}
 
     def table(self) -> Table:
-        rows = [[str(shots), percent(mean), percent(deviation)] for shots, mean, deviation in self._spread()]
+        several = len(self.accuracy[0]) > 1
+        rows = [
+            [str(shots), percent(mean), percent(spread) if several else "-"] for shots, mean, spread in self._spread()
+        ]
         return Table(["images a class", "accuracy", "deviation over draws"], rows)
 
     def draw(self) -> "Figure":
         shots, means, deviations = zip(*self._spread(), strict=True)
-        line = Line("", shots, [100 * mean for mean in means], [100 * one for one in deviations])
+        line = Line("", shots, [100 * mean for mean in means], [100 * spread for spread in deviations])
         return curves([line], "labelled images a class", "accuracy (%)", log_x=True)
 
     def _spread(self) -> list[tuple[int, float, float]]:

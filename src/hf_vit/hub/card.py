@@ -381,10 +381,16 @@ def _measurements(records: Sequence[Record]) -> list[tuple[str, str, str | None,
     found: dict[tuple[str, str | None], tuple[str, str, str | None, str]] = {}
     for record in records:
         headline = record.values.get("headline")
-        for name, value in headline.items() if isinstance(headline, dict) else ():
+        named = sorted(headline, key=_numbers_in_order) if isinstance(headline, dict) else []
+        for name, value in ((name, cast(Any, headline)[name]) for name in named):
             data = _describe(record)
             found[name, data] = (_cell(name), _percent(value), data, f"{record.date:%Y-%m-%d}")
     return list(found.values())
+
+
+def _numbers_in_order(name: str) -> list[str | int]:
+    """Sorts "5-shot" before "10-shot": the file keeps names alphabetically."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def _captioned(folder: Path, records: Sequence[Record]) -> list[tuple[str, str]]:
