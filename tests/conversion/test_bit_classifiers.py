@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
+from models.families import RESNETS
 from originals.bit_paper import as_big_transfer, make_resnet_v2, resnet_v2_forward
 from transformers import AutoImageProcessor, AutoModelForImageClassification, BitConfig, BitForImageClassification
 
@@ -172,3 +174,26 @@ def test_misfit_is_named_and_nothing_written(edit, told, arrays, write_npz, tmp_
 def test_option_that_a_resnet_has_no_use_for(options, told, arrays, write_npz, tmp_path: Path):
     with pytest.raises(UserError, match=told):
         conversion.convert(write_npz(arrays), tmp_path / "model", **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("resnetv2_50x1_bit", {}),
+        ("resnetv2_50x3_bit", {"stem_width": 192}),
+        ("resnetv2_101x1_bit", {"stage_depths": (3, 4, 23, 3)}),
+        ("resnetv2_152x2_bit", {"stage_depths": (3, 8, 36, 3), "stem_width": 128}),
+    ],
+)
+def test_published_sizes_have_timms_number_of_parameters(name: str, fields):
+    with torch.device("meta"):
+        theirs = timm.create_model(name, num_classes=1000)
+        ours = hf_vit.HfBitForImageClassification(hf_vit.HfBitConfig(num_labels=1000, **fields))
+    assert ours.num_parameters() == sum(parameter.numel() for parameter in theirs.parameters())
+
+
+@pytest.mark.parametrize("choice", ["default", "post_activation"])
+def test_a_loss_reaches_every_parameter(choice: str):
+    model = RESNETS["bit"].build("classification", choice).train()
+    model(RESNETS["bit"].images(model.config), labels=torch.tensor([0, 2])).loss.backward()
+    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.parameters())
