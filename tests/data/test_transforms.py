@@ -61,6 +61,29 @@ def test_evaluation_agrees_with_pillows_resize(pictures):
         assert np.abs(values.permute(1, 2, 0).numpy() - expected).max() <= 1.01 * 2 / 255
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"size": {"height": 24, "width": 24}},
+        {"size": {"height": 16, "width": 40}, "resample": Image.Resampling.BICUBIC, "image_std": [0.2, 0.3, 0.4]},
+        # What the direct route leaves to the processor itself.
+        {"size": {"height": 24, "width": 24}, "do_normalize": False},
+        {"size": {"height": 24, "width": 24}, "do_center_crop": True, "crop_size": {"height": 16, "width": 16}},
+    ],
+    ids=["square", "rectangle", "not_normalised", "cropped"],
+)
+def test_evaluation_equals_the_pillow_processor(pictures, mode, settings):
+    from transformers import ViTImageProcessorPil
+
+    processor = ViTImageProcessorPil(do_convert_rgb=True, **settings)
+    images = [image.convert(mode) for image in pictures]
+    ours = torch.stack(eval_transform(processor)(batch_of(images))["pixel_values"])
+    theirs = processor(images=images, return_tensors="pt")["pixel_values"]
+    assert ours.dtype == theirs.dtype
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+
 def test_evaluation_agrees_with_the_pipelines_loading(pictures, tmp_path):
     from transformers.image_utils import load_image
 
