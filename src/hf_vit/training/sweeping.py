@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hf_vit.errors import DivergedError, UserError
 from hf_vit.training.checkpoints import RUN_NAME, read_run, write_run
@@ -12,9 +12,13 @@ from hf_vit.training.processes import is_first
 from hf_vit.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    pass
+    from hf_vit.training.finetuning import Run
+    from hf_vit.training.trainer import HfViTTrainer
 
-Trained = "tuple[Run, HfViTTrainer, float]"
+# A run that was trained to its end, its trainer, and the seconds spent training.
+Trained = tuple["Run", "HfViTTrainer", float]
+# (learning rate, folder, whether to go on from what is there) -> such a run.
+RunTrial = Callable[[float, Path, bool], Trained]
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,9 @@ def sweep(
     output: Path,
     rates: Sequence[float],
     resume: bool,
-    run_trial: Callable[[float, Path, bool], Any],
+    run_trial: RunTrial,
     say: Callable[[str], None],
-) -> Any:
+) -> Trained:
     """Train once for every rate, and take up the best one again.
 
     Every trial is a run of its own in OUTPUT/checkpoints, so a sweep that was killed goes on where it was.
@@ -97,6 +101,7 @@ def sweep(
             f"the loss became infinite at every learning rate ({', '.join(map(str, rates))}); try lower ones"
         )
     best = max(finished, key=lambda trial: trial.score or 0.0).learning_rate
+    say(f"taking up learning rate {best:g} again")
     run, trainer, seconds = run_trial(best, folders[best], True)
     return replace(run, output=output, trials=[asdict(trial) for trial in trials]), trainer, seconds
 
@@ -119,7 +124,7 @@ def enter_sweep(output: Path, rates: Sequence[float]) -> None:
         write_run(work, settings)
 
 
-def _try(rate: float, folder: Path, resume: bool, run_trial: Callable[[float, Path, bool], Any]) -> Trial:
+def _try(rate: float, folder: Path, resume: bool, run_trial: RunTrial) -> Trial:
     from hf_vit.training.completion import best_evaluation
 
     try:
