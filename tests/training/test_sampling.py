@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hf_vit import UserError
-from hf_vit.training.sampling import EpochSampler, SeededDataset, as_is, derive_seed, seeded
+from hf_vit.training.sampling import EpochBatches, EpochSampler, SeededDataset, as_is, derive_seed, seeded
 from hf_vit.training.streaming import SeededStream, StreamCollator
 
 
@@ -131,3 +131,26 @@ def test_stream_batches_are_collated_under_their_own_seed():
 def test_empty_stream_says_so():
     with pytest.raises(UserError, match="holds no image"):
         next(iter(SeededStream(Stream(0), 1)))
+
+
+@pytest.mark.parametrize("size", [1, 5, 8, 9, 11, 12, 16, 23])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_processes_share_an_epoch(size, world):
+    """Together the batches of a single process, in its order; no more images than there are, no process without one."""
+    whole = EpochSampler(size, 3)
+    whole.set_epoch(2)
+    parts = []
+    for rank in range(world):
+        sampler = EpochSampler(size, 3)
+        sampler.set_epoch(2)
+        batches = EpochBatches(sampler, 4, rank=rank, world_size=world)
+        parts.append(list(batches))
+        assert len(parts[-1]) == len(batches)
+    together = [key for step in zip(*parts, strict=True) for batch in step for key in batch]
+    order = list(whole)
+    assert together[:size] == order
+    assert len(together) == size or len(together) - size < world
+    assert all(1 <= len(batch) <= 4 for part in parts for batch in part)
+    full = [list(EpochBatches(whole, 4, True, rank, world)) for rank in range(world)]
+    kept = size // (4 * world) * 4 * world
+    assert [key for step in zip(*full, strict=True) for batch in step for key in batch] == order[:kept]

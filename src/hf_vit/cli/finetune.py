@@ -196,8 +196,10 @@ def print_result(result: "FinetuneResult") -> None:
 
     from hf_vit.cli.cost import rate_of, time_rows
     from hf_vit.cost import cost_report
+    from hf_vit.training.processes import world_size
 
-    test = result.test
+    test, device = result.test, result.model.device.type
+    devices = 1 if device == "cpu" else world_size()  # on a CPU the processes share its cores
     table = Table(title="test split, looked at once", title_justify="left", show_header=False)
     rows = [("test accuracy", f"{test.top1:.2%} of {test.num_images:,} images")]
     if test.top5 is not None:
@@ -207,7 +209,7 @@ def print_result(result: "FinetuneResult") -> None:
         ("expected calibration error", f"{test.ece:.2%}"),
         ("validation accuracy", f"{result.validation['accuracy']:.2%}"),
         ("best checkpoint", f"step {result.best_step:,} of {result.steps:,}"),
-        *time_rows(cost_report(result.folder, device_flops=rate_of(result.model.device.type))),
+        *time_rows(cost_report(result.folder, device_flops=rate_of(device), devices=devices)),
     ]
     for name, value in rows:
         table.add_row(name, value)

@@ -8,6 +8,7 @@ import hashlib
 import random
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ class EpochBatches(BatchSampler):
         whole, left = divmod(len(self._keys), self.batch_size * self.world_size)
         return whole if self.drop_last or not left else whole + 1
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         keys = list(self._keys)
         together = self.batch_size * self.world_size
         for start in range(0, len(keys) - together + 1, together):
@@ -95,7 +96,7 @@ class EpochBatches(BatchSampler):
             yield keys[own : own + self.batch_size]
         left = keys[len(keys) - len(keys) % together :]
         if left and not self.drop_last:
-            left += keys[: max(0, self.world_size - len(left))]
+            left += islice(cycle(keys), max(0, self.world_size - len(left)))
             size, more = divmod(len(left), self.world_size)
             begin = self.rank * size + min(self.rank, more)
             yield left[begin : begin + size + (self.rank < more)]

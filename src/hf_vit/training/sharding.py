@@ -1,7 +1,8 @@
 """Weights that are divided among processes (FSDP2), brought together again."""
 
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -25,10 +26,11 @@ def whole_model(model: nn.Module) -> Any:
         return model
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    options = StateDictOptions(full_state_dict=True)
+    state = cast("dict[str, torch.Tensor]", get_model_state_dict(model, options=options))
     # Sharding makes a class of its own of the model's.
     kinds: Any = (kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
     kind = next(kind for kind in kinds if issubclass(kind, PreTrainedModel))
-    whole = kind(model.config)
+    whole: Any = kind(cast(Any, model).config)
     whole.load_state_dict(state)
     return whole.to(next(iter(state.values())).device)
