@@ -208,7 +208,7 @@ def carry_out(root: Path, family: str, rate: float, seed: int, digits: Digits) -
 def train_all(root: Path, seeds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """All runs, and the chosen rate of every family."""
     digits = load_digits()
-    runs = [carry_out(root, family, rate, 0, digits) for family in FAMILIES for rate in RATES]
+    runs = [carry_out(root, family, rate, 0, digits) for rate in RATES for family in FAMILIES]
     judged = {(run["family"], run["rate"]): run["validation"] for run in runs}
     chosen = {family: max(RATES, key=lambda rate: judged[family, rate]) for family in FAMILIES}
     others = [carry_out(root, family, chosen[family], seed, digits) for seed in SEEDS[1:seeds] for family in FAMILIES]
@@ -223,7 +223,16 @@ def compare_all(root: Path, chosen: dict[str, float], seeds: int, turns: int) ->
         folders = {family: folder_of(root, family, rate, seed) for family, rate in chosen.items()}
         sources = [f"timm:{folder}" if family in TIMM else str(folder) for family, folder in folders.items()]
         output = root / f"comparison-{seed}"
-        compare(sources, "digits", output, probe=True, settings=settings, progress=False, report=print)
+        compare(
+            sources,
+            "digits",
+            output,
+            probe=True,
+            settings=settings,
+            image_size=(SIDE, SIDE),
+            progress=False,
+            report=print,
+        )
         found[str(seed)] = json.loads((output / "comparison.json").read_text())
     return found
 

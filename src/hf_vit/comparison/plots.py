@@ -65,6 +65,7 @@ def _speed(axes: "Axes", results: Sequence[ModelResult], speed: SpeedResult) -> 
         axes.plot(ratio.median, place, marker="o", color="tab:orange")
     axes.axvline(1, color="black", linewidth=0.6)
     _logarithmic(axes)
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("times as fast as the first" + ("" if speed.quiet else " (busy machine)"))
 
 
