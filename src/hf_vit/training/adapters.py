@@ -8,7 +8,7 @@ from torch import nn
 from hf_vit.errors import UserError
 
 HEADS = ("classifier", "distillation_classifier")
-# Where section 4.2 of the paper found updates to pay most: queries and values.
+# Where section 7.1 of the paper found updates to pay most: queries and values.
 _TARGETS = ["q_proj", "v_proj"]
 _NAME = "default"
 

@@ -34,7 +34,7 @@ class BinaryCrossEntropy:
     indices get the plain cross-entropy.
 
     Attributes:
-        threshold: targets above it become 1 and the others 0 (2110.00476, section 2.2); None leaves them.
+        threshold: targets above it become 1 and the others 0 (2110.00476); None leaves them.
     """
 
     threshold: float | None = None

@@ -133,7 +133,7 @@ def _augreg(level: str, regularized: bool) -> Recipe:
     rate = 0.1 if regularized else 0.0
     return Recipe(
         name=f"augreg-{level}" + ("-dropout" if regularized else ""),
-        source=f"arXiv 2106.10270, sections 3.2 and 3.3, level {level}, dropout and stochastic depth {rate:g} (weight "
+        source=f"arXiv 2106.10270, sections 3.3 and 3.4, level {level}, dropout and stochastic depth {rate:g} (weight "
         "decay .1; the paper's other is .03); rate, loss and level: big_vision's configs of the paper",
         summary=f"How to train your ViT: augmentation {level}, {'with' if regularized else 'without'} regularisation",
         learning_rate=1e-3,

@@ -27,7 +27,7 @@ class Recipe(BaseModel):
         batch_size: images a step, over all devices and accumulated micro-batches.
         clip: largest norm of the gradient; 0 is off.
         loss: "ce", softmax cross-entropy; or "bce", a binary cross-entropy a class, summed over the classes.
-        bce_threshold: with "bce": targets above it become 1 and the others 0 (arXiv 2110.00476, section 2.2); None
+        bce_threshold: with "bce": targets above it become 1 and the others 0 (arXiv 2110.00476); None
             keeps the targets of mixed images as they are.
         head_bias: first value of the new head's bias; None: 0, and -log K with "bce" (see `initial_head_bias`).
         label_smoothing: share of the probability that goes to all classes evenly.

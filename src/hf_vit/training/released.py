@@ -56,6 +56,7 @@ class ReleasingTrainer(Trainer):
         return output
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As transformers', of the weights that are released."""
         with self._released():
             return super().evaluate(*args, **kwargs)
 

@@ -23,7 +23,7 @@ class SharpnessAware:
     accelerators do: m-sharpness, m being a process's images (section 4.1); `micro_batches` makes it a micro-batch's.
 
     Args:
-        rho: length of the perturbation; the paper's is 0.05 (CIFAR and ImageNet), ViTs like 0.1 to 0.2 (2106.01548).
+        rho: length of the perturbation; 0.05 is the paper's default.
         micro_batches: perturb for every micro-batch anew, instead of once a step.
 
     Raises:
