@@ -17,7 +17,8 @@ from transformers import ViTModel
 import hf_vit.conversion as conversion
 from hf_vit.errors import UserError
 
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+# As the golden tests: a hybrid normalises again and again, and float32 rounds otherwise on other processors.
+FLOAT32 = {"hf_vit": 1e-5, "hf_hybrid_vit": 6e-5}
 
 
 def convert(source: Path, **options: Any) -> Any:
@@ -40,7 +41,7 @@ def largest(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 @torch.no_grad()
 def hold(model: Any, ours: Any, size: tuple[int, int], tokens: Callable, outcome: Callable, channels: int = 3) -> None:
     """Tokens and outcome (logits or pooled) agree in both precisions."""
-    for dtype, tolerance in TOLERANCE.items():
+    for dtype, tolerance in {torch.float64: 1e-10, torch.float32: FLOAT32[ours.config.model_type]}.items():
         model.to(dtype), ours.to(dtype)
         images = torch.randn(2, channels, *size, dtype=torch.float64).to(dtype)
         output = body(ours)(images)
