@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hf_vit.evaluation.classification import ClassificationResult, WrongImage, evaluate_classifier, match_labels
+    from hf_vit.evaluation.embedding import Embedded, embed
     from hf_vit.evaluation.loading import LoadedClassifier, load_classifier
     from hf_vit.evaluation.plots import plot_confusion_matrix, plot_learning_curve, plot_wrong_images
     from hf_vit.evaluation.prediction import Prediction, predict_images
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from hf_vit.evaluation.report import draw_evaluation, save_evaluation
 
 _HOMES = {
+    "Embedded": "embedding",
+    "embed": "embedding",
     "ClassificationResult": "classification",
     "WrongImage": "classification",
     "evaluate_classifier": "classification",
@@ -36,12 +39,14 @@ _HOMES = {
 __all__ = [
     "PROTOCOLS",
     "ClassificationResult",
+    "Embedded",
     "LoadedClassifier",
     "Prediction",
     "ProtocolResult",
     "ProtocolRun",
     "WrongImage",
     "draw_evaluation",
+    "embed",
     "evaluate_classifier",
     "evaluate_protocol",
     "load_classifier",

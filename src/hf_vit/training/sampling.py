@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle, islice
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -80,7 +80,7 @@ class EpochBatches(BatchSampler):
     def __init__(
         self, sampler: EpochSampler, batch_size: int, drop_last: bool = False, rank: int = 0, world_size: int = 1
     ) -> None:
-        super().__init__(sampler, batch_size, drop_last)
+        super().__init__(cast(Any, sampler), batch_size, drop_last)
         self.rank = rank
         self.world_size = world_size
 
