@@ -20,6 +20,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/pyright
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
@@ -43,7 +44,7 @@ $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing hf_vit and its test tools into $(VENV) (a few minutes the first time) ..."
-	$(PIP_INSTALL) --editable '.[test,export,peft,quantization]'
+	$(PIP_INSTALL) --editable '.[test,docs,export,peft,quantization]'
 	touch $@ $(VENV)/.base
 
 # transformers' own model tests, of the installed version; they are in its source distribution alone.

@@ -1,0 +1,113 @@
+"""What the site adds to its pages: the options of the commands, and pages and pictures from other folders.
+
+A page says `<!-- options -->` where the options of the command of its name belong, and `<!-- commands -->` for the list
+of all: both are read from the program itself. Links are written as they work in the repository.
+"""
+
+import html
+import posixpath
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+# File of the repository -> where it stands in the site.
+BORROWED = {"benchmarks/README.md": "benchmarks.md", "conversion/README.md": "origins.md"} | {
+    f"benchmarks/results/{path.name}": f"results/{path.name}" for path in (ROOT / "benchmarks/results").glob("*.png")
+}
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+_CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`)", flags=re.MULTILINE | re.DOTALL)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Take in what lies outside docs/."""
+    for source, uri in BORROWED.items():
+        files.append(File.generated(config, uri, abs_src_path=str(ROOT / source)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fill in options and commands; let links lead to pages of the site, or leave their text."""
+    uri = page.file.src_uri
+    if "<!-- options -->" in markdown:
+        markdown = markdown.replace("<!-- options -->", "\n".join(options(Path(uri).stem)))
+    if "<!-- commands -->" in markdown:
+        markdown = markdown.replace("<!-- commands -->", "\n".join(commands()))
+    pieces = _CODE.split(_hide_code_in_links(markdown))
+    pieces[::2] = [_LINK.sub(lambda match: _link(match, uri), piece) for piece in pieces[::2]]
+    return "".join(pieces).replace("\0", "`")
+
+
+def _hide_code_in_links(markdown: str) -> str:
+    return re.sub(r"\[`([^`\]]*)`\]\(", "[\0\\1\0](", markdown)
+
+
+def _link(match: re.Match[str], uri: str) -> str:
+    image, text, address = match.groups()
+    target, mark, fragment = address.partition("#")
+    if not target or ":" in target:
+        return match[0]
+    source = next((path for path, borrowed in BORROWED.items() if borrowed == uri), f"docs/{uri}")
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+    if path in BORROWED:
+        found = BORROWED[path]
+    elif path.startswith("docs/"):
+        found = path.removeprefix("docs/")
+    else:
+        return text
+    return f"{image}[{text}]({posixpath.relpath(found, posixpath.dirname(uri) or '.')}{mark}{fragment})"
+
+
+@cache
+def program() -> Any:
+    """The command line as typer sees it."""
+    import typer
+
+    from hf_vit.cli.main import build_app
+
+    return typer.main.get_command(build_app())
+
+
+def commands() -> Iterator[str]:
+    """A table of all commands, each with its page."""
+    yield "| command | |\n|---|---|"
+    for name, command in program().commands.items():
+        yield f"| [`{name}`]({name}.md) | {_text(command.help)} |"
+
+
+def options(name: str) -> Iterator[str]:
+    """Usage, arguments and options of `hf-vit NAME`, those of a group command by command."""
+    root = program()
+    command = root.commands[name]
+    context = command.context_class(command, info_name=f"hf-vit {name}")
+    yield from _described(command, context)
+    for part, below in getattr(command, "commands", {}).items():
+        yield f"\n## hf-vit {name} {part}\n"
+        yield from _described(below, below.context_class(below, info_name=part, parent=context))
+
+
+def _described(command: Any, context: Any) -> Iterator[str]:
+    yield f"{_text(command.help)}\n\n```text\n{command.get_usage(context)}\n```\n"
+    panels: dict[str, list[str]] = {}
+    for parameter in command.params:
+        record = parameter.get_help_record(context)
+        if record is not None:  # hidden ones have none
+            panel = parameter.rich_help_panel or f"{parameter.param_type_name.capitalize()}s"
+            panels.setdefault(panel, []).append(f"| `{_cell(record[0])}` | {_text(record[1])} |")
+    for panel, rows in panels.items():
+        yield f"\n**{_text(panel)}**\n\n| | |\n|---|---|"
+        yield from rows
+
+
+def _text(text: str | None) -> str:
+    return _cell(html.escape(" ".join((text or "").split()), quote=False))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -1,0 +1,60 @@
+"""The documentation site's pages: all there, all in its contents, nothing public left out; `make lint` builds it."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from hf_vit.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+CONTENTS = re.findall(r"^ *- [^:\n]+: ([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
+# Pages that docs/hooks.py takes from other folders.
+BORROWED = {"benchmarks.md", "origins.md"}
+ROOMS = ("data", "training", "evaluation", "analysis", "comparison", "cost", "conversion")
+
+
+def test_contents_name_every_page_once():
+    written = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    assert sorted(CONTENTS) == sorted(written | BORROWED)
+
+
+def test_every_command_has_its_page():
+    pages = {path.stem for path in (DOCS / "commands").glob("*.md")} - {"index"}
+    assert pages == set(COMMANDS)
+    for name in COMMANDS:
+        page = (DOCS / f"commands/{name}.md").read_text()
+        assert page.startswith(f"# hf-vit {name}\n")
+        assert f"\nhf-vit {name} " in page, "a page shows the command"
+        assert page.count("\n<!-- options -->\n") == 1
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_are_shown_by_their_public_names(room: str):
+    assert importlib.import_module(f"hf_vit.{room}").__all__
+    assert f"::: hf_vit.{room}\n" in (DOCS / f"reference/{room}.md").read_text()
+
+
+def test_every_public_name_of_the_package_is_in_the_reference():
+    import hf_vit
+
+    listed = set(re.findall(r"^ +- (\w+)$", (DOCS / "reference/index.md").read_text(), flags=re.MULTILINE))
+    shown = set(re.findall(r"^::: ([\w.]+)$", (DOCS / "reference/models.md").read_text(), flags=re.MULTILINE))
+    for name in hf_vit.__all__:
+        assert name in listed or getattr(hf_vit, name).__module__ in shown, name
+
+
+def test_every_travelling_module_is_in_the_reference():
+    shown = re.findall(r"^::: hf_vit\.models\.(\w+)$", (DOCS / "reference/models.md").read_text(), flags=re.MULTILINE)
+    written = {path.stem for path in (ROOT / "src/hf_vit/models").glob("*.py")} - {"__init__"}
+    assert sorted(shown) == sorted(written)
+
+
+def test_pictures_of_the_figures_are_there_and_small():
+    pictures = list((DOCS / "images/figures").iterdir())
+    page = (DOCS / "figures.md").read_text()
+    assert pictures
+    assert {path.name for path in pictures} <= set(re.findall(r"images/figures/([\w.-]+)", page))
+    assert all(path.stat().st_size < 150_000 for path in pictures)
