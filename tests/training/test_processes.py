@@ -11,9 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from training.rank_jobs import FSDP2, SETTINGS, tiny_config
-from transformers import AutoModelForImageClassification
+from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_vit import HfViTForImageClassification, UserError
+from hf_vit.data import load_data
+from hf_vit.evaluation import evaluate_classifier
 from hf_vit.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
 from hf_vit.training.finetuning import micro_batch_size
@@ -106,6 +108,20 @@ def test_an_interrupted_stream_goes_on_at_its_image_in_every_process(two):
         assert epoch == again == 1
     last = sorted(path.name for path in (folder / "resumed" / "checkpoints" / "checkpoint-6").iterdir())
     assert {"stream_0.pt", "stream_1.pt", "rng_state_0.pth", "rng_state_1.pth"} <= set(last)
+
+
+def test_a_streamed_validation_counts_every_image_once(two):
+    """27 images in batches of four, which the first process reads for both."""
+    folder, _ = two
+    recorded = Facts.load(folder / "stream").records[0].values
+    data = load_data(str(folder / "shards"), image_size=(8, 8))
+    model = AutoModelForImageClassification.from_pretrained(folder / "stream")
+    processor = AutoImageProcessor.from_pretrained(folder / "stream")
+    again = evaluate_classifier(
+        model, processor, data.split("validation"), label_names=data.label_names, progress=False
+    )
+    assert again.num_images == 27
+    assert recorded["validation_accuracy"] == pytest.approx(again.top1, abs=1e-6)  # kept in float32
 
 
 def test_every_row_once_an_epoch_over_two_processes_of_two_workers(two):
