@@ -12,7 +12,7 @@ from timm.models.mlp_mixer import MlpMixer
 from torchvision.transforms.v2.functional import pil_to_tensor
 from transformers import ResNetConfig, ResNetModel
 
-from hf_vit.analysis import AnalysisSettings, Subject, analyze
+from hf_vit.analysis import AnalysisSettings, Subject, analyze, plots
 from hf_vit.analysis.cka import MinibatchCKA, gram, hsic, layers_of
 
 
@@ -140,3 +140,10 @@ def test_a_vit_beside_a_mixer_and_a_resnet_of_timm(with_processor):
         for chosen in (slice(0, 5), slice(5, 9)):
             running.update([gram(layer[chosen]) for layer in ours], [gram(layer[chosen]) for layer in layers])
         np.testing.assert_allclose(run["cka_between"]["cka"], running.value(), rtol=1e-3, atol=1e-4)
+
+
+def test_the_heat_map_names_whole_layers() -> None:
+    """With few layers, ticks would stand between them."""
+    axes = plots.cka(np.eye(4, 2, dtype=np.float32), "vit", "resnet").axes[0]
+    assert {*axes.get_xticks(), *axes.get_yticks()} >= {0, 1, 2, 3}
+    assert all(float(tick).is_integer() for tick in (*axes.get_xticks(), *axes.get_yticks()))

@@ -126,11 +126,15 @@ def position_tiles(similarity: "NDArray[np.float32]") -> "Figure":
 
 def cka(values: "NDArray[np.float32]", first: str, second: str) -> "Figure":
     """A heat map of [L, L'], layer 0 at the bottom left."""
+    from matplotlib.ticker import MaxNLocator
+
     figure = _figure(5.2, 4.2)
     axes = figure.add_subplot()
     picture = axes.imshow(values, origin="lower", cmap="magma", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     axes.set_ylabel(first, parse_math=False)
     axes.set_xlabel(second, parse_math=False)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(picture, ax=axes, label="CKA")
     return figure
 
