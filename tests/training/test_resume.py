@@ -247,5 +247,5 @@ def test_a_checkpoint_without_its_training_weights_is_no_place_to_go_on_from(tra
     first, last = checkpoints_in(again / "checkpoints")
     shutil.rmtree(last)
     (first / "training_weights.safetensors").unlink()
-    with pytest.raises(UserError, match="lacks training_weights.safetensors"):
+    with pytest.raises(UserError, match=r"lacks training_weights\.safetensors"):
         train(again, resume=True, changes=changes)
