@@ -27,6 +27,7 @@ format: $(VENV)/.test
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.test
+	$(BIN)/hf-vit bench models --output benchmarks/results/models.json
 	$(BIN)/python benchmarks/parity.py
 	$(BIN)/python benchmarks/import_time.py
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hf_vit.analysis.record import save_analyses
     from hf_vit.analysis.registry import ANALYSES
     from hf_vit.analysis.stages import StagesDocument, analyze_stages, stage_folders
-    from hf_vit.analysis.subject import Subject, open_subject
+    from hf_vit.evaluation.subject import Subject, open_subject
 
 _HOMES = {
     "ANALYSES": "registry",

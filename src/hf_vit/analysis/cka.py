@@ -15,7 +15,7 @@ from torch import nn
 
 from hf_vit.analysis import plots
 from hf_vit.analysis.frame import Analysis, Arrays, ArraySpec, Context
-from hf_vit.analysis.subject import Subject
+from hf_vit.evaluation.subject import Subject
 from hf_vit.evaluation.layers import layer_tensor, layers_of
 
 if TYPE_CHECKING:
