@@ -18,8 +18,8 @@ from hf_vit.analysis.images import AnalysisImages, open_images
 from hf_vit.analysis.registry import ANALYSES
 from hf_vit.analysis.report import write_report
 from hf_vit.analysis.shape_bias import ShapeBias
-from hf_vit.evaluation.subject import Subject, open_subject
 from hf_vit.errors import UserError, enough_memory
+from hf_vit.evaluation.subject import Subject, open_subject
 from hf_vit.facts import write_atomically
 
 

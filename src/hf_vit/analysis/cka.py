@@ -15,8 +15,8 @@ from torch import nn
 
 from hf_vit.analysis import plots
 from hf_vit.analysis.frame import Analysis, Arrays, ArraySpec, Context
-from hf_vit.evaluation.subject import Subject
 from hf_vit.evaluation.layers import layer_tensor, layers_of
+from hf_vit.evaluation.subject import Subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

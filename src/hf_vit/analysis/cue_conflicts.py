@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Self, cast, final
 
 from hf_vit.analysis.images import AnalysisImages, images_of_files
-from hf_vit.evaluation.subject import Subject
 from hf_vit.data.sources import IMAGE_SUFFIXES
 from hf_vit.errors import UserError
+from hf_vit.evaluation.subject import Subject
 
 _NAME = re.compile(r"(?P<shape>[^\d\W][^\-]*?)\d*-(?P<texture>[^\d\W][^\-]*?)\d*")
 

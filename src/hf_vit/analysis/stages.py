@@ -26,8 +26,8 @@ from hf_vit.analysis.frame import AnalysisSettings
 from hf_vit.analysis.images import open_images
 from hf_vit.analysis.registry import ANALYSES
 from hf_vit.analysis.report import write_stage_report
-from hf_vit.evaluation.subject import open_subject
 from hf_vit.errors import UserError
+from hf_vit.evaluation.subject import open_subject
 from hf_vit.facts import write_atomically
 from hf_vit.training.checkpoints import WORK_FOLDER, checkpoints_in, step_of
 
