@@ -4,6 +4,7 @@ import sys
 
 import pytest
 from pydantic import ValidationError
+from torchvision.transforms import v2
 
 from hf_vit import UserError
 from hf_vit.data.augmentation import AugmentationConfig
@@ -146,7 +147,16 @@ def test_strong_augmentation_is_stronger():
         assert (plain.dropout, plain.drop_path, regularized.dropout, regularized.drop_path) == (0.0, 0.0, 0.1, 0.1)
         strengths.append((plain.augmentation.mixup_alpha, plain.augmentation.randaugment or (0, -1)))
     assert strengths == sorted(strengths)
-    assert len(set(strengths)) == len(levels)
+    # Above 10 of the paper's scale torchvision has nothing stronger: medium1 is light2, strong1 is medium2.
+    assert len(set(strengths)) == len(levels) - 2
+
+
+@pytest.mark.parametrize(("name", "degrees"), [("deit", 27), ("rsb-a1", 21), ("rsb-a3", 18), ("augreg-light2", 30)])
+def test_randaugment_is_as_strong_as_in_the_source(name: str, degrees: int):
+    """At 10 of their scale the sources turn images by 30 degrees."""
+    layers, magnitude = find_recipe(name).augmentation.randaugment
+    angles, _ = v2.RandAugment(layers, magnitude)._AUGMENTATION_SPACE["Rotate"]
+    assert angles(31, 0, 0)[magnitude] == pytest.approx(degrees)
 
 
 def test_the_bias_of_a_binary_head_answers_every_class_as_often_as_it_comes():

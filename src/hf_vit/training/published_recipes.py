@@ -1,7 +1,7 @@
 """The papers' recipes, row by row of their tables.
 
-What a source does and this package does not is said in the recipe's `source`. RandAugment's magnitudes are the sources'
-numbers on torchvision's scale, which ends at 30; the sources' own scales reach the same strength at 10.
+What a source does and this package does not is said in the recipe's `source`. RandAugment reaches at 10 of the sources'
+scale the strength of 30 of torchvision's, with which it ends: see `_randaugment`.
 """
 
 from typing import Any
@@ -38,15 +38,15 @@ _TABLE_4 = (
     ("vit-finetune-pets", "Oxford-IIIT Pets and Flowers-102", 500, 0.01, _SMALL_GRID, "10%"),
 )
 
-# Level: alpha of mixup, (layers, magnitude) of RandAugment.
-_AUGREG_LEVELS: dict[str, tuple[float, tuple[int, int] | None]] = {
+# Level: alpha of mixup, magnitude of RandAugment's two layers.
+_AUGREG_LEVELS: dict[str, tuple[float, int | None]] = {
     "none": (0.0, None),
-    "light1": (0.0, (2, 0)),
-    "light2": (0.2, (2, 10)),
-    "medium1": (0.2, (2, 15)),
-    "medium2": (0.5, (2, 15)),
-    "strong1": (0.5, (2, 20)),
-    "strong2": (0.8, (2, 20)),
+    "light1": (0.0, 0),
+    "light2": (0.2, 10),
+    "medium1": (0.2, 15),
+    "medium2": (0.5, 15),
+    "strong1": (0.5, 20),
+    "strong2": (0.8, 20),
 }
 
 # ResNet strikes back: procedure, epochs, rate, decay, smoothing, drop path, side px, RandAugment, mixup, accuracy.
@@ -128,13 +128,20 @@ def _table_4() -> list[Recipe]:
     return [vtab, *rows, imagenet, jax]
 
 
+def _randaugment(magnitude: int) -> tuple[int, int]:
+    """(layers, magnitude of torchvision) of two layers in the sources' scale; above 10, torchvision's strongest."""
+    return 2, min(30, 3 * magnitude)
+
+
 def _augreg(level: str, regularized: bool) -> Recipe:
-    mixup, randaugment = _AUGREG_LEVELS[level]
+    mixup, magnitude = _AUGREG_LEVELS[level]
+    weaker = f" (RandAugment's magnitude {magnitude} as torchvision's strongest, 10)" if (magnitude or 0) > 10 else ""
+    randaugment = None if magnitude is None else _randaugment(magnitude)
     rate = 0.1 if regularized else 0.0
     return Recipe(
         name=f"augreg-{level}" + ("-dropout" if regularized else ""),
-        source=f"arXiv 2106.10270, sections 3.3 and 3.4, level {level}, dropout and stochastic depth {rate:g} (weight "
-        "decay .1; the paper's other is .03); rate, loss and level: big_vision's configs of the paper",
+        source=f"arXiv 2106.10270, sections 3.3 and 3.4, level {level}{weaker}, dropout and stochastic depth {rate:g} "
+        "(weight decay .1; the paper's other is .03); rate, loss and level: big_vision's configs of the paper",
         summary=f"How to train your ViT: augmentation {level}, {'with' if regularized else 'without'} regularisation",
         learning_rate=1e-3,
         weight_decay=0.1,
@@ -182,7 +189,7 @@ def _resnet_strikes_back(
         augmentation=AugmentationConfig(
             random_resized_crop=(0.08, 1.0),
             horizontal_flip=0.5,
-            randaugment=(2, magnitude),
+            randaugment=_randaugment(magnitude),
             mixup_alpha=mixup,
             cutmix_alpha=1.0,
         ),
@@ -207,7 +214,7 @@ _DEIT = Recipe(
     augmentation=AugmentationConfig(
         random_resized_crop=(0.08, 1.0),
         horizontal_flip=0.5,
-        randaugment=(2, 9),
+        randaugment=_randaugment(9),
         random_erasing=0.25,
         mixup_alpha=0.8,
         cutmix_alpha=1.0,
