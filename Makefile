@@ -15,12 +15,13 @@ test: $(VENV)/.mixins
 slow: $(VENV)/.mixins
 	$(BIN)/python -m pytest -m slow
 
+# mkdocs without --quiet, which hides warnings from --strict, too: it would pass.
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/pyright
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

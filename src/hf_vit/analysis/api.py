@@ -26,7 +26,7 @@ from hf_vit.facts import write_atomically
 @final
 @dataclass(eq=False)
 class AnalysisRun(Mapping[str, Arrays]):
-    """What `analyze` found: run["attention_distance"]["distance"] is an array [layer, head].
+    """What `analyze` found: `run["attention_distance"]["distance"]` is an array [layer, head].
 
     Attributes:
         subject: the model that was looked at.
