@@ -2,8 +2,8 @@
 
     python examples/stock_trainer.py [--steps 300] [--output DIR]
 
-A small ViT learns the 1,797 handwritten digits that scikit-learn ships; 300 steps take about 20 seconds on one core
-and reach about 94% on the validation images.
+A small ViT learns the 1,797 handwritten digits that scikit-learn ships; 300 steps take about 20 seconds on one core.
+They are few, and trainings differ: three seeds reached 87.2, 92.2 and 95.0% on the validation images.
 """
 
 import argparse
