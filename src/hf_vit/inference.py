@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_vit.errors import UserError
+from hf_vit.models.activation_hf_vit import FUSED_GELUS
 from hf_vit.models.attention_hf_vit import HfViTAttention
 from hf_vit.models.blocks_hf_vit import HfViTLayer, HfViTLayerScale
 from hf_vit.models.configuration_hf_vit import HfViTConfig
@@ -21,7 +22,6 @@ Model = TypeVar("Model", bound=nn.Module)
 # For which weights are packed best: the tokens of one 224 px image; other numbers run as well.
 _ROWS = 197
 _REMEDY = "load the model again with from_pretrained"
-_GELUS = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}
 
 
 def optimize_for_inference(model: Model, *, compile: bool = False) -> Model:
@@ -88,7 +88,7 @@ class PackedDense(nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None) -> None:
         super().__init__()
         self.dtype, self.device = weight.dtype, weight.device
-        self.approximate = None if activation is None else _GELUS[activation]
+        self.approximate = None if activation is None else FUSED_GELUS[activation]
         weight = weight.detach()
         self.is_packed = _can_pack(weight)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if self.is_packed else weight
@@ -180,7 +180,7 @@ class PackedLayer(HfViTLayer):
         attention = PackedAttention(layer.attention, _layer_scale(layer.layer_scale1))
         self.attention = _with_hooks_of(layer.attention, attention)  # pyright: ignore[reportAttributeAccessIssue]
         mlp, activation = layer.mlp, layer.attention.config.hidden_act
-        fused = activation in _GELUS
+        fused = activation in FUSED_GELUS
         self.fc1 = PackedDense(mlp.fc1.weight, mlp.fc1.bias, activation if fused else None)
         self.activation = nn.Identity() if fused else mlp.activation_fn
         self.fc2 = _scaled(mlp.fc2, _layer_scale(layer.layer_scale2))

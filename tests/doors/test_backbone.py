@@ -219,6 +219,7 @@ def test_folders_load_where_the_package_is_not(tiny_config, tmp_path):
 
         auto_factory.hf_api = Hub
         torch.set_num_threads(1)
+        torch.set_grad_enabled(False)  # as above: without gradients the GELU is fused, which moves last digits
         expected = torch.load("expected.pt")
         for name in ("backbone", "classifier", "hybrid", "axial"):
             for folder in (name, name + "-again"):

@@ -1,12 +1,14 @@
-"""A dense layer and the original's tanh GELU in one pass, where torch can: inference on CPUs.
+"""A dense layer and its GELU in one pass, where torch can: inference on CPUs.
 
-torch's own kernel of the tanh GELU costs two to five times erf's on CPUs; oneDNN's, which works on the product while it
-is in the cache, next to nothing, at the same accuracy.
+torch's own kernel of the original's tanh GELU costs two to five times erf's on CPUs; oneDNN's, which work on the
+product while it is in the cache, next to nothing, at the same accuracy.
 """
 
 import torch
 from torch import nn
 
+# The GELUs that can be fused: hidden_act -> torch's name of the approximation.
+FUSED_GELUS = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}
 # None where torch was built without oneDNN.
 _DENSE_POINTWISE = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
@@ -36,7 +38,7 @@ def _has_kernel(inputs: torch.Tensor, weight: torch.Tensor) -> bool:
     return inputs.dtype == weight.dtype == torch.float32
 
 
-def dense_gelu_tanh(dense: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
-    """gelu(inputs W' + b, approximate="tanh"), [.., D] -> [.., M]."""
+def dense_gelu(dense: nn.Linear, inputs: torch.Tensor, approximate: str) -> torch.Tensor:
+    """gelu(inputs W' + b) where `can_fuse_gelu`, [.., D] -> [.., M]; `approximate` as in torch."""
     assert _DENSE_POINTWISE is not None
-    return _DENSE_POINTWISE(inputs, dense.weight, dense.bias, "gelu", [], "tanh")
+    return _DENSE_POINTWISE(inputs, dense.weight, dense.bias, "gelu", [], approximate)

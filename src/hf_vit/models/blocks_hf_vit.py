@@ -11,7 +11,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .activation_hf_vit import can_fuse_gelu, dense_gelu_tanh
+from .activation_hf_vit import FUSED_GELUS, can_fuse_gelu, dense_gelu
 from .attention_hf_vit import HfViTAttention
 from .configuration_hf_vit import HfViTBaseConfig
 from .embeddings_hf_vit import Tokens
@@ -24,13 +24,13 @@ class HfViTMLP(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
         self.activation_fn = ACT2FN[config.hidden_act]
-        self.has_gelu_tanh = config.hidden_act == "gelu_pytorch_tanh"
+        self.fused_gelu = FUSED_GELUS.get(config.hidden_act)
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        if self.has_gelu_tanh and can_fuse_gelu(self.fc1, hidden_states):
-            activated = dense_gelu_tanh(self.fc1, hidden_states)
+        if self.fused_gelu is not None and can_fuse_gelu(self.fc1, hidden_states):
+            activated = dense_gelu(self.fc1, hidden_states, self.fused_gelu)
         else:
             activated = self.activation_fn(self.fc1(hidden_states))
         return self.dropout(self.fc2(self.dropout(activated)))
