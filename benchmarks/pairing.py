@@ -5,7 +5,6 @@ take in the same turn moves together. Results carry the load the machine had: a 
 """
 
 import argparse
-import contextlib
 import datetime
 import json
 import os
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from hf_vit.environment import cpu_name
 from hf_vit.measuring import BUSY, Quartiles, others_load, quartiles, speed_ratio, take_turns
 
 __all__ = ["Quartiles", "Report", "cpu_name", "others_load", "parser", "quartiles", "speed_ratio", "take_turns"]
@@ -68,11 +68,3 @@ class Report:
         }
         self.options.output.parent.mkdir(parents=True, exist_ok=True)
         self.options.output.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -69,17 +69,23 @@ def stem_sizes(dims: Dims, shapes: Mapping[str, Shape]) -> dict[str, Any]:
     return {name: stem[name] for name in ("stage_depths", "stem_width")} | {"num_channels": dims["C"]}
 
 
-def rules_of(rules: tuple[KeyRule, ...], shapes: Mapping[str, Shape]) -> tuple[KeyRule, ...]:
-    """One rule a key, its axes in multiples of the root's width W."""
-    return with_leading_ones(expanded(rules, UNIT_RULES, stage_depths(shapes), FIRST), shapes)
+def rules_of(
+    rules: tuple[KeyRule, ...], shapes: Mapping[str, Shape], unit_rules: tuple[KeyRule, ...] = UNIT_RULES
+) -> tuple[KeyRule, ...]:
+    """One rule a key, its axes in multiples of the root's width W; `unit_rules` are those of `rules` in every unit."""
+    return with_leading_ones(expanded(rules, unit_rules, stage_depths(shapes), FIRST), shapes)
 
 
 def configure(
-    dims: Dims, parts: frozenset[str], shapes: Mapping[str, Shape], image_size: Pair | None
+    dims: Dims,
+    parts: frozenset[str],
+    shapes: Mapping[str, Shape],
+    image_size: Pair | None,
+    pre_activation: bool = False,
 ) -> dict[str, Any]:
     """Fields of `HfBitConfig`."""
     size = IMAGE_SIZE if image_size is None else square_or_pair(image_size)
-    return {**stem_sizes(dims, shapes), "image_size": size, "pre_activation": False}
+    return {**stem_sizes(dims, shapes), "image_size": size, "pre_activation": pre_activation}
 
 
 ORIGIN = Origin(

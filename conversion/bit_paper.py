@@ -6,16 +6,15 @@ big_transfer's names (`resnet/block1/unit01/a/standardized_conv2d_4/kernel`) are
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 from hf_vit.errors import UserError
 
 from . import vit_jax
-from .bit import IMAGE_SIZE, LEGEND, only_prefix, stem_sizes
+from .bit import IMAGE_SIZE, LEGEND, configure, only_prefix, rules_of
 from .checkpoint import Shape
-from .origins import NO_BLOCKS, Dims, KeyNames, KeyRule, Origin
-from .sizes import Pair, square_or_pair
-from .vit_jax_hybrid import FIRST, expanded, norm_rules, stage_depths, with_leading_ones
+from .origins import NO_BLOCKS, KeyNames, KeyRule, Origin
+from .vit_jax_hybrid import norm_rules
 
 ROOT = "root_block/conv_root/kernel"
 BIG_TRANSFER = "resnet/"
@@ -96,19 +95,6 @@ def _spelt(name: str, there: bool) -> str:
     return scope + (_THERE[end] if there else end)
 
 
-def rules_of(rules: tuple[KeyRule, ...], shapes: Mapping[str, Shape]) -> tuple[KeyRule, ...]:
-    """One rule a key, its axes in multiples of the root's width W."""
-    return with_leading_ones(expanded(rules, UNIT_RULES, stage_depths(shapes), FIRST), shapes)
-
-
-def configure(
-    dims: Dims, parts: frozenset[str], shapes: Mapping[str, Shape], image_size: Pair | None
-) -> dict[str, Any]:
-    """Fields of `HfBitConfig`."""
-    size = IMAGE_SIZE if image_size is None else square_or_pair(image_size)
-    return {**stem_sizes(dims, shapes), "image_size": size, "pre_activation": True}
-
-
 ORIGIN = Origin(
     name="bit_paper",
     title="BiT ResNetV2 .npz, pre-activation: files of big_transfer (BiT-S, -M) and big_vision (models/bit_paper.py)",
@@ -119,9 +105,9 @@ ORIGIN = Origin(
     ignored=vit_jax.IGNORED,
     recognises=recognises,
     names=names,
-    configure=configure,
+    configure=partial(configure, pre_activation=True),
     family="resnet",
-    rules_of=rules_of,
+    rules_of=partial(rules_of, unit_rules=UNIT_RULES),
     notes=(
         "Becomes an `HfBitForImageClassification`.",
         "big_transfer's keys begin with `resnet/` and are named `a`, `b`, `c`, `standardized_conv2d` or "

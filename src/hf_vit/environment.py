@@ -31,7 +31,7 @@ def hardware(device: str | None = None) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found: dict[str, Any] = {
         "device": "cpu",
-        "name": _cpu_name(),
+        "name": cpu_name(),
         "cores": cores,
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
     }
@@ -50,7 +50,8 @@ def hardware(device: str | None = None) -> dict[str, Any]:
     return found
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The processor's model, as the system tells it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):

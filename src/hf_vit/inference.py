@@ -34,9 +34,9 @@ def optimize_for_inference(model: Model, *, compile: bool = False) -> Model:
 
     Args:
         model: any model of this package, on its device and in its dtype (they are final).
-        compile: compile it with torch's inductor, weights frozen into the graph, instead: faster still where it was
-            measured, at the price of a C++ compiler, a slow first call for every input shape, and weights twice in
-            memory. Call it under `torch.no_grad()`.
+        compile: compile it with torch's inductor, weights frozen into the graph, instead. It needs a C++
+            compiler, a slow first call for every input shape, and weights twice in memory; which of the two is faster
+            depends on the processor (`hf-vit bench models`). Call it under `torch.no_grad()`.
 
     Returns:
         `model`, in evaluation mode.
