@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hf_vit.benchmark.peers import COMPILED, OURS, PEERS, PRODUCTS, Shape, build, obstacle
 from hf_vit.benchmark.report import SpeedReport
 from hf_vit.benchmark.speed import Cell, Comparison, Outcome, best_peer, compare
+from hf_vit.cli.main import main
 from hf_vit.errors import UserError
 from hf_vit.measuring import Quartiles
 
@@ -77,6 +78,18 @@ def test_who_cannot_take_part_is_told():
         build("keras", SHAPE)
     with pytest.raises(UserError, match="dtype 'float8' is unknown"):
         Cell("inference", SHAPE, dtype="float8")
+
+
+def test_a_missing_folder_or_device_is_told_before_anything_is_measured(tmp_path, capsys):
+    for options, message in (
+        (["--output", str(tmp_path / "none" / "speed.json")], "there is no folder"),
+        (["--device", "quantum"], "quantum"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["bench", "models", "Ti/16", "--turns", "1", *options])
+        told = capsys.readouterr()
+        assert message in told.err.splitlines()[-1]
+        assert "images/s" not in told.out
 
 
 def test_the_gpu_script_runs_without_datasets_evaluate_and_pydantic(tmp_path):

@@ -12,6 +12,7 @@ import torch
 
 from hf_vit.benchmark.speed import Comparison
 from hf_vit.environment import hardware, versions
+from hf_vit.errors import UserError
 from hf_vit.measuring import BUSY
 
 
@@ -22,9 +23,14 @@ class SpeedReport:
         command: what was typed.
         device: torch device.
         settings: whatever else decides about the numbers (turns, threads).
+
+    Raises:
+        UserError: there is no folder for the file.
     """
 
     def __init__(self, path: Path | None, command: str, device: str, **settings: Any) -> None:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UserError(f"there is no folder {path.parent} for the results; make it first")
         self.path = path
         self.comparisons: list[Comparison] = []
         self.head = {

@@ -35,8 +35,10 @@ def model_speed(
     from hf_vit.benchmark.peers import COMPILED, OURS, PEERS, PRODUCTS, Shape
     from hf_vit.benchmark.report import SpeedReport
     from hf_vit.benchmark.speed import Cell, compare
+    from hf_vit.evaluation.loading import pick_device
     from hf_vit.measuring import BUSY, others_load
 
+    device = str(pick_device(device))
     if threads is not None:
         torch.set_num_threads(threads)
     works, sizes = work or ["inference", "training"], variants or ["S/16", "B/16"]
