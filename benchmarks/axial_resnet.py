@@ -2,15 +2,18 @@
 
     python benchmarks/axial_resnet.py [--turns 5] [--threads N] [--output benchmarks/results/axial_resnet.json]
 
-Both sides compute the same layer on the same weights (AxialResNet-L by default): projections, batch norms, logits
-q.k + q.r^q + k.r^k, softmax, values + r^v. The einsum side is the usual formulation: the tables are gathered to
-[L, L, K], each term of the logits is written out, normed and summed. Then whole networks, in evaluation: hf_vit's, and
-the same one with the einsum in every attention. Training rows are a forward and a backward pass of the layer. A row
-names the largest difference of the two outputs.
+All compute the same layer on the same weights (AxialResNet-L by default): projections, batch norms, logits
+q.k + q.r^q + k.r^k, softmax, values + r^v. Two formulations stand against ours: "einsum" over all pairs of places at
+once, where the tables are gathered to [L, L, K] and each term of the logits is written out, normed and summed; and
+"einsum a position", which takes one query position after the other with the rows of the tables that it sees (in
+evaluation alone: batch statistics would need all positions). Then whole networks: hf_vit's, and the same one with an
+einsum in every attention. Training rows are a forward and a backward pass. A row names the largest difference of the
+outputs.
 """
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from pairing import Report, parser, quartiles, speed_ratio, take_turns
@@ -22,46 +25,76 @@ from hf_vit.models.modeling_hf_axial_resnet import (
     HfAxialResNetAttention,
     HfAxialResNetBottleneck,
     HfAxialResNetModel,
+    LogitNorm,
 )
 
 SPANS = {56: 1, 28: 2, 14: 4}  # places of a line -> multiple of the first stage's width
 
 
-class EinsumAttention(nn.Module):
-    """The same layer, one einsum a term; [B, h, w, C] in and out."""
+Core: TypeAlias = Callable[[torch.Tensor, torch.Tensor, LogitNorm], tuple[torch.Tensor, torch.Tensor]]
 
-    def __init__(self, attention: HfAxialResNetAttention) -> None:
+
+def over_pairs(lines: torch.Tensor, table: torch.Tensor, norm: LogitNorm) -> tuple[torch.Tensor, torch.Tensor]:
+    """What queries read from values and from positions, [M, L, A*V] both, of q, k and v [M, A, L, 2K + V]."""
+    length, size = lines.shape[2], lines.shape[3] // 4
+    q, k, v = lines.transpose(2, 3).split([size, size, 2 * size], dim=2)
+    place = torch.arange(length)
+    r_q, r_k, r_v = table[place - place[:, None] + length - 1].split([size, size, 2 * size], dim=2)
+    terms = [torch.einsum("maci,macj->maij", q, k), torch.einsum("maci,ijc->maij", q, r_q)]
+    terms.append(torch.einsum("macj,ijc->maij", k, r_k))
+    mean = None if norm.training else norm.running_var.new_zeros(3 * HEADS)
+    variance = None if norm.training else norm.running_var.flatten()
+    logits = F.batch_norm(
+        torch.cat(terms, dim=1), mean, variance, norm.weight.flatten(), training=norm.training, eps=norm.eps
+    )
+    probabilities = logits.unflatten(1, (3, HEADS)).sum(1).softmax(dim=-1)
+    content = torch.einsum("maij,macj->miac", probabilities, v)
+    position = torch.einsum("maij,ijc->miac", probabilities, r_v)
+    return content.flatten(2), position.flatten(2)
+
+
+def a_position(lines: torch.Tensor, table: torch.Tensor, norm: LogitNorm) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, one query position after the other; evaluation."""
+    length, size = lines.shape[2], lines.shape[3] // 4
+    q, k, v = lines.split([size, size, 2 * size], dim=3)
+    scales = (norm.weight * torch.rsqrt(norm.running_var + norm.eps))[..., None]
+    found = []
+    for i in range(length):
+        r_q, r_k, r_v = table[length - 1 - i : 2 * length - 1 - i].split([size, size, 2 * size], dim=1)
+        logits = scales[0] * torch.einsum("mac,majc->maj", q[:, :, i], k)
+        logits += scales[1] * torch.einsum("mac,jc->maj", q[:, :, i], r_q)
+        logits += scales[2] * torch.einsum("majc,jc->maj", k, r_k)
+        probabilities = logits.softmax(dim=-1)
+        found.append((torch.einsum("maj,majc->mac", probabilities, v), torch.einsum("maj,jc->mac", probabilities, r_v)))
+    content, position = (torch.stack(parts, dim=1).flatten(2) for parts in zip(*found, strict=True))
+    return content, position
+
+
+EINSUMS: dict[str, Core] = {"einsum": over_pairs, "einsum_a_position": a_position}
+
+
+class EinsumAttention(nn.Module):
+    """The layer with another formulation of its core; [B, h, w, C] in and out."""
+
+    def __init__(self, attention: HfAxialResNetAttention, core: Core) -> None:
         super().__init__()
-        self.own = attention
+        self.own, self.core = attention, core
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        own, norm = self.own, self.own.logit_norm
+        own = self.own
         lines = features if own.axis == 2 else features.transpose(1, 2)
-        shape, length, size = lines.shape, lines.shape[2], own.key_size
-        qkv = own.qkv(lines.flatten(0, 1)).transpose(1, 2).unflatten(1, (HEADS, 4 * size))  # [M, A, 4K, L]
-        q, k, v = qkv.split([size, size, 2 * size], dim=2)
-        place = torch.arange(length)
-        pairs = own.table(length)[place - place[:, None] + length - 1]
-        r_q, r_k, r_v = pairs.split([size, size, 2 * size], dim=2)
-        terms = [torch.einsum("maci,macj->maij", q, k), torch.einsum("maci,ijc->maij", q, r_q)]
-        terms.append(torch.einsum("macj,ijc->maij", k, r_k))
-        mean = None if self.training else norm.running_var.new_zeros(3 * HEADS)
-        variance = None if self.training else norm.running_var.flatten()
-        logits = F.batch_norm(
-            torch.cat(terms, dim=1), mean, variance, norm.weight.flatten(), training=self.training, eps=norm.eps
-        )
-        probabilities = logits.unflatten(1, (3, HEADS)).sum(1).softmax(dim=-1)
-        content = torch.einsum("maij,macj->miac", probabilities, v).reshape(-1, shape[3])
-        position = torch.einsum("maij,ijc->miac", probabilities, r_v).reshape(-1, shape[3])
+        shape, length = lines.shape, lines.shape[2]
+        qkv = own.qkv(lines.flatten(0, 1)).unflatten(2, (HEADS, 4 * own.key_size)).transpose(1, 2)  # [M, A, L, 4K]
+        content, position = (part.flatten(0, 1) for part in self.core(qkv, own.table(length), own.logit_norm))
         summed = (own.content_norm(content) + own.position_norm(position)).view(shape)
         return summed if own.axis == 2 else summed.transpose(1, 2)
 
 
-def with_einsum(model: HfAxialResNetModel) -> HfAxialResNetModel:
+def with_einsum(model: HfAxialResNetModel, core: Core) -> HfAxialResNetModel:
     twin = copy.deepcopy(model)
     for stage in twin.stem.stages:
         for unit in stage:
-            unit.column, unit.row = EinsumAttention(unit.column), EinsumAttention(unit.row)
+            unit.column, unit.row = EinsumAttention(unit.column, core), EinsumAttention(unit.row, core)
     return twin
 
 
@@ -73,20 +106,23 @@ def step(module: nn.Module, images: torch.Tensor) -> None:
     module.zero_grad()
 
 
-def compare(report: Report, ours: nn.Module, theirs: nn.Module, images: torch.Tensor, training: bool, **row: Any):
-    ours.train(training), theirs.train(training)
+def compare(report: Report, contestants: dict[str, nn.Module], images: torch.Tensor, training: bool, **row: Any):
+    """One row: "ours" against every other contestant."""
+    for module in contestants.values():
+        module.train(training)
+    run = step if training else lambda module, given: module(given)
     with torch.set_grad_enabled(training):
-        found = [module(images) for module in (ours, theirs)]
-        outputs = [f if isinstance(f, torch.Tensor) else f.pooler_output for f in found]
-        run = step if training else lambda module, given: module(given)
-        turns = {"ours": lambda: run(ours, images), "einsum": lambda: run(theirs, images)}
+        found = [module(images) for module in contestants.values()]
+        turns = {name: lambda module=module: run(module, images) for name, module in contestants.items()}
         seconds = take_turns(turns, report.options.turns, warm_up=1)
+    outputs = [f if isinstance(f, torch.Tensor) else f.pooler_output for f in found]
+    ratios = {f"times_as_fast_as_{name}": speed_ratio(seconds, "ours", name) for name in contestants if name != "ours"}
     report.add(
         **row,
         training=training,
         milliseconds=round(1e3 * quartiles(seconds["ours"]).median, 2),
-        times_as_fast=speed_ratio(seconds, "ours", "einsum"),
-        largest_difference=float(f"{(outputs[0] - outputs[1]).abs().max().item():.1e}"),
+        **ratios,
+        largest_difference=float(f"{max((o - outputs[0]).abs().max().item() for o in outputs):.1e}"),
     )
 
 
@@ -103,15 +139,18 @@ def main() -> None:
             nn.init.constant_(module.expand.norm.weight, 0.2)
     for batch in report.options.batches:
         for training in (False, True):
+            cores = {name: core for name, core in EINSUMS.items() if not training or core is over_pairs}
             for span, multiple in SPANS.items():
                 config = HfAxialResNetConfig(image_size=4 * span)
                 attention = HfAxialResNetAttention(config, 2 * width * multiple, axis=2, stride=4)
                 nn.init.normal_(attention.offset_embeddings, std=0.3)
                 features = torch.randn(batch, span, span, 2 * width * multiple)
+                twins = {name: EinsumAttention(attention, core) for name, core in cores.items()}
                 part = f"attention, span {span}"
-                compare(report, attention, EinsumAttention(attention), features, training, part=part, batch=batch)
-        images = torch.randn(batch, 3, 224, 224)
-        compare(report, network, with_einsum(network), images, False, part="network, 224 px", batch=batch)
+                compare(report, {"ours": attention, **twins}, features, training, part=part, batch=batch)
+            images = torch.randn(batch, 3, 224, 224)
+            twins = {name: with_einsum(network, core) for name, core in cores.items()}
+            compare(report, {"ours": network, **twins}, images, training, part="network, 224 px", batch=batch)
     report.finish()
 
 

@@ -53,13 +53,12 @@ class LogitNorm(nn.Module):
         variance = self.running_var
         if self.training:
             number = q.shape[0] * q.shape[2] ** 2
-            grams = [torch.einsum("mald,male->made", x, x) for x in (q, k)]
-            sums, squares = [(q.sum(2) * k.sum(2)).sum((0, 2))], [(grams[0] * grams[1]).sum((0, 2, 3))]
-            for x, offsets in ((q, to_q), (k, to_k)):
-                sums.append(torch.einsum("mald,ld->a", x, offsets.sum(2)))
-                gram = torch.einsum("mald,male->alde", x, x)
-                squares.append(torch.einsum("alde,lde->a", gram, offsets @ offsets.transpose(1, 2)))
-            variance = torch.stack(squares) / number - (torch.stack(sums) / number).square()
+            x, offsets = torch.stack([q, k]), torch.stack([to_q, to_k])
+            of_line, of_place = x.transpose(3, 4) @ x, x.permute(0, 2, 3, 4, 1) @ x.permute(0, 2, 3, 1, 4)
+            of_offsets = (offsets @ offsets.transpose(2, 3))[:, None]
+            squares = [of_line.prod(0).sum((0, 2, 3))[None], (of_place * of_offsets).sum((2, 3, 4))]
+            sums = [x.sum(3).prod(0).sum((0, 2))[None], (x.sum(1) * offsets.sum(3)[:, None]).sum((2, 3))]
+            variance = torch.cat(squares) / number - (torch.cat(sums) / number).square()
             unbiased = variance.detach() * (number / (number - 1))
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
         return self.weight * torch.rsqrt(variance + self.eps)
