@@ -35,8 +35,8 @@ def optimize_for_inference(model: Model, *, compile: bool = False) -> Model:
     Args:
         model: any model of this package, on its device and in its dtype (they are final).
         compile: compile it with torch's inductor, weights frozen into the graph, instead. It needs a C++
-            compiler, a slow first call for every input shape, and weights twice in memory; which of the two is faster
-            depends on the processor (`hf-vit bench models`). Call it under `torch.no_grad()`.
+            compiler, a slow first call for every input shape, and weights twice in memory; later changes of the weights
+            go unseen. Which of the two is faster depends on the processor (`hf-vit bench models`).
 
     Returns:
         `model`, in evaluation mode.
@@ -52,11 +52,25 @@ def optimize_for_inference(model: Model, *, compile: bool = False) -> Model:
         )
     model.eval().requires_grad_(False)
     if compile:
-        model.compile(options={"freezing": True})
+        _compile_frozen(model)
         return model
     with torch.no_grad():
         _replace(model)
     return model
+
+
+def _compile_frozen(model: nn.Module) -> None:
+    """`model.compile()` with `freezing`, which has to be set while dynamo traces too: as an option it comes too late."""
+    from torch._inductor import config  # not before it is needed: it takes a second
+
+    model.compile(dynamic=False)
+    compiled: Any = model._compiled_call_impl
+
+    def frozen(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad(), config.patch(freezing=True):
+            return compiled(*args, **kwargs)
+
+    model._compiled_call_impl = frozen
 
 
 def _replace(parent: nn.Module) -> None:
