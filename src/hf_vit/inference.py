@@ -3,6 +3,7 @@
 Legend: B batch, C channels, H x W px, h x w patch grid, P patch side, N tokens, D hidden size, A heads, K head size.
 """
 
+import platform
 from collections.abc import Callable
 from typing import Any, TypeVar, final
 
@@ -30,7 +31,8 @@ def optimize_for_inference(model: Model, *, compile: bool = False) -> Model:
     q, k and v become one product, LayerScale goes into the weights, and patches are cut by a product instead of a
     convolution. On CPUs weights are packed for oneDNN, which then adds biases, residuals and GELU while the product is
     in the cache. Packed weights take the place of the plain ones: memory stays as it was, but for a moment with one
-    layer twice. All families gain; a hybrid's stem and an AxialResNet stay as they are.
+    layer twice; bfloat16 weights are packed as float32 where the processor has no instructions for bfloat16. All
+    families gain; a hybrid's stem and an AxialResNet stay as they are.
 
     Args:
         model: any model of this package, on its device and in its dtype (they are final).
@@ -60,7 +62,7 @@ def optimize_for_inference(model: Model, *, compile: bool = False) -> Model:
 
 
 def _compile_frozen(model: nn.Module) -> None:
-    """`model.compile()` with `freezing`, which has to be set while dynamo traces too: as an option it comes too late."""
+    """`model.compile()`, frozen: that has to be set while dynamo traces too, and as an option it comes too late."""
     from torch._inductor import config  # not before it is needed: it takes a second
 
     model.compile(dynamic=False)
@@ -103,14 +105,19 @@ class PackedDense(nn.Module):
         super().__init__()
         self.dtype, self.device = weight.dtype, weight.device
         self.approximate = None if activation is None else FUSED_GELUS[activation]
-        weight = weight.detach()
+        self.wide = torch.float32 if self.dtype == torch.bfloat16 and _emulates_bfloat16(self.device) else self.dtype
+        weight = weight.detach().to(self.wide)
         self.is_packed = _can_pack(weight)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if self.is_packed else weight
-        self.bias = None if bias is None else bias.detach()
+        self.bias = None if bias is None else bias.detach().to(self.wide)
 
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         if torch.is_grad_enabled() and inputs.requires_grad:
             raise UserError(f"a model optimized for inference has no gradients; {_REMEDY}")
+        wide = None if residual is None else residual.to(self.wide)
+        return self._product(inputs.to(self.wide), wide).to(inputs.dtype)
+
+    def _product(self, inputs: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         if not self.is_packed:
             outputs = F.linear(inputs, self.weight, self.bias)
             if self.approximate is not None:
@@ -140,6 +147,13 @@ class PackedDense(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         raise UserError(f"a model optimized for inference cannot be saved; {_REMEDY} and save that")
+
+
+def _emulates_bfloat16(device: torch.device) -> bool:
+    """Whether this is a processor without instructions for it: its products take four times as long as float32's."""
+    if device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    return not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _can_pack(weight: torch.Tensor) -> bool:

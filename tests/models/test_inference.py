@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import hf_vit
+from hf_vit import inference
 from hf_vit.models import activation_hf_vit, blocks_hf_vit
 from hf_vit.models.activation_hf_vit import can_fuse_gelu, dense_gelu
 
@@ -64,9 +65,14 @@ def test_same_padded_batches(family: Family):
     assert_same(fast(images, patch_attention_mask=mask), model(images, patch_attention_mask=mask), 1e-12)
 
 
+@pytest.mark.parametrize("emulated", [False, True])
 @torch.no_grad()
-def test_bfloat16_is_as_near_to_float64_as_the_plain_model(family: Family):
+def test_bfloat16_is_as_near_to_float64_as_the_plain_model(family: Family, emulated: bool, monkeypatch):
+    """Where the processor only emulates bfloat16, products in float32 are nearer."""
+    monkeypatch.setattr(inference, "_emulates_bfloat16", lambda device: emulated)
     model, fast = both(family, "classification", dtype=torch.bfloat16)
+    packed = [module for module in fast.modules() if isinstance(module, inference.PackedDense)]
+    assert {module.weight.dtype for module in packed} == {torch.float32 if emulated else torch.bfloat16}
     images = family.images(model.config, batch=8)
     exact = family.build("classification").bfloat16().double()(images.double()).logits
     plain, own = ((made(images.bfloat16()).logits.double() - exact).abs().mean() for made in (model, fast))
