@@ -73,7 +73,6 @@ def main() -> None:
             continue
         report.add(found)
         print_comparison(found)
-        torch._dynamo.reset()
         if chosen.device == "cuda":
             torch.cuda.empty_cache()
 

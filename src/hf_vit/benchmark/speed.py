@@ -155,6 +155,7 @@ def compare(
         )
     steps.clear()
     gc.collect()
+    torch.compiler.reset()  # its limit of recompilations would have later cells run uncompiled
     return made
 
 

@@ -19,7 +19,7 @@ def model_speed(
     batch: Annotated[list[int] | None, typer.Option(help="Images a step; 1 and 8 by default, training 8.")] = None,
     image_size: Annotated[int, typer.Option(help="px a side.")] = 224,
     contestant: Annotated[list[str] | None, typer.Option(help="By default hf_vit in its forms and every peer.")] = None,
-    compiled: Annotated[bool, typer.Option("--compiled", help="Every peer also through torch.compile.")] = False,
+    compiled: Annotated[bool, typer.Option("--compiled", help="hf_vit and its peers also compiled.")] = False,
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations in training.")] = False,
     turns: Annotated[int, typer.Option(help="Of every contestant.", min=1)] = 15,
     threads: Annotated[int | None, typer.Option(help="Of torch; all cores by default.")] = None,
@@ -47,7 +47,7 @@ def model_speed(
         for kind, size, precision in itertools.product(works, sizes, dtype or ["float32"])
         for images in batch or ([1, 8] if kind == "inference" else [8])
     ]
-    names = contestant or [*OURS, *PEERS, *(f"{peer}{COMPILED}" for peer in PEERS if compiled), PRODUCTS]
+    names = contestant or [*OURS, *PEERS, PRODUCTS, *(f"{name}{COMPILED}" for name in ("hf_vit", *PEERS) if compiled)]
     load = others_load()
     if load > BUSY:
         typer.echo(f"others keep {load:.1f} cores busy: ratios will scatter; repeat in a quiet moment", err=True)

@@ -23,14 +23,13 @@ def attention_probabilities(
     attention_mask: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(q k' * scaling + bias + mask), [B, A, N, N], computed in at least float32, in the dtype of `query`."""
+    """softmax(q k' * scaling + bias + mask), [B, A, N, N], in the dtype of `query`; torch sums in at least float32."""
     logits = torch.matmul(query * scaling, key.transpose(2, 3))
     if position_bias is not None:
         logits = logits + position_bias
     if attention_mask is not None:
         logits = logits + attention_mask
-    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    return torch.softmax(logits, dim=-1, dtype=wide).to(query.dtype)
+    return torch.softmax(logits, dim=-1).to(query.dtype)
 
 
 def eager_attention_forward(
