@@ -21,6 +21,12 @@ from .positions_hf_vit import replace_parameter, resample_grid
 CACHED_LOGITS = 2**18  # computed at a time on a CPU: what fits into its cache
 
 
+def as_affine(norm: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale and shift [C] of a batch norm in evaluation."""
+    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    return scale, norm.bias - norm.running_mean * scale
+
+
 class DenseNorm(nn.Module):
     """1x1 convolution and batch norm on [..., C]; one product in evaluation."""
 
@@ -33,8 +39,8 @@ class DenseNorm(nn.Module):
         norm: Any = self.norm
         if norm.training:
             return norm(self.dense(features).flatten(0, -2)).view(*features.shape[:-1], -1)
-        scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-        return F.linear(features, self.dense.weight * scale[:, None], norm.bias - norm.running_mean * scale)
+        scale, shift = as_affine(norm)
+        return F.linear(features, self.dense.weight * scale[:, None], shift)
 
 
 class LogitNorm(nn.Module):
@@ -106,6 +112,19 @@ class HfAxialResNetAttention(nn.Module):
         if 2 * self.span(config) - 1 != self.offset_embeddings.shape[0]:
             self.offset_embeddings = replace_parameter(self.offset_embeddings, self.table(self.span(config)))
 
+    def normed_sum(self, content: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """Both through their batch norms and added, [M, L, A, V]."""
+        pairs = ((self.content_norm, content), (self.position_norm, position))
+        if self.training:
+            first, second = (
+                norm(part.flatten(2).flatten(0, 1).to(norm.weight.dtype)).view(part.shape) for norm, part in pairs
+            )
+            return first + second
+        (scale, shift), (other_scale, other_shift) = (
+            [each.view(part.shape[2:]) for each in as_affine(norm)] for norm, part in pairs
+        )
+        return torch.addcmul(torch.addcmul(shift + other_shift, content, scale), position, other_scale)
+
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         qkv = self.qkv(features if self.axis == 2 else features.transpose(1, 2))  # [B, lines, L, 2C]
         length, channels, size = qkv.shape[2], features.shape[3], self.key_size
@@ -122,10 +141,9 @@ class HfAxialResNetAttention(nn.Module):
             attended = []
             for part in lines.split(few):
                 found = attend(part.contiguous(), scales[..., None, None], to_q, to_k, to_v)
-                merged = (each.unflatten(0, (-1, HEADS)).transpose(1, 2).reshape(-1, channels) for each in found)
-                content, position = (each.to(qkv.dtype) for each in merged)
-                attended.append((self.content_norm(content) + self.position_norm(position)).view(-1, length, channels))
-        whole = torch.cat(attended).view(*qkv.shape[:3], channels)
+                content, position = (each.unflatten(0, (-1, HEADS)).transpose(1, 2) for each in found)
+                attended.append(self.normed_sum(content, position))
+        whole = torch.cat(attended).to(qkv.dtype).view(*qkv.shape[:3], channels)
         return whole if self.axis == 2 else whole.transpose(1, 2)
 
 
