@@ -61,6 +61,14 @@ def test_a_comparison_is_consistent(work, tmp_path):
     assert torch.__version__.startswith(written["versions"]["torch"])
 
 
+@pytest.mark.slow
+def test_every_cell_compiles_afresh():
+    """All contestants share code, of which torch compiles a few versions; later ones would run uncompiled."""
+    with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
+        for batch in (1, 2):
+            compare(Cell("inference", SHAPE, batch=batch), ["hf_vit, compiled"], 1)
+
+
 def test_the_best_peer_is_the_one_that_is_hardest_to_beat():
     ratios = {name: Quartiles(value, value, value) for name, value in (("timm", 1.2), ("transformers", 0.9))}
     ratios |= {"hf_vit tanh": Quartiles(0.5, 0.5, 0.5), PRODUCTS: Quartiles(0.4, 0.4, 0.4)}
