@@ -28,7 +28,8 @@ format: $(VENV)/.test
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.test
-	$(BIN)/hf-vit bench models --output benchmarks/results/models.json
+	$(BIN)/hf-vit bench models --compiled --work inference --turns 9 --output benchmarks/results/models.json
+	$(BIN)/hf-vit bench models --compiled --work training --turns 5 --output benchmarks/results/models_training.json
 	$(BIN)/python benchmarks/parity.py
 	$(BIN)/python benchmarks/import_time.py
 

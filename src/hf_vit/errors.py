@@ -42,3 +42,8 @@ def enough_memory(what: str, remedy: str) -> Generator[None]:
         if not is_out_of_memory(error):
             raise
         raise UserError(f"there is too little memory for {what}; {remedy}") from error
+
+
+def strict_reason(error: Exception) -> str:
+    """Why a strict config refused its values: it names the validator first and the reason in its last line."""
+    return str(error).splitlines()[-1].strip().removeprefix("ValueError: ")

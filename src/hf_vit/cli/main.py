@@ -55,17 +55,27 @@ def build_app() -> typer.Typer:
     return app
 
 
+def _bad_input() -> tuple[type[Exception], ...]:
+    """Errors that tell of bad input; asked for when one is on its way, as the import takes its time."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    from hf_vit.errors import UserError
+
+    return UserError, OSError, StrictDataclassError
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program: exit 0, or one line on standard error and an exit code other than 0."""
-    from hf_vit.errors import UserError, enough_memory
+    from hf_vit.errors import UserError, enough_memory, strict_reason
 
     try:
         with enough_memory("this", "end other programs, or choose a smaller batch, image or model"):
             build_app()(args=list(arguments) if arguments is not None else None, prog_name="hf-vit")
-    except (UserError, OSError) as error:
+    except _bad_input() as error:
         if os.environ.get("HF_VIT_TRACEBACK"):
             raise
-        message = " ".join(str(error).split()) or type(error).__name__
+        text = str(error) if isinstance(error, UserError | OSError) else strict_reason(error)
+        message = " ".join(text.split()) or type(error).__name__
         rank = os.environ.get("RANK", "0")
         print(f"hf-vit: {message}" if rank == "0" else f"hf-vit (process {rank}): {message}", file=sys.stderr)
         raise SystemExit(1) from None

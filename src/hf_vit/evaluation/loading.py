@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hf_vit.errors import UserError
+from hf_vit.errors import UserError, strict_reason
 
 if TYPE_CHECKING:
     import torch
@@ -177,9 +177,8 @@ def _read_config(location: str, source: str, options: dict[str, Any]) -> Any:
 
     try:
         config: Any = AutoConfig.from_pretrained(location, **options)
-    except StrictDataclassError as error:  # the reason stands in the last line
-        reason = str(error).splitlines()[-1].strip().removeprefix("ValueError: ")
-        raise UserError(f"the config.json of {source} is not valid: {reason}") from error
+    except StrictDataclassError as error:
+        raise UserError(f"the config.json of {source} is not valid: {strict_reason(error)}") from error
     except (OSError, ValueError) as error:
         raise UserError(f"{source} cannot be read as a model: {_first_line(error)}") from error
     channels = getattr(config, "num_channels", 3)
