@@ -3,7 +3,6 @@
 Legend: B batch, C channels, H x W px, h x w patch grid, P patch side, N tokens, D hidden size, A heads, K head size.
 """
 
-import platform
 from collections.abc import Callable
 from typing import Any, TypeVar, final
 
@@ -13,7 +12,7 @@ from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_vit.errors import UserError
-from hf_vit.models.activation_hf_vit import FUSED_GELUS
+from hf_vit.models.linear_hf_vit import EMULATES_BFLOAT16, FUSED_GELUS
 from hf_vit.models.attention_hf_vit import HfViTAttention
 from hf_vit.models.blocks_hf_vit import HfViTLayer, HfViTLayerScale
 from hf_vit.models.configuration_hf_vit import HfViTConfig
@@ -105,7 +104,8 @@ class PackedDense(nn.Module):
         super().__init__()
         self.dtype, self.device = weight.dtype, weight.device
         self.approximate = None if activation is None else FUSED_GELUS[activation]
-        self.wide = torch.float32 if self.dtype == torch.bfloat16 and _emulates_bfloat16(self.device) else self.dtype
+        is_emulated = EMULATES_BFLOAT16 and self.dtype == torch.bfloat16 and self.device.type == "cpu"
+        self.wide = torch.float32 if is_emulated else self.dtype
         weight = weight.detach().to(self.wide)
         self.is_packed = _can_pack(weight)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if self.is_packed else weight
@@ -147,13 +147,6 @@ class PackedDense(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         raise UserError(f"a model optimized for inference cannot be saved; {_REMEDY} and save that")
-
-
-def _emulates_bfloat16(device: torch.device) -> bool:
-    """Whether this is a processor without instructions for it: its products take four times as long as float32's."""
-    if device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
-        return False
-    return not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _can_pack(weight: torch.Tensor) -> bool:

@@ -15,6 +15,7 @@ import torch
 from models.families import randomise
 
 from hf_vit import HfHybridViTConfig, HfHybridViTModel
+from hf_vit.models import linear_hf_vit
 from hf_vit.models.modeling_hf_hybrid_vit import StdConv2d
 
 TOLERANCE = 1e-5
@@ -196,11 +197,16 @@ def test_cache_of_inference_mode_does_not_break_training(images, model):
     assert leaf.grad is not None
 
 
-def test_moved_model_computes_in_its_dtype(model, images):
+@pytest.mark.parametrize("emulated", [False, True])
+def test_moved_model_computes_in_its_dtype(emulated: bool, model, images, monkeypatch):
+    """Where the processor only emulates bfloat16, in float32."""
+    monkeypatch.setattr(linear_hf_vit, "EMULATES_BFLOAT16", emulated)
     run(model, images)
     for dtype in (torch.float64, torch.bfloat16, torch.float32):
         model.to(dtype)
-        assert all(kernel.dtype == dtype for kernel in kernels(model))
+        used = torch.float32 if emulated and dtype == torch.bfloat16 else dtype
+        assert all(kernel.dtype == used for kernel in kernels(model))
+        assert model(images.to(dtype)).last_hidden_state.dtype == dtype
         assert stale_by(model, images) <= TOLERANCE
     run(model, images)
     moved_there_and_back(model)

@@ -1,5 +1,6 @@
 """The ResNet stem against the slow reference, sizes of every kind, and what the original code prescribes."""
 
+import copy
 import itertools
 from typing import Any
 
@@ -12,6 +13,7 @@ from timm.layers import GroupNormAct, StdConv2dSame
 from timm.models.vision_transformer_hybrid import _resnetv2
 
 from hf_vit import HfHybridViTConfig, HfHybridViTModel
+from hf_vit.models import linear_hf_vit
 from hf_vit.models.modeling_hf_hybrid_vit import (
     HfHybridViTBottleneck,
     HfHybridViTStem,
@@ -48,6 +50,24 @@ def test_convolution_of_any_size(kernel: int, stride: int):
         images = torch.randn(2, 5, height, width, dtype=torch.float64)
         expected = std_conv(nhwc(images), conv.weight.permute(2, 3, 1, 0).numpy(), stride)
         np.testing.assert_allclose(nhwc(conv(images)), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (1, 2), (3, 1), (3, 2)])
+@torch.no_grad()
+def test_emulated_bfloat16_is_no_less_exact(kernel: int, stride: int, autocast: bool, monkeypatch):
+    torch.manual_seed(0)
+    conv = StdConv2d(16, 8, kernel, stride).to(torch.float32 if autocast else torch.bfloat16).eval()
+    images = torch.randn(2, 16, 9, 7).to(conv.weight.dtype)
+    exact = copy.deepcopy(conv).double()(images.double())
+    errors: list[float] = []
+    for emulated in (True, False):
+        monkeypatch.setattr(linear_hf_vit, "EMULATES_BFLOAT16", emulated)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            made = conv(images)
+        assert (made.dtype, made.shape) == (torch.bfloat16, exact.shape)
+        errors.append(float((made.double() - exact).square().mean()))
+    assert errors[0] <= errors[1]
 
 
 def test_max_pool_of_any_size_sees_no_zeros_outside():

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hf_vit
 from hf_vit import inference
-from hf_vit.models import activation_hf_vit, blocks_hf_vit
-from hf_vit.models.activation_hf_vit import can_fuse_gelu, dense_gelu
+from hf_vit.models import linear_hf_vit, blocks_hf_vit
+from hf_vit.models.linear_hf_vit import HfViTLinear, can_fuse_gelu, dense_gelu
 
 # float64 goes through the plain product, float32 and bfloat16 through oneDNN's.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5}
@@ -69,7 +69,7 @@ def test_same_padded_batches(family: Family):
 @torch.no_grad()
 def test_bfloat16_is_as_near_to_float64_as_the_plain_model(family: Family, emulated: bool, monkeypatch):
     """Where the processor only emulates bfloat16, products in float32 are nearer."""
-    monkeypatch.setattr(inference, "_emulates_bfloat16", lambda device: emulated)
+    monkeypatch.setattr(inference, "EMULATES_BFLOAT16", emulated)
     model, fast = both(family, "classification", dtype=torch.bfloat16)
     packed = [module for module in fast.modules() if isinstance(module, inference.PackedDense)]
     assert {module.weight.dtype for module in packed} == {torch.float32 if emulated else torch.bfloat16}
@@ -123,7 +123,7 @@ def test_frozen_compilation():
 @torch.no_grad()
 def test_dense_with_gelu_equals_the_formula(shape: tuple[int, ...], bias: bool, approximate: str):
     torch.manual_seed(0)
-    dense, inputs = nn.Linear(8, 6, bias=bias), torch.randn(shape)
+    dense, inputs = HfViTLinear(8, 6, bias=bias), torch.randn(shape)
     assert can_fuse_gelu(dense, inputs)
     exact = F.gelu(copy.deepcopy(dense).double()(inputs.double()), approximate=approximate)
     torch.testing.assert_close(dense_gelu(dense, inputs, approximate).double(), exact, rtol=0, atol=1e-6)
@@ -131,7 +131,7 @@ def test_dense_with_gelu_equals_the_formula(shape: tuple[int, ...], bias: bool, 
 
 def test_the_fused_gelu_keeps_out_of_what_it_cannot_do(monkeypatch):
     """Gradients, hooks, other tensors, autocast and counters see the layer itself."""
-    dense, inputs = nn.Linear(4, 4), torch.randn(2, 4)
+    dense, inputs = HfViTLinear(4, 4), torch.randn(2, 4)
     assert not can_fuse_gelu(dense, inputs)
     with torch.no_grad():
         assert can_fuse_gelu(dense, inputs)
@@ -145,7 +145,7 @@ def test_the_fused_gelu_keeps_out_of_what_it_cannot_do(monkeypatch):
             )
         assert counter.get_total_flops() == 2 * 2 * 5 * 32 * 48
         with monkeypatch.context() as patched:
-            patched.setattr(activation_hf_vit, "_DENSE_POINTWISE", None)  # torch without oneDNN
+            patched.setattr(linear_hf_vit, "_DENSE_POINTWISE", None)  # torch without oneDNN
             assert not can_fuse_gelu(dense, inputs)
         handle = dense.register_forward_hook(lambda *_: None)
         assert not can_fuse_gelu(dense, inputs)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_hf_vit import HfViTBaseConfig
+from .linear_hf_vit import HfViTLinear
 from .positions_hf_vit import Grid, RelativePositionBias
 
 
@@ -60,10 +61,10 @@ class HfViTAttention(nn.Module):
         self.scaling = self.head_dim**-0.5
         self.is_causal = config.is_causal
         self.attention_dropout = config.attention_probs_dropout_prob
-        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.q_proj = HfViTLinear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
+        self.k_proj = HfViTLinear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
+        self.v_proj = HfViTLinear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
+        self.o_proj = HfViTLinear(config.hidden_size, config.hidden_size)
         self.relative_position = RelativePositionBias(config) if config.position_embedding == "relative" else None
 
     def heads(self, projected: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,10 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .activation_hf_vit import FUSED_GELUS, can_fuse_gelu, dense_gelu
 from .attention_hf_vit import HfViTAttention
 from .configuration_hf_vit import HfViTBaseConfig
 from .embeddings_hf_vit import Tokens
+from .linear_hf_vit import FUSED_GELUS, HfViTLinear, can_fuse_gelu, dense_gelu
 
 
 class HfViTMLP(nn.Module):
@@ -22,10 +22,10 @@ class HfViTMLP(nn.Module):
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.fc1 = HfViTLinear(config.hidden_size, config.intermediate_size)
         self.activation_fn = ACT2FN[config.hidden_act]
         self.fused_gelu = FUSED_GELUS.get(config.hidden_act)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.fc2 = HfViTLinear(config.intermediate_size, config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:

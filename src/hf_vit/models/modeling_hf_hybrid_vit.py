@@ -18,6 +18,7 @@ from transformers import initialization as init
 from .backbone_hf_vit import HfViTBaseBackbone
 from .blocks_hf_vit import HfViTLayer
 from .configuration_hf_hybrid_vit import HfHybridViTConfig
+from .linear_hf_vit import is_emulated
 from .modeling_hf_vit import HfViTBaseForImageClassification, HfViTBaseModel, HfViTPreTrainedModel
 from .positions_hf_vit import optimizer_steps
 from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
@@ -84,7 +85,8 @@ class StdConv2d(nn.Conv2d):
     In evaluation without gradients the standardised kernel is computed once for each version of the weight, in the
     memory layout that the convolution runs in. Every in-place change, load, optimiser step, move, `train()` or
     `eval()` makes it anew (writing through `.data` needs one of the last two); of weights whose changes cannot be seen
-    (inference tensors, tensor subclasses, compiled graphs) none is kept.
+    (inference tensors, tensor subclasses, compiled graphs) none is kept. Without gradients, bfloat16 that the processor
+    would only emulate is computed in float32, and kernels are kept in it.
     """
 
     def __init__(
@@ -110,10 +112,11 @@ class StdConv2d(nn.Conv2d):
         if not watched or type(weight) is not nn.Parameter or weight.is_inference():
             return self.standardized()
         # A parameter that takes another's place may inherit its address and version, hence the reference.
-        version = weight._version, weight.data_ptr(), weight.dtype, optimizer_steps()[0]
+        emulated = is_emulated(weight, weight)
+        version = weight._version, weight.data_ptr(), weight.dtype, emulated, optimizer_steps()[0]
         if self._cached is None or self._cached[0]() is not weight or self._cached[1] != version:
-            kernel = self.standardized().contiguous(memory_format=torch.channels_last)
-            self._cached = weakref.ref(weight), version, kernel
+            kernel = self._standardize(weight.float() if emulated else weight)
+            self._cached = weakref.ref(weight), version, kernel.contiguous(memory_format=torch.channels_last)
         return self._cached[2]
 
     def train(self, mode: bool = True) -> "StdConv2d":
@@ -128,10 +131,16 @@ class StdConv2d(nn.Conv2d):
         return {**super().__getstate__(), "_cached": None}  # a copied or pickled model carries no derived kernel
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled() or not is_emulated(input, self.weight):
+            return self._convolve(input, self.kernel())
+        with torch.autocast("cpu", enabled=False):
+            return self._convolve(input.float(), self.kernel().float()).to(torch.bfloat16)
+
+    def _convolve(self, input: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
         if self.kernel_size == self.stride == (1, 1):  # a dense layer on every place, and run faster as one
-            return F.linear(input.permute(0, 2, 3, 1), self.kernel().flatten(1)).permute(0, 3, 1, 2)
+            return F.linear(input.permute(0, 2, 3, 1), kernel.flatten(1)).permute(0, 3, 1, 2)
         padded, padding = self._pad(input, self.kernel_size[0], self.stride[0])
-        return F.conv2d(padded, self.kernel(), stride=self.stride, padding=padding)
+        return F.conv2d(padded, kernel, stride=self.stride, padding=padding)
 
 
 def conv_and_norm(
