@@ -2,7 +2,8 @@
 
     python benchmarks/axial.py [--turns 15] [--threads N] [--output benchmarks/results/axial.json]
 
-All have D 384, 6 heads and an MLP of 1536; an axial block holds two attentions and two MLPs, hence two full blocks.
+All have D 384, 6 heads and an MLP of 1536; an axial block holds two attentions and two MLPs, hence two full blocks,
+ours and transformers' own.
 "without attention" is the axial block with its projections, but with the values passed on in place of the attention:
 what is left to gain. The exponent is that of the block's time against the number of tokens, from 28x28 to 96x96. Memory
 is what torch allocates at most beyond weights and input in one forward pass at 96x96.
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from pairing import Report, parser, quartiles, speed_ratio, take_turns
+from transformers import ViTConfig, ViTModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_vit.measuring import peak_memory
@@ -39,10 +41,12 @@ def blocks(dtype: torch.dtype) -> dict[str, Any]:
     bare._attn_implementation = "values_alone"
     axial, without = HfAxialViTLayer(config, 0.0).to(dtype).eval(), HfAxialViTLayer(bare, 0.0).to(dtype).eval()
     first, second = (HfViTLayer(plain, 0.0).to(dtype).eval() for _ in range(2))
+    theirs = ViTModel._from_config(ViTConfig(**SIZES), attn_implementation="sdpa").layers[:2].to(dtype).eval()
     return {
         "axial": lambda tokens, grid: axial(tokens, (None, None), grid=grid, image_grids=None),
         "without attention": lambda tokens, grid: without(tokens, (None, None), grid=grid, image_grids=None),
         "two full blocks": lambda tokens, grid: second(first(tokens, None, grid=grid), None, grid=grid),
+        "two blocks of transformers": lambda tokens, grid: theirs[1](theirs[0](tokens)),
     }
 
 
@@ -63,6 +67,7 @@ def main() -> None:
             medians[side] = quartiles(seconds["axial"]).median
             row: dict[str, Any] = {"dtype": dtype, "side": side, "milliseconds": round(1e3 * medians[side], 2)}
             row["times_as_fast_as_full"] = speed_ratio(seconds, "axial", "two full blocks")
+            row["times_as_fast_as_transformers"] = speed_ratio(seconds, "axial", "two blocks of transformers")
             row["share_of_speed_without_attention"] = speed_ratio(seconds, "axial", "without attention")
             if side == max(report.options.sides):
                 row["peak_memory_MB"] = round(peak_memory(turns["axial"]) / 1e6, 1)

@@ -12,11 +12,12 @@ from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_vit.errors import UserError
-from hf_vit.models.linear_hf_vit import EMULATES_BFLOAT16, FUSED_GELUS
 from hf_vit.models.attention_hf_vit import HfViTAttention
 from hf_vit.models.blocks_hf_vit import HfViTLayer, HfViTLayerScale
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.embeddings_hf_vit import HfViTPatchEmbeddings
+from hf_vit.models.linear_hf_vit import EMULATES_BFLOAT16, FUSED_GELUS
+from hf_vit.models.modeling_hf_vit import HfViTBaseForImageClassification
 
 Model = TypeVar("Model", bound=nn.Module)
 # For which weights are packed best: the tokens of one 224 px image; other numbers run as well.
@@ -28,16 +29,17 @@ def optimize_for_inference(model: Model, *, compile: bool = False) -> Model:
     """Make a model faster at inference, in place: same inputs, same outputs up to rounding, no more training or saving.
 
     q, k and v become one product, LayerScale goes into the weights, and patches are cut by a product instead of a
-    convolution. On CPUs weights are packed for oneDNN, which then adds biases, residuals and GELU while the product is
-    in the cache. Packed weights take the place of the plain ones: memory stays as it was, but for a moment with one
-    layer twice; bfloat16 weights are packed as float32 where the processor has no instructions for bfloat16. All
-    families gain; a hybrid's stem and an AxialResNet stay as they are.
+    convolution. The last layer of a classifier that reads its class token computes only that, unless hidden states or
+    attentions are asked for (a hook on it sees as much). On CPUs weights are packed for oneDNN, which then adds biases,
+    residuals and GELU while the product is in the cache. Packed weights take the place of the plain ones: memory stays
+    as it was, but for a moment with one layer twice; bfloat16 weights are packed as float32 where the processor has no
+    instructions for bfloat16. All families gain; a hybrid's stem and an AxialResNet stay as they are.
 
     Args:
         model: any model of this package, on its device and in its dtype (they are final).
-        compile: compile it with torch's inductor, weights frozen into the graph, instead. It needs a C++
-            compiler, a slow first call for every input shape, and weights twice in memory; later changes of the weights
-            go unseen. Which of the two is faster depends on the processor (`hf-vit bench models`).
+        compile: instead of packing weights, compile with torch's inductor and the weights frozen into the graph. It
+            needs a C++ compiler, a slow first call for every input shape, and weights twice in memory. Which of the two
+            is faster depends on the processor (`hf-vit bench models`).
 
     Returns:
         `model`, in evaluation mode.
@@ -52,11 +54,13 @@ def optimize_for_inference(model: Model, *, compile: bool = False) -> Model:
             "that was not optimized before"
         )
     model.eval().requires_grad_(False)
+    with torch.no_grad():
+        _replace(model, pack=not compile)
+    for module in model.modules():
+        if isinstance(module, HfViTBaseForImageClassification):
+            _shorten_last_layer(module)
     if compile:
         _compile_frozen(model)
-        return model
-    with torch.no_grad():
-        _replace(model)
     return model
 
 
@@ -74,13 +78,32 @@ def _compile_frozen(model: nn.Module) -> None:
     model._compiled_call_impl = frozen
 
 
-def _replace(parent: nn.Module) -> None:
+def _replace(parent: nn.Module, *, pack: bool) -> None:
     for name, child in parent.named_children():
         build = _REPLACEMENTS.get(type(child))
         if build is None:
-            _replace(child)
+            _replace(child, pack=pack)
         else:
-            setattr(parent, name, _with_hooks_of(child, build(child)).eval())
+            setattr(parent, name, _with_hooks_of(child, build(child, pack)).eval())
+
+
+def _shorten_last_layer(classifier: HfViTBaseForImageClassification) -> None:
+    """What the head does not read is not computed, unless hidden states or attentions are asked for."""
+    config, layers = classifier.config, getattr(classifier.vit, "layers", None)
+    if not layers or not isinstance(layers[-1], PackedLayer) or len(layers) < config.num_hidden_layers:
+        return
+    if config.pooling != "token" or config.is_causal or config.position_embedding == "relative":
+        return
+    layers[-1].num_read = config.num_special_tokens
+    classifier.register_forward_pre_hook(_only_for_head, with_kwargs=True)
+
+
+def _only_for_head(classifier: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    config = classifier.config
+    recorded = (kwargs.get(name, getattr(config, name)) for name in ("output_hidden_states", "output_attentions"))
+    if any(recorded) or config._attn_implementation not in ("eager", "sdpa"):
+        return args, kwargs
+    return args, {**kwargs, "only_for_head": True}
 
 
 def _with_hooks_of(old: nn.Module, new: nn.Module) -> nn.Module:
@@ -98,18 +121,25 @@ class PackedDense(nn.Module):
     Args:
         weight, bias: [M, D], [M] or None; they can be freed afterwards.
         activation: "gelu", "gelu_pytorch_tanh" or None.
+        pack: for oneDNN, where it can; a compiler needs weights that it can read.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None, *, pack: bool = True
+    ) -> None:
         super().__init__()
         self.dtype, self.device = weight.dtype, weight.device
         self.approximate = None if activation is None else FUSED_GELUS[activation]
         is_emulated = EMULATES_BFLOAT16 and self.dtype == torch.bfloat16 and self.device.type == "cpu"
         self.wide = torch.float32 if is_emulated else self.dtype
         weight = weight.detach().to(self.wide)
-        self.is_packed = _can_pack(weight)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if self.is_packed else weight
-        self.bias = None if bias is None else bias.detach().to(self.wide)
+        self.is_packed = pack and _can_pack(weight)
+        bias = None if bias is None else bias.detach().to(self.wide)
+        if self.is_packed:
+            self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS), bias
+        else:
+            self.register_buffer("weight", weight, persistent=False)
+            self.register_buffer("bias", bias, persistent=False)
 
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         if torch.is_grad_enabled() and inputs.requires_grad:
@@ -161,14 +191,14 @@ def _can_pack(weight: torch.Tensor) -> bool:
 class PackedAttention(HfViTAttention):
     """`HfViTAttention` whose q, k and v are one product, and whose output projection adds the residual."""
 
-    def __init__(self, attention: HfViTAttention, scale: torch.Tensor | None) -> None:
+    def __init__(self, attention: HfViTAttention, scale: torch.Tensor | None, *, pack: bool) -> None:
         nn.Module.__init__(self)
         for name in ("config", "head_dim", "scaling", "is_causal", "attention_dropout", "relative_position"):
             setattr(self, name, getattr(attention, name))
         parts = [attention.q_proj, attention.k_proj, attention.v_proj]
         bias = torch.cat([part.bias for part in parts]) if attention.config.qkv_bias else None
-        self.qkv = PackedDense(torch.cat([part.weight for part in parts]), bias)
-        self.o_proj = _scaled(attention.o_proj, scale)  # pyright: ignore[reportAttributeAccessIssue]
+        self.qkv = PackedDense(torch.cat([part.weight for part in parts]), bias, pack=pack)
+        self.o_proj = _scaled(attention.o_proj, scale, pack=pack)  # pyright: ignore[reportAttributeAccessIssue]
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         query, key, value = self.qkv(hidden_states).chunk(3, dim=-1)
@@ -193,24 +223,33 @@ class PackedAttention(HfViTAttention):
 
 @final
 class PackedLayer(HfViTLayer):
-    """`HfViTLayer` with packed weights: the same norms, attention and MLP, each of which adds its residual."""
+    """`HfViTLayer` with packed weights: the same norms, attention and MLP, each of which adds its residual.
 
-    def __init__(self, layer: HfViTLayer) -> None:
+    The last one of a classifier that reads special tokens computes these alone, `num_read` of them.
+    """
+
+    def __init__(self, layer: HfViTLayer, pack: bool) -> None:
         GradientCheckpointingLayer.__init__(self)
+        self.num_read: int | None = None
         self.layernorm_before, self.layernorm_after = layer.layernorm_before, layer.layernorm_after
-        attention = PackedAttention(layer.attention, _layer_scale(layer.layer_scale1))
+        attention = PackedAttention(layer.attention, _layer_scale(layer.layer_scale1), pack=pack)
         self.attention = _with_hooks_of(layer.attention, attention)  # pyright: ignore[reportAttributeAccessIssue]
         mlp, activation = layer.mlp, layer.attention.config.hidden_act
         fused = activation in FUSED_GELUS
-        self.fc1 = PackedDense(mlp.fc1.weight, mlp.fc1.bias, activation if fused else None)
+        self.fc1 = PackedDense(mlp.fc1.weight, mlp.fc1.bias, activation if fused else None, pack=pack)
         self.activation = nn.Identity() if fused else mlp.activation_fn
-        self.fc2 = _scaled(mlp.fc2, _layer_scale(layer.layer_scale2))
+        self.fc2 = _scaled(mlp.fc2, _layer_scale(layer.layer_scale2), pack=pack)
 
     def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        only_for_head: bool = False,
+        **kwargs: Any,
     ) -> torch.Tensor:
-        normed = self.layernorm_before(hidden_states)
-        hidden_states, _ = self.attention(normed, attention_mask, residual=hidden_states, **kwargs)
+        num_queries = self.num_read if only_for_head else None
+        normed, residual = self.layernorm_before(hidden_states), hidden_states[:, :num_queries]
+        hidden_states, _ = self.attention(normed, attention_mask, residual=residual, num_queries=num_queries, **kwargs)
         normed = self.layernorm_after(hidden_states)
         return self.fc2(self.activation(self.fc1(normed)), hidden_states)
 
@@ -219,11 +258,11 @@ class PackedLayer(HfViTLayer):
 class PackedPatchEmbeddings(nn.Module):
     """Patches by one product: [B, C, H, W] -> [B, h*w, D], row by row."""
 
-    def __init__(self, patch_embeddings: HfViTPatchEmbeddings) -> None:
+    def __init__(self, patch_embeddings: HfViTPatchEmbeddings, pack: bool) -> None:
         super().__init__()
         projection = patch_embeddings.projection
         self.patch = projection.kernel_size
-        self.dense = PackedDense(projection.weight.permute(0, 2, 3, 1).flatten(1), projection.bias)
+        self.dense = PackedDense(projection.weight.permute(0, 2, 3, 1).flatten(1), projection.bias, pack=pack)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         cut = pixel_values.unflatten(2, (-1, self.patch[0])).unflatten(4, (-1, self.patch[1]))  # [B, C, h, P, w, P]
@@ -238,15 +277,15 @@ def _layer_scale(module: nn.Module) -> torch.Tensor | None:
     return module.lambda1 if isinstance(module, HfViTLayerScale) else None
 
 
-def _scaled(dense: nn.Linear, scale: torch.Tensor | None) -> PackedDense:
+def _scaled(dense: nn.Linear, scale: torch.Tensor | None, *, pack: bool) -> PackedDense:
     """A dense layer with a factor a channel on its outputs."""
     if scale is None:
-        return PackedDense(dense.weight, dense.bias)
-    return PackedDense(dense.weight * scale[:, None], dense.bias * scale)
+        return PackedDense(dense.weight, dense.bias, pack=pack)
+    return PackedDense(dense.weight * scale[:, None], dense.bias * scale, pack=pack)
 
 
 # What stands for what; the children of a replaced module are not looked at.
-_REPLACEMENTS: dict[type, Callable[[Any], nn.Module]] = {
+_REPLACEMENTS: dict[type, Callable[[Any, bool], nn.Module]] = {
     HfViTLayer: PackedLayer,
     HfViTPatchEmbeddings: PackedPatchEmbeddings,
 }

@@ -47,6 +47,40 @@ def test_every_head_has_the_same_outputs(family: Family, head: str):
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @torch.no_grad()
+def test_every_choice_of_a_classifier_has_the_same_outputs(family: Family, choice: str, implementation: str):
+    """Mixed sizes, and the hidden states where they are asked for."""
+    options = {"dtype": torch.float64, "attn_implementation": implementation}
+    model, fast = both(family, "classification", choice, **options)
+    images = family.images(model.config, grid=(3, 5), dtype=torch.float64)
+    assert_same(fast(images), model(images), 1e-12)
+    assert_same(fast(images, output_hidden_states=True), model(images, output_hidden_states=True), 1e-12)
+    assert_same(fast.vit(images), model.vit(images), 1e-12)
+    grids = [(1, 1), (2, 1)] if family.any_size else [(2, 3), (4, 2)]
+    singles = [family.images(model.config, batch=1, grid=grid, dtype=torch.float64) for grid in grids]
+    images, mask = pad(model.config, singles, grids, (4, 4))
+    assert_same(fast(images, patch_attention_mask=mask), model(images, patch_attention_mask=mask), 1e-12)
+
+
+@pytest.mark.parametrize(("choice", "num_read"), [("default", 1), ("distillation", 2), ("gap", None), ("causal", None)])
+@torch.no_grad()
+def test_the_last_layer_computes_what_the_head_reads(choice: str, num_read: int | None):
+    """Special tokens alone, but for the base model, and where hidden states or attentions are asked for."""
+    family, seen = FAMILIES["plain"], []
+    fast = both(family, "classification", choice, attn_implementation="eager")[1]
+    fast.vit.layernorm.register_forward_hook(lambda module, args, output: seen.append(output.shape[1]))
+    images = family.images(fast.config)
+    fast(images)
+    fast.vit(images)
+    fast(images, output_hidden_states=True)
+    fast(images, output_attentions=True)
+    fast.config.output_hidden_states = True
+    fast(images)
+    assert len(set(seen[1:])) == 1
+    assert seen[0] == (num_read or seen[1])
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@torch.no_grad()
 def test_same_maps_and_attentions(family: Family, implementation: str):
     model, fast = both(family, "classification", dtype=torch.float64, attn_implementation=implementation)
     images = family.images(model.config, dtype=torch.float64)

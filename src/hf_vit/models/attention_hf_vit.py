@@ -97,10 +97,17 @@ class HfViTAttention(nn.Module):
         attention_mask: torch.Tensor | None = None,
         grid: Grid | None = None,
         image_grids: list[Grid] | None = None,
+        num_queries: int | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Everything but the output projection: [B, N, D], and the probabilities where the implementation has them."""
+        """Everything but the output projection: [B, N, D], and the probabilities where the implementation has them.
+
+        With `num_queries` only the first tokens attend, to all tokens; then N is that number.
+        """
         query, key, value = self.project(hidden_states)
+        if num_queries is not None:
+            query = query[:, :, :num_queries]
+            attention_mask = None if attention_mask is None else attention_mask[:, :, :num_queries]
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation or "eager", eager_attention_forward
         )
@@ -117,7 +124,7 @@ class HfViTAttention(nn.Module):
             dropout=self.attention_dropout if self.training else 0.0,
             **kwargs,
         )
-        return attended.reshape(*hidden_states.shape[:-1], -1), probabilities
+        return attended.flatten(2), probabilities
 
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
