@@ -191,7 +191,7 @@ def _can_pack(weight: torch.Tensor) -> bool:
 class PackedAttention(HfViTAttention):
     """`HfViTAttention` whose q, k and v are one product, and whose output projection adds the residual."""
 
-    def __init__(self, attention: HfViTAttention, scale: torch.Tensor | None, *, pack: bool) -> None:
+    def __init__(self, attention: HfViTAttention, scale: HfViTLayerScale | None, *, pack: bool) -> None:
         nn.Module.__init__(self)
         for name in ("config", "head_dim", "scaling", "is_causal", "attention_dropout", "relative_position"):
             setattr(self, name, getattr(attention, name))
@@ -232,13 +232,13 @@ class PackedLayer(HfViTLayer):
         GradientCheckpointingLayer.__init__(self)
         self.num_read: int | None = None
         self.layernorm_before, self.layernorm_after = layer.layernorm_before, layer.layernorm_after
-        attention = PackedAttention(layer.attention, _layer_scale(layer.layer_scale1), pack=pack)
+        attention = PackedAttention(layer.attention, layer.layer_scale1, pack=pack)
         self.attention = _with_hooks_of(layer.attention, attention)  # pyright: ignore[reportAttributeAccessIssue]
         mlp, activation = layer.mlp, layer.attention.config.hidden_act
         fused = activation in FUSED_GELUS
         self.fc1 = PackedDense(mlp.fc1.weight, mlp.fc1.bias, activation if fused else None, pack=pack)
         self.activation = nn.Identity() if fused else mlp.activation_fn
-        self.fc2 = _scaled(mlp.fc2, _layer_scale(layer.layer_scale2), pack=pack)
+        self.fc2 = _scaled(mlp.fc2, layer.layer_scale2, pack=pack)
 
     def forward(
         self,
@@ -273,15 +273,11 @@ class PackedPatchEmbeddings(nn.Module):
             raise UserError(f"a model optimized for inference keeps its patch of {self.patch} px; {_REMEDY}")
 
 
-def _layer_scale(module: nn.Module) -> torch.Tensor | None:
-    return module.lambda1 if isinstance(module, HfViTLayerScale) else None
-
-
-def _scaled(dense: nn.Linear, scale: torch.Tensor | None, *, pack: bool) -> PackedDense:
-    """A dense layer with a factor a channel on its outputs."""
+def _scaled(dense: nn.Linear, scale: HfViTLayerScale | None, *, pack: bool) -> PackedDense:
+    """A dense layer and the LayerScale that follows it."""
     if scale is None:
         return PackedDense(dense.weight, dense.bias, pack=pack)
-    return PackedDense(dense.weight * scale[:, None], dense.bias * scale, pack=pack)
+    return PackedDense(dense.weight * scale.lambda1[:, None], dense.bias * scale.lambda1, pack=pack)
 
 
 # What stands for what; the children of a replaced module are not looked at.

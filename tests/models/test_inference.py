@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hf_vit
 from hf_vit import inference
-from hf_vit.models import linear_hf_vit, blocks_hf_vit
+from hf_vit.models import blocks_hf_vit, linear_hf_vit
 from hf_vit.models.linear_hf_vit import HfViTLinear, can_fuse_gelu, dense_gelu
 
 # float64 goes through the plain product, float32 and bfloat16 through oneDNN's.

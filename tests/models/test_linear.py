@@ -1,4 +1,4 @@
-"""Dense layers where bfloat16 is emulated: as exact as torch's own at least, the same dtypes, nothing of it in exports."""
+"""Dense layers where bfloat16 is emulated: at least as exact as torch's, the same dtypes, nothing of it in exports."""
 
 import copy
 

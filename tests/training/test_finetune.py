@@ -11,8 +11,10 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, pi
 from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate_classifier
 from hf_vit.facts import Facts
+from hf_vit.models import linear_hf_vit
+from hf_vit.models.attention_hf_vit import HfViTAttention
 from hf_vit.models.positions_hf_vit import resample_position_table
-from hf_vit.training import FinetuneOptions, finetune
+from hf_vit.training import FinetuneOptions, finetune, running
 from hf_vit.training.model_source import build_classifier, find_model
 
 SHORT = ("--steps", "24", "--evaluations", "4", "--batch-size", "12", "--learning-rate", "2e-3", "--precision", "fp32")
@@ -46,6 +48,28 @@ def test_fine_tuning_a_checkpoint_by_command(command, tiny_checkpoint, colours, 
 
     answers = pipeline("image-classification", model=str(output))(str(colours / "red" / "00.png"))
     assert {answer["label"] for answer in answers} == {"blue", "green", "red"}
+
+
+@pytest.mark.parametrize(("emulated", "attention"), [(False, "eager"), (True, "sdpa")])
+def test_bfloat16_on_a_cpu(emulated: bool, attention: str, tiny_checkpoint, colours, tmp_path, command, monkeypatch):
+    """Explicit attention where the processor has instructions for it; the saved model has torch's own again."""
+    monkeypatch.setattr(running, "EMULATES_BFLOAT16", emulated)
+    monkeypatch.setattr(linear_hf_vit, "EMULATES_BFLOAT16", emulated)
+    used: list[str] = []
+    attend = HfViTAttention.attend
+
+    def watched(self: HfViTAttention, *args, **kwargs):
+        if self.training:
+            used.append(self.config._attn_implementation)
+        return attend(self, *args, **kwargs)
+
+    monkeypatch.setattr(HfViTAttention, "attend", watched)
+    arguments = ("--model", tiny_checkpoint, "--data", colours, "--output", tmp_path / "out", "--device", "cpu")
+    assert command("finetune", *arguments, *SHORT[:-1], "bf16")[0] == 0
+    assert set(used) == {attention}
+    assert Facts.load(tmp_path / "out").records[0].values["precision"] == "bf16"
+    saved = AutoModelForImageClassification.from_pretrained(tmp_path / "out")
+    assert (saved.dtype, saved.config._attn_implementation) == (torch.float32, "sdpa")
 
 
 def test_facts_record_what_was_used_and_found(tiny_checkpoint, colours, tmp_path, command):

@@ -27,13 +27,19 @@ _DENSE_POINTWISE = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 def is_emulated(inputs: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether torch would emulate the product of these two, by their dtypes or by autocast; never in an export."""
-    if not EMULATES_BFLOAT16 or inputs.device.type != "cpu" or type(weight) is not nn.Parameter:
-        return False
-    if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+    if not EMULATES_BFLOAT16:
         return False
     if torch.is_autocast_enabled("cpu"):
-        return torch.get_autocast_dtype("cpu") == torch.bfloat16 and inputs.dtype in (torch.float32, torch.bfloat16)
-    return inputs.dtype == weight.dtype == torch.bfloat16
+        narrow = torch.get_autocast_dtype("cpu") == torch.bfloat16 and inputs.dtype in (torch.float32, torch.bfloat16)
+    else:
+        narrow = inputs.dtype == weight.dtype == torch.bfloat16
+    if not narrow or inputs.device.type != "cpu" or type(weight) is not nn.Parameter:
+        return False
+    return not (torch.compiler.is_exporting() or torch.jit.is_tracing())  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _as_float32(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else bias.float()
 
 
 class _Float32Product(torch.autograd.Function):
@@ -43,7 +49,7 @@ class _Float32Product(torch.autograd.Function):
 
     @staticmethod
     def forward(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return F.linear(inputs.float(), weight.float(), None if bias is None else bias.float()).to(inputs.dtype)
+        return F.linear(inputs.float(), weight.float(), _as_float32(bias)).to(inputs.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -70,10 +76,11 @@ class HfViTLinear(nn.Linear):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not is_emulated(input, self.weight):
-            return super().forward(input)
+        weight = self.weight
+        if not is_emulated(input, weight):
+            return F.linear(input, weight, self.bias)
         with torch.autocast("cpu", enabled=False):
-            return _Float32Product.apply(input.to(torch.bfloat16), self.weight, self.bias)  # pyright: ignore[reportReturnType]
+            return _Float32Product.apply(input.to(torch.bfloat16), weight, self.bias)  # pyright: ignore[reportReturnType]
 
 
 def can_fuse_gelu(dense: nn.Linear, inputs: torch.Tensor) -> bool:
@@ -104,7 +111,8 @@ def _has_kernel(inputs: torch.Tensor, weight: torch.Tensor) -> bool:
 def dense_gelu(dense: nn.Linear, inputs: torch.Tensor, approximate: str) -> torch.Tensor:
     """gelu(inputs W' + b) where `can_fuse_gelu`, [.., D] -> [.., M]; `approximate` as in torch."""
     assert _DENSE_POINTWISE is not None
-    dtype = torch.float32 if is_emulated(inputs, dense.weight) else inputs.dtype
-    bias = None if dense.bias is None else dense.bias.to(dtype)
-    outputs = _DENSE_POINTWISE(inputs.to(dtype), dense.weight.to(dtype), bias, "gelu", [], approximate)
+    weight, bias = dense.weight, dense.bias
+    if not is_emulated(inputs, weight):
+        return _DENSE_POINTWISE(inputs, weight, bias, "gelu", [], approximate)
+    outputs = _DENSE_POINTWISE(inputs.float(), weight.float(), _as_float32(bias), "gelu", [], approximate)
     return outputs.to(inputs.dtype)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .configuration_hf_vit import HfViTBaseConfig
+from .linear_hf_vit import HfViTLinear
 
 
 class AttentionPooling(nn.Module):
@@ -20,7 +21,7 @@ class AttentionPooling(nn.Module):
         self.num_heads = config.num_attention_heads
         self.probe = nn.Parameter(torch.zeros(1, 1, width))
         self.attention = nn.ModuleDict(
-            {name: nn.Linear(width, width) for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
+            {name: HfViTLinear(width, width) for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
         )
         self.layernorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.mlp = mlp
