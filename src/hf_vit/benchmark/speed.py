@@ -93,7 +93,8 @@ class Outcome:
         images_per_second: median.
         ratios: other contestant -> how many times as fast this one is, paired by turns.
         memory: bytes held at most during a step, beyond weights and input (training: and beyond optimizer state).
-        utilisation: share of the peak FLOP/s that was given; a multiply-add counts 2, training three forwards.
+        utilisation: share of the peak FLOP/s that was given; a multiply-add counts 2, training three forwards. What
+            an optimized model leaves out does not count.
     """
 
     images_per_second: float
@@ -144,14 +145,13 @@ def compare(
         raise UserError(f"nobody can take part: {'; '.join(made.absent.values())}")
     seconds = take_turns(steps, turns)
     made.load = others_load()
-    flops = _step_flops(cell) if peak_flops else None
     for name in steps:
         rate = cell.batch / quartiles(seconds[name]).median
         made.outcomes[name] = Outcome(
             images_per_second=rate,
             ratios={other: speed_ratio(seconds, name, other) for other in steps if other != name},
             memory=peak_memory(steps[name], cell.device) if memory else None,
-            utilisation=None if not flops or not peak_flops else rate * flops / peak_flops,
+            utilisation=None if not peak_flops else rate * _step_flops(cell, name) / peak_flops,
         )
     steps.clear()
     gc.collect()
@@ -168,10 +168,11 @@ def _obstacles(cell: Cell, contestants: Sequence[str]) -> Iterator[tuple[str, st
             yield name, found
 
 
-def _step_flops(cell: Cell) -> float:
-    """FLOPs of one image in the work of a cell; a training step is three forwards."""
+def _step_flops(cell: Cell, name: str) -> float:
+    """FLOPs of one image in a contestant's work in a cell; a training step is three forwards."""
+    counted = "hf_vit optimized" if "optimized" in name else "hf_vit"
     with torch.device("meta"):
-        model = build("hf_vit", cell.shape, device="meta").eval()
+        model = build(counted, cell.shape, device="meta").eval()
     images = torch.empty(1, 3, cell.shape.image_size, cell.shape.image_size, device="meta")
     return counted_flops(model, lambda: model(images)) * (3 if cell.work == "training" else 1)
 
