@@ -41,7 +41,8 @@ def blocks(dtype: torch.dtype) -> dict[str, Any]:
     bare._attn_implementation = "values_alone"
     axial, without = HfAxialViTLayer(config, 0.0).to(dtype).eval(), HfAxialViTLayer(bare, 0.0).to(dtype).eval()
     first, second = (HfViTLayer(plain, 0.0).to(dtype).eval() for _ in range(2))
-    theirs = ViTModel._from_config(ViTConfig(**SIZES), attn_implementation="sdpa").layers[:2].to(dtype).eval()
+    two = ViTConfig(**SIZES, num_hidden_layers=2)
+    theirs = ViTModel._from_config(two, attn_implementation="sdpa").layers.to(dtype).eval()
     return {
         "axial": lambda tokens, grid: axial(tokens, (None, None), grid=grid, image_grids=None),
         "without attention": lambda tokens, grid: without(tokens, (None, None), grid=grid, image_grids=None),

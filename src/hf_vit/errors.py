@@ -47,3 +47,8 @@ def enough_memory(what: str, remedy: str) -> Generator[None]:
 def strict_reason(error: Exception) -> str:
     """Why a strict config refused its values: it names the validator first and the reason in its last line."""
     return str(error).splitlines()[-1].strip().removeprefix("ValueError: ")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message that says anything, or the error's name."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -55,10 +55,12 @@ def optimize_for_inference(model: Model, *, compile: bool = False) -> Model:
         )
     model.eval().requires_grad_(False)
     with torch.no_grad():
-        _replace(model, pack=not compile)
+        _replace(model)
     for module in model.modules():
         if isinstance(module, HfViTBaseForImageClassification):
             _shorten_last_layer(module)
+        elif isinstance(module, PackedDense) and not compile:  # a compiler could not read packed weights
+            module.pack()
     if compile:
         _compile_frozen(model)
     return model
@@ -78,13 +80,13 @@ def _compile_frozen(model: nn.Module) -> None:
     model._compiled_call_impl = frozen
 
 
-def _replace(parent: nn.Module, *, pack: bool) -> None:
+def _replace(parent: nn.Module) -> None:
     for name, child in parent.named_children():
         build = _REPLACEMENTS.get(type(child))
         if build is None:
-            _replace(child, pack=pack)
+            _replace(child)
         else:
-            setattr(parent, name, _with_hooks_of(child, build(child, pack)).eval())
+            setattr(parent, name, _with_hooks_of(child, build(child)).eval())
 
 
 def _shorten_last_layer(classifier: HfViTBaseForImageClassification) -> None:
@@ -121,25 +123,27 @@ class PackedDense(nn.Module):
     Args:
         weight, bias: [M, D], [M] or None; they can be freed afterwards.
         activation: "gelu", "gelu_pytorch_tanh" or None.
-        pack: for oneDNN, where it can; a compiler needs weights that it can read.
     """
 
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None, *, pack: bool = True
-    ) -> None:
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None) -> None:
         super().__init__()
         self.dtype, self.device = weight.dtype, weight.device
         self.approximate = None if activation is None else FUSED_GELUS[activation]
         is_emulated = EMULATES_BFLOAT16 and self.dtype == torch.bfloat16 and self.device.type == "cpu"
         self.wide = torch.float32 if is_emulated else self.dtype
-        weight = weight.detach().to(self.wide)
-        self.is_packed = pack and _can_pack(weight)
-        bias = None if bias is None else bias.detach().to(self.wide)
-        if self.is_packed:
-            self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS), bias
-        else:
-            self.register_buffer("weight", weight, persistent=False)
-            self.register_buffer("bias", bias, persistent=False)
+        self.is_packed = False
+        self.register_buffer("weight", weight.detach().to(self.wide), persistent=False)
+        self.register_buffer("bias", None if bias is None else bias.detach().to(self.wide), persistent=False)
+
+    def pack(self) -> None:
+        """For oneDNN, where it can; the packed weight takes the place of the plain one and is no buffer."""
+        weight = self.weight
+        if _can_pack(weight):
+            del self.weight
+            self.weight, self.is_packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS), True
 
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         if torch.is_grad_enabled() and inputs.requires_grad:
@@ -191,14 +195,14 @@ def _can_pack(weight: torch.Tensor) -> bool:
 class PackedAttention(HfViTAttention):
     """`HfViTAttention` whose q, k and v are one product, and whose output projection adds the residual."""
 
-    def __init__(self, attention: HfViTAttention, scale: HfViTLayerScale | None, *, pack: bool) -> None:
+    def __init__(self, attention: HfViTAttention, scale: HfViTLayerScale | None) -> None:
         nn.Module.__init__(self)
         for name in ("config", "head_dim", "scaling", "is_causal", "attention_dropout", "relative_position"):
             setattr(self, name, getattr(attention, name))
         parts = [attention.q_proj, attention.k_proj, attention.v_proj]
         bias = torch.cat([part.bias for part in parts]) if attention.config.qkv_bias else None
-        self.qkv = PackedDense(torch.cat([part.weight for part in parts]), bias, pack=pack)
-        self.o_proj = _scaled(attention.o_proj, scale, pack=pack)  # pyright: ignore[reportAttributeAccessIssue]
+        self.qkv = PackedDense(torch.cat([part.weight for part in parts]), bias)
+        self.o_proj = _scaled(attention.o_proj, scale)  # pyright: ignore[reportAttributeAccessIssue]
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         query, key, value = self.qkv(hidden_states).chunk(3, dim=-1)
@@ -228,17 +232,17 @@ class PackedLayer(HfViTLayer):
     The last one of a classifier that reads special tokens computes these alone, `num_read` of them.
     """
 
-    def __init__(self, layer: HfViTLayer, pack: bool) -> None:
+    def __init__(self, layer: HfViTLayer) -> None:
         GradientCheckpointingLayer.__init__(self)
         self.num_read: int | None = None
         self.layernorm_before, self.layernorm_after = layer.layernorm_before, layer.layernorm_after
-        attention = PackedAttention(layer.attention, layer.layer_scale1, pack=pack)
+        attention = PackedAttention(layer.attention, layer.layer_scale1)
         self.attention = _with_hooks_of(layer.attention, attention)  # pyright: ignore[reportAttributeAccessIssue]
         mlp, activation = layer.mlp, layer.attention.config.hidden_act
         fused = activation in FUSED_GELUS
-        self.fc1 = PackedDense(mlp.fc1.weight, mlp.fc1.bias, activation if fused else None, pack=pack)
+        self.fc1 = PackedDense(mlp.fc1.weight, mlp.fc1.bias, activation if fused else None)
         self.activation = nn.Identity() if fused else mlp.activation_fn
-        self.fc2 = _scaled(mlp.fc2, layer.layer_scale2, pack=pack)
+        self.fc2 = _scaled(mlp.fc2, layer.layer_scale2)
 
     def forward(
         self,
@@ -258,11 +262,11 @@ class PackedLayer(HfViTLayer):
 class PackedPatchEmbeddings(nn.Module):
     """Patches by one product: [B, C, H, W] -> [B, h*w, D], row by row."""
 
-    def __init__(self, patch_embeddings: HfViTPatchEmbeddings, pack: bool) -> None:
+    def __init__(self, patch_embeddings: HfViTPatchEmbeddings) -> None:
         super().__init__()
         projection = patch_embeddings.projection
         self.patch = projection.kernel_size
-        self.dense = PackedDense(projection.weight.permute(0, 2, 3, 1).flatten(1), projection.bias, pack=pack)
+        self.dense = PackedDense(projection.weight.permute(0, 2, 3, 1).flatten(1), projection.bias)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         cut = pixel_values.unflatten(2, (-1, self.patch[0])).unflatten(4, (-1, self.patch[1]))  # [B, C, h, P, w, P]
@@ -273,15 +277,15 @@ class PackedPatchEmbeddings(nn.Module):
             raise UserError(f"a model optimized for inference keeps its patch of {self.patch} px; {_REMEDY}")
 
 
-def _scaled(dense: nn.Linear, scale: HfViTLayerScale | None, *, pack: bool) -> PackedDense:
+def _scaled(dense: nn.Linear, scale: HfViTLayerScale | None) -> PackedDense:
     """A dense layer and the LayerScale that follows it."""
     if scale is None:
-        return PackedDense(dense.weight, dense.bias, pack=pack)
-    return PackedDense(dense.weight * scale.lambda1[:, None], dense.bias * scale.lambda1, pack=pack)
+        return PackedDense(dense.weight, dense.bias)
+    return PackedDense(dense.weight * scale.lambda1[:, None], dense.bias * scale.lambda1)
 
 
 # What stands for what; the children of a replaced module are not looked at.
-_REPLACEMENTS: dict[type, Callable[[Any, bool], nn.Module]] = {
+_REPLACEMENTS: dict[type, Callable[[Any], nn.Module]] = {
     HfViTLayer: PackedLayer,
     HfViTPatchEmbeddings: PackedPatchEmbeddings,
 }

@@ -1,5 +1,6 @@
 """Cells of the table of speeds: all contestants take turns in one process, and only their paired ratios count."""
 
+import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -147,11 +148,12 @@ def compare(
     made.load = others_load()
     for name in steps:
         rate = cell.batch / quartiles(seconds[name]).median
+        share = rate * _step_flops(cell, optimized="optimized" in name) / peak_flops if peak_flops else None
         made.outcomes[name] = Outcome(
             images_per_second=rate,
             ratios={other: speed_ratio(seconds, name, other) for other in steps if other != name},
             memory=peak_memory(steps[name], cell.device) if memory else None,
-            utilisation=None if not peak_flops else rate * _step_flops(cell, name) / peak_flops,
+            utilisation=share,
         )
     steps.clear()
     gc.collect()
@@ -168,11 +170,11 @@ def _obstacles(cell: Cell, contestants: Sequence[str]) -> Iterator[tuple[str, st
             yield name, found
 
 
-def _step_flops(cell: Cell, name: str) -> float:
-    """FLOPs of one image in a contestant's work in a cell; a training step is three forwards."""
-    counted = "hf_vit optimized" if "optimized" in name else "hf_vit"
+@functools.cache
+def _step_flops(cell: Cell, *, optimized: bool) -> float:
+    """FLOPs of one image in the work of a cell; a training step is three forwards."""
     with torch.device("meta"):
-        model = build(counted, cell.shape, device="meta").eval()
+        model = build("hf_vit optimized" if optimized else "hf_vit", cell.shape, device="meta").eval()
     images = torch.empty(1, 3, cell.shape.image_size, cell.shape.image_size, device="meta")
     return counted_flops(model, lambda: model(images)) * (3 if cell.work == "training" else 1)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hf_vit.errors import UserError, strict_reason
+from hf_vit.errors import UserError, first_line, strict_reason
 
 if TYPE_CHECKING:
     import torch
@@ -180,7 +180,7 @@ def _read_config(location: str, source: str, options: dict[str, Any]) -> Any:
     except StrictDataclassError as error:
         raise UserError(f"the config.json of {source} is not valid: {strict_reason(error)}") from error
     except (OSError, ValueError) as error:
-        raise UserError(f"{source} cannot be read as a model: {_first_line(error)}") from error
+        raise UserError(f"{source} cannot be read as a model: {first_line(error)}") from error
     channels = getattr(config, "num_channels", 3)
     if channels != 3:
         raise UserError(
@@ -206,13 +206,13 @@ def _load_model(location: str, source: str, options: dict[str, Any], auto_class:
         loaded: Any = auto_class.from_pretrained(location, output_loading_info=True, **options)
     except (SafetensorError, EOFError) as error:
         raise UserError(
-            f"the weights of {source} are damaged ({_first_line(error)}); copy or save them again"
+            f"the weights of {source} are damaged ({first_line(error)}); copy or save them again"
         ) from error
     except RuntimeError as error:
-        reason = "their shapes differ" if "mismatch" in str(error) else _first_line(error)
+        reason = "their shapes differ" if "mismatch" in str(error) else first_line(error)
         raise UserError(f"the weights of {source} do not fit its config.json: {reason}") from error
     except (OSError, ValueError) as error:
-        raise UserError(f"{source} cannot be loaded: {_first_line(error)}") from error
+        raise UserError(f"{source} cannot be loaded: {first_line(error)}") from error
     model, report = loaded
     _refuse_missing(source, sorted(report["missing_keys"]), auto_class is AutoModelForImageClassification)
     return model
@@ -243,10 +243,6 @@ def _load_processor(location: str, source: str, options: dict[str, Any]) -> Any:
             f"{source} has no readable image processor (preprocessor_config.json); save one with "
             "ViTImageProcessor(size=...).save_pretrained(folder)"
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 @contextmanager

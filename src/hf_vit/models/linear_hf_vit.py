@@ -1,9 +1,8 @@
 """The dense layer of the blocks, and what makes it faster on CPUs than torch leaves it.
 
-Products of bfloat16 are computed in float32 where the processor only emulates them: two to four times as fast, and
-nearer to the exact result. The GELU that follows is computed in the same pass: torch's own kernel of the original's
-tanh GELU costs two to five times erf's on CPUs; oneDNN's, which work on the product while it is in the cache, next to
-nothing, at the same accuracy.
+Products of bfloat16 are computed in float32 where the processor only emulates them: faster, and no less exact. The GELU
+that follows is computed in the same pass: torch's own kernel of the original's tanh GELU costs two to five times erf's
+on CPUs; oneDNN's, which work on the product while it is in the cache, next to nothing, at the same accuracy.
 
 Legend: D inputs, M outputs of a layer.
 """

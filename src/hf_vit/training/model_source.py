@@ -23,7 +23,7 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 
-from hf_vit.errors import UserError, strict_reason
+from hf_vit.errors import UserError, first_line, strict_reason
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.variants import variant_config
 
@@ -243,7 +243,4 @@ def _load(
 
 def _plain(error: BaseException) -> str:
     """The telling line of an error."""
-    if isinstance(error, StrictDataclassError):
-        return strict_reason(error)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return strict_reason(error) if isinstance(error, StrictDataclassError) else first_line(error)
