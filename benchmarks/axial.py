@@ -18,11 +18,11 @@ from pairing import Report, parser, quartiles, speed_ratio, take_turns
 from transformers import ViTConfig, ViTModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hf_vit.measuring import peak_memory
 from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_axial_vit import HfAxialViTLayer
 from hf_vit.models.modeling_hf_vit import HfViTLayer
+from hf_vit.speed.measuring import peak_memory
 
 SIZES: dict[str, Any] = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
 SIDES = (28, 32, 56, 64, 96)

@@ -30,10 +30,10 @@ from typing import Any
 import torch
 
 from hf_vit import HfViTConfig
-from hf_vit.facts import hardware, versions
+from hf_vit.results.facts import hardware, versions
 from hf_vit.training import FinetuneOptions, finetune
 from hf_vit.training.demonstration import digits_config
-from hf_vit.training.distillation import DistillationOptions
+from hf_vit.training.tasks.distillation import DistillationOptions
 
 SEEDS = (0, 1, 2)
 WAYS: dict[str, dict[str, Any]] = {

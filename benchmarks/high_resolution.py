@@ -19,8 +19,9 @@ from typing import Any
 
 from hf_vit import HfViTConfig
 from hf_vit.data import load_data
-from hf_vit.evaluation import evaluate_classifier, load_classifier
-from hf_vit.facts import Facts, new_record
+from hf_vit.evaluation import evaluate_classifier
+from hf_vit.results.facts import Facts, new_record
+from hf_vit.subjects.loading import load_classifier
 from hf_vit.training import FinetuneOptions, find_recipe, finetune
 
 LOW, HIGH = 32, 64

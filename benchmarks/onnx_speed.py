@@ -18,9 +18,9 @@ import torch
 from pairing import Report, parser, quartiles, speed_ratio, take_turns
 from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
-from hf_vit.benchmark.peers import Shape, build
 from hf_vit.conversion import export
 from hf_vit.data import make_processor
+from hf_vit.speed.peers import Shape, build
 
 
 def graphs(variant: str, folder: Path) -> dict[str, Path]:

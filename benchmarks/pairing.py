@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from hf_vit.environment import cpu_name
-from hf_vit.measuring import BUSY, Quartiles, others_load, quartiles, speed_ratio, take_turns
+from hf_vit.speed.measuring import BUSY, Quartiles, others_load, quartiles, speed_ratio, take_turns
 
 __all__ = ["Quartiles", "Report", "cpu_name", "others_load", "parser", "quartiles", "speed_ratio", "take_turns"]
 

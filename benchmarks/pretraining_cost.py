@@ -15,8 +15,8 @@ from pairing import Report, parser, speed_ratio, take_turns
 from transformers import AutoModel, AutoModelForImageClassification, AutoModelForMaskedImageModeling
 
 from hf_vit import variant_config
-from hf_vit.training.contrastive import MomentumContrast
-from hf_vit.training.masking import NextPatch, RandomMasking
+from hf_vit.training.tasks.contrastive import MomentumContrast
+from hf_vit.training.tasks.masking import NextPatch, RandomMasking
 
 # Variant, batch, objective, fields of the configuration.
 ROWS: tuple[tuple[str, int, str, dict[str, Any]], ...] = (

@@ -35,7 +35,7 @@ from pairing import cpu_name, others_load
 from torch.nn import functional as F
 from torchvision.transforms.v2 import RandomResizedCrop
 
-from hf_vit.analysis.shape_bias import count_decisions, shape_share
+from hf_vit.analysis.analyses.shape_bias import count_decisions, shape_share
 
 CLASSES = ("disc", "square", "triangle", "cross")
 SEEDS = (0, 1, 2)

@@ -11,20 +11,19 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from hf_vit.conversion.delivery import new_folder, refuse_used_folder
+from hf_vit.conversion.fetch.addresses import fetch
+from hf_vit.conversion.opening import open_checkpoint
+from hf_vit.conversion.origins.registry import find_origin
+from hf_vit.conversion.plan.building import build_model, build_processor, without_progress_bars
+from hf_vit.conversion.plan.planning import NOTHING_BESIDE, Plan, make_plan
+from hf_vit.conversion.plan.weights import Weights, load_weights
+from hf_vit.conversion.readers.checkpoint import CheckpointReader, Companions, Shape
+from hf_vit.conversion.sizes import Pair, size_text
+from hf_vit.conversion.verification import Comparison, Recording, Verification, verify
 from hf_vit.errors import UserError
-from hf_vit.facts import append_record, new_record, write_atomically
 from hf_vit.models.configuration_hf_vit import as_pair
-
-from .building import build_model, build_processor, without_progress_bars
-from .checkpoint import CheckpointReader, Companions, Shape
-from .delivery import new_folder, refuse_used_folder
-from .families import find_origin
-from .opening import open_checkpoint
-from .planning import NOTHING_BESIDE, Plan, make_plan
-from .sizes import Pair, size_text
-from .sources import fetch
-from .verification import Comparison, Recording, Verification, verify
-from .weights import Weights, load_weights
+from hf_vit.results.facts import append_record, new_record, write_atomically
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from .exporting import ANY, Target
-from .families import FAMILIES, ORIGINS
-from .origins import Origin
-from .targets import TARGETS
-from .transforms import TRANSFORMS
+from hf_vit.conversion.exporting import ANY, Target
+from hf_vit.conversion.origins.origin import Origin
+from hf_vit.conversion.origins.registry import FAMILIES, ORIGINS
+from hf_vit.conversion.plan.transforms import TRANSFORMS
+from hf_vit.conversion.targets import TARGETS
 
 README = Path(__file__).parent / "README.md"
 

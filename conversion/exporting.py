@@ -13,16 +13,15 @@ from typing import Any
 import torch
 from transformers.configuration_utils import PreTrainedConfig
 
+from hf_vit.conversion.delivery import new_folder, refuse_used_folder
+from hf_vit.conversion.loading import from_hub, image_processor_from_hub
+from hf_vit.conversion.origins.origin import KeyRule, Origin
+from hf_vit.conversion.plan.building import without_progress_bars
+from hf_vit.conversion.plan.layout import axis_factor, listing
+from hf_vit.conversion.plan.planning import HEADS
+from hf_vit.conversion.plan.transforms import TRANSFORMS
 from hf_vit.errors import UserError
-from hf_vit.facts import append_record, new_record
-
-from .building import without_progress_bars
-from .delivery import new_folder, refuse_used_folder
-from .layout import axis_factor, listing
-from .loading import from_hub, image_processor_from_hub
-from .origins import KeyRule, Origin
-from .planning import HEADS
-from .transforms import TRANSFORMS
+from hf_vit.results.facts import append_record, new_record
 
 # Settings of training, of feature maps and of pre-training heads: no logits depend on them.
 WITHOUT_EFFECT = frozenset(
@@ -135,7 +134,7 @@ def export(model: str | Path, output: str | Path, to: str) -> ExportResult:
         UserError: there is no such model or target, the target cannot express the model, a library is missing, or the
             written model gives other results.
     """
-    from .targets import TARGETS
+    from hf_vit.conversion.targets import TARGETS
 
     if to not in TARGETS:
         raise UserError(f"--to {to!r} is no target; give one of {', '.join(TARGETS)}")

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from transformers.modeling_utils import PreTrainedModel
 
+from hf_vit.conversion.api import plan
+from hf_vit.conversion.fetch.addresses import Source, fetch
+from hf_vit.conversion.opening import CONFIG, open_checkpoint, read_json
+from hf_vit.conversion.plan.building import build_model, build_processor, without_progress_bars
+from hf_vit.conversion.plan.weights import load_weights
+from hf_vit.conversion.sizes import Pair
 from hf_vit.errors import UserError
-
-from .api import plan
-from .building import build_model, build_processor, without_progress_bars
-from .opening import CONFIG, open_checkpoint, read_json
-from .sizes import Pair
-from .sources import Source, fetch
-from .weights import load_weights
 
 OWN = ("hf_vit", "hf_hybrid_vit", "hf_axial_vit", "hf_axial_resnet", "hf_bit")
 

@@ -10,13 +10,12 @@ from typing import Any, final
 
 import torch
 
+from hf_vit.conversion.origins.registry import READABLE
+from hf_vit.conversion.readers.checkpoint import CheckpointReader, Companions, Shape
+from hf_vit.conversion.readers.npz import NpzReader
+from hf_vit.conversion.readers.safetensors import SafetensorsReader
+from hf_vit.conversion.readers.torch import TorchReader
 from hf_vit.errors import UserError
-
-from .checkpoint import CheckpointReader, Companions, Shape
-from .families import READABLE
-from .reader import NpzReader
-from .safetensors_reader import SafetensorsReader
-from .torch_reader import TorchReader
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
 # As transformers and timm name the weights of a folder; the first that is there is read.

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
+from hf_vit.conversion.plan.planning import Plan
+from hf_vit.conversion.sizes import Pair
 from hf_vit.errors import UserError
-
-from .planning import Plan
-from .sizes import Pair
 
 Stages = dict[str, torch.Tensor]
 

@@ -5,13 +5,12 @@ from typing import Any
 
 import torch
 
+from hf_vit.conversion.opening import open_checkpoint
+from hf_vit.conversion.origins import bit, bit_paper
+from hf_vit.conversion.origins.registry import likely_family
+from hf_vit.conversion.plan.layout import Layout
+from hf_vit.conversion.plan.transforms import TRANSFORMS
 from hf_vit.errors import UserError
-
-from . import bit, bit_paper
-from .families import likely_family
-from .layout import Layout
-from .opening import open_checkpoint
-from .transforms import TRANSFORMS
 
 HEAD = "head of the ResNet"
 

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import torch
 
+from hf_vit.conversion.plan.planning import Plan
+from hf_vit.conversion.readers.npz import NpzReader
+from hf_vit.conversion.sizes import size_text
+from hf_vit.conversion.stages import run_stages, stage_names
 from hf_vit.errors import UserError
-
-from .planning import Plan
-from .reader import NpzReader
-from .sizes import size_text
-from .stages import run_stages, stage_names
 
 # Largest difference allowed. Rounding in float32 grows with the numbers (tokens reach 10 and more inside the network),
 # so there it is relative to the largest recorded value where that exceeds 1; float64 has room to spare.

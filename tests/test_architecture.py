@@ -16,14 +16,21 @@ MODELS = sorted(path for path in (SOURCE / "models").glob("*.py") if path.name !
 # A room may import from rooms of lower or equal rank, and no two rooms from each other.
 RANKS = {
     "errors": 0,
+    "environment": 0,
     "models": 1,
     "hf_vit": 2,  # the package itself: registration, public names
     "variants": 2,
-    **dict.fromkeys(("data", "conversion", "environment", "facts", "inference", "cost", "model_cards", "measuring"), 3),
-    "hub": 4,
-    **dict.fromkeys(("training", "evaluation", "analysis", "comparison", "benchmark"), 5),
-    "cli": 6,
-    "__main__": 7,
+    **dict.fromkeys(("data", "results", "model_cards"), 3),
+    "conversion": 4,
+    "inference": 5,
+    "subjects": 6,
+    "cost": 7,
+    "hub": 8,
+    "evaluation": 9,
+    **dict.fromkeys(("training", "analysis", "speed"), 10),
+    "comparison": 11,
+    "cli": 12,
+    "__main__": 13,
 }
 HEAVY = ("datasets", "evaluate", "sklearn", "matplotlib", "skimage", "torchvision", "scipy", "PIL")
 

@@ -1,7 +1,7 @@
 """The libraries that models can go to, one module each."""
 
-from ..exporting import Target
-from . import onnx_graph, timm_folder, transformers_folder, vit_jax_file
+from hf_vit.conversion.exporting import Target
+from hf_vit.conversion.targets import onnx_graph, timm_folder, transformers_folder, vit_jax_file
 
 TARGETS: dict[str, Target] = {
     target.name: target

@@ -6,9 +6,8 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from hf_vit.conversion.exporting import Exported, Target, largest_difference, probe
 from hf_vit.errors import UserError
-
-from ..exporting import Exported, Target, largest_difference, probe
 
 FILE = "model.onnx"
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from hf_vit.conversion.exporting import ANY, SIZES, Exported, Target, largest_difference, probe
+from hf_vit.conversion.origins import timm_hybrid, timm_vit
+from hf_vit.conversion.origins.preprocessing import RESAMPLE
 from hf_vit.errors import UserError
-
-from .. import timm_hybrid, timm_vit
-from ..exporting import ANY, SIZES, Exported, Target, largest_difference, probe
-from ..preprocessing import RESAMPLE
 
 # Their arguments make any plain ViT of them; heads are given, so that the names stand for no exception.
 PLAIN, DISTILLED = "vit_base_patch16_224", "deit_base_distilled_patch16_224"

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from .. import transformers_deit
-from ..exporting import ANY, SIZES, Exported, Target, has_head, largest_difference, probe
-from ..planning import HEADS
-from ..sizes import square_or_pair
+from hf_vit.conversion.exporting import ANY, SIZES, Exported, Target, has_head, largest_difference, probe
+from hf_vit.conversion.origins import transformers_deit
+from hf_vit.conversion.plan.planning import HEADS
+from hf_vit.conversion.sizes import square_or_pair
 
 _COPIED = (
     *("num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import vit_jax, vit_jax_hybrid
-from ..api import plan
-from ..exporting import ANY, SIZES, Exported, Target
-from ..reader import NpzReader
-from ..weights import load_weights
+from hf_vit.conversion.api import plan
+from hf_vit.conversion.exporting import ANY, SIZES, Exported, Target
+from hf_vit.conversion.origins import vit_jax, vit_jax_hybrid
+from hf_vit.conversion.plan.weights import load_weights
+from hf_vit.conversion.readers.npz import NpzReader
 
 FILE = "model.npz"
 

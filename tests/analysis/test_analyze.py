@@ -13,7 +13,7 @@ from models.families import FAMILIES
 import hf_vit.analysis.api as api
 from hf_vit.analysis import ANALYSES, AnalysisDocument, AnalysisSettings, analyze, open_images
 from hf_vit.analysis.frame import Analysis
-from hf_vit.analysis.images import AnalysisImages
+from hf_vit.analysis.reading.images import AnalysisImages
 from hf_vit.data import load_data
 from hf_vit.errors import UserError
 

@@ -9,8 +9,8 @@ from models.families import FAMILIES
 from hf_vit.analysis import ANALYSES
 from hf_vit.cli.main import main
 from hf_vit.data import make_processor
-from hf_vit.facts import Facts
 from hf_vit.hub.card import write_card
+from hf_vit.results.facts import Facts
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_run_and_its_repetition(model, pictures, tmp_path, capsys):
 
 
 def test_a_card_shows_no_pictures_of_earlier_weights(model, pictures, tmp_path):
-    from hf_vit.facts import append_record, new_record
+    from hf_vit.results.facts import append_record, new_record
 
     assert run(*typed(model, pictures, tmp_path, "--only", "patch_filters")) == 0
     assert "## How it sees" in write_card(model).read_text()

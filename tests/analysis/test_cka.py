@@ -12,8 +12,9 @@ from timm.models.mlp_mixer import MlpMixer
 from torchvision.transforms.v2.functional import pil_to_tensor
 from transformers import ResNetConfig, ResNetModel
 
-from hf_vit.analysis import AnalysisSettings, Subject, analyze, plots
-from hf_vit.analysis.cka import MinibatchCKA, gram, hsic, layers_of
+from hf_vit.analysis import AnalysisSettings, analyze, plots
+from hf_vit.analysis.analyses.cka import MinibatchCKA, gram, hsic, layers_of
+from hf_vit.subjects.subject import Subject
 
 
 def slow_hsic(first: np.ndarray, second: np.ndarray) -> float:

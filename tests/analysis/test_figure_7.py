@@ -8,8 +8,8 @@ import torch
 from models.families import FAMILIES
 from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel, ViTConfig, ViTModel
 
-from hf_vit.analysis.filters import patch_filters, principal_components
-from hf_vit.analysis.positions import patch_positions, position_similarity
+from hf_vit.analysis.analyses.filters import patch_filters, principal_components
+from hf_vit.analysis.analyses.positions import patch_positions, position_similarity
 
 
 def test_components_of_filters_of_known_directions():

@@ -22,12 +22,13 @@ from transformers import (
     ResNetForImageClassification,
 )
 
-from hf_vit.analysis import AnalysisSettings, Subject, analyze
-from hf_vit.analysis.features import FeatureReader, MapComparison
-from hf_vit.analysis.moves import Move, moves, shift
-from hf_vit.analysis.permutation import SHARES, patch_sources, permute_patches
-from hf_vit.analysis.receptive_field import field_energy, field_numbers
+from hf_vit.analysis import AnalysisSettings, analyze
+from hf_vit.analysis.analyses.moves import Move, moves, shift
+from hf_vit.analysis.analyses.permutation import SHARES, patch_sources, permute_patches
+from hf_vit.analysis.analyses.receptive_field import field_energy, field_numbers
+from hf_vit.analysis.reading.features import FeatureReader, MapComparison
 from hf_vit.errors import UserError
+from hf_vit.subjects.subject import Subject
 
 NEW = ["equivariance", "patch_permutation", "receptive_field"]
 SETTINGS = AnalysisSettings(num_images=5, batch_size=2)

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from hf_vit.analysis.distance import attention_distances, grid_distances
-from hf_vit.analysis.entropy import attention_entropies
-from hf_vit.analysis.head_maps import query_maps
-from hf_vit.analysis.rollout import rollout_step
+from hf_vit.analysis.analyses.distance import attention_distances, grid_distances
+from hf_vit.analysis.analyses.entropy import attention_entropies
+from hf_vit.analysis.analyses.head_maps import query_maps
+from hf_vit.analysis.analyses.rollout import rollout_step
 from hf_vit.models.attention_hf_vit import AttentionMaps
 
 GRID, PATCH = (3, 4), (16, 8)  # px; nothing is square

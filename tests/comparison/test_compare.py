@@ -14,7 +14,7 @@ from hf_vit.cli.main import main
 from hf_vit.comparison import ComparisonSettings, ModelResult, SpeedResult, api, compare
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
-from hf_vit.facts import Facts
+from hf_vit.results.facts import Facts
 
 FEW = ComparisonSettings(corruptions=("contrast",), epsilons=(4.0,), robustness_images=8, speed_turns=0)
 

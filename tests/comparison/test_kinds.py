@@ -18,7 +18,7 @@ from hf_vit.comparison.probe import ProbedForImageClassification, fit_probe
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.features import pre_logits
+from hf_vit.subjects.features import pre_logits
 
 SETTINGS = ComparisonSettings(corruptions=("contrast",), epsilons=(8.0,), robustness_images=None, speed_turns=0)
 MEAN, STD = (torch.tensor(zoo.SCALE[name])[:, None, None] for name in ("image_mean", "image_std"))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_vit.measuring import counted_flops, others_load, peak_memory, quartiles, speed_ratio, take_turns
+from hf_vit.speed.measuring import counted_flops, others_load, peak_memory, quartiles, speed_ratio, take_turns
 
 
 def test_turns_change_who_begins():

@@ -17,8 +17,8 @@ import hf_vit
 import hf_vit.conversion as conversion
 from hf_vit.cli.main import main
 from hf_vit.conversion.exporting import export
+from hf_vit.conversion.plan.transforms import TRANSFORMS
 from hf_vit.conversion.targets import TARGETS
-from hf_vit.conversion.transforms import TRANSFORMS
 from hf_vit.errors import UserError
 
 SIZES = {

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from originals.cases import CASES, FORMATS, Arrays, Case, Format
 
-from hf_vit.conversion.families import ORIGINS
+from hf_vit.conversion.origins.registry import ORIGINS
 from hf_vit.errors import UserError
 
 

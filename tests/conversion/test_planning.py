@@ -11,7 +11,7 @@ import pytest
 
 import hf_vit.conversion as conversion
 from hf_vit.conversion import documentation
-from hf_vit.conversion.planning import check_accounting
+from hf_vit.conversion.plan.planning import check_accounting
 from hf_vit.errors import UserError
 
 BLOCK = "Transformer/encoderblock_1"

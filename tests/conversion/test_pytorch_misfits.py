@@ -10,7 +10,7 @@ from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, old_spel
 from torch import nn
 
 import hf_vit.conversion as conversion
-from hf_vit.conversion.checkpoint import Companions
+from hf_vit.conversion.readers.checkpoint import Companions
 from hf_vit.errors import UserError
 
 Shapes = dict[str, tuple[int, ...]]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hf_vit.conversion as conversion
-from hf_vit.conversion.reader import NpzReader
+from hf_vit.conversion.readers.npz import NpzReader
 from hf_vit.errors import UserError
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from hf_vit import conversion
 from hf_vit.cli.main import main
-from hf_vit.conversion import download
-from hf_vit.conversion.sources import fetch
+from hf_vit.conversion.fetch import download
+from hf_vit.conversion.fetch.addresses import fetch
 from hf_vit.errors import UserError
 
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_vit.conversion.checkpoint import Companions
 from hf_vit.conversion.opening import ShardedReader, open_checkpoint
-from hf_vit.conversion.safetensors_reader import SafetensorsReader
-from hf_vit.conversion.torch_reader import TorchReader
+from hf_vit.conversion.readers.checkpoint import Companions
+from hf_vit.conversion.readers.safetensors import SafetensorsReader
+from hf_vit.conversion.readers.torch import TorchReader
 from hf_vit.errors import UserError
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

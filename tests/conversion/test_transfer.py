@@ -13,9 +13,9 @@ from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, vit_hybr
 import hf_vit.conversion as conversion
 from hf_vit.cli.main import main
 from hf_vit.conversion.api import write_report
-from hf_vit.conversion.checkpoint import Companions
-from hf_vit.conversion.families import ORIGINS
-from hf_vit.conversion.transforms import TRANSFORMS
+from hf_vit.conversion.origins.registry import ORIGINS
+from hf_vit.conversion.plan.transforms import TRANSFORMS
+from hf_vit.conversion.readers.checkpoint import Companions
 from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 

@@ -18,9 +18,9 @@ from transformers import ViTImageProcessor
 from hf_vit.data import eval_transform
 from hf_vit.errors import UserError
 from hf_vit.evaluation import evaluate_classifier
-from hf_vit.evaluation.attacks import fgsm, pgd, random_start, robustness
-from hf_vit.evaluation.pixels import PixelScale
-from hf_vit.evaluation.subject import Subject
+from hf_vit.evaluation.protocols.attacks import fgsm, pgd, random_start, robustness
+from hf_vit.subjects.pixels import PixelScale
+from hf_vit.subjects.subject import Subject
 
 MEAN, STD = (0.3, 0.45, 0.6), (0.2, 0.25, 0.5)
 

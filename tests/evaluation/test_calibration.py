@@ -8,7 +8,7 @@ from scipy.special import log_softmax
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation import evaluate_classifier
-from hf_vit.evaluation.calibration import ReliabilitySums, calibration, fit_temperature
+from hf_vit.evaluation.protocols.calibration import ReliabilitySums, calibration, fit_temperature
 
 
 def draws(images: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ from sklearn.metrics import accuracy_score, confusion_matrix, log_loss, recall_s
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation import ClassificationResult, evaluate_classifier, match_labels
-from hf_vit.evaluation.classification import unique_names
+from hf_vit.evaluation.protocols.top1 import unique_names
 
 COUNT = 61
 

@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import pipeline
 
 from hf_vit.cli.main import main
-from hf_vit.facts import Facts
+from hf_vit.results.facts import Facts
 
 Save = Callable[..., Path]
 

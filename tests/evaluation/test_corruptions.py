@@ -11,8 +11,8 @@ from PIL import Image
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation import evaluate_classifier
-from hf_vit.evaluation.corrupted import corrupt_batch, corruptions
-from hf_vit.evaluation.corruptions import CORRUPTIONS, corrupt, disk_kernel, motion_kernel
+from hf_vit.evaluation.protocols.corrupted_accuracy import corrupt_batch, corruptions
+from hf_vit.evaluation.protocols.corruptions import CORRUPTIONS, corrupt, disk_kernel, motion_kernel
 
 
 def photo(side: int = 64) -> np.ndarray:

@@ -6,7 +6,7 @@ import torch
 from evaluation.tiny import NAMES, examine, make_classifier, make_data, make_processor
 
 from hf_vit.errors import UserError
-from hf_vit.evaluation.few_shot import FewShotRegression, draw_shots, few_shot
+from hf_vit.evaluation.protocols.few_shot import FewShotRegression, draw_shots, few_shot
 
 
 def direct_scores(train: np.ndarray, labels: np.ndarray, test: np.ndarray, classes: int, l2: float) -> np.ndarray:

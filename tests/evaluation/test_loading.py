@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification, ViTModel
 
 from hf_vit import HfViTForImageClassification, variant_config
 from hf_vit.errors import UserError
-from hf_vit.evaluation import load_classifier
+from hf_vit.subjects.loading import load_classifier
 
 Save = Callable[..., Path]
 

@@ -12,7 +12,7 @@ from transformers import ResNetConfig, ResNetForImageClassification
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation import evaluate_classifier
-from hf_vit.evaluation.occlusion import drop, patch_drop, patch_px, saliency
+from hf_vit.evaluation.protocols.occlusion import drop, patch_drop, patch_px, saliency
 
 
 def test_the_grid_is_the_model_s() -> None:

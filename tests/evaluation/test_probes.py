@@ -10,7 +10,7 @@ from sklearn.preprocessing import StandardScaler
 
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
-from hf_vit.evaluation.probes import linear_probe, nearest_neighbors
+from hf_vit.evaluation.protocols.probes import linear_probe, nearest_neighbors
 
 
 def features_of(data: ImageData, split: str) -> tuple[list[np.ndarray], np.ndarray]:

@@ -13,7 +13,7 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 from hf_vit.data import ImageData
 from hf_vit.data import make_processor as processor_of
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.subject import Subject, open_subject
+from hf_vit.subjects.subject import Subject, open_subject
 
 NAMES = ("ant", "bee", "cow", "dog", "eel", "fox")
 

@@ -18,8 +18,8 @@ from hf_vit import (
     HfViTConfig,
     HfViTForImageClassification,
 )
-from hf_vit.facts import DataFact, Facts, Record
 from hf_vit.hub.card import write_card
+from hf_vit.results.facts import DataFact, Facts, Record
 
 TINY: dict[str, Any] = {
     "image_size": (8, 12),

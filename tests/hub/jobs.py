@@ -33,7 +33,7 @@ def push_object(folder: str, repo_id: str, facts: bool = True, **options: Any) -
     """Load a folder's model and push it as an object."""
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-    from hf_vit.facts import Facts
+    from hf_vit.results.facts import Facts
 
     model = AutoModelForImageClassification.from_pretrained(folder)
     processor = AutoImageProcessor.from_pretrained(folder)

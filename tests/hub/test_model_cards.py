@@ -8,10 +8,10 @@ import pytest
 from transformers import AutoModelForImageClassification
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from hf_vit.facts import Facts
 from hf_vit.hub.card import count_parameters, render_card
 from hf_vit.hub.contents import find_pictures
 from hf_vit.hub.requirements import card_errors, missing_facts
+from hf_vit.results.facts import Facts
 
 CARDS = Path(__file__).parents[2] / "model_cards"
 FAMILIES = {"vit-digits": "hf_vit", "hybrid-digits": "hf_hybrid_vit", "axial-digits": "hf_axial_vit"}

@@ -9,7 +9,7 @@ from hub import jobs
 from hub.conftest import training_record
 from loopback.client import Client, Loopback, content_hash
 
-from hf_vit.facts import Facts
+from hf_vit.results.facts import Facts
 
 REPO = "alice/my-vit"
 WEIGHTS = "model.safetensors"

@@ -18,7 +18,7 @@ def train(
     from transformers import Trainer, TrainingArguments
 
     from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
-    from hf_vit.facts import DataFact
+    from hf_vit.results.facts import DataFact
     from hf_vit.training import HfViTTrainer
 
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from hf_vit import UserError
-from hf_vit.facts import Facts
+from hf_vit.results.facts import Facts
 from hf_vit.training.demonstration import FRESH_PROGRAM, claim_output
 
 

@@ -22,16 +22,12 @@ from transformers import (
 
 from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.data import make_processor
-from hf_vit.facts import Facts
 from hf_vit.models.modeling_hf_vit import HfViTImageClassifierOutput
+from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
-from hf_vit.training.checkpoints import checkpoints_in
-from hf_vit.training.distillation import (
-    DistillationOptions,
-    DistillationTrainer,
-    distillation_loss,
-)
-from hf_vit.training.teacher import PixelScale, Teacher, open_teacher
+from hf_vit.training.run.checkpoints import checkpoints_in
+from hf_vit.training.tasks.distillation import DistillationOptions, DistillationTrainer, distillation_loss
+from hf_vit.training.tasks.teacher import PixelScale, Teacher, open_teacher
 
 NAMES = ["blue", "green", "red"]
 SETTINGS = dict(steps=8, evaluations=4, batch_size=12, learning_rate=2e-3, mixup_alpha=0.2, dropout=0.1, shift_px=1)
@@ -227,7 +223,7 @@ def test_a_teacher_that_does_not_name_its_classes(timm_folder):
 
 
 def test_timm_knows_imagenet_by_number_and_by_word():
-    from hf_vit.evaluation.timm_models import timm_label_names
+    from hf_vit.subjects.timm_models import timm_label_names
 
     numbers, words = timm_label_names(timm.create_model("resnet10t"))
     assert (numbers[0], words[0]) == ("n01440764", "tench, Tinca tinca")

@@ -10,12 +10,13 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, pi
 
 from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate_classifier
-from hf_vit.facts import Facts
 from hf_vit.models import linear_hf_vit
 from hf_vit.models.attention_hf_vit import HfViTAttention
 from hf_vit.models.positions_hf_vit import resample_position_table
-from hf_vit.training import FinetuneOptions, finetune, running
+from hf_vit.results.facts import Facts
+from hf_vit.training import FinetuneOptions, finetune
 from hf_vit.training.model_source import build_classifier, find_model
+from hf_vit.training.run import running
 
 SHORT = ("--steps", "24", "--evaluations", "4", "--batch-size", "12", "--learning-rate", "2e-3", "--precision", "fp32")
 

@@ -12,7 +12,7 @@ from hf_vit import (
     HfViTForImageClassification,
     UserError,
 )
-from hf_vit.training.layer_decay import layer_numbers, parameter_groups
+from hf_vit.training.trainer.layer_decay import layer_numbers, parameter_groups
 
 SIZES = dict(image_size=32, hidden_size=16, num_hidden_layers=4, num_attention_heads=2, intermediate_size=16)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_vit import HfViTConfig, UserError
-from hf_vit.training.masking import MaskingCollator, NextPatch, RandomMasking
+from hf_vit.training.tasks.masking import MaskingCollator, NextPatch, RandomMasking
 
 CONFIG = HfViTConfig(image_size=16, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
 

@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from transformers import AutoImageProcessor, AutoModel, AutoModelForMaskedImageModeling
 
 from hf_vit import HfAxialViTConfig, HfViTConfig, HfViTForMaskedPatchPrediction, HfViTModel, UserError
-from hf_vit.facts import Facts
+from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, find_recipe, finetune, pretrain
-from hf_vit.training.checkpoints import checkpoints_in, last_complete
+from hf_vit.training.run.checkpoints import checkpoints_in, last_complete
 
 OBJECTIVES = ("masked-patch", "next-patch", "contrastive")
 SHORT = dict(steps=6, evaluations=3, batch_size=8, learning_rate=2e-3, shift_px=1)
@@ -112,7 +112,7 @@ def test_resumes_to_the_same_numbers(objective, changes, train, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(done.folder / "checkpoints", other / "checkpoints")
     message = "temperature was 0.2" if objective == "contrastive" else "prediction_target was mean_color, now pixels"
-    from hf_vit.training.contrastive import ContrastiveOptions
+    from hf_vit.training.tasks.contrastive import ContrastiveOptions
 
     with pytest.raises(UserError, match=message):
         train(

@@ -16,7 +16,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate_classifier
-from hf_vit.facts import Facts
+from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
 from hf_vit.training.finetuning import micro_batch_size
 

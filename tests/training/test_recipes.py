@@ -8,7 +8,7 @@ from torchvision.transforms import v2
 
 from hf_vit import UserError
 from hf_vit.data.augmentation import AugmentationConfig
-from hf_vit.training.recipes import OVERRIDABLE, RECIPES, find_recipe
+from hf_vit.training.recipes.registry import OVERRIDABLE, RECIPES, find_recipe
 
 
 def test_every_recipe_cites_its_source_and_is_frozen():
@@ -73,7 +73,7 @@ def test_bad_values_are_named(values, message):
 
 
 def test_every_value_has_a_flag():
-    from hf_vit.cli.finetune import finetune
+    from hf_vit.cli.train.finetune import finetune
 
     assert set(inspect.signature(finetune).parameters) >= OVERRIDABLE
 
@@ -190,7 +190,7 @@ def test_values_that_do_not_fit_together_are_refused(values, message):
 def test_every_optimizer_takes_a_step_of_its_recipe(name, kind):
     import torch
 
-    from hf_vit.training.optimizers import optimizer_of
+    from hf_vit.training.trainer.optimizers import optimizer_of
 
     recipe = find_recipe(name)
     weight = torch.nn.Parameter(torch.tensor([3.0, -4.0]))

@@ -13,9 +13,9 @@ from training.noise import Images
 from transformers import TrainerCallback
 
 from hf_vit import HfAxialViTConfig, HfAxialViTForImageClassification, HfViTForImageClassification, UserError
-from hf_vit.training.adapters import LoraAdapter, train_head_only
-from hf_vit.training.averaging import WeightAverage
-from hf_vit.training.losses import BinaryCrossEntropy
+from hf_vit.training.trainer.adapters import LoraAdapter, train_head_only
+from hf_vit.training.trainer.averaging import WeightAverage
+from hf_vit.training.trainer.losses import BinaryCrossEntropy
 
 DECAY = 0.7
 

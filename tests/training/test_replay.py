@@ -118,7 +118,7 @@ def test_without_room_the_message_stays(tiny_config, broken, monkeypatch, tmp_pa
     def full(*args, **kwargs):
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr("hf_vit.training.replaying.save_model", full)
+    monkeypatch.setattr("hf_vit.training.trainer.replaying.save_model", full)
     model = HfViTForImageClassification(tiny_config())
     nn.init.constant_(model.classifier.bias, float("nan"))
     message, folder = broken(model)

@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig, TrainingArguments
 
 from hf_vit import UserError
 from hf_vit.training import HfViTTrainer
-from hf_vit.training.sam import SharpnessAware
+from hf_vit.training.trainer.sam import SharpnessAware
 
 
 class Quadratic(nn.Module):

@@ -6,8 +6,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hf_vit import UserError
-from hf_vit.training.sampling import EpochBatches, EpochSampler, SeededDataset, as_is, derive_seed, seeded
-from hf_vit.training.streaming import SeededStream, StreamCollator
+from hf_vit.training.trainer.sampling import EpochBatches, EpochSampler, SeededDataset, as_is, derive_seed, seeded
+from hf_vit.training.trainer.streaming import SeededStream, StreamCollator
 
 
 class Noisy(Dataset):

@@ -11,7 +11,7 @@ from transformers import AutoModelForImageClassification
 from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.data import load_data, make_processor
 from hf_vit.evaluation import evaluate_classifier
-from hf_vit.facts import Facts
+from hf_vit.results.facts import Facts
 from hf_vit.training.soups import make_soup
 
 LABELS = {0: "blue", 1: "green", 2: "red"}

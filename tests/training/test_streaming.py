@@ -6,7 +6,7 @@ from torch.utils.data import IterableDataset
 
 from hf_vit import UserError
 from hf_vit.data.transformed_stream import TransformedStream
-from hf_vit.training.streaming import SeededStream, stream_loader
+from hf_vit.training.trainer.streaming import SeededStream, stream_loader
 
 
 class Varied:

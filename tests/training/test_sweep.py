@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import hf_vit.training.completion as completion
+import hf_vit.training.run.completion as completion
 from hf_vit import UserError
-from hf_vit.facts import Facts
+from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
-from hf_vit.training.trainer import HfViTTrainer
+from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 
 RATES = (1e-6, 3e-3)
 SETTINGS = dict(steps=12, evaluations=2, batch_size=16, warmup=0.0)

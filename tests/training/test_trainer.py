@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from training.noise import Images
 
 from hf_vit import HfViTForImageClassification, UserError
-from hf_vit.training.losses import smooth_labels
+from hf_vit.training.trainer.losses import smooth_labels
 
 FORMS = {
     "plain": dict(),

@@ -10,17 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_vit.analysis import plots
-from hf_vit.analysis.cka import CKABetween
-from hf_vit.analysis.cue_conflicts import open_cue_conflicts
+from hf_vit.analysis.analyses.cka import CKABetween
+from hf_vit.analysis.analyses.registry import ANALYSES
+from hf_vit.analysis.analyses.shape_bias import ShapeBias
 from hf_vit.analysis.document import AnalysisDocument, ImagesInput, Inputs, ModelInput
 from hf_vit.analysis.frame import Analysis, AnalysisSettings, Arrays, Context
-from hf_vit.analysis.images import AnalysisImages, open_images
-from hf_vit.analysis.registry import ANALYSES
+from hf_vit.analysis.reading.cue_conflicts import open_cue_conflicts
+from hf_vit.analysis.reading.images import AnalysisImages, open_images
 from hf_vit.analysis.report import write_report
-from hf_vit.analysis.shape_bias import ShapeBias
 from hf_vit.errors import UserError, enough_memory
-from hf_vit.evaluation.subject import Subject, open_subject
-from hf_vit.facts import write_atomically
+from hf_vit.results.facts import write_atomically
+from hf_vit.subjects.subject import Subject, open_subject
 
 
 @final

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hf_vit.analysis.attention import AttentionReader, attention_obstacle
-from hf_vit.analysis.cue_conflicts import CueConflicts
-from hf_vit.analysis.images import AnalysisImages
+from hf_vit.analysis.reading.attention import AttentionReader, attention_obstacle
+from hf_vit.analysis.reading.cue_conflicts import CueConflicts
+from hf_vit.analysis.reading.images import AnalysisImages
 from hf_vit.errors import UserError
-from hf_vit.evaluation.subject import Subject
 from hf_vit.models.attention_hf_vit import AttentionMaps
+from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,15 +21,15 @@ import numpy as np
 from pydantic import BaseModel
 
 from hf_vit.analysis import plots
+from hf_vit.analysis.analyses.registry import ANALYSES
 from hf_vit.analysis.api import AnalysisRun, analyze
 from hf_vit.analysis.frame import AnalysisSettings
-from hf_vit.analysis.images import open_images
-from hf_vit.analysis.registry import ANALYSES
+from hf_vit.analysis.reading.images import open_images
 from hf_vit.analysis.report import write_stage_report
 from hf_vit.errors import UserError
-from hf_vit.evaluation.subject import open_subject
-from hf_vit.facts import write_atomically
-from hf_vit.training.checkpoints import WORK_FOLDER, checkpoints_in, step_of
+from hf_vit.results.facts import write_atomically
+from hf_vit.subjects.subject import open_subject
+from hf_vit.training.run.checkpoints import WORK_FOLDER, checkpoints_in, step_of
 
 Number = float | None | list[float | None]
 

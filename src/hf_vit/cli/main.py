@@ -7,27 +7,13 @@ from collections.abc import Sequence
 
 import typer
 
-# Every name is a module of this package with a function, or a group of them, of that name (dashes: underscores).
-COMMANDS: tuple[str, ...] = (
-    "demo",
-    "finetune",
-    "pretrain",
-    "recipes",
-    "soup",
-    "evaluate",
-    "predict",
-    "embed",
-    "analyze",
-    "compare",
-    "cost",
-    "scaling-law",
-    "convert",
-    "export",
-    "card",
-    "push",
-    "verify",
-    "bench",
-)
+# Command -> the folder of its module, which has a function, or a group of them, of that name (dashes: underscores).
+COMMANDS: dict[str, str] = {
+    **dict.fromkeys(("demo", "finetune", "pretrain", "recipes", "soup"), "train"),
+    **dict.fromkeys(("evaluate", "predict", "embed", "analyze", "compare", "cost", "scaling-law"), "measure"),
+    **dict.fromkeys(("convert", "export", "card", "push", "verify"), "share"),
+    "bench": "measure",
+}
 
 
 def build_app() -> typer.Typer:
@@ -44,9 +30,9 @@ def build_app() -> typer.Typer:
     def _root() -> None:  # pyright: ignore[reportUnusedFunction]
         """Vision transformers for Hugging Face: train, evaluate, convert, share."""
 
-    for name in COMMANDS:
+    for name, folder in COMMANDS.items():
         attribute = name.replace("-", "_")
-        module = importlib.import_module(f"hf_vit.cli.{attribute}")
+        module = importlib.import_module(f"hf_vit.cli.{folder}.{attribute}")
         command = getattr(module, attribute)
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)

@@ -25,8 +25,8 @@ from hf_vit.data.builtin import MAX_PHOTO_SIDE
 from hf_vit.data.sources import BUILTIN_NAMES
 from hf_vit.errors import UserError
 from hf_vit.evaluation.plots import save_figure
-from hf_vit.evaluation.subject import Subject
-from hf_vit.facts import write_atomically
+from hf_vit.results.facts import write_atomically
+from hf_vit.subjects.subject import Subject
 
 PICTURE_NAME, REPORT_NAME, SPEED_NAME = "comparison.png", "comparison.html", "speed.json"
 

@@ -14,12 +14,12 @@ from hf_vit.comparison.image_gpt import ImageGPTFeatures
 from hf_vit.comparison.probe import ProbedForImageClassification, fit_probe
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
-from hf_vit.evaluation.classification import match_labels
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.features import pre_logits
-from hf_vit.evaluation.loading import load_pretrained
-from hf_vit.evaluation.subject import Subject, open_subject
-from hf_vit.evaluation.timm_models import TIMM
+from hf_vit.evaluation.protocols.top1 import match_labels
+from hf_vit.subjects.features import pre_logits
+from hf_vit.subjects.loading import load_pretrained
+from hf_vit.subjects.subject import Subject, open_subject
+from hf_vit.subjects.timm_models import TIMM
 
 HEAD, PROBE = "head", "linear probe"
 

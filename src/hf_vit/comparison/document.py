@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar, final
 from pydantic import BaseModel, Field, ValidationError
 
 from hf_vit.errors import UserError
-from hf_vit.evaluation.corruptions import known_corruptions
-from hf_vit.facts import DataFact, write_atomically
+from hf_vit.evaluation.protocols.corruptions import known_corruptions
+from hf_vit.results.facts import DataFact, write_atomically
 
 
 @final

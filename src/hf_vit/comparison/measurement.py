@@ -14,15 +14,15 @@ from hf_vit.comparison.contestant import PROBE, Contestant, answering
 from hf_vit.comparison.document import ComparisonSettings, Inputs, ModelInput, ModelResult, Share
 from hf_vit.data import ImageData, to_rgb
 from hf_vit.errors import UserError
-from hf_vit.evaluation.attacks import fgsm
-from hf_vit.evaluation.calibration import ReliabilitySums
-from hf_vit.evaluation.corrupted import corrupt_batch
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.pixels import PixelScale
+from hf_vit.evaluation.protocols.attacks import fgsm
+from hf_vit.evaluation.protocols.calibration import ReliabilitySums
+from hf_vit.evaluation.protocols.corrupted_accuracy import corrupt_batch
 from hf_vit.evaluation.reading import evaluating, finite_logits
-from hf_vit.evaluation.subject import Subject
-from hf_vit.facts import DataFact
-from hf_vit.measuring import counted_flops
+from hf_vit.results.facts import DataFact
+from hf_vit.speed.measuring import counted_flops
+from hf_vit.subjects.pixels import PixelScale
+from hf_vit.subjects.subject import Subject
 
 _CONFIDENCE = 0.95
 

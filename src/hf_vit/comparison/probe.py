@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hf_vit.errors import UserError
-from hf_vit.evaluation.features import pre_logits
-from hf_vit.evaluation.probes import STRENGTHS, Probe
+from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe
+from hf_vit.subjects.features import pre_logits
 
 if TYPE_CHECKING:
     from hf_vit.evaluation.examination import Examination

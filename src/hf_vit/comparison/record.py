@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hf_vit.comparison.api import Comparison
-from hf_vit.facts import append_record, new_record
+from hf_vit.results.facts import append_record, new_record
 
 
 def save_comparison(

@@ -8,8 +8,8 @@ import torch
 
 from hf_vit.comparison.document import ModelInput, ModelSpeed, SpeedResult, Spread
 from hf_vit.environment import hardware
-from hf_vit.evaluation.subject import Subject
-from hf_vit.measuring import BUSY, Quartiles, others_load, peak_memory, quartiles, speed_ratio, take_turns
+from hf_vit.speed.measuring import BUSY, Quartiles, others_load, peak_memory, quartiles, speed_ratio, take_turns
+from hf_vit.subjects.subject import Subject
 
 
 def measure_speed(

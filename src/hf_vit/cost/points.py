@@ -23,7 +23,7 @@ def read_points(source: str | os.PathLike[str]) -> list[tuple[float, float]]:
     Raises:
         UserError: it is none of these, or a value in it is no number.
     """
-    from hf_vit.facts import FACTS_NAME
+    from hf_vit.results.facts import FACTS_NAME
 
     path = Path(source).expanduser()
     if path.is_dir() or path.name == FACTS_NAME:

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from hf_vit.cost.flops import Task, training_flops
 from hf_vit.errors import UserError
-from hf_vit.facts import Facts, Record
+from hf_vit.results.facts import Facts, Record
 from hf_vit.variants import variant_config
 
 # Of an image: contrastive training runs two views through the model, and forward through a second, slower one.

@@ -89,7 +89,7 @@ def plot_scaling_law(law: ScalingLaw, path: Path, unit: str = "exaFLOPs") -> Non
     import numpy as np
     from matplotlib.figure import Figure
 
-    from hf_vit.facts import write_atomically
+    from hf_vit.results.facts import write_atomically
 
     figure = Figure(figsize=(5.5, 4), layout="constrained")
     axes = figure.add_subplot()

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.data.checks import Seen, keep_good, scan, short_name
+from hf_vit.data.dealing import StreamReader
 from hf_vit.data.files import file_states, tell_changes
 from hf_vit.data.sources import Source
-from hf_vit.data.streams import StreamReader
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ import numpy as np
 
 from hf_vit.data.builtin import digits, photos
 from hf_vit.data.checks import keep_good, scan, short_name
+from hf_vit.data.dealing import StreamCut, StreamReader
 from hf_vit.data.files import broken_file, file_states, states_fingerprint
 from hf_vit.data.image_data import ImageData, content_fingerprint
 from hf_vit.data.labels import LabelMap, is_unlabelled
 from hf_vit.data.sources import Source, resolve_source
 from hf_vit.data.splits import SPLITS, cut_rows, missing_splits
-from hf_vit.data.streams import StreamCut, StreamReader
 from hf_vit.data.tables import Columns, Tables, hub_commit, read_files, read_folder, read_hub
 from hf_vit.errors import UserError
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
-from hf_vit.evaluation.classification import match_labels
-from hf_vit.evaluation.features import PRE_LOGITS, depth_features, pre_logits
+from hf_vit.evaluation.protocols.top1 import match_labels
 from hf_vit.evaluation.reading import Collate, enough_for, evaluating, finite_logits, image_batches, shown
-from hf_vit.evaluation.subject import Subject
-from hf_vit.facts import DataFact
+from hf_vit.results.facts import DataFact
+from hf_vit.subjects.features import PRE_LOGITS, depth_features, pre_logits
+from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -23,7 +23,7 @@ import numpy as np
 from datasets import Features, List, Value
 from numpy.typing import NDArray
 
-from hf_vit.evaluation.confidence import ConfidenceBins
+from hf_vit.evaluation.protocols.confidence import ConfidenceBins
 
 _COLUMNS: dict[str, Any] = {
     "predictions": Value("int64"),

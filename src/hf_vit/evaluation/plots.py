@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hf_vit.facts import write_atomically
+from hf_vit.results.facts import write_atomically
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from hf_vit.evaluation.classification import WrongImage
+    from hf_vit.evaluation.protocols.top1 import WrongImage
 
 CONFUSION_MATRIX_NAME = "confusion_matrix.png"
 WRONG_IMAGES_NAME = "wrong_images.png"

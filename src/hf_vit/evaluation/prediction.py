@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_vit.errors import UserError
-from hf_vit.evaluation.loading import LoadedClassifier
 from hf_vit.evaluation.reading import finite_logits
+from hf_vit.subjects.loading import LoadedClassifier
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -4,9 +4,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hf_vit.evaluation.classification import ClassificationResult
 from hf_vit.evaluation.plots import CONFUSION_MATRIX_NAME, WRONG_IMAGES_NAME, plot_confusion_matrix, plot_wrong_images
-from hf_vit.facts import DataFact, Record, append_record, new_record
+from hf_vit.evaluation.protocols.top1 import ClassificationResult
+from hf_vit.results.facts import DataFact, Record, append_record, new_record
 
 
 def save_evaluation(

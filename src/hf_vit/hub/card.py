@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.errors import UserError
-from hf_vit.facts import Facts, Record, write_atomically
+from hf_vit.results.facts import Facts, Record, write_atomically
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData

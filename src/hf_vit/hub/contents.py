@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from hf_vit.errors import UserError
-from hf_vit.facts import FACTS_NAME
 from hf_vit.hub.card import CARD_NAME, count_parameters, is_rendered, render_card
 from hf_vit.hub.requirements import card_errors, missing_facts
+from hf_vit.results.facts import FACTS_NAME
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PROCESSOR = "preprocessor_config.json"

@@ -12,11 +12,11 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.hf_api import RepoFile
 
 from hf_vit.errors import UserError
-from hf_vit.facts import Facts, Record
 from hf_vit.hub.card import CARD_NAME
 from hf_vit.hub.contents import Contents, SharedFile, collect
 from hf_vit.hub.failures import explain, status_of, token_source, try_again
 from hf_vit.hub.preflight import PushOptions, Target, check_card, check_repo_id, find_target
+from hf_vit.results.facts import Facts, Record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -76,7 +76,7 @@ def push_to_hub(
         source: folder of a saved model, or a model.
         repo_id: "user/name", or "name" for one of your own.
         processor: image processor of a model that is given as an object.
-        facts: what is known about it (`hf_vit.facts.new_record`); a folder has its facts.json.
+        facts: what is known about it (`hf_vit.results.facts.new_record`); a folder has its facts.json.
         card: README.md for a model object; by default it is rendered from the facts.
         license: Hub license id; by default the one of the folder's card, else apache-2.0.
         private: create a private repository.

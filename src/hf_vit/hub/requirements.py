@@ -4,7 +4,7 @@ import os
 import re
 from typing import Any, cast
 
-from hf_vit.facts import FACTS_NAME, Facts
+from hf_vit.results.facts import FACTS_NAME, Facts
 
 _FRONT = re.compile(r"^\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
 _REPO_ID = re.compile(r"https?://\S+|[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_vit.errors import UserError
-from hf_vit.facts import Facts
+from hf_vit.results.facts import Facts
 
 if TYPE_CHECKING:
     from hf_vit.models.configuration_hf_vit import HfViTConfig
@@ -136,7 +136,7 @@ def look_afresh(folder: Path, result: "FinetuneResult") -> FreshLook:
     import torch
 
     from hf_vit.data import load_data
-    from hf_vit.evaluation.loading import label_names_of
+    from hf_vit.subjects.loading import label_names_of
 
     data: Any = load_data("digits")
     test = data.splits["test"]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hf_vit.errors import UserError
-from hf_vit.training.optimizers import import_timm_optim
-from hf_vit.training.preparing import (
+from hf_vit.training.recipes.registry import Recipe, find_recipe
+from hf_vit.training.run.preparing import (
     check_disk,
     describe,
     enter_run,
@@ -18,8 +18,8 @@ from hf_vit.training.preparing import (
     use_bf16,
     work_folder,
 )
-from hf_vit.training.processes import first_goes_first, is_first, need_same, told_by_first
-from hf_vit.training.recipes import Recipe, find_recipe
+from hf_vit.training.run.processes import first_goes_first, is_first, need_same, told_by_first
+from hf_vit.training.trainer.optimizers import import_timm_optim
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from hf_vit.evaluation import ClassificationResult
     from hf_vit.hub.push import PushResult
     from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
-    from hf_vit.training.distillation import DistillationOptions, Distiller
     from hf_vit.training.model_source import ModelSource
-    from hf_vit.training.trainer import HfViTTrainer
+    from hf_vit.training.tasks.distillation import DistillationOptions, Distiller
+    from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 
 Precision = Literal["auto", "fp32", "bf16"]
 # What makes a run's model and image processor of: the source, the data, (height, width) px, the recipe.
@@ -185,8 +185,8 @@ def finetune(
         learning = None if distillation is None else _distiller(distillation, options.device)
         build = learning.build if learning else build_for_classes
         settings = learning.settings() if learning else None
-        from hf_vit.training.completion import complete
-        from hf_vit.training.running import build_trainer, train
+        from hf_vit.training.run.completion import complete
+        from hf_vit.training.run.running import build_trainer, train
 
         known: list[ImageData] = []
 
@@ -219,7 +219,7 @@ def _swept(
 
     rates = rates_of(recipe, asked)
     if options.push is not None and is_first():
-        from hf_vit.training.sharing import check_before
+        from hf_vit.training.run.sharing import check_before
 
         check_before(options.push, say, private=options.private)
     with first_goes_first(options.device):
@@ -232,13 +232,13 @@ def _swept(
 
 
 def _distiller(options: "DistillationOptions", device: str | None) -> "Distiller":
-    from hf_vit.training.distillation import Distiller
+    from hf_vit.training.tasks.distillation import Distiller
 
     return Distiller(options, device)
 
 
 def _share(result: FinetuneResult, repo_id: str, private: bool, say: Callable[[str], None]) -> FinetuneResult:
-    from hf_vit.training.sharing import share_finished
+    from hf_vit.training.run.sharing import share_finished
 
     return replace(result, pushed=share_finished(result.folder, repo_id, say, private=private))
 
@@ -267,7 +267,7 @@ def prepare(
     if recipe.optimizer in ("lamb", "lion"):
         import_timm_optim(recipe.optimizer)
     if options.push is not None and is_first():
-        from hf_vit.training.sharing import check_before
+        from hf_vit.training.run.sharing import check_before
 
         check_before(options.push, say, private=options.private)
     checkpoint = open_output(output, options.resume, say)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.errors import UserError
 from hf_vit.training.finetuning import FinetuneOptions, build_for_classes, prepare, quiet_transformers
-from hf_vit.training.recipes import Recipe, find_recipe
+from hf_vit.training.recipes.registry import Recipe, find_recipe
 
 if TYPE_CHECKING:
-    from hf_vit.training.trainer import HfViTTrainer
+    from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 
 # Turns of each measurement; the median counts.
 _TURNS = 3
@@ -71,7 +71,7 @@ def measure_input(
     say = report or (lambda line: None)
     with tempfile.TemporaryDirectory() as scratch, quiet_transformers():
         run = prepare(model, data, Path(scratch, "run"), chosen, options, None, say, build_for_classes)
-        from hf_vit.training.running import build_trainer
+        from hf_vit.training.run.running import build_trainer
 
         trainer = build_trainer(run)
         loader: Any = trainer.get_train_dataloader()

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hf_vit.errors import UserError
 from hf_vit.training.finetuning import FinetuneOptions, Run, prepare, quiet_transformers
-from hf_vit.training.processes import first_goes_first, need_same, told_by_first
-from hf_vit.training.recipes import Recipe, find_recipe
+from hf_vit.training.recipes.registry import Recipe, find_recipe
+from hf_vit.training.run.processes import first_goes_first, need_same, told_by_first
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
-    from hf_vit.training.contrastive import ContrastiveOptions
-    from hf_vit.training.masking import RandomMasking
-    from hf_vit.training.objectives import Objective
+    from hf_vit.training.tasks.contrastive import ContrastiveOptions
+    from hf_vit.training.tasks.masking import RandomMasking
+    from hf_vit.training.tasks.objectives import Objective
 
 ObjectiveName = Literal["masked-patch", "next-patch", "contrastive"]
 # Objective -> the recipe it has where none is named.
@@ -115,7 +115,7 @@ def pretrain(
             )
         options = replace(options, micro_batch_size=chosen.batch_size)
     with quiet_transformers():
-        from hf_vit.training.running import train
+        from hf_vit.training.run.running import train
 
         learning = _objective(objective, target, masking, static_masks, contrastive, fields)
         with first_goes_first(options.device):
@@ -160,9 +160,9 @@ def _objective(
     contrastive: "ContrastiveOptions | None",
     fields: dict[str, Any],
 ) -> "Objective":
-    from hf_vit.training.contrastive import ContrastiveOptions
-    from hf_vit.training.masking import NextPatch, RandomMasking
-    from hf_vit.training.objectives import Contrast, PatchPrediction
+    from hf_vit.training.tasks.contrastive import ContrastiveOptions
+    from hf_vit.training.tasks.masking import NextPatch, RandomMasking
+    from hf_vit.training.tasks.objectives import Contrast, PatchPrediction
 
     if name == "contrastive":
         return Contrast(contrastive or ContrastiveOptions(), fields)
@@ -172,8 +172,8 @@ def _objective(
 
 def _complete(run: Run, objective: "Objective", trainer: Any, seconds: float) -> PretrainResult:
     """Write everything beside the checkpoints, and move it into the output folder when it is complete."""
-    from hf_vit.training.completion import deliver
-    from hf_vit.training.sharding import whole_model
+    from hf_vit.training.run.completion import deliver
+    from hf_vit.training.trainer.sharding import whole_model
 
     model = objective.result(whole_model(trainer.accelerator.unwrap_model(trainer.model))).eval()
     model.set_attn_implementation("sdpa")
@@ -196,9 +196,9 @@ def _complete(run: Run, objective: "Objective", trainer: Any, seconds: float) ->
 
 def _write(run: Run, objective: "Objective", result: PretrainResult, folder: Path) -> None:
     from hf_vit.evaluation import plot_learning_curve
-    from hf_vit.facts import append_record, new_record
     from hf_vit.hub.card import write_card
-    from hf_vit.training.completion import data_fact, run_values
+    from hf_vit.results.facts import append_record, new_record
+    from hf_vit.training.run.completion import data_fact, run_values
 
     result.model.save_pretrained(folder)
     run.processor.save_pretrained(folder)

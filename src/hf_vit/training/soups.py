@@ -12,12 +12,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from hf_vit.data import ImageData, load_data
 from hf_vit.errors import UserError
-from hf_vit.evaluation import ClassificationResult, evaluate_classifier, load_classifier, save_evaluation
-from hf_vit.evaluation.loading import LoadedClassifier
-from hf_vit.facts import DataFact, append_record, new_record
+from hf_vit.evaluation import ClassificationResult, evaluate_classifier, save_evaluation
 from hf_vit.hub.card import write_card
-from hf_vit.training.checkpoints import move_into
+from hf_vit.results.facts import DataFact, append_record, new_record
+from hf_vit.subjects.loading import LoadedClassifier, load_classifier
 from hf_vit.training.finetuning import SPLIT_SEED, quiet_transformers
+from hf_vit.training.run.checkpoints import move_into
 
 # What a config says of training or of its file, not of the function that is computed.
 _IRRELEVANT = {

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_vit.errors import DivergedError, UserError
-from hf_vit.training.checkpoints import RUN_NAME, read_run, write_run
-from hf_vit.training.preparing import work_folder
-from hf_vit.training.processes import is_first
-from hf_vit.training.recipe import Recipe
+from hf_vit.training.recipes.definition import Recipe
+from hf_vit.training.run.checkpoints import RUN_NAME, read_run, write_run
+from hf_vit.training.run.preparing import work_folder
+from hf_vit.training.run.processes import is_first
 
 if TYPE_CHECKING:
     from hf_vit.training.finetuning import Run
-    from hf_vit.training.trainer import HfViTTrainer
+    from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 
 # A run that was trained to its end, its trainer, and the seconds spent training.
 Trained = tuple["Run", "HfViTTrainer", float]
@@ -125,7 +125,7 @@ def enter_sweep(output: Path, rates: Sequence[float]) -> None:
 
 
 def _try(rate: float, folder: Path, resume: bool, run_trial: RunTrial) -> Trial:
-    from hf_vit.training.completion import best_evaluation
+    from hf_vit.training.run.completion import best_evaluation
 
     try:
         _, trainer, seconds = run_trial(rate, folder, resume)

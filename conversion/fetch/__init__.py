@@ -1,0 +1,1 @@
+"""Checkpoints from addresses to local files."""

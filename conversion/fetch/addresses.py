@@ -1,0 +1,131 @@
+"""Where a checkpoint comes from: a local path, an https:// or gs:// address, or a file or model of the Hub."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from hf_vit.conversion.fetch.download import download, shown
+from hf_vit.conversion.readers.checkpoint import one_line
+from hf_vit.errors import UserError
+
+_HUB = re.compile(
+    r"hf://(?:models/)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>refs/pr/\d+|[^/@]+))?(?:/(?P<path>.+?))?/?"
+)
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+# What the readers want of a model's repository; weights in the order of preference.
+_HUB_FILES = ("config.json", "preprocessor_config.json")
+_HUB_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint at hand.
+
+    Attributes:
+        path: local file or folder.
+        name: what messages and facts call it: the name of a local file, the address of another without its query.
+    """
+
+    path: Path
+    name: str
+
+
+def fetch(source: str | Path, sha256: str | None = None) -> Source:
+    """Bring a checkpoint to this machine, and hold it against its SHA-256.
+
+    Args:
+        source: path; https:// or gs:// address; `hf://owner/name[@revision]/file`, or without a file for a model that
+            transformers or timm saved.
+        sha256: 64 hexadecimal digits that the file must have.
+
+    Raises:
+        UserError: there is no such source, it cannot be had, or it is another file than `sha256` says.
+    """
+    if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
+        raise UserError(f"--sha256 {sha256[:80]!r} is no SHA-256; give 64 hexadecimal digits")
+    found = _fetch(str(source), sha256 is not None)
+    if sha256 is not None:
+        _check(found, sha256.lower(), is_download=found.name != found.path.name)
+    return found
+
+
+def _fetch(source: str, has_hash: bool) -> Source:
+    if Path(source).exists():  # a path wins, whatever it looks like
+        return Source(Path(source), Path(source).name)
+    scheme = _SCHEME.match(source)
+    if scheme is None:
+        return Source(Path(source), Path(source).name)  # opening it says what is wrong
+    kind = scheme[1].lower()
+    if kind == "hf":
+        return _from_hub(source)
+    if kind == "http" and not has_hash and urlsplit(source).hostname not in _THIS_MACHINE:
+        raise UserError(f"{shown(source)} could be altered on its way; use https://, or give the file's --sha256")
+    if kind not in ("https", "http", "gs"):
+        raise UserError(f"{shown(source)} cannot be fetched: give a path, or an address with https://, gs:// or hf://")
+    return Source(download(source, checked_later=has_hash), shown(source))
+
+
+def _check(source: Source, sha256: str, is_download: bool) -> None:
+    if source.path.is_dir():
+        raise UserError(
+            f"{source.name} is a folder, which has no SHA-256; give the file of its weights, or no --sha256"
+        )
+    if not source.path.is_file():
+        return
+    with source.path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        if is_download:
+            source.path.unlink()  # get it anew next time
+        raise UserError(f"{source.name} is another file than --sha256 says: its SHA-256 is {found}; nothing is written")
+
+
+def _from_hub(source: str) -> Source:
+    named = _HUB.fullmatch(source)
+    if named is None:
+        raise UserError(
+            f"{source!r} names no file of the Hub; give hf://owner/name/file or hf://owner/name@revision/file"
+        )
+    repo, revision, path = named["repo"], named["revision"], named["path"]
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+
+    try:
+        if path is None:
+            return Source(hub_folder(repo, revision), source)
+        return Source(Path(hf_hub_download(repo, path, revision=revision)), source)
+    except (EntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+        raise UserError(f"{source} cannot be had from the Hub: {_hub_reason(error)}") from error
+
+
+def hub_folder(repo: str, revision: str | None = None) -> Path:
+    """The files of a model on the Hub that a conversion reads, in the Hub's cache.
+
+    Raises:
+        OSError, huggingface_hub.errors.EntryNotFoundError: as `huggingface_hub.snapshot_download`.
+    """
+    from huggingface_hub import snapshot_download
+
+    def get(names: Sequence[str]) -> Path:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(names)))
+
+    folder = get((*_HUB_FILES, *(f"{name}.index.json" for name in _HUB_WEIGHTS), _HUB_WEIGHTS[0]))
+    if (folder / f"{_HUB_WEIGHTS[0]}.index.json").is_file():
+        return get(("model-*-of-*.safetensors",))
+    if not (folder / _HUB_WEIGHTS[0]).is_file():
+        return get((_HUB_WEIGHTS[1], "pytorch_model-*-of-*.bin"))
+    return folder
+
+
+def _hub_reason(error: BaseException) -> str:
+    """The first sentence that says something: the Hub's own word where it answered, else the innermost cause."""
+    response: Any = getattr(error, "response", None)
+    if response is None:
+        while error.__cause__ is not None:
+            error = error.__cause__
+    return one_line(error)

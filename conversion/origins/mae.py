@@ -1,0 +1,50 @@
+"""Encoders of masked autoencoders (MAE, arXiv 2111.06377), in the files of its own code: the decoder is left out.
+
+An encoder that stands alone has the names of timm and is one of `timm_vit.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hf_vit.conversion.origins import timm_vit
+from hf_vit.conversion.origins.origin import KeyNames, Told
+from hf_vit.conversion.origins.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from hf_vit.conversion.origins.wrapped import BESIDE, bare_names, unwrapped
+from hf_vit.conversion.readers.checkpoint import Companions, Shape
+
+IGNORED = {
+    r"mask_token": "mask token of the decoder",
+    r"decoder_\w+(\..+)?": "decoder, which reconstructs pixels",
+}
+
+ASSUMED = timm_vit.ASSUMED | {"processor": "ImageNet's mean and deviation, resized bicubically"}
+IMAGENET_PIXELS = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD, "resample": 3, "do_convert_rgb": True}
+
+
+def recognises(shapes: Mapping[str, Shape]) -> bool:
+    return timm_vit.recognises(shapes) and any(name.startswith("decoder_") for name in bare_names(shapes))
+
+
+def names(shapes: Mapping[str, Shape]) -> KeyNames:
+    return unwrapped(shapes, timm_vit.PATCHES, IGNORED)
+
+
+def told(companions: Companions, shapes: Mapping[str, Shape]) -> Told:
+    """The code's own constants; a folder's config.json is one of timm."""
+    return Told(processor=IMAGENET_PIXELS) if companions.config is None else timm_vit.told(companions, shapes)
+
+
+ORIGIN = replace(
+    timm_vit.ORIGIN,
+    name="mae",
+    title="masked autoencoders (MAE) .pth: the encoder",
+    ignored=IGNORED | BESIDE,
+    recognises=recognises,
+    names=names,
+    told=told,
+    assumed=ASSUMED,
+    notes=(
+        "Names are timm's; the encoder's positions are stored in the file.",
+        *timm_vit.ORIGIN.notes[:2],
+    ),
+)

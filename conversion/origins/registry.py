@@ -1,0 +1,93 @@
+"""Which kind of checkpoint a file is: an origin that can be converted, or a refusal that names the likely family."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from hf_vit.conversion.origins import (
+    big_vision,
+    bit,
+    bit_paper,
+    dino,
+    mae,
+    timm_hybrid,
+    timm_vit,
+    transformers_deit,
+    transformers_vit,
+    transformers_vit_hybrid,
+    vit_jax,
+    vit_jax_hybrid,
+)
+from hf_vit.conversion.origins.origin import Origin
+from hf_vit.conversion.readers.checkpoint import Shape
+from hf_vit.errors import UserError
+
+ORIGINS: tuple[Origin, ...] = (
+    vit_jax.ORIGIN,
+    vit_jax_hybrid.ORIGIN,
+    big_vision.ORIGIN,
+    bit.ORIGIN,
+    bit_paper.ORIGIN,
+    transformers_vit.ORIGIN,
+    transformers_deit.ORIGIN,
+    transformers_vit_hybrid.ORIGIN,
+    mae.ORIGIN,
+    dino.ORIGIN,
+    timm_vit.ORIGIN,
+    timm_hybrid.ORIGIN,
+)
+
+_STEM = r"(^|/)(conv_root|root_block|block\d+/unit\d+)/"
+_TRANSFORMER = r"(^|/)Transformer/encoder"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of checkpoint that is known by its keys but not converted.
+
+    Attributes:
+        name: what a message calls it.
+        marks: regular expressions; each must be found in some key.
+    """
+
+    name: str
+    marks: tuple[str, ...]
+
+
+# The first that fits is named.
+FAMILIES = (
+    Family("an MLP-Mixer (arXiv 2105.01601), which is no vision transformer", (r"(^|/)MixerBlock_\d+/",)),
+    Family("a hybrid ViT of another code (ResNet stem, Transformer), which is not supported", (_STEM, _TRANSFORMER)),
+    Family("part of a BiT ResNet, whose root is missing", (_STEM,)),
+    Family("a text tower of big_vision, which is no vision transformer", (r"(^|/)txt/",)),
+    Family("part of a ViT of timm, whose patch embedding is missing", (r"(^|\.)blocks\.\d+\.(attn\.qkv|norm1)\.",)),
+    Family(
+        "part of a ViT of transformers, whose patch embedding is missing",
+        (r"(^|\.)(layer\.\d+\.attention\.attention\.query|layers\.\d+\.attention\.q_proj)\.",),
+    ),
+)
+
+READABLE = "; hf-vit convert reads files of " + ", ".join(origin.name for origin in ORIGINS)
+
+
+def find_origin(shapes: Mapping[str, Shape], file_name: str) -> Origin:
+    """The origin of a file with these keys.
+
+    Raises:
+        UserError: no origin recognises it; the message names the likely family.
+    """
+    for origin in ORIGINS:
+        if origin.recognises(shapes):
+            return origin
+    examples = ", ".join(list(shapes)[:3])
+    family = likely_family(shapes) or f"no checkpoint that is known here (it holds {examples}, ...)"
+    raise UserError(f"{file_name} looks like {family}{READABLE}")
+
+
+def likely_family(keys: Iterable[str]) -> str | None:
+    """Name of the first family all of whose marks are found among the keys."""
+    known = list(keys)
+    for family in FAMILIES:
+        if all(any(re.search(mark, key) for key in known) for mark in family.marks):
+            return family.name
+    return None

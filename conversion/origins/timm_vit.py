@@ -1,0 +1,244 @@
+"""timm's plain ViTs (`vit_*`, `deit_*`, `deit3_*`, `flexivit_*`, SigLIP's towers), and encoders under the same names.
+
+Query, key and value are one fused projection. What neither names nor shapes tell (heads, activation, pooling) comes
+from the architecture and the arguments that config.json names; the exceptions from timm's rule are listed here.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hf_vit.conversion.labels import unique_names
+from hf_vit.conversion.origins.origin import Dims, KeyNames, KeyRule, Origin, Told
+from hf_vit.conversion.origins.preprocessing import from_timm
+from hf_vit.conversion.origins.wrapped import BESIDE, prefixes, unwrapped
+from hf_vit.conversion.readers.checkpoint import Companions, Shape
+from hf_vit.conversion.sizes import Pair, square_or_pair, table_grid
+from hf_vit.errors import UserError
+
+PATCHES = "patch_embed.proj.weight"
+_BLOCK, _TARGET = "blocks.{i}", "layers.{i}"
+_POOL, _MAP = "attn_pool", "pooler.map"
+
+
+def _dense(
+    source: str, axes: tuple[str, ...], target: str, part: str = "", bias_part: str | None = None
+) -> tuple[KeyRule, ...]:
+    """Weight and bias of a dense layer or a norm; `axes` of the weight, output first."""
+    return (
+        KeyRule(f"{source}.weight", axes, "keep", f"{target}.weight", part),
+        KeyRule(f"{source}.bias", axes[:1], "keep", f"{target}.bias", part if bias_part is None else bias_part),
+    )
+
+
+BLOCK_RULES = (
+    *_dense(f"{_BLOCK}.norm1", ("D",), f"{_TARGET}.layernorm_before"),
+    *_dense(f"{_BLOCK}.attn.qkv", ("3D", "D"), f"{_TARGET}.attention.{{q,k,v}}_proj", bias_part="qkv_bias"),
+    *_dense(f"{_BLOCK}.attn.proj", ("D", "D"), f"{_TARGET}.attention.o_proj"),
+    KeyRule(f"{_BLOCK}.ls1.gamma", "D", "keep", f"{_TARGET}.layer_scale1.lambda1", part="layer_scale"),
+    *_dense(f"{_BLOCK}.norm2", ("D",), f"{_TARGET}.layernorm_after"),
+    *_dense(f"{_BLOCK}.mlp.fc1", ("M", "D"), f"{_TARGET}.mlp.fc1"),
+    *_dense(f"{_BLOCK}.mlp.fc2", ("D", "M"), f"{_TARGET}.mlp.fc2"),
+    KeyRule(f"{_BLOCK}.ls2.gamma", "D", "keep", f"{_TARGET}.layer_scale2.lambda1", part="layer_scale"),
+)
+
+MAP_RULES = (
+    KeyRule(f"{_POOL}.latent", "11D", "keep", f"{_MAP}.probe", part="map"),
+    *_dense(f"{_POOL}.q", ("D", "D"), f"{_MAP}.attention.q_proj", "map"),
+    *_dense(f"{_POOL}.kv", ("2D", "D"), f"{_MAP}.attention.{{k,v}}_proj", "map"),
+    *_dense(f"{_POOL}.proj", ("D", "D"), f"{_MAP}.attention.o_proj", "map"),
+    *_dense(f"{_POOL}.norm", ("D",), f"{_MAP}.layernorm", "map"),
+    *_dense(f"{_POOL}.mlp.fc1", ("M", "D"), f"{_MAP}.mlp.fc1", "map"),
+    *_dense(f"{_POOL}.mlp.fc2", ("D", "M"), f"{_MAP}.mlp.fc2", "map"),
+)
+
+# Everything but the patches, which a hybrid cuts from its stem's feature map.
+AFTER_PATCHES = (
+    KeyRule("patch_embed.proj.bias", "D", "keep", "embeddings.patch_embeddings.projection.bias"),
+    KeyRule("cls_token", "11D", "keep", "embeddings.cls_token", part="cls"),
+    KeyRule("dist_token", "11D", "keep", "embeddings.distillation_token", part="distillation"),
+    KeyRule("pos_embed", "1TD", "keep", "embeddings.position_embeddings"),
+    *BLOCK_RULES,
+    *_dense("norm", ("D",), "layernorm"),
+    *MAP_RULES,
+    *_dense("pre_logits.fc", ("R", "D"), "pooler.dense", "pre_logits"),
+    *_dense("head", ("L", "R"), "classifier", "head"),
+    *_dense("head_dist", ("L", "D"), "distillation_classifier", "second_head"),
+)
+
+RULES = (KeyRule(PATCHES, "DCPQ", "keep", "embeddings.patch_embeddings.projection.weight"), *AFTER_PATCHES)
+
+LEGEND = {
+    "P, Q": "height and width of a patch in px",
+    "C": "channels",
+    "D": "hidden size",
+    "T": "rows of the position table: the special tokens', where they have any, then the patch grid's row by row",
+    "M": "width of the MLP",
+    "R": "size of the representation layer; D without one",
+    "L": "labels",
+}
+
+REFUSED = {
+    r"reg(ister)?_tokens?": "register tokens",
+    r"norm_pre\..+": "a LayerNorm before the first block (CLIP)",
+    r"fc_norm\..+": "a LayerNorm after the pooling instead of before it",
+    r"blocks\.\d+\.attn\.(q_norm|k_norm|norm|sub_norm|lambda_\w+)(\..+)?": "another attention (normalised, ...)",
+    r"blocks\.\d+\.(attn\.)?(rel_pos_bias|relative_position_\w+|gamma_[12]).*": "the relative positions of a BEiT",
+    r"blocks\.\d+\.mlp\.(w12|w3|fc1_g|fc1_x|norm).*": "another MLP than two dense layers (SwiGLU, ...)",
+    r"blocks\.\d+\.(attns|ffns|in_proj|in_norm|attn_out_proj|out_proj|mlp_out_proj|mlp_bias)(\..+)?": "parallel blocks",
+}
+
+# timm's heads are 64 wide and its GELU is the exact one, but for these (regular expression of the architecture's name).
+EXCEPTIONS: dict[str, dict[str, Any]] = {
+    r"vit_so400m_patch16_siglip_(gap_)?\d+": {"num_attention_heads": 16, "hidden_act": "gelu_pytorch_tanh"},
+    r"vit_so400m_.+": {"num_attention_heads": 16},
+    r"vit_giantopt_.+": {"num_attention_heads": 16, "hidden_act": "gelu_pytorch_tanh"},
+    r"(vit_large_patch16_siglip_(gap_)?512|vit_base_patch32_siglip_(gap_)?256)": {"hidden_act": "gelu_pytorch_tanh"},
+    r"vit_base_patch16_gap_224": {"num_attention_heads": 16},
+    r"test_vit2?": {"num_attention_heads": 2},
+}
+KNOWN = re.compile(r"(vit|deit|deit3|flexivit|test_vit)\d?(_[\w-]+)?")
+HEADS_OF_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
+
+# Arguments that config.json may name without any need to read them: names and shapes tell as well, or only training
+# notices them.
+NEEDLESS = re.compile(
+    r"img_size|patch_size|in_chans|num_classes|embed_dim|depth|mlp_ratio|\w+_bias|class_token|no_embed_class|init_values|"
+    r"reg_tokens|pre_norm|final_norm|fc_norm|qk_norm|pos_embed|(\w+_)?drop(_path)?_rate|weight_init|fix_init|"
+    r"dynamic_img_(size|pad)|strict_img_size|pretrained_strict|features_only"
+)
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "relu": "relu"}
+POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
+
+ASSUMED = {
+    "num_attention_heads": "heads of 64 (16 heads at widths of 1152, 1280, 1408 and 1664)",
+    "hidden_act": "the exact GELU",
+    "layer_norm_eps": "eps 1e-6",
+    "pooling": "the class token read, where there is one, else the mean",
+    "processor": "pixels in [-1, 1], resized bilinearly",
+}
+
+
+def recognises(shapes: Mapping[str, Shape]) -> bool:
+    """A fused projection in blocks, and patches that are cut from the image itself."""
+    return bool(prefixes(shapes, PATCHES)) and not has_stem(shapes)
+
+
+def has_stem(shapes: Mapping[str, Shape]) -> bool:
+    return any("patch_embed.backbone." in key for key in shapes)
+
+
+def names(shapes: Mapping[str, Shape]) -> KeyNames:
+    return unwrapped(shapes, PATCHES, {})
+
+
+def configure(
+    dims: Dims, parts: frozenset[str], shapes: Mapping[str, Shape], image_size: Pair | None
+) -> dict[str, Any]:
+    """Fields of `HfViTConfig`."""
+    patch = (dims["P"], dims["Q"])
+    return common_fields(dims, parts, patch, image_size) | {"patch_size": square_or_pair(patch)}
+
+
+def common_fields(dims: Dims, parts: frozenset[str], patch: Pair, image_size: Pair | None) -> dict[str, Any]:
+    """What names and shapes tell, and timm's rules where config.json does not name an exception."""
+    width = dims["D"]
+    heads = HEADS_OF_WIDTH.get(width, width // 64 if width % 64 == 0 else None)
+    special = ("cls" in parts) + ("distillation" in parts)
+    with_special, grid = table_grid(dims["T"], special, patch, image_size)
+    return ({} if heads is None else {"num_attention_heads": heads}) | {
+        "image_size": square_or_pair((grid[0] * patch[0], grid[1] * patch[1])),
+        "num_channels": dims["C"],
+        "hidden_size": width,
+        "intermediate_size": dims["M"],
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
+        "qkv_bias": "qkv_bias" in parts,
+        "position_embedding": "learned",
+        "position_interpolation": "bicubic",
+        "position_on_class_token": with_special or not special,
+        "pooling": "map" if "map" in parts else "token" if "cls" in parts else "gap",
+        "use_class_token": "cls" in parts,
+        "use_distillation_token": "distillation" in parts,
+        "use_distillation_head": False if {"distillation", "head"} <= parts and "second_head" not in parts else None,
+        "representation_size": dims["R"] if "pre_logits" in parts else None,
+        # What it was in training is not in the weights; timm's models that have it begin with 1e-5 or 1e-6.
+        "layer_scale_init_value": 1e-5 if "layer_scale" in parts else None,
+    }
+
+
+def told(companions: Companions, shapes: Mapping[str, Shape]) -> Told:
+    """What timm's config.json says of architecture, arguments and preprocessing.
+
+    Raises:
+        UserError: it is of another library, or asks for what no model here does.
+    """
+    config = companions.config
+    if config is None:
+        return Told()
+    named = config.get("architecture")
+    if not isinstance(named, str):
+        raise UserError("config.json names no architecture of timm, but the keys beside it are timm's")
+    architecture = named.partition(".")[0]
+    if not KNOWN.fullmatch(architecture):
+        raise UserError(
+            f"timm's architecture '{architecture}' is none of vit_*, deit_*, deit3_* and flexivit_*: its heads and its "
+            "activation are unknown here"
+        )
+    pretrained: Any = config.get("pretrained_cfg") or config
+    arguments: Any = config.get("model_args") or {}
+    fields = next((dict(found) for name, found in EXCEPTIONS.items() if re.fullmatch(name, architecture)), {})
+    fields |= _argument_fields({"global_pool": config.get("global_pool"), **arguments})
+    image = arguments.get("img_size") or pretrained.get("input_size", (3, 224, 224))[1:]
+    labels: Any = pretrained.get("label_names") or config.get("label_names")
+    return Told(
+        fields,
+        (image, image) if isinstance(image, int) else (image[0], image[1]),
+        unique_names(labels),
+        from_timm(pretrained),
+    )
+
+
+def _argument_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the config that arguments of an architecture ask for."""
+    fields: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if value in (None, "") or NEEDLESS.fullmatch(name):
+            continue
+        if name == "num_heads":
+            fields["num_attention_heads"] = value
+        elif name == "act_layer" and value in ACTIVATIONS:
+            fields["hidden_act"] = ACTIVATIONS[value]
+        elif name == "global_pool" and value in POOLINGS:
+            fields["pooling"] = POOLINGS[value]
+        else:
+            raise UserError(f"config.json gives timm's argument {name}={value!r}, which has no counterpart here")
+    return fields
+
+
+ORIGIN = Origin(
+    name="timm_vit",
+    title="timm's plain ViTs (vit_*, deit_*, deit3_*, flexivit_*), .safetensors or .pth",
+    legend=LEGEND,
+    rules=RULES,
+    block_pattern=r"blocks\.(0|[1-9]\d*)\.",
+    without={"pre_logits": {"R": "D"}},
+    ignored=BESIDE,
+    recognises=recognises,
+    names=names,
+    configure=configure,
+    told=told,
+    assumed=ASSUMED,
+    refused=REFUSED,
+    notes=(
+        "Prefixes that are taken off: what is wrapped around a model (`model.`, `state_dict.`, `module.`, ...).",
+        "`attn.qkv` and `attn_pool.kv` hold their projections one after the other along the first axis.",
+        "Encoders of MAE (arXiv 2111.06377), DINO (2104.14294) and DINOv2 (2304.07193, without registers) that stand "
+        "alone have the same names.",
+        "A folder's config.json tells architecture, pooling, labels and preprocessing. Pixels are timm's; where an odd "
+        "number of them is cropped away, transformers begins one pixel before timm.",
+        "The position table may begin with rows for the special tokens, or not (`no_embed_class`): the patches' rows "
+        "make a square, or the declared size. timm stretches it with an antialiased bicubic filter, which differs from "
+        "the one here where the grid shrinks.",
+    ),
+)

@@ -1,0 +1,61 @@
+"""From a plan and its weights to the model and the image processor that go with it."""
+
+import copy
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from hf_vit.conversion.plan.planning import Plan
+from hf_vit.models.configuration_hf_vit import as_pair
+
+
+def build_model(plan: Plan, state: dict[str, torch.Tensor]) -> PreTrainedModel:
+    """The model with exactly this state, in its dtype; no parameter is initialised first."""
+    dtype = next(iter(state.values())).dtype
+    loaded: Any = plan.model_class.from_pretrained(
+        None, config=copy.deepcopy(plan.config), state_dict=state, dtype=dtype, output_loading_info=True
+    )
+    model, info = loaded
+    wrong = {name: found for name, found in info.items() if found}
+    if wrong:
+        raise RuntimeError(f"the planned state does not load: {wrong}")
+    return model.eval()
+
+
+def build_processor(plan: Plan) -> Any:
+    """The `ViTImageProcessor` that makes the pixels the source was made for.
+
+    Google's own code scales pixels to [-1, 1] and resizes bilinearly (vit_jax/input_pipeline.py); other sources bring
+    their own. A model that was resampled to another size gets images of that size.
+    """
+    from transformers import ViTImageProcessor
+
+    height, width = as_pair(plan.config.image_size)
+    channels = plan.config.num_channels
+    fields: dict[str, Any] = {
+        "image_mean": [0.5] * channels,
+        "image_std": [0.5] * channels,
+        "do_convert_rgb": channels == 3,
+    }
+    fields |= plan.processor or {}
+    resampled = any(row.resample for row in plan.rows)
+    if resampled or "size" not in fields:
+        fields = {name: value for name, value in fields.items() if name not in ("crop_size", "do_center_crop")}
+        fields["size"] = {"height": height, "width": width}
+    return ViTImageProcessor(**fields)
+
+
+@contextmanager
+def without_progress_bars() -> Generator[None]:
+    """transformers shows a bar for every load and save; a conversion ends within seconds."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,78 @@
+"""Carrying out a plan: the state dict of the converted model."""
+
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import torch
+
+from hf_vit.conversion.plan.planning import Plan, Row
+from hf_vit.conversion.plan.transforms import TRANSFORMS
+from hf_vit.conversion.readers.checkpoint import CheckpointReader
+from hf_vit.errors import UserError
+
+
+@dataclass
+class Weights:
+    """The parameters of a converted model.
+
+    Attributes:
+        state: parameter name in the model -> tensor of the wanted dtype.
+        rounded: source key -> how many of its values the wanted dtype cannot hold exactly.
+    """
+
+    state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    rounded: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def load_weights(
+    reader: CheckpointReader, plan: Plan, dtype: torch.dtype = torch.float32, mapped: bool = False
+) -> Weights:
+    """Read and move every array of the plan.
+
+    Args:
+        mapped: leave arrays in the file's mapping where that can be, turned but not copied and not yet checked: for a
+            state that is saved at once, which copies it, and then needs `CheckpointReader.confirm`.
+
+    Raises:
+        UserError: an array is damaged, holds no floats, NaN or infinite values, or values too large for `dtype`.
+    """
+    weights = Weights()
+    for key, rows in groupby(plan.rows, key=lambda row: row.source):  # an array of all blocks is read once
+        if key is None:
+            weights.state |= {plan.parameter_name(row): torch.zeros(row.target_shape, dtype=dtype) for row in rows}
+            continue
+        source = reader.map_floats(key) if mapped else reader.read_floats(key)
+        for row in rows:
+            moved = _moved(row.taken(source), row, dtype)
+            whole = mapped and row.block is None and row.piece is None
+            weights.state[plan.parameter_name(row)] = moved if whole else _apart(moved, source)
+        if source.dtype == torch.float64 and dtype != torch.float64:
+            _account_for_rounding(weights, source, key, dtype)
+    return weights
+
+
+def _moved(source: torch.Tensor, row: Row, dtype: torch.dtype) -> torch.Tensor:
+    tensor = TRANSFORMS[row.transform].apply(source)
+    if row.resample is not None:
+        from hf_vit.models.positions_hf_vit import resample_position_table
+
+        # The original resamples in double precision (scipy.ndimage.zoom) and rounds once, at the end.
+        one = row.resample
+        tensor = resample_position_table(tensor.double(), one.old_grid, one.new_grid, one.prefix, one.mode)
+    return tensor.to(dtype)
+
+
+def _apart(moved: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Contiguous, and of its own memory where only a part of the source was taken: a model that shares is not saved."""
+    moved = moved.contiguous()
+    shares = moved.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+    return moved.clone() if shares and moved.numel() < source.numel() else moved
+
+
+def _account_for_rounding(weights: Weights, source: torch.Tensor, key: str, dtype: torch.dtype) -> None:
+    held = source.to(dtype)
+    if not bool(torch.isfinite(held).all()):
+        raise UserError(f"'{key}' holds values beyond the range of {dtype}; the file is damaged or no checkpoint")
+    lost = int((held.double() != source).sum())
+    if lost:
+        weights.rounded[key] = lost

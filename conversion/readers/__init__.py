@@ -1,0 +1,1 @@
+"""Reading checkpoint files of unknown origin: one module a format."""

@@ -1,0 +1,141 @@
+"""Reading PyTorch files (.pth, .pt, .bin) of unknown origin: tensors only, mapped into memory, no pickled object.
+
+Such a file is a zip archive: one pickle with the names, one member for the bytes of each storage. The pickle goes
+through `torch.load(weights_only=True)`, which runs no code of the file; what the archive says is checked first.
+"""
+
+import argparse
+import hashlib
+import pickle
+import re
+import warnings
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast, final
+
+import torch
+
+from hf_vit.conversion.readers.checkpoint import CheckpointReader, Shape, existing_file, one_line, refuse_unsafe_key
+from hf_vit.errors import UserError
+
+MAX_DEPTH = 8  # of dicts and lists inside each other; an optimizer's state has 4
+MAX_VALUES = 1_000_000  # tensors, numbers and texts; references make a small pickle hold any number
+CHUNK = 2**22
+
+
+@final
+class TorchReader(CheckpointReader):
+    """The tensors of one PyTorch file; those of nested dicts are named "outer.inner".
+
+    Raises:
+        UserError: the file is missing, empty, of the format before PyTorch 1.6, damaged, or holds more than tensors,
+            numbers and text.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = existing_file(path)
+        storages = self._checked_archive()
+        self._tensors = _flattened(self._load(), self.path.name)
+        if not self._tensors:
+            raise UserError(f"{self.path.name} holds no tensor at all; it is no checkpoint")
+        for key, tensor in self._tensors.items():
+            refuse_unsafe_key(key, self.path.name)
+            self._refuse_lies(key, tensor, storages)
+
+    def close(self) -> None:
+        self._tensors = {}
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return {key: tuple(tensor.shape) for key, tensor in self._tensors.items()}
+
+    def sha256(self) -> str:
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def read_floats(self, key: str) -> torch.Tensor:
+        return self.checked(key, self._tensors[key])
+
+    def _checked_archive(self) -> Counter[int]:
+        """Verify names, storage and checksum of every member; the sizes in bytes of the storages."""
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                infos = archive.infolist()
+                if len({info.filename for info in infos}) != len(infos):
+                    raise ValueError("a member's name is there twice")
+                for info in infos:
+                    if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 0x1:
+                        raise ValueError(f"'{info.filename[:80]}' is compressed or encrypted")
+                    with archive.open(info) as member:  # reading to the end verifies the checksum
+                        while member.read(CHUNK):
+                            pass
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            EOFError,
+            ValueError,
+            NotImplementedError,
+            RuntimeError,
+            OSError,
+        ) as error:
+            raise UserError(
+                f"{self.path.name} is no readable PyTorch file ({one_line(error)}); get the file again"
+            ) from error
+        return Counter(info.file_size for info in infos if re.search(r"(^|/)data/[^/]+$", info.filename))
+
+    def _load(self) -> Any:
+        try:
+            # A namespace of a training script's options holds names and values and does nothing.
+            with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
+        except pickle.UnpicklingError as error:
+            named = re.search(r"GLOBAL ([\w.]+)", str(error))
+            what = f" ({named[1]})" if named else ""
+            raise UserError(
+                f"{self.path.name} holds pickled Python objects{what}, which are never loaded; save its tensors alone, "
+                "best as .safetensors"
+            ) from error
+        except Exception as error:  # whatever the unpickler meets in bytes that are no pickle of tensors
+            raise UserError(
+                f"{self.path.name} is no readable PyTorch file ({one_line(error)}); get the file again"
+            ) from error
+
+    def _refuse_lies(self, key: str, tensor: torch.Tensor, storages: Counter[int]) -> None:
+        """A tensor must be plain, and its bytes those of one member of the archive."""
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+            raise UserError(f"'{key}' in {self.path.name} is no plain tensor; weights need to be dense and in full")
+        there = tensor.untyped_storage().nbytes()
+        if tensor.numel() * tensor.element_size() > there or (there and not storages[there]):
+            raise UserError(
+                f"{self.path.name} is damaged at '{key}' (shape {list(tensor.shape)} does not fit the {there} bytes "
+                "that are there); get the file again"
+            )
+
+
+def _flattened(value: Any, file_name: str) -> dict[str, torch.Tensor]:
+    """All tensors of nested dicts and lists, their keys joined by dots; numbers and text are passed over."""
+    tensors: dict[str, torch.Tensor] = {}
+    waiting: list[tuple[str, Any, int]] = [("", value, 0)]
+    for _ in range(MAX_VALUES):
+        if not waiting:
+            return tensors
+        name, found, depth = waiting.pop()
+        if isinstance(found, torch.Tensor):
+            if name in tensors:
+                raise UserError(f"{file_name} holds '{name[:80]}' twice; which one counts is unknown")
+            tensors[name] = found.detach()
+            continue
+        if isinstance(found, Mapping):
+            inner = list(cast("Mapping[Any, Any]", found).items())
+        elif isinstance(found, list | tuple):
+            inner = list(enumerate(cast("list[Any]", found)))
+        else:
+            continue
+        if depth == MAX_DEPTH or len(inner) > MAX_VALUES:
+            raise UserError(f"{file_name} nests deeper than any checkpoint does, at '{name[:80]}'")
+        waiting += [(f"{name}.{key}" if name else str(key), one, depth + 1) for key, one in reversed(inner)]
+    raise UserError(f"{file_name} holds more than {MAX_VALUES} values beside its arrays; it is no checkpoint")

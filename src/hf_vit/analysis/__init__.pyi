@@ -1,0 +1,26 @@
+from .analyses.registry import ANALYSES
+from .api import AnalysisRun, analyze
+from .document import AnalysisDocument
+from .frame import AnalysisSettings
+from .reading.attention import AttentionReader
+from .reading.cue_conflicts import CueConflicts, open_cue_conflicts
+from .reading.images import AnalysisImages, open_images
+from .record import save_analyses
+from .stages import StagesDocument, analyze_stages, stage_folders
+
+__all__ = [
+    "ANALYSES",
+    "AnalysisDocument",
+    "AnalysisImages",
+    "AnalysisRun",
+    "AnalysisSettings",
+    "AttentionReader",
+    "CueConflicts",
+    "StagesDocument",
+    "analyze",
+    "analyze_stages",
+    "open_cue_conflicts",
+    "open_images",
+    "save_analyses",
+    "stage_folders",
+]

@@ -1,0 +1,1 @@
+"""The analyses: one class and one line of the table in `registry.py` each."""

@@ -1,0 +1,176 @@
+"""Centred kernel alignment: which layers, of one model or of two, represent images alike.
+
+Legend: B images of a minibatch, L layers.
+Sources: arXiv 2010.15327, section 3 (minibatch CKA); used on ViTs and ResNets in arXiv 2108.08810. The unbiased
+estimator is that of Song et al., JMLR 13 (2012).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from hf_vit.analysis import plots
+from hf_vit.analysis.frame import Analysis, Arrays, ArraySpec, Context
+from hf_vit.subjects.layers import layer_tensor, layers_of
+from hf_vit.subjects.subject import Subject
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def gram(features: torch.Tensor) -> torch.Tensor:
+    """Linear kernel [B, B] float64 of features [B, ...]: every image's tokens or pixels as one vector.
+
+    The batch's mean is taken out first. HSIC_1 does not see it, and rounding grows with it.
+    """
+    rows = features.flatten(1).float()
+    rows = rows - rows.mean(dim=0)
+    return (rows @ rows.T).cpu().double()
+
+
+def hsic(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Unbiased HSIC_1 of every pair of kernels, [L, B, B] and [L', B, B] -> [L, L']; B at least 4."""
+    size = first.shape[-1]
+    off = 1 - torch.eye(size, dtype=first.dtype)
+    first, second = first * off, second * off
+    ones = first.new_ones(size)
+    sums, others = first @ ones, second @ ones  # [L, B]
+    traces = torch.einsum("ibc,jbc->ij", first, second)
+    products = sums.sum(dim=1)[:, None] * others.sum(dim=1) / ((size - 1) * (size - 2))
+    return (traces + products - 2 / (size - 2) * sums @ others.T) / (size * (size - 3))
+
+
+@final
+class MinibatchCKA:
+    """CKA of every layer of one model with every layer of another, batch by batch.
+
+    The unbiased HSIC_1 of the pair and of each with itself are averaged over the minibatches separately, which makes
+    the value independent of the batch size in expectation.
+    """
+
+    def __init__(self) -> None:
+        self._sums: tuple[Any, Any, Any] = (0.0, 0.0, 0.0)
+
+    def update(self, first: list[torch.Tensor], second: list[torch.Tensor]) -> None:
+        """Kernels [B, B] of all layers of either model on the same images."""
+        left, right = torch.stack(first), torch.stack(second)
+        found = hsic(left, right), hsic(left, left).diagonal(), hsic(right, right).diagonal()
+        self._sums = (self._sums[0] + found[0], self._sums[1] + found[1], self._sums[2] + found[2])
+
+    def value(self) -> NDArray[np.float32]:
+        """[L, L']; NaN where a layer gives all images the same output."""
+        cross, own, others = self._sums
+        scale = (own.clamp(min=0)[:, None] * others.clamp(min=0)).sqrt()
+        return (cross / scale.where(scale > 0, torch.nan)).numpy().astype(np.float32)
+
+
+@final
+class _Watch:
+    """Kernels of a model's layers; a module that runs several times in a forward counts as often."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.layers = layers_of(subject.model)
+        self.names: list[str] = []
+
+    def kernels(self, images: Any) -> list[torch.Tensor]:
+        """One [B, B] a layer, in the order they ran."""
+        found: list[torch.Tensor] = []
+        self.names = []
+
+        def keep(name: str) -> Callable[..., None]:
+            def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+                if (features := layer_tensor(output)) is not None and len(features) == len(images):
+                    found.append(gram(features))
+                    self.names.append(name)
+
+            return hook
+
+        handles = [module.register_forward_hook(keep(name)) for name, module in self.layers.items()]
+        try:
+            with torch.inference_mode():
+                self.subject.model(self.subject.pixel_values(images))
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found
+
+
+def _compare(analysis: Analysis, second: Subject | None) -> tuple[NDArray[np.float32], list[str], list[str]]:
+    """CKA [L, L'] and the layers' names; the images in minibatches of nearly the same size, each of at least 4."""
+    images, limit = analysis.context.images, analysis.context.settings.cka_batch_size
+    watch, other = _Watch(analysis.context.subject), None if second is None else _Watch(second)
+    running = MinibatchCKA()
+    parts = min(-(-images.size // limit), images.size // 4)
+    for part in np.array_split(np.arange(images.size), parts):
+        batch = [images.read(int(index)) for index in part]
+        kernels = watch.kernels(batch)
+        running.update(kernels, kernels if other is None else other.kernels(batch))
+    return running.value(), watch.names, (watch if other is None else other).names
+
+
+def _too_few(context: Context) -> str | None:
+    if context.images.size < 4:
+        return f"its estimator needs at least 4 images, there are {context.images.size}"
+    return None
+
+
+_SHOWS = (
+    "Bright where two layers represent the images alike, up to a rotation and a scale; 1 is alike, 0 unrelated. It "
+    "compares geometry, not what is represented. Noise makes small values scatter around 0."
+)
+
+
+@final
+class CKA(Analysis):
+    """CKA of the layers of the model with each other."""
+
+    name = "cka"
+    title = "CKA within the model"
+    source = "arXiv 2108.08810, section 3; estimator: arXiv 2010.15327"
+    shows = _SHOWS
+    arrays: ClassVar[Mapping[str, ArraySpec]] = {"cka": ArraySpec(("layer", "other_layer"), "1", "of two layers")}
+
+    @classmethod
+    def obstacle(cls, context: Context) -> str | None:
+        return _too_few(context)
+
+    def measure(self) -> Arrays:
+        found, names, _ = _compare(self, None)
+        self.notes.append(f"layers: {', '.join(names)}")
+        return {"cka": found}
+
+    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
+        name = self.context.subject.name
+        return {"CKA within the model": plots.cka(arrays["cka"], f"layer of {name}", f"layer of {name}")}
+
+
+@final
+class CKABetween(Analysis):
+    """CKA of the layers of the model with those of another."""
+
+    name = "cka_between"
+    title = "CKA between two models"
+    source = CKA.source
+    shows = _SHOWS
+    arrays: ClassVar[Mapping[str, ArraySpec]] = {
+        "cka": ArraySpec(("layer", "other_layer"), "1", "of a layer of the model and one of the other model")
+    }
+
+    @classmethod
+    def obstacle(cls, context: Context) -> str | None:
+        return "it compares with a second model: give --against MODEL" if context.against is None else _too_few(context)
+
+    def measure(self) -> Arrays:
+        found, names, others = _compare(self, self.context.against)
+        self.notes += [f"layers: {', '.join(names)}", f"other layers: {', '.join(others)}"]
+        return {"cka": found}
+
+    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
+        assert self.context.against is not None
+        names = [f"layer of {subject.name}" for subject in (self.context.subject, self.context.against)]
+        return {"CKA between two models": plots.cka(arrays["cka"], *names)}

@@ -1,0 +1,150 @@
+"""The effective receptive field: which pixels the patch in the middle really depends on, by depth.
+
+Legend: B batch, C channels, D feature channels, H x W px, h x w patch grid, L depths.
+Source: Luo et al., arXiv 1701.04128.
+"""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from hf_vit.analysis import plots
+from hf_vit.analysis.frame import Arrays, ArraySpec, rounded
+from hf_vit.analysis.reading.features import FeatureAnalysis
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Two standard deviations of a Gaussian, as in the paper: a pixel counts whose gradient is above 1 - 0.9545 of the top.
+INSIDE = 0.9545
+MAX_CELLS = 48  # a side of a stored map
+
+
+def field_energy(maps: torch.Tensor, pixel_values: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
+    """Squared gradient of the middle place, summed over images and colours.
+
+    With random signs it is, on average, the sum of the squared derivatives of all D channels.
+
+    Args:
+        maps: [B, D, h, w] of one depth, made of `pixel_values` with gradients.
+        pixel_values: [B, C, H, W].
+        signs: [B, D], 1 or -1.
+
+    Returns:
+        [H, W] float64.
+    """
+    h, w = maps.shape[2:]
+    middle = (maps[:, :, h // 2, w // 2] * signs).sum()
+    (gradient,) = torch.autograd.grad(middle, pixel_values, retain_graph=True)
+    return gradient.double().square().sum(dim=(0, 1)).cpu()
+
+
+def field_numbers(energy: torch.Tensor, grid: tuple[int, int]) -> dict[str, float]:
+    """Numbers of a squared gradient [H, W] of the middle place of a grid h x w; NaN where there is no gradient.
+
+    Returns:
+        `size` (px): the root of the number of pixels whose gradient is above 1 - 0.9545 of the largest (the paper
+        compares with the middle pixel's). `radius` (px): the root mean square distance from the centre of the place,
+        pixels weighted by the squared gradient. `outside`: the share of the squared gradient outside the place itself.
+    """
+    (height, width), (h, w) = energy.shape, grid
+    total = energy.sum()
+    if not total > 0:
+        return dict.fromkeys(("size", "radius", "outside"), float("nan"))
+    top, left = (h // 2) * height / h, (w // 2) * width / w
+    rows, columns = torch.arange(height) + 0.5, torch.arange(width) + 0.5
+    squared = (rows - top - height / h / 2)[:, None].square() + (columns - left - width / w / 2).square()
+    own = ((rows > top) & (rows < top + height / h))[:, None] & ((columns > left) & (columns < left + width / w))
+    counted = (energy > (1 - INSIDE) ** 2 * energy.max()).sum()
+    return {
+        "size": counted.double().sqrt().item(),
+        "radius": ((squared * energy).sum() / total).sqrt().item(),
+        "outside": (energy[~own].sum() / total).item(),
+    }
+
+
+@contextmanager
+def _differentiable(model: Any) -> Generator[None]:
+    """Flex attention has no gradients on the CPU; sdpa gives the same there."""
+    used = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if used != "flex_attention" or next(model.parameters()).device.type != "cpu":
+        yield
+        return
+    model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(used)
+
+
+@final
+class ReceptiveField(FeatureAnalysis):
+    """Gradient of the patch in the middle with respect to the pixels, by depth."""
+
+    name = "receptive_field"
+    title = "Effective receptive field"
+    source = "arXiv 1701.04128, with the gradients of all channels"
+    shows = (
+        "One map a depth: the root mean square gradient of the features of the patch in the middle with respect to "
+        "every pixel, each map on its own scale, logarithmic. It is a first-order picture: what a pixel could change "
+        "a little, not what the model uses."
+    )
+    arrays: ClassVar[Mapping[str, ArraySpec]] = {
+        "maps": ArraySpec(("depth", "row", "column"), "1", "gradient of the middle patch, the largest of a depth is 1"),
+        "size": ArraySpec(("depth",), "px", "root of the number of pixels with a gradient above 4.55% of the largest"),
+        "radius": ArraySpec(("depth",), "px", "root mean square distance from the patch's centre"),
+        "outside": ArraySpec(("depth",), "share", "of the squared gradient, outside the patch itself"),
+    }
+
+    def measure(self) -> Arrays:
+        with _differentiable(self.context.subject.model):
+            return self._measure()
+
+    def _measure(self) -> Arrays:
+        energy: dict[int, torch.Tensor] = {}
+        grids: list[tuple[int, int]] = []
+        seen = 0
+        for pixel_values in self.batches(self.context.settings.batch_size):
+            inputs = pixel_values.detach().clone().requires_grad_()
+            with torch.enable_grad():
+                maps, _ = self.reader.maps(inputs)
+            grids = [(features.shape[2], features.shape[3]) for features in maps]
+            for depth, features in enumerate(maps):
+                found = field_energy(features, inputs, self._signs(features, depth, seen))
+                energy[depth] = energy.get(depth, 0) + found
+            seen += len(inputs)
+            del maps  # and with it the graph, before the next is made
+        numbers = [field_numbers(energy[depth], grid) for depth, grid in enumerate(grids)]
+        arrays = {name: np.array([one[name] for one in numbers], dtype=np.float32) for name in numbers[0]}
+        return {"maps": np.stack([_shown(energy[depth]) for depth in sorted(energy)]), **arrays}
+
+    def _signs(self, features: torch.Tensor, depth: int, first: int) -> torch.Tensor:
+        """[B, D], the same for an image whatever the batches are."""
+        drawn = [
+            np.random.default_rng([self.context.settings.seed, depth, first + place]).choice(
+                (-1.0, 1.0), features.shape[1]
+            )
+            for place in range(len(features))
+        ]
+        return torch.from_numpy(np.stack(drawn)).to(features)
+
+    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
+        panels = {"size": {"": arrays["size"]}, "radius": {"": arrays["radius"]}}
+        return {
+            "Effective receptive field": plots.fields(arrays["maps"]),
+            "Size of the receptive field by depth": plots.curves(panels, "depth", "px"),
+        }
+
+    def summary(self, arrays: Arrays) -> dict[str, Any]:
+        return {f"{name}_by_depth": rounded(arrays[name]) for name in ("size", "radius", "outside")}
+
+
+def _shown(energy: torch.Tensor) -> Any:
+    """[H, W] -> at most `MAX_CELLS` a side, root mean square gradient, the largest 1, float32."""
+    size = min(energy.shape[0], MAX_CELLS), min(energy.shape[1], MAX_CELLS)
+    root = F.adaptive_avg_pool2d(energy[None, None], size)[0, 0].sqrt()
+    return (root / root.max().clamp(min=torch.finfo(root.dtype).tiny)).float().numpy()

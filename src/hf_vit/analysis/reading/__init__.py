@@ -1,0 +1,1 @@
+"""How images, activations and attention maps are read from any vision transformer."""

@@ -1,0 +1,97 @@
+"""`hf-vit analyze`."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def analyze(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(help="Folder, Hub id, timm:NAME, or a folder of checkpoints.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option(help="Folder for numbers, pictures and the report.", file_okay=False)],
+    images: Annotated[
+        str | None,
+        typer.Option(
+            help="A folder of images, or data: digits, photos, class folders, parquet or webdataset files, a Hub id.",
+            show_default=False,
+        ),
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="One analysis; repeat for more. By default all.")] = None,
+    against: Annotated[str | None, typer.Option(help="A second model to compare with (CKA).")] = None,
+    cue_conflict: Annotated[
+        Path | None, typer.Option(help="Images named like cat7-elephant1.png (shape-texture), for shape_bias.")
+    ] = None,
+    class_map: Annotated[
+        Path | None, typer.Option(help='JSON: their classes and the model\'s labels, {"cat": ["tabby", ...], ...}.')
+    ] = None,
+    num_images: Annotated[int, typer.Option(help="Images to average over.", min=1)] = 128,
+    num_pictures: Annotated[int, typer.Option(help="Images to show maps of.", min=1)] = 4,
+    split: Annotated[str, typer.Option(help="Of data: train, validation or test.")] = "test",
+    streaming: Annotated[
+        bool, typer.Option("--streaming", help="Read data as a stream; its first images are taken.")
+    ] = False,
+    batch_size: Annotated[int, typer.Option(help="Images a forward.", min=1)] = 8,
+    cka_batch_size: Annotated[int, typer.Option(help="Images a minibatch of CKA.", min=4)] = 64,
+    rollout_identity: Annotated[float, typer.Option(help="Share of the identity in rollout; 0: none.")] = 0.5,
+    picture_format: Annotated[str, typer.Option(help="png or svg.")] = "png",
+    device: Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the choice of images, and of splits that are cut.", min=0)] = 0,
+) -> None:
+    """Look at how a model sees: attention, filters, positions, CKA, inductive biases; as JSON, pictures and HTML."""
+    from hf_vit.analysis import AnalysisSettings, analyze_stages, save_analyses, stage_folders
+    from hf_vit.analysis import analyze as run_analyses
+    from hf_vit.cli.command_line import command_line
+    from hf_vit.data import load_data
+    from hf_vit.errors import UserError
+    from hf_vit.hub.card import refresh_card
+    from hf_vit.results.facts import Facts
+
+    if picture_format not in ("png", "svg"):
+        raise UserError(f"picture format '{picture_format}' is not known; choose png or svg")
+    if Path(model).is_dir():
+        Facts.load(model)  # damaged facts are told before the work, not after it
+    settings = AnalysisSettings(
+        num_images=num_images,
+        batch_size=batch_size,
+        num_pictures=num_pictures,
+        rollout_identity=rollout_identity,
+        cka_batch_size=cka_batch_size,
+        seed=seed,
+    )
+    make: Any = partial(
+        analyze_stages if stage_folders(model) else run_analyses,
+        only=only,
+        against=against,
+        cue_conflict=cue_conflict,
+        class_map=class_map,
+        settings=settings,
+        split=split,
+        picture_format=picture_format,
+        device=device,
+        report=typer.echo,
+    )
+    try:
+        source: Any = images
+        if streaming and images is not None:
+            source = load_data(images, streaming=True, skip_bad_images=True, seed=seed)
+        run = make(model, source, output)
+    except KeyboardInterrupt:
+        typer.echo(f"hf-vit: stopped; what is finished is in {output}, the same command goes on from it", err=True)
+        raise typer.Exit(130) from None
+    if stage_folders(model):
+        typer.echo(f"report in {output / 'report.html'}")
+        return
+    for note in run.images.notes:
+        typer.echo(f"note: {note}", err=True)
+    for name, reason in run.left_out.items():
+        typer.echo(f"{name}: left out, {reason}")
+    if run.images.skipped:
+        typer.echo(f"{len(run.images.skipped)} unreadable images left out: {', '.join(run.images.skipped)}")
+    if save_analyses(run, command=command_line(context), seed=seed, device=device) and run.subject.folder:
+        refresh_card(run.subject.folder)
+        typer.echo(f"recorded in {run.subject.folder / 'facts.json'}")
+    typer.echo(f"report in {output / 'report.html'}")

@@ -1,0 +1,84 @@
+"""`hf-vit bench models`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hf_vit.cli.command_line import command_line
+
+if TYPE_CHECKING:
+    from hf_vit.speed.cells import Comparison
+
+
+def model_speed(
+    context: typer.Context,
+    variants: Annotated[list[str] | None, typer.Argument(help="Sizes; S/16 and B/16 by default.")] = None,
+    work: Annotated[list[str] | None, typer.Option(help="inference, training; both by default.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="float32, bfloat16; float32 by default.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Images a step; 1 and 8 by default, training 8.")] = None,
+    image_size: Annotated[int, typer.Option(help="px a side.")] = 224,
+    contestant: Annotated[list[str] | None, typer.Option(help="By default hf_vit in its forms and every peer.")] = None,
+    compiled: Annotated[bool, typer.Option("--compiled", help="hf_vit and its peers also compiled.")] = False,
+    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations in training.")] = False,
+    turns: Annotated[int, typer.Option(help="Of every contestant.", min=1)] = 15,
+    threads: Annotated[int | None, typer.Option(help="Of torch; all cores by default.")] = None,
+    device: Annotated[str, typer.Option(help="torch device.")] = "cpu",
+    peak_tflops: Annotated[float | None, typer.Option(help="Of the device, for the utilisation.")] = None,
+    output: Annotated[Path | None, typer.Option(help="JSON file, rewritten after every cell.", dir_okay=False)] = None,
+) -> None:
+    """hf_vit beside transformers, timm, vit-pytorch and torch's own encoder: paired ratios on identical shapes."""
+    import itertools
+
+    import torch
+
+    from hf_vit.speed.cells import Cell, compare
+    from hf_vit.speed.measuring import BUSY, others_load
+    from hf_vit.speed.peers import COMPILED, OURS, PEERS, PRODUCTS, Shape
+    from hf_vit.speed.report import SpeedReport
+    from hf_vit.subjects.loading import pick_device
+
+    device = str(pick_device(device))
+    if threads is not None:
+        torch.set_num_threads(threads)
+    works, sizes = work or ["inference", "training"], variants or ["S/16", "B/16"]
+    cells = [
+        Cell(kind, Shape(size, image_size), precision, images, device, checkpointing and kind == "training")  # pyright: ignore[reportArgumentType] - checked by the class
+        for kind, size, precision in itertools.product(works, sizes, dtype or ["float32"])
+        for images in batch or ([1, 8] if kind == "inference" else [8])
+    ]
+    names = contestant or [*OURS, *PEERS, PRODUCTS, *(f"{name}{COMPILED}" for name in ("hf_vit", *PEERS) if compiled)]
+    load = others_load()
+    if load > BUSY:
+        typer.echo(f"others keep {load:.1f} cores busy: ratios will scatter; repeat in a quiet moment", err=True)
+    report = SpeedReport(output, command_line(context), device, turns=turns)
+    for cell in cells:
+        peak = None if peak_tflops is None else peak_tflops * 1e12
+        report.add(compare(cell, names, turns, memory=cell.work == "training", peak_flops=peak))
+        print_comparison(report.comparisons[-1])
+    if output is not None:
+        typer.echo(f"written to {output}")
+
+
+def print_comparison(comparison: "Comparison") -> None:
+    """One cell as a table: speeds, memory, and the ratio to transformers."""
+    from rich.console import Console
+    from rich.table import Table
+
+    cell, base = comparison.cell, "transformers"
+    pixels = f"{cell.shape.image_size} px"
+    title = f"{cell.work}, {cell.shape.variant} at {pixels}, {cell.dtype}, batch {cell.batch}, {cell.device}"
+    if cell.checkpointing:
+        title += ", checkpointing"
+    table = Table("", "images/s", f"x {base} (quartiles)", "peak memory", title=title, title_justify="left")
+    shows_use = any(outcome.utilisation is not None for outcome in comparison.outcomes.values())
+    if shows_use:
+        table.add_column("utilisation")
+    for name, outcome in comparison.outcomes.items():
+        memory = "" if outcome.memory is None else f"{outcome.memory / 1e6:,.0f} MB"
+        row = [name, f"{outcome.images_per_second:,.2f}", str(outcome.ratios.get(base, "")), memory]
+        table.add_row(*row, *([f"{outcome.utilisation or 0:.1%}"] if shows_use else []))
+    console = Console()
+    console.print(table)
+    for name, reason in comparison.absent.items():
+        console.print(f"without {name}: {reason}", soft_wrap=True, highlight=False)

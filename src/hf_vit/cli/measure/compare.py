@@ -1,0 +1,111 @@
+"""`hf-vit compare`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from hf_vit.comparison import ModelResult, SpeedResult
+
+# Of a table in a terminal, beside the model's name: the comparison is told in several.
+_COLUMNS = 5
+
+
+def compare(
+    context: typer.Context,
+    models: Annotated[
+        list[str],
+        typer.Argument(help="Two or more: folders, Hub ids, or timm:NAME (timm:FOLDER).", show_default=False),
+    ],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="digits, photos, a folder of class folders, parquet or webdataset files, or a Hub id.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path, typer.Option(help="Folder for tables, pictures and the page.", file_okay=False)],
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    probe: Annotated[
+        bool, typer.Option("--probe", help="A linear probe answers for models without a head for these classes.")
+    ] = False,
+    corruption: Annotated[list[str] | None, typer.Option(help="One kind; repeat for more. By default four.")] = None,
+    severity: Annotated[int, typer.Option(help="Of the corruptions.", min=1, max=5)] = 3,
+    epsilon: Annotated[list[float] | None, typer.Option(help="Of FGSM, in 1/255; repeat. By default 1, 4.")] = None,
+    robustness: Annotated[bool, typer.Option(help="Whether to corrupt and attack images.")] = True,
+    robustness_images: Annotated[int, typer.Option(help="Images to corrupt and attack.", min=1)] = 500,
+    probe_images: Annotated[int, typer.Option(help="Training images of a probe, at most.", min=1)] = 10_000,
+    image_size: Annotated[str | None, typer.Option(help="px of digits and photos, S or HxW.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Images a forward.", min=1)] = 32,
+    speed_turns: Annotated[int, typer.Option(help="Forwards of each model that are timed; 0: no speed.", min=0)] = 10,
+    speed_batch_size: Annotated[int, typer.Option(help="Images of such a forward.", min=1)] = 8,
+    skip_bad_images: Annotated[bool, typer.Option("--skip-bad-images", help="Leave out unreadable images.")] = False,
+    device: Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")] = None,
+    seed: Annotated[int, typer.Option(help="Of draws, noise and splits that are cut.", min=0)] = 0,
+) -> None:
+    """Put image classifiers of any library side by side: accuracy, calibration, robustness, FLOPs, speed, memory."""
+    from hf_vit.cli.command_line import command_line
+    from hf_vit.cli.train.finetune import parse_size
+    from hf_vit.comparison import ComparisonSettings, save_comparison
+    from hf_vit.comparison import compare as run_comparison
+    from hf_vit.results.facts import Facts
+
+    for model in models:
+        if Path(model).is_dir():
+            Facts.load(model)  # damaged facts are told before the work, not after it
+    defaults = ComparisonSettings()
+    settings = ComparisonSettings(
+        corruptions=tuple(corruption or defaults.corruptions) if robustness else (),
+        severity=severity,
+        epsilons=tuple(epsilon or defaults.epsilons) if robustness else (),
+        robustness_images=robustness_images,
+        probe_images=probe_images,
+        batch_size=batch_size,
+        seed=seed,
+        speed_turns=speed_turns,
+        speed_batch_size=speed_batch_size,
+    )
+    try:
+        run = run_comparison(
+            models,
+            data,
+            output,
+            split=split,
+            probe=probe,
+            settings=settings,
+            image_size=parse_size(image_size),
+            skip_bad_images=skip_bad_images,
+            device=device,
+            report=typer.echo,
+        )
+    except KeyboardInterrupt:
+        typer.echo(f"hf-vit: stopped; what is finished is in {output}, the same command goes on from it", err=True)
+        raise typer.Exit(130) from None
+    for note in run.data.notes:
+        typer.echo(f"note: {note}", err=True)
+    if run.data.skipped:
+        typer.echo(f"{len(run.data.skipped)} unreadable images left out: {', '.join(run.data.skipped)}")
+    if recorded := save_comparison(run, command=command_line(context), seed=seed):
+        typer.echo(f"recorded in facts.json of {', '.join(recorded)}")
+    _print_table(run.results, run.speed)
+    typer.echo(f"tables, picture and page in {output}")
+
+
+def _print_table(results: "list[ModelResult]", speed: "SpeedResult | None") -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from hf_vit.comparison.tables import sentences, shown_rows
+
+    rows, console = shown_rows(results, speed), Console()
+    name, *headers = rows[0]
+    for start in range(0, len(headers), _COLUMNS):
+        shown = [name, *headers[start : start + _COLUMNS]]
+        table = Table(*shown)
+        for row in rows:
+            table.add_row(*(escape(row[header]) for header in shown))
+        console.print(table)
+    for sentence in sentences(results, speed):
+        console.print(escape(sentence), highlight=False)

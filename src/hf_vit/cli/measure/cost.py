@@ -1,0 +1,181 @@
+"""`hf-vit cost`."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from hf_vit.cost import BlogEstimate, CorrectedEstimate, CostReport
+
+Rows = list[tuple[str, str]]
+_TRAINING = "A training (mode flops)"
+
+
+def cost(
+    model: Annotated[str, typer.Argument(help="Variant (L/16), or folder of a saved model.", show_default=False)],
+    image_size: Annotated[str | None, typer.Option(help="px, S or HxW; by default the model's own.")] = None,
+    images: Annotated[
+        float | None,
+        typer.Option(rich_help_panel=_TRAINING, help="In the training set; a folder tells its own."),
+    ] = None,
+    epochs: Annotated[float | None, typer.Option(rich_help_panel=_TRAINING, help="1 by default.")] = None,
+    devices: Annotated[int | None, typer.Option(rich_help_panel=_TRAINING, help="1 by default.")] = None,
+    device_flops: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_TRAINING, help="Peak FLOP/s of a device (312e12), or here: measure this one."),
+    ] = None,
+    utilisation: Annotated[
+        float | None, typer.Option(rich_help_panel=_TRAINING, help="Share of the peak that is kept, 0.4 by default.")
+    ] = None,
+    price: Annotated[float | None, typer.Option(rich_help_panel=_TRAINING, help="Dollars a device-hour.")] = None,
+    mode: Annotated[
+        str, typer.Option(help="flops; or blog, corrected: published prices of the original L/16 and H/14.")
+    ] = "flops",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Count FLOPs; estimate time and money of a training, beside what a finished one took."""
+    from hf_vit.cli.train.finetune import parse_size
+    from hf_vit.cost import blog_estimate, corrected_estimate, cost_report
+    from hf_vit.errors import UserError
+
+    asked: dict[str, Any] = {
+        "image_size": parse_size(image_size),
+        "images": images,
+        "epochs": epochs,
+        "devices": devices,
+        "device_flops": _rate(device_flops),
+        "utilisation": utilisation,
+        "price": price,
+    }
+    if mode == "flops":
+        report = cost_report(model, **asked)
+        _show(model, report, _report_rows(report), as_json)
+        return
+    if mode not in ("blog", "corrected"):
+        raise UserError(f"mode '{mode}' is unknown; choose flops, blog or corrected")
+    unused = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value is not None]
+    if unused:
+        raise UserError(f"{', '.join(unused)} would change nothing: mode {mode} has its own numbers; use --mode flops")
+    if mode == "blog":
+        found = blog_estimate(model)
+        _show(f"{model}, as the blog post reckoned", found, _blog_rows(found), as_json)
+    else:
+        corrected = corrected_estimate(model)
+        _show(f"{model}, corrected", corrected, _corrected_rows(corrected), as_json)
+
+
+def _rate(text: str | None) -> float | None:
+    """The number after --device-flops, or this machine's."""
+    from hf_vit.errors import UserError
+
+    if text is None:
+        return None
+    if text == "here":
+        import torch
+
+        return rate_of("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return float(text)
+    except ValueError as error:
+        raise UserError(f"--device-flops {text!r} is no number; give FLOP/s such as 312e12, or here") from error
+
+
+def rate_of(device: str) -> float:
+    """FLOP/s of matrix products on a torch device, at the precision that trainings there choose."""
+    from hf_vit.cost import matmul_flops_per_second
+
+    return matmul_flops_per_second(device, "bf16" if device.startswith("cuda") else "fp32")
+
+
+def _show(title: str, found: Any, rows: Rows, as_json: bool) -> None:
+    if as_json:
+        import dataclasses
+        import json
+
+        told = dataclasses.asdict(found)
+        typer.echo(json.dumps(told | {"forward_flops": found.forward_flops} if "macs" in told else told, indent=2))
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(title), title_justify="left", show_header=False)
+    for name, value in rows:
+        table.add_row(escape(name), escape(value))
+    Console().print(table)
+
+
+def _report_rows(report: "CostReport") -> Rows:
+    height, width = report.image_size
+    rows = [(f"forward, one image of {height}x{width} px", flops(report.forward_flops))]
+    rows += [(f"  {part}", flops(2 * macs)) for part, macs in report.macs.items()]
+    if report.training_flops is not None:
+        rows.append((f"training on {report.images:,.0f} images", flops(report.training_flops)))
+    return rows + time_rows(report)
+
+
+def time_rows(report: "CostReport") -> Rows:
+    """What a training is estimated to take, and what the last one took."""
+    rows: Rows = []
+    if (found := report.estimate) is not None:
+        told = f"{found.devices} x {flops(found.device_flops)}/s x {found.utilisation:.0%}"
+        rows.append(("estimated time", f"{duration(found.seconds)} ({told})"))
+        if found.dollars is not None:
+            rows.append(("estimated price", f"${found.dollars:,.2f} ({found.device_hours:,.1f} h x ${found.price:g})"))
+    if (run := report.measured) is not None and run.seconds is not None and run.flops_per_second is not None:
+        told = f"{flops(run.flops_per_second)}/s"
+        if found is not None:
+            told += f", {run.flops_per_second / (found.devices * found.device_flops):.0%} of this peak"
+        rows.append(("measured time", f"{duration(run.seconds)} ({told})"))
+        if run.hardware:
+            rows.append(("measured on", run.hardware))
+    return rows
+
+
+def _blog_rows(found: "BlogEstimate") -> Rows:
+    return [
+        ("TPUv3-core-days (paper, table 2)", f"{found.core_days:,g}"),
+        ("price on TPUs", f"{dollars(found.tpu_dollars)}"),
+        ("four V100 against one TPU core", f"{found.speed_up:.2f} times as fast"),
+        ("time on four V100", f"{found.gpu_days:.1f} days"),
+        ("price on four V100", f"{dollars(found.gpu_dollars)}"),
+        *((f"assumption {number}", text) for number, text in enumerate(found.assumptions, start=1)),
+    ]
+
+
+def _corrected_rows(found: "CorrectedEstimate") -> Rows:
+    rows: Rows = []
+    for number, fix in enumerate(found.corrections, start=1):
+        shown = dollars if fix.quantity.endswith("dollars") else "{:,.1f}".format
+        change = f"{fix.quantity} {shown(fix.before)} -> {shown(fix.after)}"
+        rows.append((f"correction {number}", f"not: {fix.assumption}\nbut: {fix.instead}\n{change}"))
+    share = f"{flops(found.sustained_flops)}/s, {found.tpu_utilisation:.0%} of its peak"
+    return [
+        *rows,
+        ("sustained by a TPU core", share),
+        ("price on TPUs", f"{dollars(found.tpu_dollars)} ({found.device_days:g} device-days)"),
+        ("four V100 against one TPU core", f"{found.speed_up:.2f} times as fast"),
+        ("time on four V100", f"{found.gpu_days:.1f} days"),
+        ("price on four V100", f"{dollars(found.gpu_dollars)}"),
+    ]
+
+
+def dollars(value: float) -> str:
+    """$18,713 of 18,712.50: halves are rounded up."""
+    return f"${int(value + 0.5):,}"
+
+
+def flops(value: float) -> str:
+    """17.6 GFLOPs."""
+    for prefix, size in (("exa", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if value >= size:
+            return f"{value / size:,.4g} {prefix}FLOPs"
+    return f"{value / 1e3:,.4g} kFLOPs"
+
+
+def duration(seconds: float) -> str:
+    """In the unit that makes a readable number."""
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.1f} s"

@@ -1,0 +1,66 @@
+"""`hf-vit embed`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def embed(
+    model: Annotated[str, typer.Argument(help="Folder, Hub id, or timm:NAME.", show_default=False)],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="digits, photos, a folder of class folders, parquet or webdataset files, or a Hub id.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path, typer.Option(help="Folder for the parquet files.", show_default=False)],
+    split: Annotated[list[str] | None, typer.Option(help="Repeat for more; by default all.")] = None,
+    predictions: Annotated[
+        bool, typer.Option("--predictions", help="The most likely classes instead of embeddings.")
+    ] = False,
+    top: Annotated[int, typer.Option(help="Classes a prediction.", min=1)] = 5,
+    num_processes: Annotated[int, typer.Option(help="Each with the model; a GPU each where there are.", min=1)] = 1,
+    batch_size: Annotated[int, typer.Option(help="Images a forward pass.", min=1)] = 32,
+    rows_per_file: Annotated[int, typer.Option(help="Images a file; of a stream a shard is a file.", min=1)] = 4096,
+    streaming: Annotated[bool, typer.Option("--streaming", help="Read the data while computing.")] = False,
+    skip_bad_images: Annotated[bool, typer.Option("--skip-bad-images", help="Leave out unreadable images.")] = False,
+    device: Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the splits that are cut where the data has none.")] = 0,
+) -> None:
+    """Write embeddings or predictions of a data set into parquet files; a stopped run goes on by the same command."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from hf_vit.evaluation.embedding.job import embed as run
+
+    columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TextColumn("files"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        try:
+            result = run(
+                model,
+                data,
+                output,
+                splits=split,
+                predictions=predictions,
+                top=top,
+                num_processes=num_processes,
+                batch_size=batch_size,
+                rows_per_file=rows_per_file,
+                streaming=streaming,
+                skip_bad_images=skip_bad_images,
+                device=device,
+                seed=seed,
+                report=lambda done, files: bar.update(task, completed=done, total=files),
+            )
+        except KeyboardInterrupt:
+            typer.echo(f"hf-vit: stopped; the same command goes on from the files in {output}", err=True)
+            raise typer.Exit(130) from None
+    for note in result.notes:
+        typer.echo(f"note: {note}", err=True)
+    if result.skipped:
+        typer.echo(f"left out {len(result.skipped)} unreadable images: {', '.join(result.skipped[:10])}", err=True)
+    before = f" ({result.done_before} were there already)" if result.done_before else ""
+    typer.echo(f"{result.rows:,} rows in {len(result.files)} files{before} and manifest.json in {result.folder}")

@@ -1,0 +1,43 @@
+"""`hf-vit predict`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def predict(
+    model: Annotated[str, typer.Argument(help="Folder or Hub id of an image classifier.", show_default=False)],
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of images.", show_default=False)
+    ],
+    top: Annotated[int, typer.Option(help="Classes to show for every image.", min=1)] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list instead of a table.")] = False,
+    batch_size: Annotated[int, typer.Option(help="Images a step.", min=1)] = 32,
+    device: Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")] = None,
+) -> None:
+    """Say what images show: the most likely classes with their probabilities."""
+    import json
+
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from hf_vit.evaluation import predict_images
+    from hf_vit.subjects.loading import load_classifier
+
+    classifier = load_classifier(model, device)
+    predictions = predict_images(classifier, images, top=top, batch_size=batch_size)
+    if as_json:
+        listed = [
+            {"image": found.image, "predictions": [{"label": name, "score": score} for name, score in found.scores]}
+            for found in predictions
+        ]
+        typer.echo(json.dumps(listed, indent=2, ensure_ascii=False))
+        return
+    table = Table("image", "class", "probability")
+    for found in predictions:
+        for rank, (name, score) in enumerate(found.scores):
+            table.add_row("" if rank else escape(found.image), escape(name), f"{score:.2%}")
+        table.add_section()
+    Console().print(table)

@@ -1,0 +1,1 @@
+"""Embeddings or predictions of a whole data set: the job, and the processes that do it."""

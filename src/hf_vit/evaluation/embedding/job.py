@@ -1,0 +1,204 @@
+"""Embeddings or predictions of a whole data set, as parquet files.
+
+    OUTPUT/manifest.json                     model, data and settings; at the end also rows, versions and hardware
+    OUTPUT/<split>-<number>-of-<count>.parquet
+
+Every file is computed by one process from a fixed part of the data and appears when it is complete: whatever is killed,
+the same command goes on with the files that are missing, and any number of processes writes the same ones.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_vit.errors import UserError
+from hf_vit.evaluation.embedding.processes import Job, Part, Settings, run_parts
+from hf_vit.results.facts import hardware, versions, write_atomically
+
+if TYPE_CHECKING:
+    from hf_vit.data import ImageData
+    from hf_vit.subjects.subject import Subject
+
+MANIFEST_NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """What `embed` left.
+
+    Attributes:
+        folder: holds the files and manifest.json.
+        files: by name, those of earlier sessions included.
+        rows: images in all of them.
+        done_before: files that were there already.
+        skipped: unreadable images that this call left out.
+        notes: what a user should be told about the data.
+    """
+
+    folder: Path
+    files: list[str]
+    rows: int
+    done_before: int
+    skipped: list[str]
+    notes: list[str]
+
+
+def embed(
+    model: str,
+    data: str,
+    output: str | Path,
+    *,
+    splits: Sequence[str] | None = None,
+    predictions: bool = False,
+    top: int = 5,
+    num_processes: int = 1,
+    batch_size: int = 32,
+    rows_per_file: int = 4096,
+    streaming: bool = False,
+    skip_bad_images: bool = False,
+    device: str | None = None,
+    seed: int = 0,
+    report: Callable[[int, int], None] | None = None,
+) -> Embedded:
+    """Write what a model makes of every image into parquet files; go on where an earlier call was stopped.
+
+    Columns: `index` (int64, row of the split; of a stream, row of its shard), `image` (the file's last two names, null
+    where there is none), `label` (the class's name), and `embedding` (D x float32: what the classification head sees,
+    the pooled output of a model without one) or `labels` and `probabilities` (of the `top` classes, best first).
+
+    Args:
+        model: folder, Hub id or "timm:NAME", of hf_vit, transformers or timm; for predictions a classifier.
+        data: see `hf_vit.data.load_data`.
+        output: a new or empty folder, or that of the same call before.
+        splits: of the data; by default all.
+        predictions: the most likely classes instead of embeddings.
+        top: classes a prediction, at most all.
+        num_processes: each with the model in its memory, and a GPU of its own as long as there are.
+        batch_size: images a forward pass; part of what decides about the last digits, so fixed for a folder.
+        rows_per_file: images a file. Of a stream every shard becomes a file, whatever its size.
+        streaming: read parquet and webdataset files while computing, without looking at every image beforehand.
+        skip_bad_images: leave out unreadable images instead of stopping.
+        device: torch device; by default a GPU where there is one.
+        seed: of the splits that are cut where the data has none.
+        report: is told (files done, files in all) after every file.
+
+    Raises:
+        UserError: bad input, an output folder that holds something else, outputs that are not finite, or a process that
+            was killed. Complete files stay.
+    """
+    from hf_vit.data import load_data
+
+    if min(top, num_processes, batch_size, rows_per_file) < 1:
+        raise UserError("top, the numbers of processes, of images a batch and of rows a file must be at least 1")
+    start, folder = time.perf_counter(), Path(output)
+    _refuse_other_folder(folder)
+    subject = _open(model, predictions, device)
+    images = load_data(
+        data, streaming=streaming, skip_bad_images=skip_bad_images, image_size=subject.image_size, seed=seed
+    )
+    chosen = list(splits or images.splits)
+    settings = Settings(predictions, top, batch_size, rows_per_file)
+    manifest = _manifest(subject, images, chosen, settings)
+    parts = [part for split in chosen for part in _parts(images, split, rows_per_file)]
+    _enter(folder, manifest)
+    missing = [part for part in parts if not (folder / part.name).is_file()]
+    job = Job(model, {split: images.splits[split] for split in chosen}, images.readers, images.label_names, settings)
+    own = subject if num_processes == 1 else None
+    del subject  # of several processes each loads its own
+    skipped = run_parts(job, missing, folder, num_processes, device, own, _counting(parts, missing, report))
+    rows = _finish(folder, parts, manifest, time.perf_counter() - start, device)
+    left_out = sorted({*images.skipped, *skipped})
+    return Embedded(folder, [part.name for part in parts], rows, len(parts) - len(missing), left_out, images.notes)
+
+
+def _open(model: str, predictions: bool, device: str | None) -> "Subject":
+    from hf_vit.subjects.subject import open_subject
+
+    subject = open_subject(model, device)
+    if predictions and not subject.label_sets:
+        raise UserError(f"{model} is no classifier, so it predicts no classes; leave --predictions out for embeddings")
+    return subject
+
+
+def _parts(images: "ImageData", split: str, rows_per_file: int) -> list[Part]:
+    if images.readers:
+        count = images.readers[split][0].num_shards
+    else:
+        rows = images.num_examples(split)
+        assert rows is not None
+        count = max(1, -(-rows // rows_per_file))
+    return [Part(split, number, count) for number in range(count)]
+
+
+def _manifest(subject: "Subject", images: "ImageData", splits: list[str], settings: Settings) -> dict[str, Any]:
+    return {
+        "model": subject.describe(),
+        "data": {"name": images.name, "fingerprint": images.fingerprint, "splits": splits},
+        "settings": {**asdict(settings), "streaming": bool(images.readers)},
+    }
+
+
+def _refuse_other_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"the output {folder} is a file; choose a new or empty folder")
+    inside = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    if inside and MANIFEST_NAME not in inside:
+        raise UserError(f"the output folder {folder} holds something else ({inside[0]}); choose a new or empty one")
+
+
+def _enter(folder: Path, manifest: dict[str, Any]) -> None:
+    """Record what is computed, or make sure that the folder holds the beginning of just that."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".*.tmp"):  # of a process that was killed
+        left.unlink(missing_ok=True)
+    try:
+        before: Any = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        _write_manifest(folder, manifest)
+        return
+    except ValueError as error:
+        raise UserError(f"{folder / MANIFEST_NAME} is damaged ({error}); delete {folder} to start anew") from error
+    for name, now in manifest.items():
+        if before.get(name) != now:
+            raise UserError(
+                f"{folder} was begun with {name} {before.get(name)}, now it is {now}; give the same again, or another "
+                "output folder"
+            )
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    write_atomically(folder / MANIFEST_NAME, json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+
+
+def _counting(
+    parts: Sequence[Part], missing: Sequence[Part], report: Callable[[int, int], None] | None
+) -> Callable[[], None]:
+    done = len(parts) - len(missing)
+
+    def one_more() -> None:
+        nonlocal done
+        done += 1
+        if report is not None:
+            report(done, len(parts))
+
+    return one_more
+
+
+def _finish(folder: Path, parts: Sequence[Part], manifest: dict[str, Any], seconds: float, device: str | None) -> int:
+    """Complete the manifest; returns the number of rows in all files."""
+    from pyarrow import parquet
+
+    rows = 0
+    for part in parts:
+        try:
+            rows += parquet.read_metadata(folder / part.name).num_rows
+        except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+            raise UserError(
+                f"{folder / part.name} is damaged ({error}); delete it and run the command again"
+            ) from error
+    finished = {"rows": rows, "seconds": round(seconds, 3), "versions": versions(), "hardware": hardware(device)}
+    _write_manifest(folder, manifest | finished)
+    return rows

@@ -1,0 +1,193 @@
+"""Calibration: whether a classifier is right as often as it is sure, before and after one temperature is fitted.
+
+Legend: n images, K classes, M bins.
+Source: arXiv 1706.04599 (reliability diagrams, expected calibration error, temperature scaling).
+"""
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_vit.errors import UserError
+from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.protocols.confidence import ConfidenceBins
+from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
+from hf_vit.evaluation.protocols.pictures import reliability
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BINS = 15
+# A temperature outside of this range means that there is nothing to fit: no mistake at all, or chance.
+_TEMPERATURES = (1e-2, 1e2)
+
+
+@final
+@dataclass(frozen=True)
+class Reliability:
+    """How sure and how right a classifier is, bin by bin of confidence, (0, 1/M], (1/M, 2/M], ...
+
+    Attributes:
+        images: [M].
+        confidence: [M], mean probability of the predicted class; 0 where a bin is empty.
+        accuracy: [M], likewise.
+        ece: expected calibration error: mean of |accuracy - confidence| over images.
+        mce: the largest gap of a bin.
+        loss: mean negative log-likelihood, nats.
+    """
+
+    images: list[int]
+    confidence: list[float]
+    accuracy: list[float]
+    ece: float
+    mce: float
+    loss: float
+
+
+@final
+class ReliabilitySums:
+    """Running sums of a reliability diagram; memory does not depend on the number of images."""
+
+    def __init__(self, num_bins: int = BINS) -> None:
+        self._bins = ConfidenceBins(num_bins)
+        self._loss = 0.0
+
+    def add(self, logits: NDArray[np.float64], labels: NDArray[np.int64]) -> None:
+        """A batch of logits [B, K] and true classes [B]."""
+        log_probabilities = _log_softmax(logits)
+        self._bins.add(np.exp(log_probabilities.max(axis=1)), log_probabilities.argmax(axis=1) == labels)
+        self._loss -= float(log_probabilities[np.arange(len(labels)), labels].sum())
+
+    def result(self) -> Reliability:
+        """Of everything that was added."""
+        bins = self._bins
+        divisor = np.maximum(bins.images, 1)
+        return Reliability(
+            images=bins.images.astype(int).tolist(),
+            confidence=(bins.confidence / divisor).tolist(),
+            accuracy=(bins.hits / divisor).tolist(),
+            ece=bins.expected_error(),
+            mce=float((np.abs(bins.hits - bins.confidence) / divisor).max()),
+            loss=self._loss / float(bins.images.sum()),
+        )
+
+
+@final
+@dataclass(frozen=True)
+class CalibrationResult(ProtocolResult):
+    """What `calibration` measured.
+
+    Attributes:
+        num_images: images that judged.
+        top1: accuracy, which a temperature does not change.
+        plain: the classifier as it is.
+        temperature: the fitted one; None where none was asked for.
+        scaled: logits divided by the temperature.
+    """
+
+    title: ClassVar[str] = "Calibration"
+    source: ClassVar[str] = "arXiv 1706.04599"
+    num_images: int
+    top1: float
+    plain: Reliability
+    temperature: float | None
+    scaled: Reliability | None
+
+    def values(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"accuracy": self.top1, **asdict(self.plain)}
+        if self.scaled is not None:
+            found |= {"temperature": self.temperature, "scaled": asdict(self.scaled)}
+        return found
+
+    def headline(self) -> dict[str, float]:
+        found = {"calibration error": self.plain.ece}
+        if self.scaled is not None:
+            found["calibration error, temperature fitted"] = self.scaled.ece
+        return found
+
+    def table(self) -> Table:
+        found = [("1", self.plain)]
+        if self.scaled is not None:
+            found.append((f"{self.temperature:.3f}", self.scaled))
+        rows = [[name, percent(one.ece), percent(one.mce), f"{one.loss:.4f}"] for name, one in found]
+        return Table(["temperature", "calibration error", "largest gap of a bin", "loss (nats)"], rows)
+
+    def draw(self) -> "Figure":
+        found = [("as it is", self.plain)]
+        if self.scaled is not None:
+            found.append((f"temperature {self.temperature:.3f}", self.scaled))
+        return reliability(
+            [
+                (f"{name}: error {percent(one.ece)}", np.array(one.accuracy), np.array(one.images) / self.num_images)
+                for name, one in found
+            ]
+        )
+
+
+def calibration(
+    examination: Examination, *, temperature: bool = True, bins: int = BINS, fit_split: str = "validation"
+) -> CalibrationResult:
+    """Reliability diagram and calibration errors, before and after temperature scaling.
+
+    The logits of `fit_split` are in memory, n x K x 8 bytes; those of the images that judge are not.
+
+    Args:
+        examination: the classifier and the data.
+        temperature: whether to fit one.
+        bins: of confidence.
+        fit_split: what the temperature is fitted on.
+
+    Raises:
+        UserError: `fit_split` is missing or judges as well, or the classifier does not know the classes.
+    """
+    if bins < 1:
+        raise UserError(f"{bins} bins; needed: at least 1")
+    fitted = _fit(examination, fit_split) if temperature else None
+    plain, scaled = ReliabilitySums(bins), ReliabilitySums(bins)
+    hits = images = 0
+    for logits, labels in examination.logits(examination.split):
+        rows, truth = logits.double().numpy(), labels.numpy()
+        plain.add(rows, truth)
+        if fitted is not None:
+            scaled.add(rows / fitted, truth)
+        hits += int((rows.argmax(axis=1) == truth).sum())
+        images += len(truth)
+    return CalibrationResult(images, hits / images, plain.result(), fitted, None if fitted is None else scaled.result())
+
+
+def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
+    """The temperature T of least negative log-likelihood of softmax(logits / T), within 0.01 to 100.
+
+    Args:
+        logits: [n, K].
+        labels: [n].
+    """
+    from scipy.optimize import minimize_scalar
+
+    def loss(log_temperature: float) -> float:
+        scaled = _log_softmax(logits / np.exp(log_temperature))
+        return -float(scaled[np.arange(len(labels)), labels].mean())
+
+    bounds = tuple(np.log(_TEMPERATURES))
+    found: Any = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})
+    return float(np.exp(found.x))
+
+
+def _fit(examination: Examination, split: str) -> float:
+    try:
+        examination.learning_split(split)
+    except UserError as error:
+        raise UserError(f"a temperature cannot be fitted: {error}; --no-temperature does without") from error
+    parts = [
+        (logits.double().numpy(), labels.numpy()) for logits, labels in examination.logits(split, f"logits of {split}")
+    ]
+    logits, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return fit_temperature(logits, labels)
+
+
+def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    from scipy.special import log_softmax
+
+    return log_softmax(logits, axis=1)

@@ -1,0 +1,198 @@
+"""Cells of the table of speeds: all contestants take turns in one process, and only their paired ratios count."""
+
+import functools
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch.nn import functional as F
+
+from hf_vit.errors import UserError
+from hf_vit.speed.measuring import (
+    Quartiles,
+    counted_flops,
+    others_load,
+    peak_memory,
+    quartiles,
+    speed_ratio,
+    take_turns,
+)
+from hf_vit.speed.peers import NUM_LABELS, PRODUCTS, Shape, build, obstacle
+
+Work = Literal["inference", "training"]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One comparison.
+
+    Attributes:
+        work: "inference" (in the dtype), or "training": forward, backward and AdamW (bfloat16 by autocast).
+        shape: what all contestants share.
+        dtype: a name of `DTYPES`.
+        batch: images a step.
+        device: torch device.
+        checkpointing: recompute activations in training; the contestants that can.
+    """
+
+    work: Work
+    shape: Shape
+    dtype: str = "float32"
+    batch: int = 1
+    device: str = "cpu"
+    checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.work not in ("inference", "training"):
+            raise UserError(f"work '{self.work}' is unknown; choose inference or training")
+        if self.dtype not in DTYPES:
+            raise UserError(f"dtype '{self.dtype}' is unknown; choose {' or '.join(DTYPES)}")
+        if self.batch < 1:
+            raise UserError(f"a batch of {self.batch} images; it must be at least 1")
+
+    def step(self, name: str) -> Callable[[], Any]:
+        """One step of a contestant, ready to be called again and again."""
+        dtype = DTYPES[self.dtype]
+        images = self.shape.images(self.batch, dtype if self.work == "inference" else torch.float32, self.device)
+        step = self._inference(name, images, dtype) if self.work == "inference" else self._training(name, images, dtype)
+        if not self.device.startswith("cuda"):
+            return step
+
+        def synchronised() -> None:
+            step()
+            torch.cuda.synchronize(self.device)
+
+        return synchronised
+
+    def _inference(self, name: str, images: torch.Tensor, dtype: torch.dtype) -> Callable[[], Any]:
+        model = build(name, self.shape, dtype, self.device).eval()
+
+        @torch.inference_mode()
+        def step() -> torch.Tensor:
+            return model(images)
+
+        return step
+
+    def _training(self, name: str, images: torch.Tensor, dtype: torch.dtype) -> Callable[[], Any]:
+        model = build(name, self.shape, torch.float32, self.device).train()
+        if self.checkpointing:
+            model.model.gradient_checkpointing_enable()  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        labels = torch.arange(self.batch, device=self.device) % NUM_LABELS
+        place = torch.device(self.device).type
+
+        def step() -> None:
+            with torch.autocast(place, dtype, enabled=dtype != torch.float32):
+                loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a contestant did in a cell.
+
+    Attributes:
+        images_per_second: median.
+        ratios: other contestant -> how many times as fast this one is, paired by turns.
+        memory: bytes held at most during a step, beyond weights and input (training: and beyond optimizer state).
+        utilisation: share of the peak FLOP/s that was given; a multiply-add counts 2, training three forwards. What
+            an optimized model leaves out does not count.
+    """
+
+    images_per_second: float
+    ratios: dict[str, Quartiles]
+    memory: int | None = None
+    utilisation: float | None = None
+
+
+@dataclass
+class Comparison:
+    """A cell, its outcomes by contestant, who did not take part and why, and the load that others made (cores)."""
+
+    cell: Cell
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    load: float = 0.0
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values, as results keep them."""
+        return asdict(self)
+
+
+def compare(
+    cell: Cell,
+    contestants: Sequence[str],
+    turns: int,
+    *,
+    memory: bool = False,
+    peak_flops: float | None = None,
+) -> Comparison:
+    """Let contestants take turns at a cell.
+
+    Args:
+        contestants: names as `build` takes them; who cannot take part is told in `absent`.
+        turns: of every contestant, after two that are not counted.
+        memory: measure the peak as well (one more step of each).
+        peak_flops: FLOP/s of the device, for the utilisation.
+
+    Raises:
+        UserError: nobody can take part.
+    """
+    made = Comparison(cell, absent=dict(_obstacles(cell, contestants)))
+    steps: dict[str, Callable[[], Any]] = {}
+    for name in contestants:
+        if name not in made.absent:
+            steps[name] = cell.step(name)
+    if not steps:
+        raise UserError(f"nobody can take part: {'; '.join(made.absent.values())}")
+    seconds = take_turns(steps, turns)
+    made.load = others_load()
+    for name in steps:
+        rate = cell.batch / quartiles(seconds[name]).median
+        share = rate * _step_flops(cell, optimized="optimized" in name) / peak_flops if peak_flops else None
+        made.outcomes[name] = Outcome(
+            images_per_second=rate,
+            ratios={other: speed_ratio(seconds, name, other) for other in steps if other != name},
+            memory=peak_memory(steps[name], cell.device) if memory else None,
+            utilisation=share,
+        )
+    steps.clear()
+    gc.collect()
+    torch.compiler.reset()  # its limit of recompilations would have later cells run uncompiled
+    return made
+
+
+def _obstacles(cell: Cell, contestants: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for name in contestants:
+        found = obstacle(name, cell.shape, cell.work == "training")
+        if found is None and cell.checkpointing and not name.startswith(("hf_vit", "transformers")):
+            found = "it has no checkpointing of the same kind"
+        if found is not None:
+            yield name, found
+
+
+@functools.cache
+def _step_flops(cell: Cell, *, optimized: bool) -> float:
+    """FLOPs of one image in the work of a cell; a training step is three forwards."""
+    with torch.device("meta"):
+        model = build("hf_vit optimized" if optimized else "hf_vit", cell.shape, device="meta").eval()
+    images = torch.empty(1, 3, cell.shape.image_size, cell.shape.image_size, device="meta")
+    return counted_flops(model, lambda: model(images)) * (3 if cell.work == "training" else 1)
+
+
+def best_peer(comparison: Comparison, name: str) -> tuple[str, Quartiles]:
+    """The fastest other package of a cell, and how many times as fast as it the named contestant is."""
+    ratios = {
+        other: ratio
+        for other, ratio in comparison.outcomes[name].ratios.items()
+        if not other.startswith("hf_vit") and other != PRODUCTS
+    }
+    slowest = min(ratios, key=lambda other: ratios[other].median)
+    return slowest, ratios[slowest]

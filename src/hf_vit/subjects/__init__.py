@@ -1,0 +1,1 @@
+"""One loaded vision model of any library: opening it, its pixels, its features."""

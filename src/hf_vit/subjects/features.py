@@ -1,0 +1,120 @@
+"""What a vision model makes of images before its head: pre-logits, and one vector an image at every depth.
+
+Legend: B batch, C channels, H x W px, N tokens, D hidden size.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_vit.errors import UserError
+from hf_vit.models.pooling_hf_vit import class_token_index
+from hf_vit.subjects.layers import layer_tensor, layers_of
+
+PRE_LOGITS = "pre_logits"
+
+
+def pre_logits(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
+    """[B, D]: what the classification head sees; of a model without a head its pooled output.
+
+    A model without a pooled output gives its class token, without one the mean of its tokens.
+
+    Args:
+        model: of hf_vit, transformers or timm.
+        pixel_values: [B, C, H, W] on the model's device, in the dtype of its weights.
+
+    Raises:
+        UserError: the model is of another library.
+    """
+    if hasattr(model, "forward_head") and hasattr(model, "forward_features"):
+        timm_model: Any = model
+        return timm_model.forward_head(timm_model.forward_features(pixel_values), pre_logits=True)
+    if not hasattr(model, "base_model"):
+        raise UserError(
+            f"the features of a {type(model).__name__} cannot be read; needed: a model of hf_vit, transformers or timm"
+        )
+    encoder: Any = model.base_model
+    if encoder is model:
+        return _pooled_output(model, encoder(pixel_values))
+    return _input_of_head(model, encoder, pixel_values)
+
+
+def _pooled_output(model: nn.Module, output: Any) -> torch.Tensor:
+    pooled = getattr(output, "pooler_output", None)
+    return pool(model, output.last_hidden_state) if pooled is None else pooled.flatten(1)
+
+
+def _input_of_head(model: nn.Module, encoder: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
+    """What reaches the first module that runs after the encoder."""
+    seen: list[torch.Tensor] = []
+
+    def keep(module: nn.Module, arguments: Any) -> None:
+        seen.append(arguments[0])
+
+    handles = [head.register_forward_pre_hook(keep) for head in model.children() if head is not encoder]
+    try:
+        model(pixel_values)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not seen:
+        raise UserError(f"{type(model).__name__} has no module after its encoder; give its encoder alone")
+    return seen[0].mean(dim=1) if seen[0].ndim == 3 else seen[0].flatten(1)
+
+
+def depth_features(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+    """[B, D] after every layer (see `layers_of`), in the order they run, and last the `pre_logits`.
+
+    A layer that runs several times (shared weights) has an entry a run, the later ones numbered: "layers.0 (2)".
+
+    Args:
+        model: of hf_vit, transformers or timm.
+        pixel_values: [B, C, H, W] on the model's device, in the dtype of its weights.
+    """
+    found: dict[str, torch.Tensor] = {}
+    runs: dict[str, int] = {}
+
+    def keep_as(name: str) -> Any:
+        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+            features = layer_tensor(output)
+            if features is not None and features.ndim > 2 and len(features) == len(pixel_values):
+                runs[name] = runs.get(name, 0) + 1
+                found[name if runs[name] == 1 else f"{name} ({runs[name]})"] = pool(model, features)
+
+        return hook
+
+    handles = [module.register_forward_hook(keep_as(name)) for name, module in layers_of(model).items()]
+    try:
+        last = pre_logits(model, pixel_values)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {**found, PRE_LOGITS: last}
+
+
+def pool(model: nn.Module, features: torch.Tensor) -> torch.Tensor:
+    """One vector an image, [B, D]: the class token where the model has one, else the mean over tokens or pixels.
+
+    Args:
+        model: tells where the class token stands, and in timm's case the order of a map's axes.
+        features: [B, N, D] or a map, [B, C, H, W] ([B, H, W, C] of AxialResNets and of timm's "NHWC" models).
+    """
+    if features.ndim == 4:
+        return features.mean(dim=(1, 2) if _channels_last(model) else (2, 3))
+    token = class_token(model)
+    return features.mean(dim=1) if token is None else features[:, token]
+
+
+def class_token(model: nn.Module) -> int | None:
+    """Index of the class token among the tokens; None for a model without one."""
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "has_class_token"):
+        return class_token_index(config) if config.has_class_token else None
+    return 0 if any(name.rpartition(".")[2] == "cls_token" for name, _ in model.named_parameters()) else None
+
+
+def _channels_last(model: nn.Module) -> bool:
+    if getattr(getattr(model, "config", None), "model_type", None) == "hf_axial_resnet":
+        return True
+    return str(getattr(model, "output_fmt", "NCHW")).endswith("NHWC")

@@ -1,0 +1,94 @@
+"""timm's models by name or from a folder, with what is needed to feed them and to read their answers."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from hf_vit.errors import UserError
+from hf_vit.subjects.loading import pick_device
+
+if TYPE_CHECKING:
+    from torch import nn
+
+TIMM = "timm:"
+
+
+def is_timm(source: str) -> bool:
+    """Whether a name stands for a model of timm: "timm:NAME", or a folder whose config.json is timm's."""
+    if source.startswith(TIMM):
+        return True
+    try:
+        config: Any = json.loads((Path(source).expanduser() / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "architecture" in config and "model_type" not in config
+
+
+def load_timm(source: str, device: str | None = None) -> "nn.Module":
+    """A model of timm with its weights, in evaluation mode.
+
+    Args:
+        source: "timm:NAME", "timm:NAME@FILE" (a checkpoint of that architecture), "timm:FOLDER", or the folder of a
+            model that timm saved.
+        device: torch device; by default a GPU where there is one.
+
+    Raises:
+        UserError: timm is not installed, or there is no such model with weights.
+    """
+    name = source.removeprefix(TIMM)
+    try:
+        import timm
+    except ImportError as error:
+        raise UserError(f"timm:{name} needs timm: pip install timm") from error
+    place, folder = pick_device(device), Path(name).expanduser()
+    try:
+        if "@" in name and not folder.is_dir():
+            model = _from_file(*name.split("@", 1))
+        else:
+            model = timm.create_model(f"local-dir:{folder}" if folder.is_dir() else name, pretrained=True)
+    except Exception as error:  # unknown names, no weights, no connection: each has an error of its own
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"timm:{name} cannot be loaded ({reason:.200}); timm.list_models(pretrained=True) names what can"
+        ) from error
+    return model.eval().to(place)
+
+
+def _from_file(architecture: str, file: str) -> "nn.Module":
+    """A checkpoint alone: as many classes as its head has, whose names it does not tell unless they are ImageNet's."""
+    import timm
+    from timm.models import get_pretrained_cfg, load_state_dict
+
+    path, config = Path(file).expanduser(), cast(Any, get_pretrained_cfg(architecture))
+    if not path.is_file():
+        raise UserError(f"there is no file {file}")
+    weights, classifier = load_state_dict(str(path)), config.classifier if config else None
+    head = weights.get(f"{classifier if isinstance(classifier, str) else (classifier or [''])[0]}.weight")
+    options: dict[str, Any] = {} if head is None else {"num_classes": len(head)}
+    return timm.create_model(architecture, checkpoint_path=str(path), **options)
+
+
+def timm_data_config(model: "nn.Module") -> dict[str, Any]:
+    """How a model of timm is fed: input_size (C, H, W), mean and std [C] of pixels in 0..1, interpolation."""
+    from timm.data.config import resolve_model_data_config
+
+    return cast("dict[str, Any]", resolve_model_data_config(cast(Any, model)))
+
+
+def timm_label_names(model: "nn.Module") -> list[list[str]]:
+    """What a model of timm calls its classes, in the order of its logits: every set of names that is known.
+
+    timm knows the classes of ImageNet (its 1,000 and the larger sets) by WordNet's numbers and by words.
+    """
+    from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
+
+    config: Any = getattr(model, "pretrained_cfg", None) or {}
+    stored = config.get("label_names")
+    if isinstance(stored, list | tuple) and len(cast("list[Any]", stored)) == model.num_classes:
+        names, words = [str(name) for name in cast("list[Any]", stored)], config.get("label_descriptions") or {}
+        return [names, [str(words[name]) for name in names]] if set(names) <= set(words) else [names]
+    subset = infer_imagenet_subset(cast(Any, model))
+    if subset is None:
+        return []
+    imagenet = ImageNetInfo(subset)
+    return [list(imagenet.label_names()), cast("list[str]", imagenet.label_descriptions())]

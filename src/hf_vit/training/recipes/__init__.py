@@ -1,0 +1,1 @@
+"""Recipes: complete sets of training settings as data, each with its source."""

@@ -1,0 +1,209 @@
+"""Where a run keeps what it needs to be resumed, and which of it survived a kill or a full disk.
+
+    OUTPUT/checkpoints/run.json            how the run was started
+    OUTPUT/checkpoints/data_files.json     the files of its data, with hashes or sizes
+    OUTPUT/checkpoints/checkpoint-<step>/  weights, optimizer, random states
+
+It lies apart from the files that are shared, and is removed when the run is complete unless it is to be kept.
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hf_vit.errors import UserError
+from hf_vit.results.facts import write_atomically
+
+WORK_FOLDER = "checkpoints"
+RUN_NAME = "run.json"
+_FILES_NAME, _MOST_FILES = "data_files.json", 100_000
+_STATE_NAME = "trainer_state.json"
+_OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_ABSENT = "(not set)"
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step a checkpoint folder is named after; -1 for other folders."""
+    match = _CHECKPOINT.fullmatch(checkpoint.name)
+    return int(match[1]) if match else -1
+
+
+def checkpoints_in(work: Path) -> list[Path]:
+    """Checkpoint folders, complete or not, by step."""
+    found = [path for path in work.glob("checkpoint-*") if path.is_dir() and step_of(path) >= 0]
+    return sorted(found, key=step_of)
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether a checkpoint was written to its end: every file is there and none is cut off.
+
+    The Trainer writes its state last, but for what other processes write; archives carry their directory at the end,
+    and a safetensors header says how long the file must be.
+    """
+    processes = (read_run(checkpoint.parent) or {}).get("world_size", 1)
+    try:
+        state = json.loads((checkpoint / _STATE_NAME).read_text(encoding="utf-8"))
+        json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        random_states = list(checkpoint.glob("rng_state*.pth"))
+        # "optimizer.bin" is that of sharded weights, brought together.
+        optimizer = [path for name in _OPTIMIZERS if (path := checkpoint / name).exists()]
+        zipped = [checkpoint / "scheduler.pt", *optimizer, *random_states, *checkpoint.glob("stream_*.pt")]
+        weights = list(checkpoint.glob("*.safetensors"))
+        return (
+            isinstance(state, dict)
+            and bool(weights)
+            and bool(optimizer)
+            and len(random_states) == processes
+            and all(zipfile.is_zipfile(path) for path in zipped)
+            and all(_is_whole(path) for path in weights)
+        )
+    except (OSError, ValueError):
+        return False
+
+
+def _is_whole(weights: Path) -> bool:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(weights, framework="pt") as file:
+            return len(file.keys()) > 0
+    except SafetensorError:
+        return False
+
+
+def last_complete(work: Path) -> Path | None:
+    """The newest checkpoint that can be resumed from; None when there is none."""
+    return next((path for path in reversed(checkpoints_in(work)) if is_complete(path)), None)
+
+
+def remove_incomplete(work: Path) -> list[str]:
+    """Delete what a killed process or a full disk left half-written; returns the names."""
+    broken = [path for path in checkpoints_in(work) if not is_complete(path)]
+    for path in broken:
+        shutil.rmtree(path)
+    return [path.name for path in broken]
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The Trainer's state of a complete checkpoint."""
+    return json.loads((checkpoint / _STATE_NAME).read_text(encoding="utf-8"))
+
+
+def find_best(checkpoint: Path) -> None:
+    """Point a checkpoint's state to the best checkpoint beside it, wherever the run's folder was moved to."""
+    state = read_state(checkpoint)
+    best = checkpoint.with_name(f"checkpoint-{state.get('best_global_step')}")
+    state["best_model_checkpoint"] = str(best.resolve()) if is_complete(best) else None
+    write_atomically(checkpoint / _STATE_NAME, json.dumps(state, indent=2, sort_keys=True) + "\n")
+
+
+def has_ended(checkpoint: Path) -> bool:
+    """Whether training was over at this checkpoint: all steps done, or stopped early."""
+    control = (read_state(checkpoint).get("stateful_callbacks") or {}).get("TrainerControl") or {}
+    return bool((control.get("args") or {}).get("should_training_stop"))
+
+
+def write_run(work: Path, settings: Mapping[str, Any]) -> None:
+    """Record how a run is started."""
+    work.mkdir(parents=True, exist_ok=True)
+    write_atomically(work / RUN_NAME, json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
+def write_files(work: Path, files: Mapping[str, str]) -> None:
+    """Record the data's files, so that a change can be told by name; not of folders of very many images."""
+    if 0 < len(files) <= _MOST_FILES:
+        write_atomically(work / _FILES_NAME, json.dumps(files, indent=1, sort_keys=True) + "\n")
+
+
+def read_files(work: Path) -> dict[str, str] | None:
+    """The data's files as they were; None where they were not recorded."""
+    try:
+        return json.loads((work / _FILES_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def read_run(work: Path) -> dict[str, Any] | None:
+    """How a run was started; None when the folder holds no run.
+
+    Raises:
+        UserError: the record is damaged.
+    """
+    try:
+        settings = json.loads((work / RUN_NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UserError(f"{work / RUN_NAME} is damaged ({error}); delete {work} to start anew") from error
+    return settings
+
+
+def refuse_other_settings(
+    started: Mapping[str, Any], now: Mapping[str, Any], output: Path, changed_files: str = ""
+) -> None:
+    """A run goes on as it was started, or its result would be neither this run's nor that one's.
+
+    Args:
+        started, now: the settings.
+        output: for the message.
+        changed_files: of the data, see `tell_changes`.
+
+    Raises:
+        UserError: settings differ; the message names them.
+    """
+    different = [
+        f"{name} was {started.get(name, _ABSENT)}, now {now.get(name, _ABSENT)}"
+        for name in sorted({*started, *now})
+        if started.get(name, _ABSENT) != now.get(name, _ABSENT)
+    ]
+    if not different:
+        return
+    other_data = changed_files and started.get("data") != now.get("data")
+    files = f" ({changed_files}: put the data back as it was)" if other_data else ""
+    raise UserError(
+        f"--resume goes on as {output} was started, but {'; '.join(different)}{files}; give the same settings, or "
+        "another output folder"
+    )
+
+
+def need_space(folder: Path, needed: int) -> None:
+    """Make sure that `needed` bytes fit on the disk of a folder that may not exist yet.
+
+    Raises:
+        UserError: they do not.
+    """
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise UserError(
+            f"the disk of {folder} has {_size(free)} free and training needs about {_size(needed)} (the model and "
+            "three checkpoints with optimizer state); free some space or choose another --output"
+        )
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether an error, of whatever library, says that the disk is full."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    text = str(error)
+    # safetensors' words; and those of torch.save, which does not say why it could not write its archive.
+    return "No space left" in text or "os error 28" in text or "enforce fail at inline_container.cc" in text
+
+
+def move_into(source: Path, target: Path, last: str = "config.json") -> None:
+    """Move the files of a folder into another on the same disk; `last` comes last, it makes a model loadable."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.iterdir(), key=lambda path: (path.name == last, path.name)):
+        os.replace(path, target / path.name)
+    source.rmdir()
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

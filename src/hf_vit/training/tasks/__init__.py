@@ -1,0 +1,1 @@
+"""What a training learns: classes, a teacher, hidden patches, contrast."""

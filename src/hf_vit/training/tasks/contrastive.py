@@ -1,0 +1,240 @@
+"""Momentum contrast (MoCo v3, arXiv 2104.02057) around any family's encoder, which is all of it that travels.
+
+Legend: B images, D width of the pooled output, E projection width. Two views of an image are to be known for each other
+among all views of the batch: the batch, over all processes, is the dictionary.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, cast, final
+
+import numpy as np
+import torch
+from torch import distributed, nn
+from torch.nn import functional as F
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from hf_vit.data.augmentation import AugmentationConfig
+from hf_vit.data.transforms import TrainTransform
+from hf_vit.errors import UserError
+from hf_vit.training.trainer.sampling import derive_seed
+
+_NORMS = ("batch", "layer", "none")
+
+
+@final
+@dataclass(frozen=True)
+class ContrastiveOptions:
+    """Settings of momentum contrast; the defaults are those of arXiv 2104.02057, section 4.3 and its code's.
+
+    Attributes:
+        temperature: of the softmax over the batch.
+        momentum: of the momentum encoder at the first step; it rises to 1 along half a cosine.
+        projection_size: E.
+        hidden_size: width of projector and predictor; None is 4096, or 12 * D for encoders below ViT-S.
+        normalization: "batch" (the paper's), "layer" or "none" in projector and predictor. Batch norm on several
+            processes wants `torch.nn.SyncBatchNorm`; the others make a batch's parts independent.
+        freeze_patches: the patch projection keeps its initial values, which the paper found to make training stable.
+
+    Raises:
+        UserError: a value out of range.
+    """
+
+    temperature: float = 0.2
+    momentum: float = 0.99
+    projection_size: int = 256
+    hidden_size: int | None = None
+    normalization: Literal["batch", "layer", "none"] = "batch"
+    freeze_patches: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise UserError(f"temperature {self.temperature} must be above 0")
+        if not 0 <= self.momentum <= 1:
+            raise UserError(f"momentum {self.momentum} of the momentum encoder must be in 0..1")
+        if self.projection_size < 1 or (self.hidden_size is not None and self.hidden_size < 1):
+            raise UserError(f"projection of {self.projection_size} and {self.hidden_size} units: at least 1 is needed")
+        if self.normalization not in _NORMS:
+            raise UserError(f"normalization '{self.normalization}' is unknown; choose {', '.join(_NORMS)}")
+
+
+def build_mlp(sizes: Sequence[int], normalization: str, last_affine: bool) -> nn.Sequential:
+    """Dense layers without bias, each followed by a norm; ReLU between them. [B, sizes[0]] -> [B, sizes[-1]]."""
+    layers = nn.Sequential()
+    for index, (inputs, outputs) in enumerate(pairwise(sizes)):
+        last = index == len(sizes) - 2
+        affine = last_affine or not last
+        layers.append(nn.Linear(inputs, outputs, bias=normalization == "none"))
+        if normalization == "batch":
+            layers.append(nn.BatchNorm1d(outputs, affine=affine))
+        elif normalization == "layer":
+            layers.append(nn.LayerNorm(outputs, elementwise_affine=affine))
+        if not last:
+            layers.append(nn.ReLU())
+    return layers
+
+
+def gather_keys(keys: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Keys [B, E] of all processes, one after the other, and where those of this one begin; no gradient flows."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return keys, 0
+    parts = [torch.empty_like(keys) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(parts, keys.contiguous())
+    return torch.cat(parts), distributed.get_rank() * len(keys)
+
+
+def contrastive_loss(queries: torch.Tensor, keys: torch.Tensor, temperature: float) -> torch.Tensor:
+    """InfoNCE: which key of the whole batch belongs to each query? (algorithm 1)
+
+    Args:
+        queries: [B, E], of this process.
+        keys: [B, E], of the same images in the same order, without gradient.
+        temperature: tau; the loss is scaled by 2 * tau, so that its gradient does not grow as tau shrinks.
+    """
+    queries = F.normalize(queries.float() if queries.dtype != torch.float64 else queries, dim=1)
+    everyone, first = gather_keys(F.normalize(keys.detach().to(queries.dtype), dim=1))
+    labels = torch.arange(first, first + len(queries), device=queries.device)
+    return 2 * temperature * F.cross_entropy(queries @ everyone.T / temperature, labels)
+
+
+@final
+class MomentumContrast(nn.Module):
+    """Encoder, projector and predictor, and a momentum copy of the first two that makes the keys.
+
+    Args:
+        encoder: a family's bare model with its pooling layer.
+        options: see there.
+    """
+
+    def __init__(self, encoder: Any, options: ContrastiveOptions | None = None) -> None:
+        super().__init__()
+        self.options = options or ContrastiveOptions()
+        self.config = encoder.config
+        width = encoder.config.representation_size or encoder.config.hidden_size
+        hidden = self.options.hidden_size or min(4096, 12 * width)
+        size, norm = self.options.projection_size, self.options.normalization
+        self.encoder = encoder
+        self.projector = build_mlp([width, hidden, hidden, size], norm, last_affine=False)
+        self.predictor = build_mlp([size, hidden, size], norm, last_affine=True)
+        if self.options.freeze_patches:
+            encoder.embeddings.patch_embeddings.requires_grad_(False)
+        self.momentum_encoder = copy.deepcopy(encoder).requires_grad_(False)
+        self.momentum_projector = copy.deepcopy(self.projector).requires_grad_(False)
+
+    def forward(self, views: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Views [B, 2, C, H, W] -> the symmetric loss: each view is the query once, and once the key."""
+        if views.ndim != 5 or views.shape[1] != 2:
+            raise ValueError(f"views of shape {tuple(views.shape)}; momentum contrast needs [B, 2, C, H, W]")
+        images = views.transpose(0, 1)
+        queries = [self.predictor(self.projector(self.encoder(image).pooler_output)) for image in images]
+        with torch.no_grad():
+            keys = [self.momentum_projector(self.momentum_encoder(image).pooler_output) for image in images]
+        temperature = self.options.temperature
+        first, second = (
+            contrastive_loss(queries[0], keys[1], temperature),
+            contrastive_loss(queries[1], keys[0], temperature),
+        )
+        return {"loss": first + second}
+
+    @torch.no_grad()
+    def update_momentum(self, share: float) -> None:
+        """Move the momentum copies: `share` of their own weights, the rest of the learning ones'."""
+        for slow, fast in ((self.momentum_encoder, self.encoder), (self.momentum_projector, self.projector)):
+            for own, learning in zip(slow.parameters(), fast.parameters(), strict=True):
+                own.lerp_(learning.detach(), 1 - share)
+
+
+def momentum_at(step: int, steps: int, start: float) -> float:
+    """The momentum after `step` of `steps`: from `start` to 1 along half a cosine."""
+    return 1 - (1 - start) * (1 + math.cos(math.pi * min(step / max(steps, 1), 1))) / 2
+
+
+@final
+class MomentumUpdate(TrainerCallback):
+    """Moves the momentum encoder once an optimizer step, whatever the accumulation."""
+
+    def __init__(self, model: MomentumContrast) -> None:
+        self.model = model
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.model.update_momentum(momentum_at(state.global_step, state.max_steps, self.model.options.momentum))
+
+
+@final
+class TwoViews:
+    """Two variations of every image, [2, 3, H, W]: as the transform of a split, see `hf_vit.data.transform_split`.
+
+    The crops and flips of `augmentation`, then BYOL's colours (arXiv 2006.07733, table 6), which differ for the two:
+    jitter and grey for both, blur always for the first and rarely for the second, solarised now and then the second.
+
+    Args:
+        processor: as in `train_transform`.
+        augmentation: crop, flip and whatever else.
+        seed: of the variation.
+        judged: for validation: the same views at every evaluation.
+    """
+
+    def __init__(self, processor: Any, augmentation: AugmentationConfig, seed: int = 0, judged: bool = False) -> None:
+        self.mixable = not judged
+        side = min(processor.size["height"], processor.size["width"])
+        self._views = [
+            TrainTransform(processor, augmentation, derive_seed(seed, view), distort=_colours(side, blur, solarize))
+            for view, (blur, solarize) in enumerate(((1.0, 0.0), (0.1, 0.2)))
+        ]
+        if judged:
+            for view in self._views:
+                view.set_epoch(0)
+
+    def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
+        """The part without chance."""
+        return self._views[0].prepare(images)
+
+    def finish(self, prepared: Sequence[torch.Tensor], indices: Any) -> list[torch.Tensor]:
+        """Both views of each image."""
+        pairs = zip(*(view.finish(prepared, indices) for view in self._views), strict=True)
+        return [torch.stack(pair) for pair in pairs]
+
+    def set_epoch(self, epoch: int) -> None:
+        """From now on vary as in this epoch; validation stays as it is."""
+        for view in self._views if self.mixable else []:
+            view.set_epoch(epoch)
+
+    def __call__(self, batch: Any) -> dict[str, list[Any]]:
+        made = [view(batch) for view in self._views]
+        pairs = zip(*(view["pixel_values"] for view in made), strict=True)
+        return {"pixel_values": [torch.stack(pair) for pair in pairs], "label": made[0]["label"]}
+
+
+def _colours(side: int, blur: float, solarize: float) -> Any:
+    from torchvision.transforms import v2
+
+    kernel = max(3, side // 10 | 1)  # a tenth of the image, odd
+    return v2.Compose(
+        [
+            v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8),
+            v2.RandomGrayscale(0.2),
+            v2.RandomApply([v2.GaussianBlur(kernel, sigma=(0.1, 2.0))], p=blur),
+            v2.RandomSolarize(128, p=solarize),
+        ]
+    )
+
+
+def collate_views(examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Examples of `TwoViews` to one batch, `views` [B, 2, C, H, W]."""
+    return {"views": torch.stack([torch.as_tensor(example["pixel_values"]) for example in examples])}
+
+
+@torch.no_grad()
+def embed(
+    encoder: Any, images: Sequence[torch.Tensor], batch_size: int = 64
+) -> "np.ndarray[Any, np.dtype[np.float32]]":
+    """Pooled outputs [n, D] of an encoder in evaluation mode, of images [C, H, W]."""
+    device = next(encoder.parameters()).device
+    starts = range(0, len(images), batch_size)
+    found = [
+        encoder(torch.stack(list(images[i : i + batch_size])).to(device)).pooler_output.float().cpu() for i in starts
+    ]
+    return cast("np.ndarray[Any, np.dtype[np.float32]]", torch.cat(found).numpy())

@@ -1,0 +1,1 @@
+"""`HfViTTrainer` and its parts: order, streams, averages, adapters, losses."""

@@ -1,0 +1,271 @@
+"""transformers' Trainer with what image classifiers need: decay groups, soft labels, exact resuming, no pickles."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate.data_loader import prepare_data_loader
+from safetensors import SafetensorError
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, ProgressCallback
+from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_utils import TrainOutput
+
+from hf_vit.errors import DivergedError, UserError
+from hf_vit.results.facts import DataFact
+from hf_vit.training.run.processes import need_same
+from hf_vit.training.run.sharing import check_trainer, share_trainer
+from hf_vit.training.trainer.layer_decay import parameter_groups
+from hf_vit.training.trainer.losses import BinaryCrossEntropy, smooth_labels
+from hf_vit.training.trainer.progress import LiveProgress
+from hf_vit.training.trainer.released import ReleasingTrainer
+from hf_vit.training.trainer.replaying import save_replay
+from hf_vit.training.trainer.sam import SharpnessAware
+from hf_vit.training.trainer.sampling import EpochBatches, EpochSampler, SeededDataset, as_is
+from hf_vit.training.trainer.streaming import SeededStream, StreamingTrainer, stream_loader
+
+
+class HfViTTrainer(StreamingTrainer, ReleasingTrainer):
+    """A `Trainer` for image classifiers. Use it as transformers' own; what differs:
+
+    - No weight decay on biases, norms, tokens, position tables, LayerScale or probes: only on matrices and kernels.
+    - Labels may be class indices [B] or probabilities [B, K] (mixup, cutmix); `label_smoothing_factor` goes with both,
+      and shapes the training loss only: `eval_loss` is the plain cross-entropy.
+    - Order, augmentation and mixing of the images depend on (seed, epoch, position) alone (see `sampling`), so that a
+      resumed training repeats an unbroken one step by step; several processes see what a single one would, and of a
+      stream each its own part.
+    - With `average_decay`, evaluations judge and checkpoints release the average of the weights; with `adapter`, the
+      weights with the adapter merged (see `ReleasingTrainer`).
+    - `compute_loss_func=BinaryCrossEntropy()` trains with one yes or no a class.
+    - A loss that is not a number stops the training with step, learning rate and remedy, before it spoils the weights.
+    - `save_model` writes no pickle (`training_args.bin`); only checkpoints to resume from hold optimizer state.
+    - Live progress on a terminal, nothing elsewhere.
+    - `push_to_hub=True` looks at token and repository before the training, and at its end shares what
+      `hf_vit.push_to_hub` shares, in one commit: no checkpoints, no pickle, a card with facts. A failure raises. (The
+      stock Trainer uploads its whole folder with every checkpoint, and swallows failures.)
+
+    Args:
+        data_fact: name of the training data, for the card of a shared model; by default what the data set says.
+        layer_decay: factor on the learning rate from each layer to the one below (see `layer_decay`); None: 1.
+        sharpness: makes every step one of sharpness-aware minimisation.
+
+    Raises:
+        UserError: the loss of a step is NaN or infinite; the model cannot be shared.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        data_fact: DataFact | None = None,
+        layer_decay: float | None = None,
+        sharpness: SharpnessAware | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.data_fact, self.layer_decay, self.sharpness = data_fact, layer_decay, sharpness
+        super().__init__(*args, **kwargs)
+        # Trainer's own smoother knows no soft labels.
+        self.label_smoother = None
+        # The transforms need the image column, which is no argument of the model.
+        self.args.remove_unused_columns = False
+        self.remove_callback(PrinterCallback)
+        self.remove_callback(ProgressCallback)
+        if not self.args.disable_tqdm:
+            self.add_callback(LiveProgress())
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Names of the parameters that decay: the weights of dense layers and convolutions."""
+        return [
+            f"{path}.weight" if path else "weight"
+            for path, module in model.named_modules()
+            if not isinstance(module, nn.Embedding) and getattr(module, "weight", None) is not None
+            if isinstance(module.weight, nn.Parameter) and module.weight.ndim >= 2
+        ]
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The optimizer, with a rate for every layer where `layer_decay` asks for it.
+
+        Raises:
+            UserError: the model has no numbered layers.
+        """
+        if self.optimizer is None and self.layer_decay is not None:
+            learner = cast(nn.Module, self.model if model is None else model)
+            kind, settings = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, None)
+            groups = parameter_groups(
+                learner,
+                self.get_decay_parameter_names(learner),
+                learning_rate=self.args.learning_rate,
+                weight_decay=self.args.weight_decay,
+                layer_decay=self.layer_decay,
+            )
+            # What the Trainer takes instead of its own groups.
+            self.optimizer_cls_and_kwargs = kind, {**settings, "params": groups}
+        return super().create_optimizer(cast(Any, model))
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Batches in a seeded order, each transformed and collated under a seed of its own."""
+        if self.train_dataset is None:
+            raise ValueError("training needs a train_dataset")
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        workers = self.args.dataloader_num_workers
+        rank, world = self.args.process_index, self.args.world_size
+        size, drop_last, device = self._train_batch_size, self.args.dataloader_drop_last, self.accelerator.device
+        options: dict[str, Any] = {
+            "num_workers": workers,
+            "persistent_workers": workers > 0,
+            "prefetch_factor": self.args.dataloader_prefetch_factor,
+            "pin_memory": self.args.dataloader_pin_memory and self.args.device.type == "cuda",
+        }
+        # datasets.IterableDataset is one of torch's only when torch was imported first: both are told by their name.
+        if isinstance(self.train_dataset, IterableDataset) or not hasattr(self.train_dataset, "__len__"):
+            stream = SeededStream(self.train_dataset, seed, rank, world)
+            self.stream = stream_loader(
+                stream, self.data_collator, device, batch_size=size, drop_last=drop_last, **options
+            )
+            return self.stream
+        dataset = SeededDataset(self.train_dataset, self.data_collator, seed)
+        need_same("numbers of training images", len(dataset))
+        batches = EpochBatches(EpochSampler(len(dataset), seed), size, drop_last, rank, world)
+        loader = DataLoader(cast(Any, dataset), batch_sampler=cast(Any, batches), collate_fn=as_is, **options)
+        # As for a single process: the batches are dealt out already.
+        return prepare_data_loader(loader, device, num_processes=1, process_index=0, put_on_device=True)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Every image is judged by, whatever training drops at the end of an epoch."""
+        dropped, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.args.dataloader_drop_last = dropped
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """The model's own loss, on smoothed labels while it trains."""
+        labels = inputs.get("labels")
+        if labels is not None and model.training:
+            soft = self._training_labels(labels)
+            if num_items_in_batch is not None:
+                # It counts label elements: a row of probabilities has K of them.
+                num_items_in_batch = num_items_in_batch * (soft.numel() // labels.numel())
+            inputs = {**inputs, "labels": soft}
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def _training_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """Class indices [B] or probabilities [B, K] as the loss wants them."""
+        smoothing = self.args.label_smoothing_factor
+        if isinstance(self.compute_loss_func, BinaryCrossEntropy):
+            return self.compute_loss_func.targets(labels, self._num_labels(), smoothing)
+        if smoothing > 0 and self._takes_probabilities():
+            return smooth_labels(labels, self._num_labels(), smoothing)
+        return labels
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """The micro-batches of a step, which sharpness-aware minimisation must know beforehand."""
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.sharpness is not None:
+            self.sharpness.begin(batches)
+        return batches, items
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """One forward and backward pass; two with sharpness-aware minimisation.
+
+        Raises:
+            DivergedError: the loss is NaN or infinite.
+        """
+        learn = super().training_step
+
+        def run(batch: dict[str, Any]) -> torch.Tensor:
+            return self._checked(learn(model, batch, num_items_in_batch), batch)
+
+        if self.sharpness is None:
+            return run(inputs)
+        return self.sharpness.backward(model, inputs, run, lambda: self.accelerator.no_sync(model))
+
+    def _checked(self, loss: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+        if bool(torch.isfinite(loss).all()):
+            return loss
+        rate, step, number = self._get_learning_rate(), self.state.global_step + 1, float(loss.mean())
+        process = f"-process-{self.args.process_index}" if self.args.world_size > 1 else ""
+        folder = Path(str(self.args.output_dir)) / f"replay-{step}{process}"
+        model = self.accelerator.unwrap_model(self.model)
+        saved = f"; hf_vit.training.replay('{folder}') looks into the batch and the weights, which are kept there"
+        try:
+            save_replay(folder, model, batch, step=step, learning_rate=rate, loss=number, bf16=self.args.bf16)
+        except (OSError, SafetensorError):
+            saved = ""
+        raise DivergedError(
+            f"the loss became {number} at step {step} (learning rate {rate:.3g}, gradients clipped at "
+            f"{self.args.max_grad_norm:g}); lower the learning rate, lengthen the warm-up, or clip gradients "
+            f"(1.0){saved}"
+        )
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        folder = Path(output_dir or str(self.args.output_dir))
+        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+        model = self.accelerator.unwrap_model(self.model)
+        if not isinstance(model, PreTrainedModel) and isinstance(getattr(model, "config", None), PreTrainedConfig):
+            model.config.save_pretrained(folder)  # Trainer itself saves the weights alone
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train, and with `push_to_hub=True` share the result."""
+        output = super().train(*args, **kwargs)
+        if self.args.push_to_hub:
+            self.push_to_hub()
+        return output
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Find out before the training whether its result can be shared; the repository is made when it is.
+
+        Raises:
+            UserError: no token, no right to write, no image processor, no name of the data.
+        """
+        self.push_in_progress = None
+        if self.is_world_process_zero():
+            self.hub_model_id = check_trainer(self, private, token)
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Save the model into the output folder and share it; see `hf_vit.push_to_hub`.
+
+        Args:
+            blocking: only True: a failure must be able to raise.
+
+        Returns:
+            A `PushResult` on the first process, None on others.
+
+        Raises:
+            UserError: says what is wrong; the model stays in the output folder.
+        """
+        if not blocking:
+            raise UserError("push_to_hub(blocking=False) would hide a failure; leave it out")
+        if not self.hub_model_id:
+            self.init_hf_repo(token=token, private=private)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        return share_trainer(self, commit_message or "End of training", revision, private, token)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Nothing: what is shared is shared once, when it is complete."""
+
+    def _num_labels(self) -> int:
+        return int(self.accelerator.unwrap_model(self.model).config.num_labels)
+
+    def _takes_probabilities(self) -> bool:
+        config = self.accelerator.unwrap_model(self.model).config
+        return getattr(config, "problem_type", None) in (None, "single_label_classification")

@@ -1,0 +1,218 @@
+"""facts.json: what goes in comes out, damage is told, nothing personal gets in, nothing is lost."""
+
+import getpass
+import json
+import os
+import platform
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hf_vit.errors import UserError
+from hf_vit.results import facts
+from hf_vit.results.facts import DataFact, Facts, Record, append_record, new_record, normalize_command
+
+
+def _record(**changes: object) -> Record:
+    fields: dict[str, object] = {"command": ["hf-vit", "evaluate"], "seed": 0, "values": {"top1": 0.5}, **changes}
+    return new_record("evaluation", **fields)  # type: ignore[arg-type]
+
+
+def test_records_come_back_as_written(tmp_path: Path) -> None:
+    data = DataFact(name="digits", fingerprint="abc", split="test", size=360)
+    append_record(tmp_path, _record(data=data, seconds=1.23456, values={"top1": 0.9, "names": ["a", "é"], "n": None}))
+    append_record(tmp_path, _record(values={"top1": 0.95}))
+    first, second = Facts.load(tmp_path).records
+    assert first.data == data
+    assert first.seconds == 1.235
+    assert first.values == {"top1": 0.9, "names": ["a", "é"], "n": None}
+    assert second.values["top1"] == 0.95
+    assert first.date.tzinfo is not None
+    assert abs((datetime.now(UTC) - first.date).total_seconds()) < 60
+
+
+def test_the_file_is_a_sorted_list_of_records(tmp_path: Path) -> None:
+    append_record(tmp_path, _record(values={"b": 1, "a": 2}))
+    text = (tmp_path / "facts.json").read_text()
+    (record,) = json.loads(text)
+    assert list(record) == sorted(record)
+    assert list(record["values"]) == ["a", "b"]
+    assert set(record) == {
+        "kind", "command", "date", "seed", "data", "versions", "hardware", "seconds", "values",
+    }  # fmt: skip
+    assert datetime.fromisoformat(record["date"]).utcoffset() is not None
+
+
+def test_a_folder_without_facts_has_none(tmp_path: Path) -> None:
+    assert Facts.load(tmp_path).records == []
+    assert Facts().of_kind("training") == []
+
+
+def test_unknown_fields_and_kinds_survive(tmp_path: Path) -> None:
+    append_record(tmp_path, _record(data=DataFact(name="d")))
+    path = tmp_path / "facts.json"
+    records = json.loads(path.read_text())
+    records[0] |= {"kind": "dreaming", "from_the_future": {"x": [1]}}
+    records[0]["data"]["licence"] = "cc0"
+    path.write_text(json.dumps(records))
+    append_record(tmp_path, _record())
+    kept = json.loads(path.read_text())
+    assert kept[0] == records[0]
+    assert len(kept) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "EOF"),
+        (b"[{", "EOF"),
+        (b'{"records": []}', "valid array"),
+        (b'[{"kind": "training"}]', "0.command"),
+        (b'[{"kind": "training", "command": "x", "date": "yesterday"}]', "0.date"),
+        (b"\xff\xfe\x00", "UTF-8"),
+    ],
+)
+def test_a_damaged_file_is_told_and_left_alone(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "facts.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"facts\.json is damaged .*move it away") as caught:
+        append_record(tmp_path, _record())
+    assert reason in str(caught.value)
+    assert path.read_bytes() == content
+
+
+def test_no_folder_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no folder"):
+        append_record(tmp_path / "nowhere", _record())
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_record(tmp_path, _record())
+    before = (tmp_path / "facts.json").read_bytes()
+
+    def full_disk(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        append_record(tmp_path, _record())
+    assert (tmp_path / "facts.json").read_bytes() == before
+    assert os.listdir(tmp_path) == ["facts.json"]
+
+
+def test_the_file_can_be_read_by_others(tmp_path: Path) -> None:
+    append_record(tmp_path, _record())
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "facts.json").stat().st_mode) == 0o666 & ~umask
+
+
+def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    # Threads stand for processes: the lock belongs to an open folder, of which every append has its own.
+    def append_many(seed: int) -> None:
+        for index in range(8):
+            append_record(tmp_path, Record(kind="benchmark", command=str(index), date=datetime.now(UTC), seed=seed))
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(append_many, range(6)))
+    written = [(record.seed, record.command) for record in Facts.load(tmp_path).records]
+    assert sorted(written) == [(seed, str(index)) for seed in range(6) for index in range(8)]
+    assert os.listdir(tmp_path) == ["facts.json"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        (["/home/ann/.venv/bin/hf-vit", "demo"], "hf-vit demo"),
+        (["/home/ann/src/hf_vit/__main__.py", "demo"], "hf-vit demo"),
+        (["/home/ann/run.py", "--seed", "1"], "python run.py --seed 1"),
+        (["hf-vit", "finetune", "--data", "/data/ann/cats and dogs"], "hf-vit finetune --data 'cats and dogs'"),
+        (["hf-vit", "finetune", "--data=/data/ann/cats/"], "hf-vit finetune --data=cats"),
+        (["hf-vit", "evaluate", "../../ann/out"], "hf-vit evaluate out"),
+        (["hf-vit", "evaluate", "~ann/out"], "hf-vit evaluate out"),
+        (["hf-vit", "finetune", "--teacher", "timm:/home/ann/out"], "hf-vit finetune --teacher timm:out"),
+        (["hf-vit", "finetune", "--teacher=timm:resnet18"], "hf-vit finetune --teacher=timm:resnet18"),
+        (["hf-vit", "evaluate", "out/model", "--data", "digits"], "hf-vit evaluate out/model --data digits"),
+        (["hf-vit", "evaluate", "me/vit", "--data", "you/cifar10"], "hf-vit evaluate me/vit --data you/cifar10"),
+        ([r"C:\Users\ann\hf-vit.exe", "card", r"C:\Users\ann\out"], "hf-vit card out"),
+        (["hf-vit", "finetune", "--set", "a=/home/ann/x,b=/home/ann/y"], "hf-vit finetune --set a=x,b=y"),
+        ("hf-vit finetune --data '/data/ann/my cats' --model S/16", "hf-vit finetune --data 'my cats' --model S/16"),
+        ("it's /home/ann/x", "it's x"),
+        ([], ""),
+    ],
+)  # fmt: skip
+def test_commands_are_shown_without_their_places(typed: str | list[str], shown: str) -> None:
+    assert normalize_command(typed) == shown
+
+
+def test_nothing_personal_gets_into_a_record(tmp_path: Path) -> None:
+    record = new_record(
+        "training",
+        values={
+            "base": tmp_path / "base",
+            "note": f"loaded {tmp_path}/a.png, half 1/2",
+            str(tmp_path): {"x": [str(tmp_path)]},
+        },
+        command=[f"{tmp_path}/hf-vit", "finetune", f"--data={tmp_path}/d"],
+        data=DataFact(name=f"{tmp_path}/images", fingerprint="f"),
+    )
+    text = record.model_dump_json()
+    assert str(tmp_path) not in text
+    assert record.values["note"] == "loaded a.png, half 1/2"
+    assert record.data is not None
+    assert record.data.name == "images"
+    for private in {platform.node(), getpass.getuser(), str(Path.home())}:
+        assert f'"{private}"' not in text
+        assert f"/{private}" not in text
+
+
+def test_arrays_become_numbers_and_nan_a_word(tmp_path: Path) -> None:
+    values = {
+        "scalar": np.float32(0.5), "integer": np.int64(3), "flag": np.bool_(True), "array": np.arange(3),
+        "tensor": torch.tensor([1.5]), "zero_d": torch.tensor(2), "tuple": (1, 2.0),
+        "nan": float("nan"), "inf": np.array([-np.inf]),
+    }  # fmt: skip
+    append_record(tmp_path, _record(values=values))
+
+    def no_constant(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    (record,) = json.loads((tmp_path / "facts.json").read_text(), parse_constant=no_constant)
+    assert record["values"] == {
+        "scalar": 0.5, "integer": 3, "flag": True, "array": [0, 1, 2], "tensor": [1.5], "zero_d": 2, "tuple": [1, 2.0],
+        "nan": "nan", "inf": ["-inf"],
+    }  # fmt: skip
+
+
+def test_what_cannot_be_recorded_is_refused() -> None:
+    with pytest.raises(ValueError, match="kinds are training"):
+        new_record("guess", values={})
+    with pytest.raises(ValueError, match="cannot hold a object"):
+        new_record("training", values={"x": object()})
+
+
+def test_hardware_and_versions_are_this_machine() -> None:
+    machine = facts.hardware("cpu")
+    assert machine["device"] == "cpu"
+    assert isinstance(machine["name"], str)
+    assert machine["name"]
+    assert isinstance(machine["cores"], int)
+    assert 1 <= machine["cores"] <= (os.cpu_count() or 1)
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    assert machine["memory_gib"] == pytest.approx(pages, abs=0.1)
+    found = facts.versions()
+    assert found["torch"] == torch.__version__.partition("+")[0] or found["torch"] == torch.__version__
+    assert found["python"] == platform.python_version()
+
+
+@pytest.mark.gpu
+def test_the_gpu_is_named() -> None:
+    machine = facts.hardware("cuda")
+    assert machine["device"] == "cuda"
+    assert machine["name"] == torch.cuda.get_device_name(0)
+    assert machine["gpus"] == torch.cuda.device_count()

@@ -1,0 +1,135 @@
+"""The contestants do the same work, comparisons tell what they measured, and the GPU script runs from end to end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from hf_vit.cli.main import main
+from hf_vit.errors import UserError
+from hf_vit.speed.cells import Cell, Comparison, Outcome, best_peer, compare
+from hf_vit.speed.measuring import Quartiles
+from hf_vit.speed.peers import COMPILED, OURS, PEERS, PRODUCTS, Shape, build, obstacle
+from hf_vit.speed.report import SpeedReport
+
+ROOT = Path(__file__).parents[2]
+SHAPE = Shape("Ti/16", 32)
+PLAIN = [name for name in [*OURS, *PEERS] if not {"flash", "optimized"} & set(name.replace(",", "").split())]
+
+
+def flops(model: torch.nn.Module) -> int:
+    model.eval().requires_grad_(False)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, 3, 32, 32))
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", [*PLAIN, PRODUCTS])
+def test_everyone_does_the_same_products(name: str, monkeypatch):
+    """FLOPs of products and convolutions within 1%; of the products alone no more than the model's."""
+    monkeypatch.setattr(torch.backends.mha, "get_fastpath_enabled", lambda: False)  # its one kernel cannot be counted
+    ours, theirs = flops(build("hf_vit", SHAPE)), flops(build(name, SHAPE))
+    head = 2 * 192 * 1000
+    assert theirs == pytest.approx(ours - head * (name == PRODUCTS), rel=0.01)
+
+
+def test_optimized_contestants_are_optimized():
+    assert not any(isinstance(module, torch.nn.Conv2d) for module in build("hf_vit optimized", SHAPE).modules())
+
+
+@pytest.mark.parametrize("work", ["inference", "training"])
+def test_a_comparison_is_consistent(work, tmp_path):
+    cell = Cell(work, SHAPE, batch=2)
+    made = compare(cell, ["hf_vit", "transformers", "hf_vit optimized"], 2, memory=True, peak_flops=1e12)
+    assert set(made.outcomes) == {"hf_vit", "transformers"} | ({"hf_vit optimized"} if work == "inference" else set())
+    one, other = made.outcomes["hf_vit"], made.outcomes["transformers"]
+    # What is paired one way is the inverse of the other way, turn by turn.
+    assert other.ratios["hf_vit"].lower <= 1 / one.ratios["transformers"].lower
+    assert (one.memory or 0) > 0
+    forward = flops(build("hf_vit", SHAPE)) * (3 if work == "training" else 1)
+    assert one.utilisation == pytest.approx(one.images_per_second * forward / 1e12)
+    if work == "inference":
+        fast, config = made.outcomes["hf_vit optimized"], SHAPE.config()
+        width, tokens = config.hidden_size, (config.image_size // config.patch_size) ** 2 + 1
+        attention, output, mlp = 4 * tokens * width, 2 * width**2, 4 * width * config.intermediate_size
+        # The last layer's patch tokens ask for keys and values alone (their queries come with those).
+        forward -= (tokens - 1) * (attention + output + mlp)
+        assert fast.utilisation == pytest.approx(fast.images_per_second * forward / 1e12)
+    report = SpeedReport(tmp_path / "speed.json", "hf-vit bench models", "cpu", turns=2)
+    report.add(made)
+    written = json.loads((tmp_path / "speed.json").read_text())
+    assert written["rows"][0]["cell"]["work"] == work
+    assert written["quiet"] == (made.load <= 0.5)
+    assert torch.__version__.startswith(written["versions"]["torch"])
+
+
+@pytest.mark.slow
+def test_every_cell_compiles_afresh():
+    """All contestants share code, of which torch compiles a few versions; later ones would run uncompiled."""
+    with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
+        for batch in (1, 2):
+            compare(Cell("inference", SHAPE, batch=batch), ["hf_vit, compiled"], 1)
+
+
+def test_the_best_peer_is_the_one_that_is_hardest_to_beat():
+    ratios = {name: Quartiles(value, value, value) for name, value in (("timm", 1.2), ("transformers", 0.9))}
+    ratios |= {"hf_vit tanh": Quartiles(0.5, 0.5, 0.5), PRODUCTS: Quartiles(0.4, 0.4, 0.4)}
+    made = Comparison(Cell("inference", SHAPE), {"hf_vit": Outcome(1.0, ratios)})
+    assert best_peer(made, "hf_vit") == ("transformers", ratios["transformers"])
+
+
+def test_who_cannot_take_part_is_told():
+    assert obstacle("hf_vit optimized", SHAPE, training=True) == "it is for inference"
+    assert obstacle("transformers" + COMPILED, Shape("Axial-B/16"), training=False) == "transformers has no Axial-B/16"
+    assert obstacle("timm", Shape("R50+B/16", 384), training=True) is None
+    with pytest.raises(UserError, match="nobody can take part: transformers has no Axial-B/16"):
+        compare(Cell("inference", Shape("Axial-B/16")), ["transformers"], 1)
+    with pytest.raises(UserError, match="no contestant 'keras'"):
+        build("keras", SHAPE)
+    with pytest.raises(UserError, match="dtype 'float8' is unknown"):
+        Cell("inference", SHAPE, dtype="float8")
+
+
+@pytest.mark.parametrize("command", [["bench", "models", "--turns", "1"], ["cost"]], ids="-".join)
+def test_a_variant_that_does_not_fit_is_told_in_one_line(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([*command, "S/17"])
+    assert stopped.value.code == 1
+    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("others keep")]
+    assert len(told) == 1
+    assert told[0].startswith("hf-vit: image_size=224 does not fit patch_size=17")
+
+
+def test_a_missing_folder_or_device_is_told_before_anything_is_measured(tmp_path, capsys):
+    for options, message in (
+        (["--output", str(tmp_path / "none" / "speed.json")], "there is no folder"),
+        (["--device", "quantum"], "quantum"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["bench", "models", "Ti/16", "--turns", "1", *options])
+        told = capsys.readouterr()
+        assert message in told.err.splitlines()[-1]
+        assert "images/s" not in told.out
+
+
+def test_the_gpu_script_runs_without_datasets_evaluate_and_pydantic(tmp_path):
+    """As on a machine that has neither."""
+    code = (
+        "import runpy, sys\n"
+        "for name in ('datasets', 'evaluate', 'pydantic'): sys.modules[name] = None\n"
+        "import torch; torch.compile = lambda model, **_: model\n"
+        "torch.nn.Module.compile = lambda self, **_: None\n"
+        f"sys.argv = ['gpu.py', '--device', 'cpu', '--tiny', '--turns', '1', '--output', r'{tmp_path / 'gpu.json'}']\n"
+        f"runpy.run_path(r'{ROOT / 'benchmarks' / 'gpu.py'}', run_name='__main__')\n"
+    )
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert [row["cell"]["work"] for row in rows] == ["inference", "training"]
+    assert {"hf_vit", "transformers", "timm, compiled"} <= set(rows[0]["outcomes"])
