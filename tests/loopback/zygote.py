@@ -35,7 +35,14 @@ def warm_up(profile: str) -> None:
     for name in ("AutoImageProcessor", "AutoModelForImageClassification", "ViTImageProcessor", "pipeline"):
         getattr(transformers, name)
     if profile == "with":
-        for name in ("hf_vit", "facts", "hub.push", "hub.verify", "cli.main", "training.trainer"):
+        for name in (
+            "hf_vit",
+            "results.facts",
+            "hub.push",
+            "hub.verify",
+            "cli.main",
+            "training.trainer.hf_vit_trainer",
+        ):
             importlib.import_module(name if name == "hf_vit" else f"hf_vit.{name}")
 
 
