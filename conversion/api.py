@@ -244,7 +244,7 @@ def _text(comparison: Comparison) -> str:
 def _network(plan: Plan) -> str:
     """ "12 layers, 768 wide, 12 heads, patch 16x16, 224x224 px, token pooling"."""
     config, size = plan.config, size_text(as_pair(plan.config.image_size))
-    if plan.family == "resnet":
+    if plan.family == "bit":
         units = "+".join(map(str, config.stage_depths)) or "no"
         form = "pre" if config.pre_activation else "post"
         return f"{units} {form}-activation units, {config.hidden_size} wide, {size} px"

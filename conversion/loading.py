@@ -1,7 +1,6 @@
 """Models of other libraries, converted in memory: `hf_vit.from_hub("google/vit-base-patch16-224")`."""
 
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from hf_vit.conversion.plan.building import build_model, build_processor, withou
 from hf_vit.conversion.plan.weights import load_weights
 from hf_vit.conversion.sizes import Pair
 from hf_vit.errors import UserError
-
-OWN = ("hf_vit", "hf_hybrid_vit", "hf_axial_vit", "hf_axial_resnet", "hf_bit")
+from hf_vit.families import family_of
 
 
 def from_hub(
@@ -85,10 +83,11 @@ def _own_class(found: Source) -> Any:
     if not (found.path / CONFIG).is_file():
         return None
     config = read_json(found.path / CONFIG)
-    if config.get("model_type") not in OWN:
+    family = family_of(config.get("model_type"))
+    if family is None:
         return None
     names: Any = config.get("architectures") or [None]
-    own = getattr(import_module("hf_vit"), str(names[0]), None)
-    if own is None:
+    door = family.door_of(names[0])
+    if door is None:
         raise UserError(f"config.json of {found.name} names no class of hf_vit (architectures: {names})")
-    return own
+    return family.classes[door]

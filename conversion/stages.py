@@ -15,7 +15,7 @@ Stages = dict[str, torch.Tensor]
 
 def stage_names(plan: Plan) -> list[str]:
     """The stages in the order of the computation."""
-    if plan.family == "resnet":
+    if plan.family == "bit":
         return ["stem", *_resnet_stages(plan.config), "logits_2d", "pooled", "pre_logits", "logits"]
     blocks = [f"layer_{i}{part}" for i in range(plan.config.num_hidden_layers) for part in ("_attn", "_mlp", "")]
     heads = ("encoded", "pooled", "pre_logits", "logits")
@@ -33,7 +33,7 @@ def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> Stages:
     Raises:
         UserError: the images do not fit the model.
     """
-    run = _run_resnet if plan.family == "resnet" else _run_transformer
+    run = _run_resnet if plan.family == "bit" else _run_transformer
     body = model.vit if plan.has_head else model
     try:
         with torch.no_grad():

@@ -25,7 +25,7 @@ from hf_vit.errors import UserError
 TOLERANCE = {
     "plain": {torch.float32: 1e-5, torch.float64: 1e-10},
     "hybrid": {torch.float32: 6e-5, torch.float64: 1e-10},
-    "resnet": {torch.float32: 6e-5, torch.float64: 1e-10},
+    "bit": {torch.float32: 6e-5, torch.float64: 1e-10},
 }
 PRECISION = {torch.float32: "float32", torch.float64: "float64"}
 

@@ -18,19 +18,19 @@ RANKS = {
     "errors": 0,
     "environment": 0,
     "models": 1,
-    "hf_vit": 2,  # the package itself: registration, public names
-    "variants": 2,
-    **dict.fromkeys(("data", "results", "model_cards"), 3),
-    "conversion": 4,
-    "inference": 5,
-    "subjects": 6,
-    "cost": 7,
-    "hub": 8,
-    "evaluation": 9,
-    **dict.fromkeys(("training", "analysis", "speed"), 10),
-    "comparison": 11,
-    "cli": 12,
-    "__main__": 13,
+    "families": 2,
+    **dict.fromkeys(("hf_vit", "variants"), 3),  # the package itself: registration
+    **dict.fromkeys(("data", "results", "rewriting", "model_cards"), 4),
+    "conversion": 5,
+    "inference": 6,
+    "subjects": 7,
+    "cost": 8,
+    "hub": 9,
+    "evaluation": 10,
+    **dict.fromkeys(("training", "analysis", "speed"), 11),
+    "comparison": 12,
+    "cli": 13,
+    "__main__": 14,
 }
 HEAVY = ("datasets", "evaluate", "sklearn", "matplotlib", "skimage", "torchvision", "scipy", "PIL")
 

@@ -98,7 +98,7 @@ ORIGIN = Origin(
     recognises=recognises,
     names=names,
     configure=configure,
-    family="resnet",
+    family="bit",
     rules_of=rules_of,
     notes=(
         "Becomes an `HfBitForImageClassification`. `hf_vit.conversion.load_stem(model, file)` fills the stem of a "

@@ -105,7 +105,7 @@ ORIGIN = Origin(
     recognises=recognises,
     names=names,
     configure=partial(configure, pre_activation=True),
-    family="resnet",
+    family="bit",
     rules_of=partial(rules_of, unit_rules=UNIT_RULES),
     notes=(
         "Becomes an `HfBitForImageClassification`.",

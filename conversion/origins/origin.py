@@ -114,7 +114,7 @@ class Origin:
         names: spelling of the file's keys.
         configure: (axis sizes, parts present, normal key -> shape, declared image (height, width) in px or None) ->
             fields of the config. Raises UserError where the sizes make no model.
-        family: of the models that the files become, a key of `planning.MODELS`.
+        family: of the models that the files become, a key of `hf_vit.families.FAMILIES`.
         rules_of: (rules, normal key -> shape) -> the rules of that file, where a line of the table stands for more than
             a block's number says. None: they are the same for every file.
         told: (what lies beside the weights, key -> shape) -> what it says. Raises UserError where it asks for what no

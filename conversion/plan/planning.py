@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -17,19 +16,13 @@ from hf_vit.conversion.plan.transforms import TRANSFORMS
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
 from hf_vit.conversion.sizes import Pair, grid_of, size_text, square_or_pair
 from hf_vit.errors import UserError
+from hf_vit.families import FAMILIES
 
 POSITION_TABLE = "embeddings.position_embeddings"
 HEADS = ("classifier.", "distillation_classifier.")
 REPRESENTATION = "pooler.dense."
 NOTHING_BESIDE = Companions()
 MISFIT = "config.json does not fit the weights beside it"
-
-# Family -> module, imported when it is needed, and prefix of its classes.
-MODELS = {
-    "plain": ("modeling_hf_vit", "HfViT"),
-    "hybrid": ("modeling_hf_hybrid_vit", "HfHybridViT"),
-    "resnet": ("modeling_hf_bit", "HfBit"),
-}
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,7 @@ class Plan:
 
     Attributes:
         origin: name of the origin.
-        family: of the model, a key of `MODELS`.
+        family: of the model, a key of `FAMILIES`.
         config: the model's configuration.
         model_class: what will be saved: the classifier, or the bare model if the source has no head.
         rows: one for every parameter of the model.
@@ -273,13 +266,8 @@ def _label_fields(found: int | None, num_labels: int | None, labels: Sequence[st
     return {} if size is None else {"num_labels": size}
 
 
-def _class(family: str, kind: str) -> Any:
-    module, prefix = MODELS[family]
-    return getattr(import_module(f"hf_vit.models.{module}"), f"{prefix}{kind}")
-
-
 def _config(family: str, fields: dict[str, Any], resize_to: Pair | None) -> tuple[Any, Resample | None]:
-    config_class = _class(family, "Config")
+    config_class: Any = FAMILIES[family].config_class
     try:
         config = config_class(**fields)
         if resize_to is None:
@@ -296,7 +284,7 @@ def _config(family: str, fields: dict[str, Any], resize_to: Pair | None) -> tupl
 
 def _targets(family: str, config: Any, with_head: bool) -> tuple[type[PreTrainedModel], dict[str, Shape]]:
     """The class to save, and the shapes of its parameters under the names that key tables use."""
-    model_class = _class(family, "ForImageClassification" if with_head else "Model")
+    model_class = FAMILIES[family].classes["classification" if with_head else "model"]
     with torch.device("meta"), no_init_weights():
         state = model_class(config).state_dict()
     prefix = f"{model_class.base_model_prefix}."

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_vit.errors import UserError
-from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
-from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
-from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, HfViTConfig
+from hf_vit.families import FAMILIES
+from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 
 
 @dataclass(frozen=True)
@@ -69,13 +68,17 @@ def variant_config(name: str, **overrides: Any) -> HfViTBaseConfig:
     if name in HYBRIDS:
         size, stage_depths, stem_patch_size = HYBRIDS[name]
         stem: dict[str, Any] = {"stage_depths": stage_depths, "stem_patch_size": stem_patch_size}
-        return HfHybridViTConfig(**{**_widths(VARIANTS[size]), **stem, **overrides})
+        return _config("hybrid", {**_widths(VARIANTS[size]), **stem, **overrides})
     match = re.fullmatch(r"(?:ViT-)?(Axial-)?([A-Za-z0-9]+)/(\d+)", name)
     if match is None or match[2] not in VARIANTS:
         nearest = difflib.get_close_matches(name, variant_names(), n=3, cutoff=0.3) or variant_names()
         raise UserError(f"no variant '{name}'; the name is SIZE/PATCH, for example {', '.join(nearest)}")
-    config_class = HfAxialViTConfig if match[1] else HfViTConfig
-    fields: dict[str, Any] = {**_widths(VARIANTS[match[2]]), "patch_size": int(match[3]), **overrides}
+    fields = {**_widths(VARIANTS[match[2]]), "patch_size": int(match[3]), **overrides}
+    return _config("axial" if match[1] else "plain", fields)
+
+
+def _config(family: str, fields: dict[str, Any]) -> HfViTBaseConfig:
+    config_class: Any = FAMILIES[family].config_class
     return config_class(**fields)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-import hf_vit
+from hf_vit import families
 
 Batch = dict[str, torch.Tensor]
 Grid = tuple[int, int]
@@ -105,9 +105,10 @@ def lines_of(tensor: Any, grid: Grid) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture: its configuration, its class a head, and the choices that it has.
+    """One architecture of the package's table, as tests build it: small, and with the choices that it has.
 
     Attributes:
+        name: a key of `hf_vit.families.FAMILIES`.
         tiny: overrides of `TINY`.
         choices: name -> config overrides; every test over choices runs for each.
         attentions_of: a layer's map, or a token mask, as its attention modules see it: a list, one entry a module.
@@ -116,13 +117,20 @@ class Family:
     """
 
     name: str
-    config_class: type
-    classes: dict[str, type]
     tiny: dict[str, Any]
     choices: dict[str, dict[str, Any]] = field(default_factory=dict)
     attentions_of: Callable[[Any, Grid], list[Any]] = whole
     any_size: bool = False
     sizes: dict[str, Any] = field(default_factory=lambda: TINY)
+
+    @property
+    def config_class(self) -> Any:
+        return families.FAMILIES[self.name].config_class
+
+    @property
+    def classes(self) -> dict[str, Any]:
+        """Head -> class."""
+        return dict(families.FAMILIES[self.name].classes)
 
     def config(self, choice: str = "default", **overrides: Any) -> Any:
         return self.config_class(**{**self.sizes, **self.tiny, **self.choices[choice], **overrides})
@@ -165,25 +173,11 @@ def some(*names: str) -> dict[str, dict[str, Any]]:
 FAMILIES = {
     "plain": Family(
         name="plain",
-        config_class=hf_vit.HfViTConfig,
-        classes={
-            "model": hf_vit.HfViTModel,
-            "classification": hf_vit.HfViTForImageClassification,
-            "masked_prediction": hf_vit.HfViTForMaskedPatchPrediction,
-            "backbone": hf_vit.HfViTBackbone,
-        },
         tiny={"patch_size": 4},
         choices={**CHOICES, "rectangular_patch": {"image_size": (12, 16), "patch_size": (3, 4)}},
     ),
     "hybrid": Family(
         name="hybrid",
-        config_class=hf_vit.HfHybridViTConfig,
-        classes={
-            "model": hf_vit.HfHybridViTModel,
-            "classification": hf_vit.HfHybridViTForImageClassification,
-            "masked_prediction": hf_vit.HfHybridViTForMaskedPatchPrediction,
-            "backbone": hf_vit.HfHybridViTBackbone,
-        },
         tiny={"image_size": 32, "stage_depths": (1, 1), "stem_width": 32},
         choices={
             **some("gap", "map_with_class_token", "learned_2d", "relative", "causal", "distillation"),
@@ -195,13 +189,6 @@ FAMILIES = {
     ),
     "axial": Family(
         name="axial",
-        config_class=hf_vit.HfAxialViTConfig,
-        classes={
-            "model": hf_vit.HfAxialViTModel,
-            "classification": hf_vit.HfAxialViTForImageClassification,
-            "masked_prediction": hf_vit.HfAxialViTForMaskedPatchPrediction,
-            "backbone": hf_vit.HfAxialViTBackbone,
-        },
         tiny={"patch_size": 4},
         choices={
             **some("map", "sincos_1d", "sincos_2d", "no_position", "layer_scale"),
@@ -217,11 +204,6 @@ FAMILIES = {
 RESNETS = {
     "axial_resnet": Family(
         name="axial_resnet",
-        config_class=hf_vit.HfAxialResNetConfig,
-        classes={
-            "model": hf_vit.HfAxialResNetModel,
-            "classification": hf_vit.HfAxialResNetForImageClassification,
-        },
         tiny={"image_size": 32, "stage_depths": (1, 2), "stem_width": 16},
         choices={
             "default": {},
@@ -233,8 +215,6 @@ RESNETS = {
     ),
     "bit": Family(
         name="bit",
-        config_class=hf_vit.HfBitConfig,
-        classes={"model": hf_vit.HfBitModel, "classification": hf_vit.HfBitForImageClassification},
         tiny={"image_size": 32, "stage_depths": (1, 2), "stem_width": 32},
         choices={
             "default": {},

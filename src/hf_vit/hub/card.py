@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.errors import UserError
+from hf_vit.families import family_of
 from hf_vit.results.facts import Facts, Record, write_atomically
 
 if TYPE_CHECKING:
@@ -29,14 +30,6 @@ MARKER = "<!-- Rendered by hf-vit from facts.json and config.json; edits here ar
 DEFAULT_LICENSE = "apache-2.0"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
-_FAMILIES = {
-    "hf_vit": "A Vision Transformer",
-    "hf_hybrid_vit": "A hybrid Vision Transformer (ResNet stem)",
-    "hf_axial_vit": "An Axial Vision Transformer",
-    "hf_axial_resnet": "A ResNet with axial attention",
-    "hf_bit": "A BiT ResNet",
-    "vit": "A Vision Transformer",
-}
 _PICTURES = {
     "confusion_matrix.png": "Confusion matrix",
     "wrong_images.png": "The most confident mistakes: true → predicted class, its probability, place in the split",
@@ -229,10 +222,12 @@ def _context(folder: Path, config: dict[str, Any], facts: Facts, results: list[R
     pictured = [record for record in facts.of_kind("evaluation") if isinstance(record.values.get("pictures"), list)]
     current = _of_these_weights(facts)
     model_type = str(config.get("model_type", ""))
+    # transformers' own ViT, as an export saves it, is the plain one.
+    family = family_of("hf_vit" if model_type == "vit" else model_type)
     code = config.get("auto_map") or {}
     travels = any((folder / f"{str(path).split('.')[0]}.py").is_file() for path in code.values())
     return {
-        "family": _FAMILIES.get(model_type, f"A model of the type `{model_type}`"),
+        "family": f"A model of the type `{model_type}`" if family is None else family.label,
         "is_classifier": _task(config) == "image-classification",
         "is_ours": model_type.startswith("hf_"),
         "has_code": travels,
@@ -287,17 +282,16 @@ def _size(value: Any) -> str:
 def _flops(config: dict[str, Any]) -> str | None:
     """Of one image's forward pass, counted from the configuration; None for models of other packages."""
     from huggingface_hub.errors import StrictDataclassError
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from hf_vit.cost.flops import forward_flops
 
-    kind = str(config.get("model_type", ""))
-    if not kind.startswith("hf_"):
+    family = family_of(config.get("model_type"))
+    if family is None:
         return None
     task: Any = "classification" if _task(config) == "image-classification" else "model"
     try:
-        flops = forward_flops(CONFIG_MAPPING[kind].from_dict(config), task=task)
-    except (UserError, StrictDataclassError, KeyError):  # nothing is said of what cannot be counted
+        flops = forward_flops(family.config_class.from_dict(config), task=task)
+    except (UserError, StrictDataclassError):  # nothing is said of what cannot be counted
         return None
     return f"{flops / 1e9:.4g} GFLOPs" if flops >= 1e9 else f"{flops / 1e6:.4g} MFLOPs"
 

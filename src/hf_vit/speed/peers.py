@@ -13,9 +13,10 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
 
-import hf_vit
 from hf_vit.errors import UserError
-from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
+from hf_vit.families import family_of
+from hf_vit.inference import optimize_for_inference
+from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 from hf_vit.variants import variant_config
 
 NUM_LABELS = 1000
@@ -36,7 +37,7 @@ class Shape:
 
     @property
     def is_plain(self) -> bool:
-        return type(self.config()) is hf_vit.HfViTConfig
+        return type(self.config()) is HfViTConfig
 
     def images(self, batch: int, dtype: torch.dtype, device: str) -> torch.Tensor:
         """[B, 3, H, W] of noise."""
@@ -106,13 +107,8 @@ class MatrixProducts(nn.Module):
 
 def _hf_vit(shape: Shape, attention: str = "sdpa", **fields: Any) -> nn.Module:
     config = shape.config(**fields)
-    families: tuple[Any, ...] = (
-        hf_vit.HfViTForImageClassification,
-        hf_vit.HfHybridViTForImageClassification,
-        hf_vit.HfAxialViTForImageClassification,
-    )
-    family = next(family for family in families if family.config_class is type(config))
-    return Logits(family._from_config(config, attn_implementation=attention))
+    family: Any = family_of(config.model_type)
+    return Logits(family.classes["classification"]._from_config(config, attn_implementation=attention))
 
 
 def _transformers(shape: Shape, attention: str) -> nn.Module:
@@ -208,7 +204,7 @@ def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: s
         raise UserError(f"no contestant '{name}'; there are {', '.join([*OURS, *PEERS, PRODUCTS])}")
     model = model.to(device, dtype)
     if "optimized" in plain:
-        return hf_vit.optimize_for_inference(model, compile=plain.endswith(COMPILED))
+        return optimize_for_inference(model, compile=plain.endswith(COMPILED))
     if plain != name:
         model.compile()
     return model

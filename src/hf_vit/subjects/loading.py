@@ -61,8 +61,6 @@ def load_classifier(source: str | Path, device: str | None = None) -> LoadedClas
     """
     from transformers import AutoModelForImageClassification
 
-    import hf_vit as _  # registers the families  # noqa: F401
-
     place = pick_device(device)
     location, folder, options = _locate(str(source))
     with _quiet():
@@ -86,8 +84,6 @@ def load_pretrained(source: str | Path, device: str | None = None) -> "tuple[Pre
         UserError: as `load_classifier`, but for the task.
     """
     from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModel, AutoModelForImageClassification
-
-    import hf_vit as _  # registers the families  # noqa: F401
 
     place = pick_device(device)
     location, folder, options = _locate(str(source))

@@ -20,10 +20,10 @@ from transformers import (
     PreTrainedModel,
     ViTImageProcessor,
 )
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from hf_vit.errors import UserError, first_line, strict_reason
+from hf_vit.families import FAMILIES, family_of
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.variants import variant_config
 
@@ -189,8 +189,6 @@ def build_processor(source: ModelSource, config: HfViTBaseConfig) -> Any:
 
 
 def _stored_config(location: str, name: str) -> HfViTBaseConfig:
-    import hf_vit as _  # registers the families  # noqa: F401
-
     try:
         stored: dict[str, Any] = PreTrainedConfig.get_config_dict(location)[0]
     except (OSError, ValueError, HFValidationError, HfHubHTTPError) as error:
@@ -199,14 +197,15 @@ def _stored_config(location: str, name: str) -> HfViTBaseConfig:
             "start from a variant such as S/16"
         ) from error
     kind = stored.get("model_type")
-    ours = sorted(name for name in CONFIG_MAPPING if issubclass(CONFIG_MAPPING[name], HfViTBaseConfig))
-    if kind not in ours:
+    family = family_of(kind)
+    if family is None or not family.is_vit:
+        ours = sorted(each.model_type for each in FAMILIES.values() if each.is_vit)
         raise UserError(
             f"{name} is a checkpoint of another architecture ('{kind or 'unknown'}'); a training starts from "
             f"{', '.join(ours)}: convert it first (hf-vit convert), or start from a variant such as S/16"
         )
     try:
-        return cast(HfViTBaseConfig, CONFIG_MAPPING[kind].from_dict(stored))
+        return cast(HfViTBaseConfig, family.config_class.from_dict(stored))
     except (StrictDataclassError, TypeError) as error:
         raise UserError(f"the config.json of {name} is not usable: {_plain(error)}") from error
 

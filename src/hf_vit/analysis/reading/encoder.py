@@ -9,10 +9,11 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from hf_vit.families import FAMILIES
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.pooling_hf_vit import class_token_index, patch_token_slice
 
-OURS = ("hf_vit", "hf_hybrid_vit", "hf_axial_vit")
+OURS = tuple(family.model_type for family in FAMILIES.values() if family.is_vit)
 # transformers' families -> tokens before the patches: class, distillation, registers. The class token is the first.
 PREFIX_TOKENS: dict[str, Callable[[Any], int]] = {
     "vit": lambda config: 1,

@@ -1,0 +1,60 @@
+from .conversion.loading import from_hub, image_processor_from_hub
+from .errors import UserError
+from .hub.push import push_to_hub
+from .inference import optimize_for_inference
+from .models.backbone_hf_vit import HfViTBackbone
+from .models.configuration_hf_axial_resnet import HfAxialResNetConfig
+from .models.configuration_hf_axial_vit import HfAxialViTConfig
+from .models.configuration_hf_bit import HfBitConfig
+from .models.configuration_hf_hybrid_vit import HfHybridViTConfig
+from .models.configuration_hf_vit import HfViTConfig
+from .models.modeling_hf_axial_resnet import HfAxialResNetForImageClassification, HfAxialResNetModel
+from .models.modeling_hf_axial_vit import (
+    HfAxialViTBackbone,
+    HfAxialViTForImageClassification,
+    HfAxialViTForMaskedPatchPrediction,
+    HfAxialViTModel,
+)
+from .models.modeling_hf_bit import HfBitForImageClassification, HfBitModel
+from .models.modeling_hf_hybrid_vit import (
+    HfHybridViTBackbone,
+    HfHybridViTForImageClassification,
+    HfHybridViTForMaskedPatchPrediction,
+    HfHybridViTModel,
+)
+from .models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
+from .models.pretraining_hf_vit import HfViTForMaskedPatchPrediction
+from .variants import VARIANTS, variant_config
+
+__version__: str
+
+__all__ = [
+    "VARIANTS",
+    "HfAxialResNetConfig",
+    "HfAxialResNetForImageClassification",
+    "HfAxialResNetModel",
+    "HfAxialViTBackbone",
+    "HfAxialViTConfig",
+    "HfAxialViTForImageClassification",
+    "HfAxialViTForMaskedPatchPrediction",
+    "HfAxialViTModel",
+    "HfBitConfig",
+    "HfBitForImageClassification",
+    "HfBitModel",
+    "HfHybridViTBackbone",
+    "HfHybridViTConfig",
+    "HfHybridViTForImageClassification",
+    "HfHybridViTForMaskedPatchPrediction",
+    "HfHybridViTModel",
+    "HfViTBackbone",
+    "HfViTConfig",
+    "HfViTForImageClassification",
+    "HfViTForMaskedPatchPrediction",
+    "HfViTModel",
+    "UserError",
+    "from_hub",
+    "image_processor_from_hub",
+    "optimize_for_inference",
+    "push_to_hub",
+    "variant_config",
+]

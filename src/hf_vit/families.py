@@ -1,0 +1,118 @@
+"""Every family of the package in one table: whoever needs a list of families reads it here. `models/` does not.
+
+A family has up to four doors, one for each task class; what stands behind them follows from the `auto_map` that the
+classes save. Where a door makes no sense for a family, the table says why.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import transformers
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+
+from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
+from hf_vit.models.modeling_hf_axial_resnet import HfAxialResNetModel
+from hf_vit.models.modeling_hf_axial_vit import HfAxialViTModel
+from hf_vit.models.modeling_hf_bit import HfBitModel
+from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTModel
+from hf_vit.models.modeling_hf_vit import HfViTModel
+
+Door = Literal["model", "classification", "masked_prediction", "backbone"]
+
+AUTO_CLASSES: Mapping[Door, str] = {
+    "model": "AutoModel",
+    "classification": "AutoModelForImageClassification",
+    "masked_prediction": "AutoModelForMaskedImageModeling",
+    "backbone": "AutoBackbone",
+}
+
+
+@final
+@dataclass(frozen=True)
+class Family:
+    """One architecture.
+
+    Attributes:
+        name: short, a key of `FAMILIES`.
+        label: what a model of it is called in a sentence.
+        config_class: its configuration.
+        classes: door -> class.
+        not_applicable: door -> why it makes no sense; every door is here or in `classes`.
+    """
+
+    name: str
+    label: str
+    config_class: type[PreTrainedConfig]
+    classes: Mapping[Door, type[PreTrainedModel]]
+    not_applicable: Mapping[Door, str]
+
+    @property
+    def model_type(self) -> str:
+        """What config.json calls it."""
+        return self.config_class.model_type
+
+    @property
+    def is_vit(self) -> bool:
+        """Whether it is a Vision Transformer, whose `hidden_states` are tokens; the others are ResNets."""
+        return issubclass(self.config_class, HfViTBaseConfig)
+
+    @property
+    def prefix(self) -> str:
+        """What the bare model's parameters begin with inside the other classes."""
+        return self.classes["model"].base_model_prefix
+
+    @property
+    def block(self) -> type:
+        """The module that its depth is made of; each one's output is one of the `hidden_states`."""
+        recorded: Any = self.classes["model"]._can_record_outputs
+        return recorded["hidden_states"]
+
+    def door_of(self, class_name: object) -> Door | None:
+        """Which of its classes config.json's `architectures` names; None where it is none of them."""
+        return next((door for door, model in self.classes.items() if model.__name__ == class_name), None)
+
+
+def _classes(model: Any) -> dict[str, type]:
+    """Auto class -> class, as the models of a family write it into `auto_map`."""
+    return model.auto_classes()
+
+
+def _family(name: str, label: str, model: type, **not_applicable: str) -> Family:
+    known: dict[str, Any] = _classes(model)
+    classes: dict[Door, Any] = {door: known[name] for door, name in AUTO_CLASSES.items() if name in known}
+    absent: dict[Door, str] = {door: not_applicable[door] for door in AUTO_CLASSES if door not in classes}
+    return Family(name, label, known["AutoConfig"], classes, absent)
+
+
+_RESNET = {
+    "masked_prediction": "a ResNet cuts no patches, so that there is none to mask",
+    "backbone": "its maps are not offered by stage; take a ViT's, or transformers' BitBackbone",
+}
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family
+    for family in (
+        _family("plain", "A Vision Transformer", HfViTModel),
+        _family("hybrid", "A hybrid Vision Transformer (ResNet stem)", HfHybridViTModel),
+        _family("axial", "An Axial Vision Transformer", HfAxialViTModel),
+        _family("axial_resnet", "A ResNet with axial attention", HfAxialResNetModel, **_RESNET),
+        _family("bit", "A BiT ResNet", HfBitModel, **_RESNET),
+    )
+}
+
+
+def family_of(model_type: object) -> Family | None:
+    """The family that config.json calls so; None for another package's."""
+    return next((family for family in FAMILIES.values() if family.model_type == model_type), None)
+
+
+def register() -> None:
+    """Make every family known to transformers' Auto classes."""
+    processors = {"torchvision": transformers.ViTImageProcessor, "pil": transformers.ViTImageProcessorPil}
+    for family in FAMILIES.values():
+        transformers.AutoConfig.register(family.model_type, family.config_class)
+        transformers.AutoImageProcessor.register(family.config_class, image_processor_classes=processors)
+        for door, model_class in family.classes.items():
+            getattr(transformers, AUTO_CLASSES[door]).register(family.config_class, model_class)

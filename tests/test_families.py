@@ -1,0 +1,60 @@
+"""One walk over the table of families: what stands behind every door, and that nothing stands beside it."""
+
+from importlib import import_module
+
+import pytest
+import torch
+import transformers
+from models import families as tiny
+
+import hf_vit
+from hf_vit.families import AUTO_CLASSES, FAMILIES, Door, family_of
+
+OUTPUTS = {"model": "last_hidden_state", "classification": "logits", "masked_prediction": "reconstruction"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("door", AUTO_CLASSES)
+def test_every_family_by_every_door(name: str, door: Door):
+    """The Auto class builds the family's class, which computes and is counted; or says that it does not know it."""
+    family, row = FAMILIES[name], (tiny.FAMILIES | tiny.RESNETS)[name]
+    config, auto_class = row.config(), getattr(transformers, AUTO_CLASSES[door])
+    if door in family.not_applicable:
+        assert door not in family.classes
+        with pytest.raises(ValueError, match=f"Unrecognized configuration class .*{family.config_class.__name__}"):
+            auto_class.from_config(config)
+        return
+    model = auto_class.from_config(config).eval()
+    assert type(model) is family.classes[door] is getattr(hf_vit, type(model).__name__)
+    assert family.door_of(type(model).__name__) == door
+    images = row.images(config)
+    with torch.no_grad():
+        outputs = model(images)
+    if door != "backbone":
+        assert outputs[OUTPUTS[door]].shape[0] == len(images)
+    assert hasattr(model, family.prefix) == (door != "model")
+
+
+def test_every_class_of_the_package_is_in_the_table():
+    public = {name for name in dir(hf_vit) if name.startswith("Hf")}
+    table = {family.config_class.__name__ for family in FAMILIES.values()}
+    table |= {model.__name__ for family in FAMILIES.values() for model in family.classes.values()}
+    assert public == table
+
+
+def test_model_types_find_their_family():
+    for family in FAMILIES.values():
+        assert family_of(family.model_type) is family
+        assert transformers.AutoConfig.for_model(family.model_type).__class__ is family.config_class
+    assert family_of("vit") is None
+    assert family_of(None) is None
+
+
+def test_the_package_shows_what_users_need_and_nothing_else():
+    functions = {"VARIANTS", "UserError", "from_hub", "image_processor_from_hub", "optimize_for_inference"}
+    shown = {name for name in dir(hf_vit) if not name.startswith("Hf")}
+    assert shown == functions | {"push_to_hub", "variant_config"}
+    assert all(getattr(hf_vit, name) is not None for name in dir(hf_vit))
+    assert import_module("hf_vit").__all__ == sorted(dir(hf_vit))
+    with pytest.raises(AttributeError, match="Any"):
+        hf_vit.Any  # noqa: B018
