@@ -5,6 +5,7 @@ Source: arXiv 2003.07853, section 3; maps are [B, h, w, C]. Where it is silent, 
 by mean pooling after both, batch norms, initialisation. Ours: even paddings, halving up, resampled tables.
 """
 
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -129,7 +130,8 @@ class HfAxialResNetAttention(nn.Module):
         qkv = self.qkv(features if self.axis == 2 else features.transpose(1, 2))  # [B, lines, L, 2C]
         length, channels, size = qkv.shape[2], features.shape[3], self.key_size
         wide = torch.promote_types(qkv.dtype, torch.float32)
-        with torch.autocast(qkv.device.type, enabled=False):
+        # The meta device, where FLOPs are counted, knows no autocast.
+        with nullcontext() if qkv.is_meta else torch.autocast(qkv.device.type, enabled=False):
             lines = qkv.to(wide).flatten(0, 1).unflatten(2, (HEADS, 4 * size)).transpose(1, 2)  # [M, A, L, 4K]
             to_q, to_k, to_v = self.table(length).to(wide).split([size, size, 2 * size], dim=1)
             # Where the key j stands from the query i, [i, :, j]: row j - i + L - 1 of the table; to_k is [j, :, i].
