@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from hf_vit import HfViTConfig
-from hf_vit.results.facts import hardware, versions
+from hf_vit.environment import hardware, versions
 from hf_vit.training import FinetuneOptions, finetune
 from hf_vit.training.demonstration import digits_config
 from hf_vit.training.tasks.distillation import DistillationOptions

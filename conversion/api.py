@@ -23,7 +23,8 @@ from hf_vit.conversion.sizes import Pair, size_text
 from hf_vit.conversion.verification import Comparison, Recording, Verification, verify
 from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import as_pair
-from hf_vit.results.facts import append_record, new_record, write_atomically
+from hf_vit.results.facts import append_record, new_record
+from hf_vit.results.writing import write_atomically
 
 
 @dataclass(frozen=True)

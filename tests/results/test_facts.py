@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
-from hf_vit.results import facts
 from hf_vit.results.facts import DataFact, Facts, Record, append_record, new_record, normalize_command
 
 
@@ -197,7 +197,7 @@ def test_what_cannot_be_recorded_is_refused() -> None:
 
 
 def test_hardware_and_versions_are_this_machine() -> None:
-    machine = facts.hardware("cpu")
+    machine = hardware("cpu")
     assert machine["device"] == "cpu"
     assert isinstance(machine["name"], str)
     assert machine["name"]
@@ -205,14 +205,14 @@ def test_hardware_and_versions_are_this_machine() -> None:
     assert 1 <= machine["cores"] <= (os.cpu_count() or 1)
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     assert machine["memory_gib"] == pytest.approx(pages, abs=0.1)
-    found = facts.versions()
+    found = versions()
     assert found["torch"] == torch.__version__.partition("+")[0] or found["torch"] == torch.__version__
     assert found["python"] == platform.python_version()
 
 
 @pytest.mark.gpu
 def test_the_gpu_is_named() -> None:
-    machine = facts.hardware("cuda")
+    machine = hardware("cuda")
     assert machine["device"] == "cuda"
     assert machine["name"] == torch.cuda.get_device_name(0)
     assert machine["gpus"] == torch.cuda.device_count()

@@ -19,7 +19,7 @@ from hf_vit.analysis.reading.cue_conflicts import open_cue_conflicts
 from hf_vit.analysis.reading.images import AnalysisImages, open_images
 from hf_vit.analysis.report import write_report
 from hf_vit.errors import UserError, enough_memory
-from hf_vit.results.facts import write_atomically
+from hf_vit.results.writing import write_atomically
 from hf_vit.subjects.subject import Subject, open_subject
 
 

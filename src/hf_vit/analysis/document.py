@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from hf_vit.analysis.frame import Analysis, Arrays
 from hf_vit.errors import UserError
-from hf_vit.results.facts import write_atomically
+from hf_vit.results.writing import write_atomically
 
 
 @final

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from hf_vit.analysis.api import AnalysisRun
-from hf_vit.results.facts import Record, append_record, new_record, write_atomically
+from hf_vit.results.facts import Record, append_record, new_record
+from hf_vit.results.writing import write_atomically
 
 PICTURE_PREFIX = "analysis_"
 

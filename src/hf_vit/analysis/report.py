@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hf_vit.analysis.document import AnalysisDocument
-from hf_vit.results.facts import write_atomically
+from hf_vit.results.writing import write_atomically
 
 REPORT_NAME = "report.html"
 _MEDIA = {".png": "image/png", ".svg": "image/svg+xml"}

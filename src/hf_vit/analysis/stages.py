@@ -27,7 +27,7 @@ from hf_vit.analysis.frame import AnalysisSettings
 from hf_vit.analysis.reading.images import open_images
 from hf_vit.analysis.report import write_stage_report
 from hf_vit.errors import UserError
-from hf_vit.results.facts import write_atomically
+from hf_vit.results.writing import write_atomically
 from hf_vit.subjects.subject import open_subject
 from hf_vit.training.run.checkpoints import WORK_FOLDER, checkpoints_in, step_of
 

@@ -1,5 +1,4 @@
-from .api import Comparison, compare
-from .document import ComparisonSettings, ModelResult, SpeedResult
-from .record import save_comparison
+from .api import Comparison, compare, save_comparison
+from .result_files import ComparisonSettings, ModelResult, SpeedResult
 
 __all__ = ["Comparison", "ComparisonSettings", "ModelResult", "SpeedResult", "compare", "save_comparison"]

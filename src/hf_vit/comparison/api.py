@@ -7,25 +7,24 @@ from pathlib import Path
 from typing import Any, final
 
 from hf_vit.comparison.contestant import Contestant, enter, input_size, open_models, untrained
-from hf_vit.comparison.document import (
+from hf_vit.comparison.measurement import check, inputs_of, measure_model, sample
+from hf_vit.comparison.panels import draw_comparison
+from hf_vit.comparison.result_files import (
+    ComparisonInputs,
     ComparisonSettings,
-    Inputs,
     ModelResult,
     SpeedResult,
-    read_document,
-    write_document,
 )
-from hf_vit.comparison.measurement import check, inputs_of, measure_model, sample
-from hf_vit.comparison.plots import draw_comparison
-from hf_vit.comparison.report import html
 from hf_vit.comparison.speed import measure_speed
-from hf_vit.comparison.tables import markdown, plain_csv, plain_json
+from hf_vit.comparison.tables import html, markdown, plain_csv, plain_json
 from hf_vit.data import ImageData, load_data
 from hf_vit.data.builtin import MAX_PHOTO_SIDE
 from hf_vit.data.sources import BUILTIN_NAMES
 from hf_vit.errors import UserError
-from hf_vit.evaluation.plots import save_figure
-from hf_vit.results.facts import write_atomically
+from hf_vit.results.documents import differing
+from hf_vit.results.facts import append_record, new_record
+from hf_vit.results.figures import save_figure
+from hf_vit.results.writing import write_atomically
 from hf_vit.subjects.subject import Subject
 
 PICTURE_NAME, REPORT_NAME, SPEED_NAME = "comparison.png", "comparison.html", "speed.json"
@@ -107,7 +106,7 @@ def compare(
         result = kept[contestant.name]
         if result is None:
             result = measure_model(contestant, data, wanted[contestant.name], settings, progress=progress)
-            write_document(result, _file(folder, contestant))
+            result.write(_file(folder, contestant))
             run.measured.append(contestant.name)
         say(f"{contestant.name}: {'measured' if contestant.name in run.measured else 'kept, it was finished before'}")
         run.results.append(result)
@@ -115,6 +114,32 @@ def compare(
         run.speed = _speed(run, folder / SPEED_NAME, settings, say)
     _write(run, folder)
     return run
+
+
+def save_comparison(
+    run: Comparison, *, command: str | Sequence[str] | None = None, seed: int | None = None
+) -> list[str]:
+    """Append to the facts of every model of this package that has a folder and was measured now.
+
+    Returns:
+        The names of these models.
+    """
+    recorded: list[str] = []
+    for contestant, result in zip(run.contestants, run.results, strict=True):
+        folder = contestant.subject.folder
+        if folder is None or result.name not in run.measured or not result.inputs.model.kind.startswith("hf_"):
+            continue
+        values = result.model_dump(mode="json", exclude={"format", "inputs"}) | {
+            "judged_by": result.inputs.model.judged_by,
+            "compared_with": [other.name for other in run.results if other is not result],
+            "settings": result.inputs.settings,
+        }
+        if run.speed is not None:
+            values["speed"] = run.speed.rows[result.name].model_dump(mode="json") | {"quiet": run.speed.quiet}
+        record = new_record("benchmark", values=values, command=command, seed=seed, data=result.inputs.data)
+        append_record(folder, record)
+        recorded.append(result.name)
+    return recorded
 
 
 def _common_size(subjects: Mapping[str, Subject]) -> tuple[int, int] | None:
@@ -127,7 +152,7 @@ def _common_size(subjects: Mapping[str, Subject]) -> tuple[int, int] | None:
 def _speed(run: Comparison, path: Path, settings: ComparisonSettings, say: Callable[[str], None]) -> SpeedResult:
     """The finished speed of the same models in the same order, or a new one."""
     models = [result.inputs.model for result in run.results]
-    found = read_document(SpeedResult, path)
+    found = SpeedResult.read(path)
     asked = (models, settings.speed_batch_size, settings.speed_turns)
     if found is not None and (found.models, found.batch_size, found.turns) == asked:
         say("speed: kept, it was finished before")
@@ -135,7 +160,7 @@ def _speed(run: Comparison, path: Path, settings: ComparisonSettings, say: Calla
     samples = {one.name: sample(one.subject, run.data, run.split, settings.speed_batch_size) for one in run.contestants}
     subjects = {one.name: untrained(one, run.data, samples[one.name]) for one in run.contestants}
     found = measure_speed(subjects, samples, models, settings.speed_turns)
-    write_document(found, path)
+    found.write(path)
     say("speed: measured")
     return found
 
@@ -145,18 +170,16 @@ def _file(folder: Path, contestant: Contestant) -> Path:
     return folder / "models" / f"{safe}.json"
 
 
-def _kept(path: Path, wanted: Inputs) -> ModelResult | None:
+def _kept(path: Path, wanted: ComparisonInputs) -> ModelResult | None:
     """The finished result of a model.
 
     Raises:
         UserError: one of other inputs: a table must not mix them.
     """
-    found = read_document(ModelResult, path)
+    found = ModelResult.read(path)
     if found is not None and found.inputs != wanted:
-        fields = [key for key in Inputs.model_fields if getattr(found.inputs, key) != getattr(wanted, key)]
-        raise UserError(
-            f"{path} was measured with other inputs ({', '.join(fields)}); choose another --output or remove it"
-        )
+        fields = ", ".join(differing(found.inputs, wanted))
+        raise UserError(f"{path} was measured with other inputs ({fields}); choose another --output or remove it")
     return found
 
 
@@ -165,4 +188,4 @@ def _write(run: Comparison, folder: Path) -> None:
     for name, render in (("md", markdown), ("csv", plain_csv), ("json", plain_json)):
         write_atomically(folder / f"comparison.{name}", render(run.results, run.speed))
     save_figure(draw_comparison(run.results, run.speed), folder / PICTURE_NAME)
-    write_atomically(folder / REPORT_NAME, html(run.results, run.speed, (folder / PICTURE_NAME).read_bytes()))
+    write_atomically(folder / REPORT_NAME, html(run.results, run.speed, folder / PICTURE_NAME))

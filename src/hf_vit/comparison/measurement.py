@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from hf_vit.comparison.contestant import PROBE, Contestant, answering
-from hf_vit.comparison.document import ComparisonSettings, Inputs, ModelInput, ModelResult, Share
+from hf_vit.comparison.result_files import ComparisonInputs, ComparisonSettings, JudgedModel, ModelResult, Share
 from hf_vit.data import ImageData, to_rgb
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
@@ -33,11 +33,11 @@ def inputs_of(
     split: str,
     settings: ComparisonSettings,
     image_size: tuple[int, int] | None = None,
-) -> Inputs:
+) -> ComparisonInputs:
     """All that a model's result depends on; `image_size`: what built-in data were stretched to, in no fingerprint."""
     fact = DataFact(name=data.name, fingerprint=data.fingerprint, split=split, size=data.num_examples(split))
     chosen = settings.kept() | {"image_size": list(image_size) if image_size else None}
-    return Inputs(model=ModelInput(**contestant.describe()), data=fact, settings=chosen)
+    return ComparisonInputs(model=JudgedModel(**contestant.describe()), data=fact, settings=chosen)
 
 
 def check(contestant: Contestant, data: ImageData, split: str, settings: ComparisonSettings) -> None:
@@ -51,7 +51,12 @@ def check(contestant: Contestant, data: ImageData, split: str, settings: Compari
 
 
 def measure_model(
-    contestant: Contestant, data: ImageData, inputs: Inputs, settings: ComparisonSettings, *, progress: bool = True
+    contestant: Contestant,
+    data: ImageData,
+    inputs: ComparisonInputs,
+    settings: ComparisonSettings,
+    *,
+    progress: bool = True,
 ) -> ModelResult:
     """Judge a model by all images of a split, and corrupt and attack some of them.
 

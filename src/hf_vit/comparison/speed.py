@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hf_vit.comparison.document import ModelInput, ModelSpeed, SpeedResult, Spread
+from hf_vit.comparison.result_files import JudgedModel, ModelSpeed, SpeedResult, Spread
 from hf_vit.environment import hardware
 from hf_vit.speed.measuring import BUSY, Quartiles, others_load, peak_memory, quartiles, speed_ratio, take_turns
 from hf_vit.subjects.subject import Subject
@@ -15,7 +15,7 @@ from hf_vit.subjects.subject import Subject
 def measure_speed(
     subjects: Mapping[str, Subject],
     samples: Mapping[str, torch.Tensor],
-    models: list[ModelInput],
+    models: list[JudgedModel],
     turns: int,
 ) -> SpeedResult:
     """Time forward passes of all models on prepared images; the load of others is looked at before and after.

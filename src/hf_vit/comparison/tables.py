@@ -1,14 +1,29 @@
-"""A comparison as text: Markdown for people, CSV for spreadsheets, JSON for programs."""
+"""A comparison as text: Markdown and HTML for people, CSV for spreadsheets, JSON for programs."""
 
 import csv
 import io
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from hf_vit.comparison.document import ModelResult, Share, SpeedResult
+from hf_vit.comparison.result_files import ModelResult, Share, SpeedResult
+from hf_vit.results.report import render_report
 
 Rows = list[dict[str, str]]
+
+_REPORT = """
+<div class="wide"><table>
+<tr>{% for header in rows[0] %}<th>{{ header }}</th>{% endfor %}</tr>
+{%- for row in rows %}
+<tr>{% for value in row.values() %}<td>{{ value }}</td>{% endfor %}</tr>
+{%- endfor %}
+</table></div>
+{{ figure(picture, title) }}
+{%- for sentence in sentences %}
+<p class="quiet">{{ sentence }}</p>
+{%- endfor %}
+"""
 
 
 def shown_rows(results: Sequence[ModelResult], speed: SpeedResult | None) -> Rows:
@@ -41,6 +56,18 @@ def markdown(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:
     lines += ["| " + " | ".join(value.replace("|", "\\|") for value in row.values()) + " |" for row in rows]
     lines += [line for sentence in sentences(results, speed) for line in ("", sentence)]
     return "\n".join(lines) + "\n"
+
+
+def html(results: Sequence[ModelResult], speed: SpeedResult | None, picture: Path) -> str:
+    """A page of the table, the picture (a PNG file), and what must be said beside them."""
+    return render_report(
+        f"{len(results)} models on {results[0].inputs.data.name}",
+        _REPORT,
+        width=80,
+        rows=shown_rows(results, speed),
+        sentences=sentences(results, speed),
+        picture=picture,
+    )
 
 
 def plain_csv(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:

@@ -3,7 +3,6 @@
 c is the error that no compute removes; d bends the start of the curve, where a run hardly beats chance.
 """
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,11 +86,10 @@ def fit_scaling_law(points: Sequence[tuple[float, float]]) -> ScalingLaw:
 def plot_scaling_law(law: ScalingLaw, path: Path, unit: str = "exaFLOPs") -> None:
     """Draw runs and law, both axes logarithmic, into a PNG file."""
     import numpy as np
-    from matplotlib.figure import Figure
 
-    from hf_vit.results.facts import write_atomically
+    from hf_vit.results.figures import new_figure, save_figure
 
-    figure = Figure(figsize=(5.5, 4), layout="constrained")
+    figure = new_figure(5.5, 4)
     axes = figure.add_subplot()
     compute, errors = np.array(law.points).T
     curve = np.geomspace(compute.min() / 2, compute.max() * 2, 200)
@@ -100,10 +98,7 @@ def plot_scaling_law(law: ScalingLaw, path: Path, unit: str = "exaFLOPs") -> Non
     axes.set(xscale="log", yscale="log", xlabel=f"compute C ({unit})", ylabel="error E")
     axes.grid(visible=True, which="both", alpha=0.3)
     axes.legend()
-    content = io.BytesIO()
-    # The software version stays out of the file: the same runs give the same bytes.
-    figure.savefig(content, format="png", dpi=120, metadata={"Software": None})
-    write_atomically(path, content.getvalue())
+    save_figure(figure, path)
 
 
 def _checked(points: Sequence[tuple[float, float]]) -> "tuple[Array, Array]":

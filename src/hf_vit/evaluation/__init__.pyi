@@ -1,10 +1,10 @@
 from .embedding.job import Embedded, embed
-from .plots import plot_confusion_matrix, plot_learning_curve, plot_wrong_images
 from .prediction import Prediction, predict_images
 from .protocols.frame import ProtocolResult
-from .protocols.registry import PROTOCOLS, ProtocolRun, evaluate_protocol, save_protocol
+from .protocols.registry import PROTOCOLS, ProtocolRun, evaluate_protocol
 from .protocols.top1 import ClassificationResult, WrongImage, evaluate_classifier, match_labels
-from .report import draw_evaluation, save_evaluation
+from .protocols.top1_figures import draw_evaluation, plot_confusion_matrix, plot_wrong_images
+from .saving import save_evaluation, save_protocol
 
 __all__ = [
     "PROTOCOLS",
@@ -20,7 +20,6 @@ __all__ = [
     "evaluate_protocol",
     "match_labels",
     "plot_confusion_matrix",
-    "plot_learning_curve",
     "plot_wrong_images",
     "predict_images",
     "save_evaluation",

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
-from hf_vit.results.facts import Facts, Record, write_atomically
+from hf_vit.results.facts import Facts, Record
+from hf_vit.results.writing import write_atomically
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData

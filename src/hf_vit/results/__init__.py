@@ -1,1 +1,1 @@
-"""What was measured and how it is shown."""
+"""What was measured and how it is shown: records, files of results, figures, reports."""

@@ -26,7 +26,6 @@ import os
 import re
 import shlex
 import sys
-import uuid
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -37,6 +36,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, Valid
 
 from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
+from hf_vit.results.writing import write_atomically
 
 FACTS_NAME = "facts.json"
 KINDS = ("training", "evaluation", "conversion", "analysis", "benchmark")
@@ -192,21 +192,6 @@ def normalize_command(command: str | Sequence[str]) -> str:
 def hide_paths(text: str) -> str:
     """Reduce every absolute path in a text to its last part."""
     return _POSIX_PATH.sub(r"\1", _WINDOWS_PATH.sub(r"\1", text))
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write beside the target, then move: an interrupted write or a full disk leaves the old file untouched."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    data = content.encode() if isinstance(content, str) else content
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager

@@ -195,14 +195,14 @@ def _complete(run: Run, objective: "Objective", trainer: Any, seconds: float) ->
 
 
 def _write(run: Run, objective: "Objective", result: PretrainResult, folder: Path) -> None:
-    from hf_vit.evaluation import plot_learning_curve
     from hf_vit.hub.card import write_card
     from hf_vit.results.facts import append_record, new_record
     from hf_vit.training.run.completion import data_fact, run_values
+    from hf_vit.training.run.learning_curve import LEARNING_CURVE_NAME, plot_learning_curve
 
     result.model.save_pretrained(folder)
     run.processor.save_pretrained(folder)
-    plot_learning_curve(result.history, folder / "learning_curve.png")
+    plot_learning_curve(result.history, folder / LEARNING_CURVE_NAME)
     objective.draw(run, result.model, folder / objective.picture)
     values = {
         **run_values(run, result.model, result.steps, result.seconds, result.history),

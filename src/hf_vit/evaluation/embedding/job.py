@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
 from hf_vit.evaluation.embedding.processes import Job, Part, Settings, run_parts
-from hf_vit.results.facts import hardware, versions, write_atomically
+from hf_vit.results.writing import write_atomically
 
 if TYPE_CHECKING:
     from hf_vit.data import ImageData

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_vit.errors import UserError, enough_memory
-from hf_vit.results.facts import write_atomically
+from hf_vit.results.writing import write_atomically
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.protocols.curves import Line, curves
 from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
-from hf_vit.evaluation.protocols.pictures import Line, curves
 from hf_vit.evaluation.reading import enough_for, finite_logits
 from hf_vit.subjects.pixels import PixelScale, image_generator
 

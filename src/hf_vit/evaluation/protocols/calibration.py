@@ -4,6 +4,7 @@ Legend: n images, K classes, M bins.
 Source: arXiv 1706.04599 (reliability diagrams, expected calibration error, temperature scaling).
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -14,7 +15,7 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.confidence import ConfidenceBins
 from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
-from hf_vit.evaluation.protocols.pictures import reliability
+from hf_vit.results.figures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -118,7 +119,7 @@ class CalibrationResult(ProtocolResult):
         found = [("as it is", self.plain)]
         if self.scaled is not None:
             found.append((f"temperature {self.temperature:.3f}", self.scaled))
-        return reliability(
+        return _reliability_diagram(
             [
                 (f"{name}: error {percent(one.ece)}", np.array(one.accuracy), np.array(one.images) / self.num_images)
                 for name, one in found
@@ -191,3 +192,24 @@ def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     from scipy.special import log_softmax
 
     return log_softmax(logits, axis=1)
+
+
+def _reliability_diagram(panels: Sequence[tuple[str, NDArray[np.float64], NDArray[np.float64]]]) -> "Figure":
+    """Accuracy over confidence, a panel each.
+
+    Args:
+        panels: title, accuracy [M] of the bins (NaN where a bin is empty), share of the images [M] in each.
+    """
+    figure = new_figure(4.6 * len(panels), 4.6)
+    for place, (title, accuracy, share) in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), place + 1)
+        width = 1 / len(accuracy)
+        middles = (np.arange(len(accuracy)) + 0.5) * width
+        axes.bar(middles, np.nan_to_num(accuracy), width=width, edgecolor="white", label="accuracy")
+        axes.step(np.append(middles - width / 2, 1), np.append(share, share[-1]), where="post", color="tab:orange",
+                  label="share of the images")  # fmt: skip
+        axes.plot([0, 1], [0, 1], color="gray", linestyle="--", linewidth=1, label="perfect calibration")
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
+        axes.set_title(title, fontsize=10)
+        axes.legend(fontsize=8, loc="upper left")
+    return figure

@@ -13,8 +13,8 @@ import torch
 
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.corruptions import CORRUPTIONS, corrupt, known_corruptions
+from hf_vit.evaluation.protocols.curves import Line, curves
 from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
-from hf_vit.evaluation.protocols.pictures import Line, curves
 from hf_vit.evaluation.reading import finite_logits
 from hf_vit.subjects.pixels import PixelScale, image_generator
 

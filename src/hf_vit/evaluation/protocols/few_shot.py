@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.protocols.curves import Line, curves
 from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
-from hf_vit.evaluation.protocols.pictures import Line, curves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

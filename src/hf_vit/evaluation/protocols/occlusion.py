@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.attacks import gradient
+from hf_vit.evaluation.protocols.curves import Line, curves
 from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
-from hf_vit.evaluation.protocols.pictures import Line, curves
 from hf_vit.evaluation.reading import finite_logits
 from hf_vit.subjects.pixels import PixelScale, image_generator
 

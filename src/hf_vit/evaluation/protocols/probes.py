@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.protocols.curves import Line, curves, named_curve
 from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
-from hf_vit.evaluation.protocols.pictures import Line, curves, named_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

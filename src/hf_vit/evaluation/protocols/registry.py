@@ -1,18 +1,14 @@
-"""All protocols by name, how one is carried out, and what is kept of it."""
+"""All protocols by name, and how one is carried out."""
 
 import inspect
-import json
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, final
 
 from hf_vit.data import ImageData, load_data
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.plots import save_figure
 from hf_vit.evaluation.protocols.attacks import robustness
 from hf_vit.evaluation.protocols.calibration import calibration
 from hf_vit.evaluation.protocols.corrupted_accuracy import corruptions
@@ -20,10 +16,8 @@ from hf_vit.evaluation.protocols.few_shot import few_shot
 from hf_vit.evaluation.protocols.frame import ProtocolResult
 from hf_vit.evaluation.protocols.occlusion import patch_drop
 from hf_vit.evaluation.protocols.probes import linear_probe, nearest_neighbors
-from hf_vit.results.facts import Facts, Record, append_record, new_record, write_atomically
+from hf_vit.results.facts import Facts
 from hf_vit.subjects.subject import open_subject
-
-PICTURE_PREFIX = "evaluation_"
 
 PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
     "few-shot": few_shot,
@@ -102,68 +96,6 @@ def evaluate_protocol(
     started = time.perf_counter()
     result = function(examination, **options)
     return ProtocolRun(protocol, result, examination, settings, time.perf_counter() - started)
-
-
-def save_protocol(
-    run: ProtocolRun,
-    output: str | os.PathLike[str] | None = None,
-    *,
-    command: str | Sequence[str] | None = None,
-    device: str | None = None,
-) -> Record | None:
-    """Append the result to the facts of the model's folder; write its numbers and its picture.
-
-    Args:
-        run: from `evaluate_protocol`.
-        output: folder for NAME.json and NAME.png. Without one the picture goes beside the weights, where the card
-            shows it.
-        command: what was typed; this process' own arguments by default.
-        device: torch device it ran on.
-
-    Returns:
-        The record; None for a model without a folder.
-    """
-    folder, name = run.examination.subject.folder, run.protocol.replace("-", "_")
-    pictures: dict[str, str] = {}
-    if output is not None:
-        Path(output).mkdir(parents=True, exist_ok=True)
-        save_figure(run.result.draw(), Path(output) / f"{name}.png")
-        write_atomically(Path(output) / f"{name}.json", _document(run))
-    elif folder is not None:
-        pictures[f"{PICTURE_PREFIX}{name}.png"] = run.result.title
-        save_figure(run.result.draw(), folder / f"{PICTURE_PREFIX}{name}.png")
-    if folder is None:
-        return None
-    values = {"protocol": run.protocol, "settings": run.settings, **run.result.values()}
-    values |= {"headline": run.result.headline(), "pictures": pictures}
-    record = new_record(
-        "evaluation",
-        values=values,
-        command=command,
-        seed=run.examination.seed,
-        data=run.examination.fact(run.result.num_images),
-        seconds=run.seconds,
-        device=device,
-    )
-    append_record(folder, record)
-    return record
-
-
-def _document(run: ProtocolRun) -> str:
-    """NAME.json: nothing in it depends on when or where it was made."""
-    content: Mapping[str, Any] = {
-        "format": 1,
-        "protocol": run.protocol,
-        "title": run.result.title,
-        "source": run.result.source,
-        "model": run.examination.subject.describe(),
-        "data": run.examination.fact(run.result.num_images).model_dump(),
-        "seed": run.examination.seed,
-        "settings": run.settings,
-        "values": run.result.values(),
-        "headline": run.result.headline(),
-    }
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _protocol(name: str) -> Callable[..., ProtocolResult]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_vit.errors import UserError
-from hf_vit.results.facts import write_atomically
+from hf_vit.results.writing import write_atomically
 
 WORK_FOLDER = "checkpoints"
 RUN_NAME = "run.json"

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from hf_vit.errors import UserError
-from hf_vit.evaluation import evaluate_classifier, plot_learning_curve, save_evaluation
+from hf_vit.evaluation import evaluate_classifier, save_evaluation
 from hf_vit.hub.card import write_card
 from hf_vit.results.facts import DataFact, append_record, new_record
 from hf_vit.training.finetuning import SPLIT_SEED, FinetuneResult, Run
 from hf_vit.training.run.checkpoints import is_full_disk, move_into
+from hf_vit.training.run.learning_curve import LEARNING_CURVE_NAME, plot_learning_curve
 from hf_vit.training.run.processes import is_first, wait_for_all, world_size
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sharding import whole_model
@@ -96,7 +97,7 @@ def best_evaluation(history: list[dict[str, Any]], best_step: int | None) -> dic
 def _write(run: Run, result: FinetuneResult, folder: Path) -> None:
     result.model.save_pretrained(folder)
     run.processor.save_pretrained(folder)
-    plot_learning_curve(result.history, folder / "learning_curve.png")
+    plot_learning_curve(result.history, folder / LEARNING_CURVE_NAME)
     append_record(
         folder,
         new_record(

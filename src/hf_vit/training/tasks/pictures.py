@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hf_vit.evaluation.plots import new_figure, save_figure
 from hf_vit.models.pretraining_hf_vit import image_patches, join_patches
+from hf_vit.results.figures import new_figure, save_figure
 
 if TYPE_CHECKING:
     import numpy as np

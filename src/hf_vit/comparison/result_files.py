@@ -6,14 +6,14 @@ are `ModelResult.model_json_schema()` and `SpeedResult.model_json_schema()`.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, TypeVar, final
+from typing import Any, ClassVar, final
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.corruptions import known_corruptions
-from hf_vit.results.facts import DataFact, write_atomically
+from hf_vit.results.documents import Document, ModelInput
+from hf_vit.results.facts import DataFact
 
 
 @final
@@ -62,6 +62,10 @@ class ComparisonSettings:
         return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in names}
 
 
+class _ComparisonDocument(Document):
+    command: ClassVar[str] = "hf-vit compare"
+
+
 @final
 class Share(BaseModel):
     """A share of images, and the 95% interval around it (Wilson's, for independent images)."""
@@ -72,26 +76,23 @@ class Share(BaseModel):
 
 
 @final
-class ModelInput(BaseModel):
+class JudgedModel(ModelInput):
     """A model that was measured; `judged_by` is "head" or "linear probe"."""
 
-    name: str
-    kind: str
-    fingerprint: str
     judged_by: str
 
 
 @final
-class Inputs(BaseModel):
+class ComparisonInputs(BaseModel):
     """All that a result depends on."""
 
-    model: ModelInput
+    model: JudgedModel
     data: DataFact
     settings: dict[str, Any]
 
 
 @final
-class ModelResult(BaseModel):
+class ModelResult(_ComparisonDocument):
     """What was measured about one model.
 
     Attributes:
@@ -108,8 +109,7 @@ class ModelResult(BaseModel):
         notes: what else must be said.
     """
 
-    format: Literal[1] = 1
-    inputs: Inputs
+    inputs: ComparisonInputs
     image_size: tuple[int, int]
     parameters: int
     flops: int
@@ -155,11 +155,10 @@ class ModelSpeed(BaseModel):
 
 
 @final
-class SpeedResult(BaseModel):
+class SpeedResult(_ComparisonDocument):
     """The models timed in turns in one process; `quiet` tells whether other processes kept the machine busy."""
 
-    format: Literal[1] = 1
-    models: list[ModelInput]
+    models: list[JudgedModel]
     batch_size: int
     turns: int
     threads: int
@@ -167,26 +166,3 @@ class SpeedResult(BaseModel):
     others_load: float
     quiet: bool
     rows: dict[str, ModelSpeed]
-
-
-Stored = TypeVar("Stored", ModelResult, SpeedResult)
-
-
-def read_document(kind: type[Stored], path: Path) -> Stored | None:
-    """The document in a file; None if there is none.
-
-    Raises:
-        UserError: the file is something else.
-    """
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError as error:
-        raise UserError(f"{path} is no result of this version of hf-vit compare; move it away") from error
-
-
-def write_document(document: BaseModel, path: Path) -> None:
-    """Write in one move."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, document.model_dump_json(indent=1) + "\n")

@@ -8,7 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from hf_vit.evaluation import WrongImage, plot_confusion_matrix, plot_learning_curve, plot_wrong_images, plots
+from hf_vit.evaluation import WrongImage, plot_confusion_matrix, plot_wrong_images
+from hf_vit.evaluation.protocols import top1_figures
 
 ODD_NAMES = ("$a^{", "two\nlines", "猫", "_under_ <b>", "x" * 60)
 
@@ -17,13 +18,13 @@ ODD_NAMES = ("$a^{", "two\nlines", "猫", "_under_ <b>", "x" * 60)
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Every figure that is saved."""
     kept: list[Figure] = []
-    save = plots.save_figure
+    save = top1_figures.save_figure
 
     def keep(figure: Figure, path: Path) -> None:
         kept.append(figure)
         save(figure, path)
 
-    monkeypatch.setattr(plots, "save_figure", keep)
+    monkeypatch.setattr(top1_figures, "save_figure", keep)
     return kept
 
 
@@ -79,29 +80,6 @@ def test_mistakes_show_their_images_in_order(tmp_path: Path, figures: list[Figur
         assert pixels.shape == (6, 8, 3)
         assert pixels[0, 0, 0] == index
         assert axes.get_title() == f"ant → bee\n{99 - index}% · image {index}"
-
-
-def test_the_learning_curve_shows_the_history(tmp_path: Path, figures: list[Figure]) -> None:
-    history = [
-        {"epoch": 0.5, "loss": 2.0, "learning_rate": 1e-3, "step": 5},
-        {"epoch": 1.0, "eval_loss": 1.5, "eval_accuracy": 0.6, "step": 10},
-        {"epoch": 1.5, "loss": 1.0, "step": 15},
-        {"epoch": 2.0, "eval_loss": 1.2, "eval_accuracy": 0.7, "step": 20},
-        {"epoch": 2.0, "train_runtime": 3.0, "train_loss": 1.5, "step": 20},
-    ]
-    assert plot_learning_curve(history, tmp_path / "c.png")
-    loss, accuracy = figures[0].axes
-    drawn = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in loss.lines}
-    assert drawn == {"training": [[0.5, 2.0], [1.5, 1.0]], "validation": [[1.0, 1.5], [2.0, 1.2]]}
-    assert np.asarray(accuracy.lines[0].get_xydata()).tolist() == [[1.0, 60.0], [2.0, 70.0]]
-    _opened(tmp_path / "c.png")
-
-
-def test_no_history_no_curve(tmp_path: Path) -> None:
-    assert not plot_learning_curve([], tmp_path / "c.png")
-    assert not plot_learning_curve([{"epoch": 1.0, "train_runtime": 3.0}], tmp_path / "c.png")
-    assert plot_learning_curve([{"epoch": 1.0, "loss": 3.0}], tmp_path / "d.png")
-    assert [path.name for path in tmp_path.iterdir()] == ["d.png"]
 
 
 def test_the_same_picture_has_the_same_bytes(tmp_path: Path) -> None:

@@ -1,13 +1,10 @@
-"""The pictures of the protocols: lines over a number, and a reliability diagram."""
+"""The picture of most protocols: lines over a number."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hf_vit.evaluation.plots import new_figure
+from hf_vit.results.figures import integer_ticks, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,8 +35,6 @@ def curves(
         log_x: a logarithmic axis, whose ticks are the measurements.
         level: name and height of a dashed line across.
     """
-    from matplotlib.ticker import MaxNLocator
-
     figure = new_figure(6 if len(lines) <= _MAX_INSIDE else 7.5, 4)
     axes = figure.add_subplot()
     for line in lines:
@@ -55,7 +50,7 @@ def curves(
     axes.set_ylabel(y_label)
     axes.grid(visible=True, alpha=0.3)
     if all(float(x).is_integer() for line in lines for x in line.x) and not log_x:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        integer_ticks(axes.xaxis)
     if len(lines) > _MAX_INSIDE:
         figure.legend(fontsize=8, loc="outside right upper")
     elif level is not None or any(line.name for line in lines):
@@ -68,25 +63,4 @@ def named_curve(names: Sequence[str], lines: Sequence[Line], x_label: str, y_lab
     figure = curves(lines, x_label, y_label)
     axes = figure.axes[0]
     axes.set_xticks(range(len(names)), labels=list(names), rotation=60, ha="right", fontsize=7, parse_math=False)
-    return figure
-
-
-def reliability(panels: Sequence[tuple[str, NDArray[np.float64], NDArray[np.float64]]]) -> "Figure":
-    """Accuracy over confidence, a panel each.
-
-    Args:
-        panels: title, accuracy [M] of the bins (NaN where a bin is empty), share of the images [M] in each.
-    """
-    figure = new_figure(4.6 * len(panels), 4.6)
-    for place, (title, accuracy, share) in enumerate(panels):
-        axes = figure.add_subplot(1, len(panels), place + 1)
-        width = 1 / len(accuracy)
-        middles = (np.arange(len(accuracy)) + 0.5) * width
-        axes.bar(middles, np.nan_to_num(accuracy), width=width, edgecolor="white", label="accuracy")
-        axes.step(np.append(middles - width / 2, 1), np.append(share, share[-1]), where="post", color="tab:orange",
-                  label="share of the images")  # fmt: skip
-        axes.plot([0, 1], [0, 1], color="gray", linestyle="--", linewidth=1, label="perfect calibration")
-        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
-        axes.set_title(title, fontsize=10)
-        axes.legend(fontsize=8, loc="upper left")
     return figure

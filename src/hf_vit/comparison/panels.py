@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hf_vit.comparison.document import ModelResult, SpeedResult
-from hf_vit.evaluation.plots import new_figure
+from hf_vit.comparison.result_files import ModelResult, SpeedResult
+from hf_vit.results.figures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
