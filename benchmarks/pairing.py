@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from hf_vit.environment import cpu_name
+from hf_vit.results.redaction import redact_command
 from hf_vit.speed.measuring import BUSY, Quartiles, others_load, quartiles, speed_ratio, take_turns
 
 __all__ = ["Quartiles", "Report", "cpu_name", "others_load", "parser", "quartiles", "speed_ratio", "take_turns"]
@@ -55,7 +56,7 @@ class Report:
             return
         result = {
             "date": datetime.date.today().isoformat(),
-            "command": " ".join(["python", *sys.argv]),
+            "command": redact_command(sys.argv),
             "hardware": {"cpu": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
             "versions": {
                 "python": platform.python_version(),

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from hf_vit.conversion.fetch.download import download, shown
+from hf_vit.conversion.fetch.download import download
 from hf_vit.conversion.readers.checkpoint import one_line
 from hf_vit.errors import UserError
+from hf_vit.results.redaction import redact_text
 
 _HUB = re.compile(
     r"hf://(?:models/)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>refs/pr/\d+|[^/@]+))?(?:/(?P<path>.+?))?/?"
@@ -64,10 +65,12 @@ def _fetch(source: str, has_hash: bool) -> Source:
     if kind == "hf":
         return _from_hub(source)
     if kind == "http" and not has_hash and urlsplit(source).hostname not in _THIS_MACHINE:
-        raise UserError(f"{shown(source)} could be altered on its way; use https://, or give the file's --sha256")
+        raise UserError(f"{redact_text(source)} could be altered on its way; use https://, or give the file's --sha256")
     if kind not in ("https", "http", "gs"):
-        raise UserError(f"{shown(source)} cannot be fetched: give a path, or an address with https://, gs:// or hf://")
-    return Source(download(source, checked_later=has_hash), shown(source))
+        raise UserError(
+            f"{redact_text(source)} cannot be fetched: give a path, or an address with https://, gs:// or hf://"
+        )
+    return Source(download(source, checked_later=has_hash), redact_text(source))
 
 
 def _check(source: Source, sha256: str, is_download: bool) -> None:

@@ -19,6 +19,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from hf_vit.conversion.readers.checkpoint import one_line
 from hf_vit.errors import UserError
+from hf_vit.results.redaction import redact_text
 
 BLOCK = 8 * 2**20  # bytes that one request asks for
 ATTEMPTS = 5  # in a row that bring nothing
@@ -97,7 +98,9 @@ class _Transfer:
                 idle, most = (0, here) if here > most else (idle + 1, most)
                 if idle >= ATTEMPTS or len(versions) > MAX_VERSIONS:
                     kept = "; what arrived is kept, and the same command goes on from there" if here else ""
-                    raise UserError(f"{shown(self._url)} cannot be downloaded: {one_line(error)}{kept}") from error
+                    raise UserError(
+                        f"{redact_text(self._url)} cannot be downloaded: {one_line(error)}{kept}"
+                    ) from error
                 if idle:
                     time.sleep(FIRST_PAUSE * 2 ** (idle - 1))
 
@@ -130,8 +133,8 @@ class _Transfer:
         size = info.get("size")
         if size is None and not self._checked_later:
             raise UserError(
-                f"{shown(self._url)} cannot be downloaded safely: the server does not say how large the file is, so "
-                "that a part would pass for the whole; give its --sha256"
+                f"{redact_text(self._url)} cannot be downloaded safely: the server does not say how large the file is, "
+                "so that a part would pass for the whole; give its --sha256"
             )
         fields = ("ETag", "etag", "generation", "Last-Modified", "updated", "mtime")
         version = next((str(info[name]) for name in fields if info.get(name)), None)
@@ -188,12 +191,6 @@ class _Transfer:
         return {"headers": {"Accept-Encoding": "identity"} | ({"If-Match": version} if strong else {})}
 
 
-def shown(url: str) -> str:
-    """The address without what may be secret: user, password and query."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
 def _filesystem(url: str) -> tuple[Any, str]:
     """The fsspec file system that knows this kind of address, and the file's name in it."""
     import fsspec
@@ -224,7 +221,7 @@ def _refusing(url: str) -> Generator[None]:
             raise _ChangedError("the file changed on the server while it was fetched") from error
         if isinstance(status, int) and 400 <= status < 500 and status not in _TEMPORARY_STATUS:
             said = f"the server answers {status} {getattr(cause, 'message', '')}".strip()
-            raise UserError(f"{shown(url)} cannot be downloaded: {said}; check the address") from error
+            raise UserError(f"{redact_text(url)} cannot be downloaded: {said}; check the address") from error
         said = f"the server answers {status}" if isinstance(status, int) else one_line(cause)
         raise _InterruptedError(said) from error
 

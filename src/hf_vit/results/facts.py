@@ -6,7 +6,7 @@ are made from it, never from memory. A record:
 | field    | type            | meaning                                                                             |
 |----------|-----------------|-------------------------------------------------------------------------------------|
 | kind     | str             | one of `KINDS`                                                                      |
-| command  | str             | what was typed, paths reduced to their last part                                    |
+| command  | str             | what was typed, paths reduced to their last part, secrets redacted                  |
 | date     | ISO 8601, UTC   | when the record was made                                                            |
 | seed     | int or null     | seed of the run                                                                     |
 | data     | object or null  | name, fingerprint (content hash), split, size (images)                              |
@@ -17,33 +17,28 @@ are made from it, never from memory. A record:
 
 Fields that this version does not know are kept when a file is read and written again. JSON has no NaN or infinity:
 they are written as the strings "nan", "inf" and "-inf". Nothing personal belongs here: no host or user names, no
-absolute paths.
+absolute paths, no secrets; whatever is written goes through `hf_vit.results.redaction`.
 """
 
 import json
 import math
 import os
-import re
-import shlex
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
+from hf_vit.results.redaction import redact_command, redact_values
 from hf_vit.results.writing import write_atomically
 
 FACTS_NAME = "facts.json"
 KINDS = ("training", "evaluation", "conversion", "analysis", "benchmark")
-
-# An absolute path inside a longer text: at least two parts, not the tail of a URL, a fraction or a relative path.
-_POSIX_PATH = re.compile(r"(?<![\w.:/~\-])~?/(?:[^\s/'\"`,;:=()]+/)+([^\s/'\"`,;:=()]*)")
-_WINDOWS_PATH = re.compile(r"(?<!\w)[A-Za-z]:[\\/](?:[^\s\\/'\"]+[\\/])*([^\s\\/'\"]*)")
 
 
 class DataFact(BaseModel):
@@ -104,7 +99,7 @@ class Facts(BaseModel):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `folder/facts.json` in one move: a reader sees the old file or the new one, never half of one."""
-        records = [record.model_dump(mode="json") for record in self.records]
+        records = [redact_values(record.model_dump(mode="json")) for record in self.records]
         text = json.dumps(records, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
         write_atomically(Path(folder) / FACTS_NAME, text + "\n")
 
@@ -153,45 +148,18 @@ def new_record(
     if kind not in KINDS:
         raise ValueError(f"a record cannot be of kind {kind!r}; the kinds are {', '.join(KINDS)}")
     if data is not None:
-        data = DataFact.model_validate(_plain(data.model_dump()))
+        data = DataFact.model_validate(_recorded(data.model_dump()))
     return Record(
         kind=kind,
-        command=normalize_command(sys.argv if command is None else command),
+        command=redact_command(sys.argv if command is None else command),
         date=datetime.now(UTC).replace(microsecond=0),
         seed=seed,
         data=data,
         versions=versions(),
         hardware=hardware(device),
         seconds=None if seconds is None else round(float(seconds), 3),
-        values=cast(dict[str, JsonValue], _plain(values)),
+        values=cast(dict[str, JsonValue], _recorded(values)),
     )
-
-
-def normalize_command(command: str | Sequence[str]) -> str:
-    """The command as another person would type it: the program's plain name, paths reduced to their last part.
-
-    >>> normalize_command(["/home/me/.venv/bin/hf-vit", "finetune", "--data", "/data/me/cats"])
-    'hf-vit finetune --data cats'
-    """
-    if isinstance(command, str):
-        try:
-            command = shlex.split(command)
-        except ValueError:  # unbalanced quotes: no list of arguments to be had
-            return hide_paths(command)
-    if not command:
-        return ""
-    program, *arguments = command
-    # Split on both separators: a file written on one system is read on another.
-    name = PureWindowsPath(program).name.removesuffix(".exe")
-    if name == "__main__.py" and PureWindowsPath(program).parent.name == "hf_vit":
-        name = "hf-vit"
-    head = ["python", name] if name.endswith(".py") else [name]
-    return shlex.join(head + [_shorten(argument) for argument in arguments])
-
-
-def hide_paths(text: str) -> str:
-    """Reduce every absolute path in a text to its last part."""
-    return _POSIX_PATH.sub(r"\1", _WINDOWS_PATH.sub(r"\1", text))
 
 
 @contextmanager
@@ -216,32 +184,20 @@ def _corrupt(path: Path, reason: str) -> UserError:
     return UserError(f"{shown} is damaged ({reason}); restore it from a backup, or move it away to start a new one")
 
 
-def _shorten(argument: str) -> str:
-    """One argument of a command line, `--option=value` included."""
-    option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
-    if "://" in value:
-        return option + equals + value
-    if value.startswith("timm:"):  # the library's name before a folder
-        return option + equals + "timm:" + _shorten(value.removeprefix("timm:"))
-    posix, windows = PurePosixPath(value), PureWindowsPath(value)
-    if windows.drive:
-        value = windows.name or value
-    elif posix.is_absolute() or ".." in posix.parts or value.startswith("~"):
-        value = posix.name or value
-    return option + equals + hide_paths(value)
+def _recorded(value: Any) -> JsonValue:
+    return redact_values(_plain(value))
 
 
 def _plain(value: Any) -> JsonValue:
-    """A value as JSON knows it: arrays as lists, NaN and infinities as strings, absolute paths reduced."""
+    """A value as JSON knows it: arrays as lists, NaN and infinities as strings."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str | os.PathLike):
-        text = os.fspath(cast("str | os.PathLike[str]", value))
-        return PurePosixPath(text).name or text if PurePosixPath(text).is_absolute() else hide_paths(text)
+        return os.fspath(cast("str | os.PathLike[str]", value))
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, Mapping):
-        return {hide_paths(str(key)): _plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
+        return {str(key): _plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in cast(Sequence[Any], value)]
     if isinstance(value, BaseModel):

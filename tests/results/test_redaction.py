@@ -1,0 +1,130 @@
+"""What is recorded: no secret in any disguise, no place on this machine; what is none of these stays as it is."""
+
+import pytest
+
+from hf_vit.results.redaction import contains_secret, redact_arguments, redact_command, redact_text, redact_values
+
+TOKENS = (
+    "hf_" + "aB3" * 12,
+    "api_org_" + "Zz9" * 10,
+    "ghp_" + "x1Y2" * 9,
+    "github_pat_" + "11ABC_" * 6,
+    "glpat-" + "a1b2c3d4e5" * 2,
+    "sk-ant-api03-" + "q7" * 12,
+    "AKIA" + "ABCDEFGH12345678",
+    "AIza" + "Sy0-_" * 7,
+    "xoxb-" + "1234567890-ab",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-_123",
+)
+# Nothing of this is secret, though it sounds or looks like it.
+HARMLESS = (
+    "hf_hybrid_vit",
+    "hf_vit_push_20310203",
+    "--pooling token --use_class_token true --num-register-tokens 4",
+    "class_token=mean, distillation-token=0.5",
+    "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    "https://host/vit/B_16.npz#L10",
+    "hf://google/vit-base@main/model.safetensors",
+    "gs://vit_models/imagenet21k/ViT-B_16.npz",
+    "half 1/2, 3/4 of a/b",
+    "--image-key jpg --label_key cls",
+    "task-specific risk-aware sk-learn-like-estimators-here",
+)
+
+
+@pytest.mark.parametrize("token", TOKENS)
+def test_tokens_are_known_by_their_pattern(token: str) -> None:
+    for text in (token, f"pushed with {token}.", f"x={token}&y", f'{{"a": "{token}"}}', f"line\n{token}\n"):
+        assert contains_secret(text)
+        assert token not in redact_text(text)
+        assert not contains_secret(redact_text(text))
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert not contains_secret(text)
+    assert redact_text(text) == text
+    assert redact_arguments(text.split()) == text.split()
+
+
+def test_a_private_key_goes_as_a_whole() -> None:
+    lines = ("-----BEGIN RSA PRIVATE KEY-----", "MIIEowIBAAK", "-----END RSA PRIVATE KEY-----")
+    assert contains_secret("\n".join(lines))
+    assert redact_text("key:\n" + "\n".join(lines) + "\nend") == "key:\nREDACTED\nend"
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--hub_token", "--hub-token", "--token", "--wandb_key", "--wandb-api-key", "--api_key", "--password", "--HF_TOKEN",
+     "--aws_secret_access_key", "--db.passwd", "-token", "--client-secret", "--auth"],
+)  # fmt: skip
+def test_options_that_sound_secret_lose_their_value(option: str) -> None:
+    assert redact_arguments([option, "v4lue", "next"]) == [option, "REDACTED", "next"]
+    assert redact_arguments([f"{option}=v4lue", "next"]) == [f"{option}=REDACTED", "next"]
+    assert redact_arguments([option, "--seed", "1"]) == [option, "--seed", "1"]
+    for text in (f"train {option} v4lue --seed 1", f"train {option}='v4 lue' --seed 1", f"it's {option} v4lue"):
+        assert "v4" not in redact_text(text)
+        assert option in redact_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("http://ann:pw@host:8000/x.npz?X-Amz-Signature=abc&b=2", "http://host:8000/x.npz"),
+        ("https://ann@host/x.npz", "https://host/x.npz"),
+        ("https://ann:p@ss?w#@host/x.npz", "https://host/x.npz"),
+        ("https://host/x.npz#access_token=abc", "https://host/x.npz"),
+        ("s3://key:secret@bucket/x.npz", "s3://bucket/x.npz"),
+        ("file:///home/ann/x.npz", "x.npz"),
+        ("file:/home/ann/x.npz and more", "x.npz and more"),
+        ("webdataset:///home/ann/{000..009}.tar", "{000..009}.tar"),
+        ("http://[bad/x?y", "http://[bad/x"),
+        ("local:/home/ann/x.npz", "local:x.npz"),
+        ("a https://h/a?x=1 b /home/ann/c https://u:p@h/d e", "a https://h/a b c https://h/d e"),
+        (
+            "pipe:curl -H 'Authorization: Bearer abcdef' https://h/x?y",
+            "pipe:curl -H 'Authorization: Bearer REDACTED' https://h/x",
+        ),
+        ("HF_TOKEN=abc python run.py", "HF_TOKEN=REDACTED python run.py"),
+        ("{'hub_token': 'abc', 'seed': 1}", "{'hub_token': REDACTED, 'seed': 1}"),
+    ],
+)
+def test_addresses_and_assignments(text: str, redacted: str) -> None:
+    assert redact_text(text) == redacted
+    assert redact_text(redacted) == redacted
+
+
+def test_values_are_redacted_at_any_depth() -> None:
+    values = {"a": [{"password": "pw", "use_auth_token": True, "/home/ann/k": "/home/ann/my cats"}], "pooling": "token"}
+    assert redact_values(values) == {
+        "a": [{"password": "REDACTED", "use_auth_token": True, "k": "my cats"}],
+        "pooling": "token",
+    }
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        (["/home/ann/.venv/bin/hf-vit", "demo"], "hf-vit demo"),
+        (["/home/ann/src/hf_vit/__main__.py", "demo"], "hf-vit demo"),
+        (["/home/ann/run.py", "--seed", "1"], "python run.py --seed 1"),
+        (["hf-vit", "finetune", "--data", "/data/ann/cats and dogs"], "hf-vit finetune --data 'cats and dogs'"),
+        (["hf-vit", "finetune", "--data=/data/ann/cats/"], "hf-vit finetune --data=cats"),
+        (["hf-vit", "evaluate", "../../ann/out"], "hf-vit evaluate out"),
+        (["hf-vit", "evaluate", "~ann/out"], "hf-vit evaluate out"),
+        (["hf-vit", "finetune", "--teacher", "timm:/home/ann/out"], "hf-vit finetune --teacher timm:out"),
+        (["hf-vit", "finetune", "--teacher=timm:resnet18"], "hf-vit finetune --teacher=timm:resnet18"),
+        (["hf-vit", "evaluate", "out/model", "--data", "digits"], "hf-vit evaluate out/model --data digits"),
+        (["hf-vit", "evaluate", "me/vit", "--data", "you/cifar10"], "hf-vit evaluate me/vit --data you/cifar10"),
+        ([r"C:\Users\ann\hf-vit.exe", "card", r"C:\Users\ann\out"], "hf-vit card out"),
+        (["hf-vit", "finetune", "--set", "a=/home/ann/x,b=/home/ann/y"], "hf-vit finetune --set a=x,b=y"),
+        ("hf-vit finetune --data '/data/ann/my cats' --model S/16", "hf-vit finetune --data 'my cats' --model S/16"),
+        ("it's /home/ann/x", "it's x"),
+        ("hf-vit convert 'http://u:pw@host/x.npz?X-Amz-Signature=abc' out", "hf-vit convert http://host/x.npz out"),
+        (["hf-vit", "convert", "file:///home/ann/x.npz", "--sha256=ab"], "hf-vit convert x.npz --sha256=ab"),
+        ("python run.py --hub_token abc --seed 1", "python run.py --hub_token REDACTED --seed 1"),
+        ([], ""),
+    ],
+)  # fmt: skip
+def test_commands_are_shown_without_their_places(typed: str | list[str], shown: str) -> None:
+    assert redact_command(typed) == shown
