@@ -21,7 +21,7 @@ from hf_vit import HfViTConfig
 from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate_classifier
 from hf_vit.results.facts import Facts, new_record
-from hf_vit.subjects.loading import load_classifier
+from hf_vit.subjects.subject import open_subject
 from hf_vit.training import FinetuneOptions, find_recipe, finetune
 
 LOW, HIGH = 32, 64
@@ -55,7 +55,7 @@ def train(folder: Path, model: Any, side: int, seed: int, **settings: Any) -> di
 
 def as_it_is(folder: Path, side: int) -> dict[str, Any]:
     """The test accuracy of a checkpoint asked at another size, without training."""
-    loaded = load_classifier(folder)
+    loaded = open_subject(folder)
     model: Any = loaded.model
     model.resize_to(image_size=side)
     loaded.processor.size = {"height": side, "width": side}

@@ -67,10 +67,10 @@ def test_tables_hold_what_was_measured(saved, data, tmp_path):
 def test_a_stopped_run_goes_on_by_model(saved, data, tmp_path, monkeypatch):
     measure = api.measure_model
 
-    def stop(contestant: Any, *arguments: Any, **options: Any) -> ModelResult:
-        if contestant.name == "regnet":
+    def stop(subject: Any, *arguments: Any, **options: Any) -> ModelResult:
+        if subject.name == "regnet":
             raise KeyboardInterrupt
-        return measure(contestant, *arguments, **options)
+        return measure(subject, *arguments, **options)
 
     monkeypatch.setattr(api, "measure_model", stop)
     with pytest.raises(KeyboardInterrupt):
@@ -120,7 +120,7 @@ def test_results_of_other_inputs_are_not_mixed(change, saved, data, tmp_path):
         (["vit", "vit"], "vit is given twice"),
         (["vit", "nowhere"], "there is no folder nowhere"),
         (["vit", "timm:nowhere"], "timm:nowhere cannot be loaded"),
-        (["vit", "igpt"], "igpt is an ImageGPT, which has no head to compare; --probe trains a linear probe"),
+        (["vit", "igpt"], "igpt: it has no head with named classes; or let a linear probe answer"),
         (["vit", "other"], r"other: the data has classes the model does not know.* a linear probe answer \(--probe\)"),
     ],
 )  # fmt: skip

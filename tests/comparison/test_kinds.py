@@ -11,14 +11,15 @@ from comparison import zoo
 from evaluation.tiny import NAMES
 
 from hf_vit.comparison import ComparisonSettings
-from hf_vit.comparison.contestant import HEAD, PROBE, enter, open_models
-from hf_vit.comparison.image_gpt import ImageGPTFeatures
+from hf_vit.comparison.answering import HEAD, PROBE, ProbedForImageClassification, fit_probe, judged_by
 from hf_vit.comparison.measurement import inputs_of, measure_model
-from hf_vit.comparison.probe import ProbedForImageClassification, fit_probe
+from hf_vit.comparison.opening import open_models
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.subjects.features import pre_logits
+from hf_vit.subjects.image_gpt import ImageGPTFeatures
+from hf_vit.subjects.subject import open_subject
 
 SETTINGS = ComparisonSettings(corruptions=("contrast",), epsilons=(8.0,), robustness_images=None, speed_turns=0)
 MEAN, STD = (torch.tensor(zoo.SCALE[name])[:, None, None] for name in ("image_mean", "image_std"))
@@ -53,19 +54,16 @@ def answers(model: Any, pixels: torch.Tensor) -> torch.Tensor:
 
 
 def measured(saved: Any, data: ImageData, kind: str, probe: bool = False, **changes: Any) -> Any:
-    subject = open_models([saved.source(kind), saved.source("deit" if kind == "vit" else "vit")])[kind]
-    contestant = enter(kind, subject, data, probe)
-    settings = replace(SETTINGS, **changes)
-    return contestant, measure_model(
-        contestant, data, inputs_of(contestant, data, "test", settings), settings, progress=False
-    )
+    subject, settings = open_subject(saved.source(kind)), replace(SETTINGS, **changes)
+    inputs = inputs_of(subject, judged_by(subject, data, probe), data, "test", settings)
+    return subject, measure_model(subject, data, inputs, settings, progress=False)
 
 
 @pytest.mark.parametrize("kind", [*zoo.TRANSFORMERS, *zoo.TIMM])
 def test_a_kind_as_its_library_answers(kind: str, saved: Any, data: ImageData):
-    contestant, result = measured(saved, data, kind)
+    subject, result = measured(saved, data, kind)
     reference, truth = library_model(saved, kind), torch.tensor(data.split("test")["label"])
-    pixels = contestant.subject.prepare(data.split("test")["image"]) * STD + MEAN
+    pixels = subject.prepare(data.split("test")["image"]) * STD + MEAN
     with torch.no_grad():
         logits = answers(reference, pixels).double()
     best = logits.argsort(dim=1, descending=True) == truth[:, None]
@@ -75,13 +73,13 @@ def test_a_kind_as_its_library_answers(kind: str, saved: Any, data: ImageData):
     assert result.clean == result.top1.value
     assert set(result.corruptions) == {"contrast"}
     assert result.parameters == sum(parameter.numel() for parameter in reference.parameters())
-    assert (result.image_size, contestant.judged_by) == ((zoo.SIDE, zoo.SIDE), HEAD)
+    assert (result.image_size, result.inputs.model.judged_by) == ((zoo.SIDE, zoo.SIDE), HEAD)
     assert result.inputs.model.kind == (type(reference).__name__ if kind in zoo.TIMM else reference.config.model_type)
 
 
 def test_images_are_prepared_as_by_hand(saved: Any, data: ImageData):
     subjects = open_models([saved.source("vit"), saved.source("swin")])
-    for subject in subjects.values():
+    for subject in subjects:
         prepared = subject.prepare(data.split("test")["image"])
         assert torch.allclose(prepared * STD + MEAN, pixels_of(data), atol=1.01 / 255)
 
@@ -89,9 +87,9 @@ def test_images_are_prepared_as_by_hand(saved: Any, data: ImageData):
 @pytest.mark.parametrize("kind", ["bit", "coatnet"])
 def test_fgsm_as_by_hand(kind: str, saved: Any, data: ImageData):
     """In the model's own units: a step of epsilon / std, cut where a pixel would leave black and white."""
-    contestant, result = measured(saved, data, kind)
+    subject, result = measured(saved, data, kind)
     reference, truth = library_model(saved, kind), torch.tensor(data.split("test")["label"])
-    values = contestant.subject.prepare(data.split("test")["image"]).requires_grad_()
+    values = subject.prepare(data.split("test")["image"]).requires_grad_()
     output = reference(values)
     logits = getattr(output, "logits", output)
     torch.nn.functional.cross_entropy(logits, truth, reduction="sum").backward()
@@ -107,8 +105,8 @@ def test_flops_as_the_configuration_tells(saved: Any, data: ImageData):
     from hf_vit.cost import forward_flops
 
     for kind in ("vit", "hybrid", "axial", "axial_resnet"):
-        contestant, result = measured(saved, data, kind, corruptions=(), epsilons=())
-        assert result.flops == pytest.approx(forward_flops(contestant.subject.model.config), rel=0.01)
+        subject, result = measured(saved, data, kind, corruptions=(), epsilons=())
+        assert result.flops == pytest.approx(forward_flops(subject.model.config), rel=0.01)
         assert (result.clean, result.corruptions, result.fgsm) == (None, {}, None)
 
 
@@ -126,7 +124,7 @@ def test_image_gpt_by_its_middle_layer(saved: Any, data: ImageData):
     """Against the whole model: the input of the middle block, normed by it, averaged over the pixels."""
     from transformers import AutoImageProcessor, ImageGPTModel
 
-    subject = open_models([saved.source("igpt"), saved.source("vit")])["igpt"]
+    subject = open_subject(saved.source("igpt"))
     images = list(data.split("test")["image"])
     whole = ImageGPTModel.from_pretrained(saved.folder("igpt")).eval()
     tokens = AutoImageProcessor.from_pretrained(saved.folder("igpt"))(images=images, return_tensors="pt")
@@ -141,8 +139,8 @@ def test_image_gpt_by_its_middle_layer(saved: Any, data: ImageData):
 
 
 def test_image_gpt_is_measured_by_a_probe(saved: Any, data: ImageData):
-    contestant, result = measured(saved, data, "igpt", probe=True)
-    assert (contestant.judged_by, result.fgsm, set(result.corruptions)) == (PROBE, None, {"contrast"})
+    _, result = measured(saved, data, "igpt", probe=True)
+    assert (result.inputs.model.judged_by, result.fgsm, set(result.corruptions)) == (PROBE, None, {"contrast"})
     assert result.notes[-1] == "not attacked: its choice of colours has no gradient"
     assert result.clean == result.top1.value
 
@@ -160,7 +158,7 @@ def test_image_gpt_of_another_size_is_refused(tmp_path: Any, saved: Any):
 def test_a_probe_answers_as_scikit_learn(missing: int | None, saved: Any, data: ImageData):
     train = data.split("train").filter(lambda row: row["label"] != missing)
     data = ImageData("colours", "", {**data.splits, "train": train}, data.label_names)
-    subject = open_models([saved.source("swin"), saved.source("vit")])["swin"]
+    subject = open_subject(saved.source("swin"))
     examination = Examination(subject, data, progress=False)
     head, strength = fit_probe(examination)
     model = ProbedForImageClassification(subject.model, head, data.label_names)
@@ -184,7 +182,7 @@ def regression(examination: Examination, strength: float) -> Any:
 def test_a_probe_of_two_classes(saved: Any, data: ImageData):
     splits = {name: table.filter(lambda row: row["label"] < 2) for name, table in data.splits.items()}
     data = ImageData("two", "", splits, data.label_names[:2])
-    subject = open_models([saved.source("swin"), saved.source("vit")])["swin"]
+    subject = open_subject(saved.source("swin"))
     examination = Examination(subject, data, progress=False)
     head, strength = fit_probe(examination)
     with torch.no_grad():
@@ -196,11 +194,11 @@ def test_timm_by_folder_and_by_file(saved: Any, data: ImageData):
     folder = saved.folder("efficientnet")
     sources = [str(folder), f"timm:test_efficientnet@{folder / 'model.safetensors'}"]
     pixel_values = torch.rand(2, 3, zoo.SIDE, zoo.SIDE)
-    by_folder, by_file = open_models(sources).values()
+    by_folder, by_file = open_models(sources)
     with torch.no_grad():
         assert torch.equal(by_folder.model(pixel_values), by_file.model(pixel_values))
     with pytest.raises(UserError, match="it has no head with named classes; or let a linear probe answer"):
-        enter("file", by_file, data, probe=False)
+        judged_by(by_file, data, probe=False)
     for mistake in ("test_efficientnet@nowhere.pth", "test_resnet@" + sources[1].partition("@")[2]):
         with pytest.raises(UserError, match="cannot be loaded"):
             open_models([f"timm:{mistake}", sources[0]])

@@ -55,8 +55,9 @@ def margin(subject: Subject, scale: PixelScale, pixels: torch.Tensor) -> torch.T
 
 def test_the_scale_is_the_processor_s(linear: Subject) -> None:
     scale = PixelScale.of(linear)
-    assert scale.span.flatten().tolist() == pytest.approx([1 / std for std in STD], rel=1e-6)
-    assert scale.black.flatten().tolist() == pytest.approx([-m / s for m, s in zip(MEAN, STD, strict=True)], rel=1e-6)
+    assert scale.mean == pytest.approx(MEAN, rel=1e-6)
+    assert scale.std == pytest.approx(STD, rel=1e-6)
+    assert scale.factor == 1
     images = make_images(3, side=6)
     wanted = torch.tensor(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2) / 255
     found = scale.pixels(linear.prepare(images).double())
@@ -69,7 +70,8 @@ def test_the_scale_of_a_timm_model() -> None:
     config = resolve_model_data_config(model)
     transform: Any = create_transform(**config, is_training=False)
     scale = PixelScale.of(Subject(model, lambda images: torch.stack([transform(image) for image in images]), "timm"))
-    assert scale.span.flatten().tolist() == pytest.approx([1 / std for std in config["std"]], rel=1e-5)
+    assert scale.mean == pytest.approx(config["mean"], rel=1e-5)
+    assert scale.std == pytest.approx(config["std"], rel=1e-5)
 
 
 def test_processors_that_do_more_than_scale(linear: Subject) -> None:
@@ -86,7 +88,6 @@ def test_processors_that_do_more_than_scale(linear: Subject) -> None:
 
 def test_fgsm_raises_a_linear_loss_by_epsilon_times_the_l1_norm(linear: Subject) -> None:
     scale, epsilon = PixelScale.of(linear), 7 / 255
-    scale = PixelScale(scale.black.double(), scale.span.double())
     pixels = torch.rand(5, 3, 6, 6, dtype=torch.float64) * 0.8 + 0.1
     weights = pixel_weights(linear.model)
 
@@ -102,7 +103,6 @@ def test_fgsm_raises_a_linear_loss_by_epsilon_times_the_l1_norm(linear: Subject)
 def test_at_the_border_only_what_is_left_counts(linear: Subject) -> None:
     """Some pixels are black or white, or nearer to it than epsilon: the best is still known in closed form."""
     scale, epsilon = PixelScale.of(linear), 20 / 255
-    scale = PixelScale(scale.black.double(), scale.span.double())
     pixels = torch.randint(0, 256, (4, 3, 6, 6)).double() / 255
     pixels[:, :, :2] = pixels[:, :, :2].round()
     uphill = -pixel_weights(linear.model)

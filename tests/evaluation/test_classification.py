@@ -12,8 +12,8 @@ from PIL import Image
 from sklearn.metrics import accuracy_score, confusion_matrix, log_loss, recall_score, top_k_accuracy_score
 
 from hf_vit.errors import UserError
-from hf_vit.evaluation import ClassificationResult, evaluate_classifier, match_labels
-from hf_vit.evaluation.protocols.top1 import unique_names
+from hf_vit.evaluation import ClassificationResult, evaluate_classifier
+from hf_vit.subjects.labels import match_labels, unique_names
 
 COUNT = 61
 

@@ -1,4 +1,4 @@
-"""`load_classifier`: what loads, and one clear line for everything that does not."""
+"""`open_subject`: what loads as an image classifier, and one clear line for everything that does not."""
 
 import json
 import shutil
@@ -13,16 +13,20 @@ from transformers import BertConfig, BertForSequenceClassification, ViTModel
 
 from hf_vit import HfViTForImageClassification, variant_config
 from hf_vit.errors import UserError
-from hf_vit.subjects.loading import load_classifier
+from hf_vit.subjects.subject import Subject, open_subject
 
 Save = Callable[..., Path]
 
 
+def open_classifier(source: Any, device: str | None = None) -> Subject:
+    return open_subject(source, device, as_classifier=True)
+
+
 def test_a_transformers_classifier_loads(save_classifier: Save) -> None:
     folder = save_classifier()
-    loaded = load_classifier(folder, "cpu")
+    loaded = open_classifier(folder, "cpu")
     assert type(loaded.model).__name__ == "ViTForImageClassification"
-    assert loaded.label_names == list(NAMES)
+    assert loaded.label_sets == [list(NAMES)]
     assert loaded.folder == folder
     assert loaded.image_size == (8, 8)
     assert not loaded.model.training
@@ -36,10 +40,10 @@ def test_our_classifier_loads(tmp_path: Path) -> None:
     model = HfViTForImageClassification(config).eval()
     model.save_pretrained(tmp_path)
     make_processor().save_pretrained(tmp_path)
-    loaded = load_classifier(str(tmp_path), "cpu")
+    loaded = open_classifier(str(tmp_path), "cpu")
     assert isinstance(loaded.model, HfViTForImageClassification)
     assert loaded.image_size == (8, 12)
-    assert loaded.label_names == list(NAMES)
+    assert loaded.label_sets == [list(NAMES)]
 
 
 def _truncate(folder: Path) -> None:
@@ -93,7 +97,7 @@ def test_what_does_not_load_is_told(save_classifier: Save, damage: Callable[[Pat
     folder = save_classifier()
     damage(folder)
     with pytest.raises(UserError, match=message) as caught:
-        load_classifier(folder, "cpu")
+        open_classifier(folder, "cpu")
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -101,23 +105,23 @@ def test_what_does_not_load_is_told(save_classifier: Save, damage: Callable[[Pat
 def test_a_folder_above_the_model_is_told(save_classifier: Save) -> None:
     folder = save_classifier()
     with pytest.raises(UserError, match=f"did you mean {folder}"):
-        load_classifier(folder.parent)
+        open_classifier(folder.parent)
 
 
 def test_a_file_and_a_hub_id_that_cannot_be_reached(save_classifier: Save) -> None:
     folder = save_classifier()
     with pytest.raises(UserError, match="is a file; give the folder"):
-        load_classifier(folder / "model.safetensors")
+        open_classifier(folder / "model.safetensors")
     with pytest.raises(UserError, match=r"no folder nobody/nothing, and the Hub cannot be reached"):
-        load_classifier("nobody/nothing")
+        open_classifier("nobody/nothing")
     with pytest.raises(UserError, match="no Hub id looks like that"):
-        load_classifier("one/two/three")
+        open_classifier("one/two/three")
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta?"])
 def test_a_device_that_is_not_there(save_classifier: Save, device: str) -> None:
     with pytest.raises(UserError, match=r"cannot be used here .*try --device cpu"):
-        load_classifier(save_classifier(), device)
+        open_classifier(save_classifier(), device)
 
 
 def test_loading_is_quiet(save_classifier: Save, capfd: pytest.CaptureFixture[str]) -> None:
@@ -125,6 +129,6 @@ def test_loading_is_quiet(save_classifier: Save, capfd: pytest.CaptureFixture[st
     _headless(folder)
     capfd.readouterr()
     with pytest.raises(UserError):
-        load_classifier(folder, "cpu")
+        open_classifier(folder, "cpu")
     shown = capfd.readouterr()
     assert shown.out == shown.err == ""

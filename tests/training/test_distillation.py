@@ -24,10 +24,12 @@ from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.data import make_processor
 from hf_vit.models.modeling_hf_vit import HfViTImageClassifierOutput
 from hf_vit.results.facts import Facts
+from hf_vit.subjects.pixels import PixelScale
+from hf_vit.subjects.subject import Subject
 from hf_vit.training import FinetuneOptions, finetune
 from hf_vit.training.run.checkpoints import checkpoints_in
 from hf_vit.training.tasks.distillation import DistillationOptions, DistillationTrainer, distillation_loss
-from hf_vit.training.tasks.teacher import PixelScale, Teacher, open_teacher
+from hf_vit.training.tasks.teacher import Teacher, open_teacher
 
 NAMES = ["blue", "green", "red"]
 SETTINGS = dict(steps=8, evaluations=4, batch_size=12, learning_rate=2e-3, mixup_alpha=0.2, dropout=0.1, shift_px=1)
@@ -138,7 +140,7 @@ def test_the_teacher_sees_its_own_scale(tiny_config, teacher_folder, images):
     given = student(images, return_tensors="pt")["pixel_values"]
     wanted = ViTImageProcessor.from_pretrained(teacher_folder)(images, return_tensors="pt")["pixel_values"]
     expected = HfViTForImageClassification.from_pretrained(teacher_folder).eval()(wanted).logits
-    torch.testing.assert_close(teacher.answer(given, PixelScale.of(student)), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(teacher.answer(given, PixelScale.of_processor(student)), expected, atol=1e-5, rtol=1e-5)
     assert not (given - wanted).abs().max() < 0.1  # the scales do differ
 
 
@@ -151,7 +153,9 @@ def test_the_teacher_sees_its_own_size(side, resample, tiny_config, images):
     seen = []
     model = make_teacher_model(tiny_config, image_size=side)
     model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    open_teacher((model, own)).answer(student(images, return_tensors="pt")["pixel_values"], PixelScale.of(student))
+    open_teacher((model, own)).answer(
+        student(images, return_tensors="pt")["pixel_values"], PixelScale.of_processor(student)
+    )
     wanted = own(images, return_tensors="pt")["pixel_values"]
     assert seen[0].shape == wanted.shape
     assert (seen[0] - wanted).abs().max() <= 1.25 / 255
@@ -162,8 +166,8 @@ def test_processors_that_do_not_normalise_or_rescale(images):
         processor = ViTImageProcessor(size={"height": 8, "width": 8}, **options)
         made = processor(images, return_tensors="pt")["pixel_values"].float()
         pixels = torch.stack([torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in images]) / 255
-        torch.testing.assert_close(PixelScale.of(processor).apply(pixels), made, atol=1e-4, rtol=1e-5)
-        torch.testing.assert_close(PixelScale.of(processor).undo(made), pixels, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(PixelScale.of_processor(processor).values(pixels), made, atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(PixelScale.of_processor(processor).pixels(made), pixels, atol=1e-6, rtol=1e-5)
 
 
 def test_classes_are_matched_by_name(tiny_config, teacher_folder):
@@ -172,7 +176,7 @@ def test_classes_are_matched_by_name(tiny_config, teacher_folder):
     model = make_teacher_model(tiny_config, names)
     teacher = open_teacher((model, ViTImageProcessor.from_pretrained(teacher_folder))).for_classes(NAMES)
     pixels = torch.rand(2, 3, 8, 8)
-    scale = PixelScale.of(ViTImageProcessor.from_pretrained(teacher_folder))
+    scale = PixelScale.of_processor(ViTImageProcessor.from_pretrained(teacher_folder))
     torch.testing.assert_close(teacher.answer(pixels, scale), model(pixels).logits[:, [2, 3, 0]], atol=1e-5, rtol=1e-4)
     with pytest.raises(UserError, match=r"teacher HfViTForImageClassification: the data has classes .*'black'"):
         teacher.for_classes(["blue", "black"])
@@ -185,9 +189,9 @@ def test_a_teacher_of_transformers(tmp_path, images):
     # It gives a shorter side only, and is fed squares.
     ConvNextImageProcessor(size={"shortest_edge": 32}, crop_pct=1.0).save_pretrained(tmp_path / "resnet")
     teacher = open_teacher(tmp_path / "resnet", "cpu").for_classes(NAMES)
-    assert (teacher.name, teacher.size) == ("resnet", (32, 32))
+    assert (teacher.subject.name, teacher.size) == ("resnet", (32, 32))
     seen = []
-    teacher.model.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
+    teacher.subject.model.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
     assert teacher.answer(torch.rand(2, 3, 8, 8), PixelScale()).shape == (2, 3)
     assert seen == [(2, 3, 32, 32)]
 
@@ -213,7 +217,7 @@ def test_a_teacher_of_timm(timm_folder):
     expected = model((pixels - 0.5) / 0.5)[:, [2, 1, 0]]
     for source in (folder, f"timm:{folder}"):
         teacher = open_teacher(source, "cpu").for_classes(NAMES)
-        assert (teacher.name, teacher.size) == ("timm:timm", (16, 16))
+        assert (teacher.subject.name, teacher.size) == ("timm:timm", (16, 16))
         torch.testing.assert_close(teacher.answer(pixels, PixelScale()), expected)
 
 
@@ -228,7 +232,7 @@ def test_timm_knows_imagenet_by_number_and_by_word():
     numbers, words = timm_label_names(timm.create_model("resnet10t"))
     assert (numbers[0], words[0]) == ("n01440764", "tench, Tinca tinca")
     pixels, model = torch.rand(1, 3, 32, 32), timm.create_model("resnet10t").eval()
-    teacher = Teacher(model, "resnet", [numbers, words])
+    teacher = Teacher(Subject(model, torch.stack, "resnet"))
     for names in (["n01443537", "n01440764"], ["goldfish, Carassius auratus", "tench, Tinca tinca"]):
         found = teacher.for_classes(names).answer(pixels, PixelScale())
         torch.testing.assert_close(found, model(pixels)[:, [1, 0]])
@@ -286,7 +290,7 @@ def test_a_step_is_the_one_computed_by_hand(kind, tiny_config, teacher_folder, t
         with torch.no_grad():
             logits = student.eval()(data.pixels).logits
         assert trainer.evaluate()["eval_loss"] == pytest.approx(F.cross_entropy(logits, data.labels).item(), rel=1e-6)
-        expected = plain_step(student, data, teacher.model, kind)
+        expected = plain_step(student, data, teacher.subject.model, kind)
         trainer.train()
         after.append(torch.cat([parameter.detach().flatten() for parameter in student.parameters()]))
     for parameters in after:

@@ -1,13 +1,14 @@
 """`compare`: measure models one by one, keep what is finished, time them together, write tables and pictures."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from hf_vit.comparison.contestant import Contestant, enter, input_size, open_models, untrained
+from hf_vit.comparison.answering import judged_by, untrained
 from hf_vit.comparison.measurement import check, inputs_of, measure_model, sample
+from hf_vit.comparison.opening import open_models
 from hf_vit.comparison.panels import draw_comparison
 from hf_vit.comparison.result_files import (
     ComparisonInputs,
@@ -38,7 +39,7 @@ class Comparison:
     Attributes:
         data: the images.
         split: the one that judged.
-        contestants: the models, in the order they were given.
+        subjects: the models, in the order they were given.
         results: what was measured of each, in that order.
         speed: of all in one process; None where it was left out.
         measured: names of the models that were measured now; the others were found finished.
@@ -46,7 +47,7 @@ class Comparison:
 
     data: ImageData
     split: str
-    contestants: list[Contestant]
+    subjects: list[Subject]
     results: list[ModelResult] = field(default_factory=list[ModelResult])
     speed: SpeedResult | None = None
     measured: list[str] = field(default_factory=list[str])
@@ -96,19 +97,19 @@ def compare(
         data = load_data(data, skip_bad_images=skip_bad_images, image_size=size, seed=settings.seed)
     if data.readers:
         raise UserError(f"'{data.name}' is a stream, which cannot be read twice; load it without streaming")
-    contestants = [enter(name, subject, data, probe) for name, subject in subjects.items()]
-    for contestant in contestants:
-        check(contestant, data, split, settings)
-    run = Comparison(data, split, contestants)
-    wanted = {contestant.name: inputs_of(contestant, data, split, settings, size) for contestant in contestants}
-    kept = {contestant.name: _kept(_file(folder, contestant), wanted[contestant.name]) for contestant in contestants}
-    for contestant in contestants:
-        result = kept[contestant.name]
+    judges = [judged_by(subject, data, probe) for subject in subjects]
+    pairs = zip(subjects, judges, strict=True)
+    wanted = [inputs_of(subject, judge, data, split, settings, size) for subject, judge in pairs]
+    for subject, inputs in zip(subjects, wanted, strict=True):
+        check(subject, inputs, data, settings)
+    run = Comparison(data, split, subjects)
+    kept = [_kept(_file(folder, inputs), inputs) for inputs in wanted]
+    for subject, inputs, result in zip(subjects, wanted, kept, strict=True):
         if result is None:
-            result = measure_model(contestant, data, wanted[contestant.name], settings, progress=progress)
-            result.write(_file(folder, contestant))
-            run.measured.append(contestant.name)
-        say(f"{contestant.name}: {'measured' if contestant.name in run.measured else 'kept, it was finished before'}")
+            result = measure_model(subject, data, inputs, settings, progress=progress)
+            result.write(_file(folder, inputs))
+            run.measured.append(subject.name)
+        say(f"{subject.name}: {'measured' if subject.name in run.measured else 'kept, it was finished before'}")
         run.results.append(result)
     if settings.speed_turns:
         run.speed = _speed(run, folder / SPEED_NAME, settings, say)
@@ -125,8 +126,8 @@ def save_comparison(
         The names of these models.
     """
     recorded: list[str] = []
-    for contestant, result in zip(run.contestants, run.results, strict=True):
-        folder = contestant.subject.folder
+    for subject, result in zip(run.subjects, run.results, strict=True):
+        folder = subject.folder
         if folder is None or result.name not in run.measured or not result.inputs.model.kind.startswith("hf_"):
             continue
         values = result.model_dump(mode="json", exclude={"format", "inputs"}) | {
@@ -142,9 +143,9 @@ def save_comparison(
     return recorded
 
 
-def _common_size(subjects: Mapping[str, Subject]) -> tuple[int, int] | None:
+def _common_size(subjects: Sequence[Subject]) -> tuple[int, int] | None:
     """(height, width) px that all models want; None where they differ, or want more than built-in data have."""
-    sizes = {input_size(subject) for subject in subjects.values()}
+    sizes = {subject.input_size for subject in subjects}
     common = sizes.pop() if len(sizes) == 1 else None
     return common if common and max(common) <= MAX_PHOTO_SIDE else None
 
@@ -157,16 +158,19 @@ def _speed(run: Comparison, path: Path, settings: ComparisonSettings, say: Calla
     if found is not None and (found.models, found.batch_size, found.turns) == asked:
         say("speed: kept, it was finished before")
         return found
-    samples = {one.name: sample(one.subject, run.data, run.split, settings.speed_batch_size) for one in run.contestants}
-    subjects = {one.name: untrained(one, run.data, samples[one.name]) for one in run.contestants}
+    samples = {one.name: sample(one, run.data, run.split, settings.speed_batch_size) for one in run.subjects}
+    subjects = {
+        one.name: untrained(one, model.judged_by, run.data, samples[one.name])
+        for one, model in zip(run.subjects, models, strict=True)
+    }
     found = measure_speed(subjects, samples, models, settings.speed_turns)
     found.write(path)
     say("speed: measured")
     return found
 
 
-def _file(folder: Path, contestant: Contestant) -> Path:
-    safe = re.sub(r"[^\w.-]", "--", contestant.name)
+def _file(folder: Path, inputs: ComparisonInputs) -> Path:
+    safe = re.sub(r"[^\w.-]", "--", inputs.model.name)
     return folder / "models" / f"{safe}.json"
 
 

@@ -3,14 +3,17 @@
 Legend: B batch, C channels, H x W px, K classes.
 """
 
+import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from PIL import Image
 from torch.nn import functional as F
 
-from hf_vit.comparison.contestant import PROBE, Contestant, answering
+from hf_vit.comparison.answering import PROBE, answering
 from hf_vit.comparison.result_files import ComparisonInputs, ComparisonSettings, JudgedModel, ModelResult, Share
 from hf_vit.data import ImageData, to_rgb
 from hf_vit.errors import UserError
@@ -28,7 +31,8 @@ _CONFIDENCE = 0.95
 
 
 def inputs_of(
-    contestant: Contestant,
+    subject: Subject,
+    judge: str,
     data: ImageData,
     split: str,
     settings: ComparisonSettings,
@@ -37,31 +41,36 @@ def inputs_of(
     """All that a model's result depends on; `image_size`: what built-in data were stretched to, in no fingerprint."""
     fact = DataFact(name=data.name, fingerprint=data.fingerprint, split=split, size=data.num_examples(split))
     chosen = settings.kept() | {"image_size": list(image_size) if image_size else None}
-    return ComparisonInputs(model=JudgedModel(**contestant.describe()), data=fact, settings=chosen)
+    return ComparisonInputs(model=_described(subject, judge), data=fact, settings=chosen)
 
 
-def check(contestant: Contestant, data: ImageData, split: str, settings: ComparisonSettings) -> None:
+def _described(subject: Subject, judge: str) -> JudgedModel:
+    """Name, kind, what answers, and a fingerprint of config, weights and how images are prepared."""
+    described = subject.describe()
+    # A picture with edges and colours shows how the processor resizes, crops and scales.
+    picture = Image.effect_mandelbrot((96, 80), (-2, -1.2, 0.6, 1.2), 60).convert("RGB")
+    prepared = (subject.prepare([picture]) * 100).round().to(torch.int32).numpy().tobytes()
+    fingerprint = hashlib.sha256(described["fingerprint"].encode() + prepared).hexdigest()[:16]
+    return JudgedModel(name=subject.name, kind=described["kind"], fingerprint=fingerprint, judged_by=judge)
+
+
+def check(subject: Subject, inputs: ComparisonInputs, data: ImageData, settings: ComparisonSettings) -> None:
     """Raise a UserError for what would stop the model's measurement later."""
-    examination = Examination(contestant.subject, data, split)
-    if contestant.judged_by == PROBE:
+    examination = Examination(subject, data, inputs.data.split or "")
+    if inputs.model.judged_by == PROBE:
         for name in ("train", "validation"):
             examination.learning_split(name)
     if settings.corruptions or settings.epsilons:
-        PixelScale.of(contestant.subject)
+        PixelScale.of(subject)
 
 
 def measure_model(
-    contestant: Contestant,
-    data: ImageData,
-    inputs: ComparisonInputs,
-    settings: ComparisonSettings,
-    *,
-    progress: bool = True,
+    subject: Subject, data: ImageData, inputs: ComparisonInputs, settings: ComparisonSettings, *, progress: bool = True
 ) -> ModelResult:
     """Judge a model by all images of a split, and corrupt and attack some of them.
 
     Args:
-        contestant: the model; a linear probe is trained where one is to answer.
+        subject: the model; a linear probe is trained where one is to answer.
         data: the images.
         inputs: of `inputs_of`.
         settings: corruptions, attacks, numbers of images, seed.
@@ -72,12 +81,13 @@ def measure_model(
             a probe on.
     """
     split = inputs.data.split or ""
-    examination = Examination(contestant.subject, data, split, None, settings.batch_size, settings.seed, progress)
-    subject, notes = answering(contestant, examination, settings.probe_images)
+    examination = Examination(subject, data, split, None, settings.batch_size, settings.seed, progress)
+    attacks = settings.epsilons if subject.is_differentiable else ()
+    notes = [] if subject.is_differentiable else ["not attacked: its choice of colours has no gradient"]
+    subject, probe = answering(subject, inputs.model.judged_by, examination, settings.probe_images)
     examination = replace(examination, subject=subject)
     top1, top5, loss, ece = _judge(examination)
-    robust = _robustness(replace(examination, num_images=settings.robustness_images), contestant, settings)
-    notes += [] if contestant.differentiable else ["not attacked: its choice of colours has no gradient"]
+    robust = _robustness(replace(examination, num_images=settings.robustness_images), settings, attacks)
     pixel_values = sample(subject, data, split, 1)
     with evaluating(subject.model):
         flops = counted_flops(subject.model, lambda: subject.model(pixel_values))
@@ -91,7 +101,7 @@ def measure_model(
         top5=top5,
         loss=loss,
         ece=ece,
-        notes=notes,
+        notes=probe + notes,
         **robust,
     )
 
@@ -117,15 +127,14 @@ def _judge(examination: Examination) -> tuple[Share, Share | None, float, float]
     return share(hits, images), share(hits5, images) if classes >= 5 else None, found.loss, found.ece
 
 
-def _robustness(examination: Examination, contestant: Contestant, settings: ComparisonSettings) -> dict[str, Any]:
+def _robustness(examination: Examination, settings: ComparisonSettings, attacks: Sequence[float]) -> dict[str, Any]:
     """Accuracy of clean, corrupted and attacked images, as `ModelResult` names them."""
-    attacks = settings.epsilons if contestant.differentiable else ()
     if not settings.corruptions and not attacks:
         return {"clean": None, "corruptions": {}, "fgsm": None}
     scale, model = PixelScale.of(examination.subject), examination.subject.model
     hits, images = Counter[tuple[str, str]](), 0
-    for values, labels in examination.judging(f"{contestant.name}: robustness"):
-        pixels = scale.pixels(values)
+    for values, labels in examination.judging(f"{examination.subject.name}: robustness"):
+        pixels = scale.pixels(values).clamp(0, 1)
 
         def loss(moved: torch.Tensor, labels: torch.Tensor = labels) -> torch.Tensor:
             return F.cross_entropy(finite_logits(model, scale.values(moved)), labels, reduction="none")

@@ -2,7 +2,7 @@ from .embedding.job import Embedded, embed
 from .prediction import Prediction, predict_images
 from .protocols.frame import ProtocolResult
 from .protocols.registry import PROTOCOLS, ProtocolRun, evaluate_protocol
-from .protocols.top1 import ClassificationResult, WrongImage, evaluate_classifier, match_labels
+from .protocols.top1 import ClassificationResult, WrongImage, evaluate_classifier
 from .protocols.top1_figures import draw_evaluation, plot_confusion_matrix, plot_wrong_images
 from .saving import save_evaluation, save_protocol
 
@@ -18,7 +18,6 @@ __all__ = [
     "embed",
     "evaluate_classifier",
     "evaluate_protocol",
-    "match_labels",
     "plot_confusion_matrix",
     "plot_wrong_images",
     "predict_images",

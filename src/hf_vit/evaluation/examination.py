@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
-from hf_vit.evaluation.protocols.top1 import match_labels
 from hf_vit.evaluation.reading import Collate, enough_for, evaluating, finite_logits, image_batches, shown
 from hf_vit.results.facts import DataFact
 from hf_vit.subjects.features import PRE_LOGITS, depth_features, pre_logits
@@ -59,14 +58,12 @@ class Examination:
         Raises:
             UserError: the model is no classifier, or does not know a class.
         """
-        names = self.subject.label_sets
-        if not names:
+        if not self.subject.label_sets:
             raise UserError(
                 f"{self.subject.name} has no named classes to answer with; choose few-shot, linear-probe or knn, "
                 "which need features only, or fine-tune it first (hf-vit finetune)"
             )
-        fitting = [own for own in names if set(self.data.label_names) <= set(own)]
-        return match_labels(self.data.label_names, (fitting or names)[0])
+        return self.subject.classes_of(self.data.label_names)
 
     @property
     def data_classes(self) -> list[int]:
@@ -128,7 +125,7 @@ class Examination:
         with torch.inference_mode():
             for pixel_values, labels in self._batches(split, self.data_classes, rows, f"features of {split}"):
                 with enough_for(pixel_values):
-                    found = read(model, pixel_values.to(self._weight.dtype))
+                    found = read(model, pixel_values.to(self.subject.dtype))
                 for name, values in found.items():
                     parts.setdefault(name, []).append(_finite(values.float().cpu().numpy()))
                 classes.append(labels.cpu().numpy())
@@ -149,19 +146,15 @@ class Examination:
             table = table.select(rows)
         elif self.num_images is not None and split == self.split and not hasattr(table, "__len__"):
             table = table.take(self.num_images)
-        total, device, seen = len(table) if hasattr(table, "__len__") else None, self._weight.device, 0
+        total, seen = len(table) if hasattr(table, "__len__") else None, 0
         batches = image_batches(table, self.batch_size, Collate(self._prepare, classes))
         with evaluating(self.subject.model):
             for pixel_values, labels, _ in shown(batches, total, what, self.progress):
-                dtype = torch.promote_types(self._weight.dtype, torch.float32)
-                yield pixel_values.to(device, dtype), labels.to(device)
+                dtype = torch.promote_types(self.subject.dtype, torch.float32)
+                yield pixel_values.to(self.subject.device, dtype), labels.to(self.subject.device)
                 seen += len(labels)
         if not seen:
             raise UserError(f"split '{split}' holds no image; choose another")
-
-    @property
-    def _weight(self) -> torch.Tensor:
-        return next(self.subject.model.parameters())
 
     def _prepare(self, images: "list[Image]", labels: list[int]) -> torch.Tensor:
         return self.subject.prepare(images)

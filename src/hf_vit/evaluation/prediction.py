@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import finite_logits
-from hf_vit.subjects.loading import LoadedClassifier
+from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -23,32 +23,34 @@ class Prediction:
 
 
 def predict_images(
-    classifier: LoadedClassifier, paths: Sequence[str | os.PathLike[str]], *, top: int = 5, batch_size: int = 32
+    subject: Subject, paths: Sequence[str | os.PathLike[str]], *, top: int = 5, batch_size: int = 32
 ) -> list[Prediction]:
     """Classify image files, and the images of folders.
 
     Args:
-        classifier: from `load_classifier`.
+        subject: an image classifier; see `open_subject`.
         paths: image files; a folder stands for the images directly inside it, by name.
         top: classes to report for every image, at most all.
         batch_size: images a step.
 
     Raises:
-        UserError: a file is missing or is not a readable image, a folder holds no image, `top` is below 1.
+        UserError: the model names no classes, a file is missing or is not a readable image, a folder holds no image,
+            `top` is below 1.
     """
     import torch
 
     if top < 1:
         raise UserError(f"top {top} must be at least 1")
     files = list(image_files(paths))
-    names = classifier.label_names
+    if not subject.label_sets:
+        raise UserError(f"{subject.name} has no named classes to answer with; give an image classifier")
+    names = subject.label_sets[-1]  # of synonyms the words: timm's first set are WordNet's numbers
     found: list[Prediction] = []
     for start in range(0, len(files), batch_size):
         chosen = files[start : start + batch_size]
         images = [read_image(path) for path in chosen]
-        pixel_values = classifier.processor(images=images, return_tensors="pt")["pixel_values"]
         with torch.inference_mode():
-            logits = finite_logits(classifier.model, pixel_values.to(classifier.model.device))
+            logits = finite_logits(subject.model, subject.pixel_values(images))
         best = logits.double().softmax(-1).topk(min(top, logits.shape[-1]), dim=-1)
         for path, values, indices in zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True):
             scores = [(names[index], value) for index, value in zip(indices, values, strict=True)]

@@ -1,11 +1,11 @@
 """From what a model is fed back to pixels in 0..1, whichever library scales them.
 
-Legend: B batch, C channels, H x W px.
+Legend: B images, C channels, H x W px.
 """
 
 import zlib
 from dataclasses import dataclass
-from typing import final
+from typing import Any, Self, final
 
 import numpy as np
 import torch
@@ -20,28 +20,37 @@ _TOLERANCE = 1e-3
 @final
 @dataclass(frozen=True)
 class PixelScale:
-    """How a model's image processor scales pixels: value = black + pixel * (white - black), per channel.
+    """How pixels in 0..1 are scaled before a model sees them: (pixels * factor - mean) / std, per channel.
 
     Attributes:
-        black: [1, C, 1, 1], what a black pixel becomes.
-        span: [1, C, 1, 1], white - black: 1 / standard deviation for the usual processors.
+        mean, std: [C].
+        factor: 1 where pixels stay in 0..1, 255 where nothing rescales them.
     """
 
-    black: torch.Tensor
-    span: torch.Tensor
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    factor: float = 1.0
 
     @classmethod
-    def of(cls, subject: Subject) -> "PixelScale":
-        """Measured by preparing a black, a white and a gray image.
+    def of_processor(cls, processor: Any) -> Self:
+        """What an image processor of transformers says of itself."""
+        factor = 255 * float(processor.rescale_factor) if getattr(processor, "do_rescale", True) else 255.0
+        if not getattr(processor, "do_normalize", True):
+            return cls(factor=factor)
+        return cls(tuple(processor.image_mean), tuple(processor.image_std), factor)
+
+    @classmethod
+    def of(cls, subject: Subject) -> Self:
+        """What any library does to pixels, measured by preparing a black, a white and a gray image.
 
         Raises:
-            UserError: what the processor does to a pixel is no scaling.
+            UserError: what is done to a pixel is no scaling.
         """
         from PIL import Image
 
         grays = [Image.new("RGB", (_PROBE_PX, _PROBE_PX), (level, level, level)) for level in (0, 255, 102)]
-        values = subject.prepare(grays)
-        black, white, gray = values.mean(dim=(2, 3))[:, None, :, None, None]
+        values = subject.prepare(grays).double()
+        black, white, gray = values.mean(dim=(2, 3))
         span = white - black
         even = values.amax(dim=(2, 3)) - values.amin(dim=(2, 3))
         expected = black + 0.4 * span
@@ -51,17 +60,20 @@ class PixelScale:
                 f"the image processor of {subject.name} does more to a pixel than scale it; needed for attacks and "
                 "corruptions: one that only resizes, crops and scales each channel"
             )
-        weight = next(subject.model.parameters())
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        return cls(*(part.to(weight.device, dtype) for part in (black, span)))
-
-    def pixels(self, values: torch.Tensor) -> torch.Tensor:
-        """[B, C, H, W] as the model is fed -> pixels in 0..1."""
-        return ((values - self.black) / self.span).clamp(0, 1)
+        return cls(tuple((-black / span).tolist()), tuple((1 / span).tolist()))
 
     def values(self, pixels: torch.Tensor) -> torch.Tensor:
         """Pixels in 0..1 [B, C, H, W] -> as the model is fed."""
-        return self.black + pixels * self.span
+        mean, std = self._constants(pixels)
+        return (pixels * self.factor - mean) / std
+
+    def pixels(self, values: torch.Tensor) -> torch.Tensor:
+        """[B, C, H, W] as the model is fed -> pixels in 0..1, but for rounding."""
+        mean, std = self._constants(values)
+        return (values * std + mean) / self.factor
+
+    def _constants(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return tuple(like.new_tensor(values)[:, None, None] for values in (self.mean, self.std))  # pyright: ignore[reportReturnType]
 
 
 def image_generator(pixels: torch.Tensor, *keys: int) -> np.random.Generator:

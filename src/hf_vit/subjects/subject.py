@@ -1,4 +1,7 @@
-"""The model that is looked at: hf_vit's, transformers' or timm's, with what turns images into its input."""
+"""The model that is looked at: hf_vit's, transformers' or timm's, with what turns images into its input.
+
+Legend: B images, C channels, H x W px.
+"""
 
 import hashlib
 import json
@@ -12,8 +15,11 @@ import torch
 from torch import nn
 
 from hf_vit.data import eval_transform
-from hf_vit.subjects.loading import label_names_of, load_pretrained
-from hf_vit.subjects.timm_models import is_timm, load_timm, timm_data_config, timm_label_names
+from hf_vit.errors import UserError
+from hf_vit.subjects.image_gpt import ImageGPTFeatures
+from hf_vit.subjects.labels import label_names_of, match_labels
+from hf_vit.subjects.timm_models import TIMM, is_timm, load_timm, timm_data_config, timm_label_names
+from hf_vit.subjects.transformers_models import load_transformers
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,19 +35,32 @@ class Subject:
         prepare: Pillow images (RGB) -> [B, C, H, W] on the CPU.
         name: for people and facts.
         folder: where its facts are kept; None for a model of the Hub or of timm, or one made in Python.
+        processor: its image processor of transformers; None for a model of timm.
     """
 
     model: nn.Module
     prepare: "Callable[[Sequence[Image]], torch.Tensor]"
     name: str
     folder: Path | None = None
+    processor: Any = None
 
     @property
     def label_sets(self) -> list[list[str]]:
         """The names of a classifier's classes, in the order of its logits; several sets where there are synonyms."""
         if hasattr(self.model, "pretrained_cfg"):
             return timm_label_names(self.model)
-        return [label_names_of(cast(Any, self.model))] if _classifies(self.model) else []
+        return [label_names_of(self.model)] if _classifies(self.model) else []
+
+    def classes_of(self, data_names: Sequence[str]) -> list[int]:
+        """For every class of the data the model's class of that name, in the set of names that fits.
+
+        Raises:
+            UserError: the model names no classes, or does not know one of these.
+        """
+        if not self.label_sets:
+            raise UserError("it has no head with named classes")
+        fitting = [names for names in self.label_sets if set(data_names) <= set(names)]
+        return match_labels(data_names, (fitting or self.label_sets)[0])
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -51,10 +70,32 @@ class Subject:
             return None if size is None else (size, size)
         return int(size[0]), int(size[1])
 
+    @cached_property
+    def input_size(self) -> tuple[int, int]:
+        """(height, width) px that the model is fed with, for a square image."""
+        from PIL import Image
+
+        height, width = self.prepare([Image.new("RGB", (64, 64))]).shape[-2:]
+        return height, width
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        return next(self.model.parameters()).dtype
+
     def pixel_values(self, images: "Sequence[Image]") -> torch.Tensor:
         """[B, C, H, W] on the model's device, in the dtype of its weights."""
-        weight = next(self.model.parameters())
-        return self.prepare(images).to(weight.device, weight.dtype)
+        return self.prepare(images).to(self.device, self.dtype)
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether its answers have a gradient with respect to the pixels; an ImageGPT chooses colours."""
+        return not isinstance(self.model, ImageGPTFeatures)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -80,13 +121,14 @@ def _classifies(model: nn.Module) -> bool:
     return "ForImageClassification" in type(model).__name__ and bool(getattr(model.config, "num_labels", 0))
 
 
-def open_subject(source: Any, device: str | None = None) -> Subject:
+def open_subject(source: Any, device: str | None = None, *, as_classifier: bool = False) -> Subject:
     """Load or wrap a model.
 
     Args:
         source: a folder (timm's too), a Hub id, "timm:NAME" or "timm:NAME@FILE" (timm installed), a pair (model, image
             processor) or a `Subject`.
         device: torch device; by default a GPU where there is one. Models made in Python stay where they are.
+        as_classifier: refuse a folder or name that stands for no trained image classifier.
 
     Raises:
         UserError: there is no such model, or it does not load.
@@ -94,23 +136,48 @@ def open_subject(source: Any, device: str | None = None) -> Subject:
     if isinstance(source, Subject):
         return source
     if isinstance(source, tuple):
-        model, processor = source
-        return Subject(model.eval(), _prepare(processor), type(model).__name__)
+        model, processor = cast("tuple[nn.Module, Any]", source)
+        return _of_transformers(model, processor, type(model).__name__, None)
     if is_timm(str(source)):
-        return _timm_subject(str(source), device)
-    model, processor, folder = load_pretrained(source, device)
+        return _of_timm(str(source), device, as_classifier)
+    model, processor, folder = load_transformers(source, device, as_classifier=as_classifier)
     name = folder.resolve().name if folder is not None else str(source)
-    return Subject(model.eval(), _prepare(processor), name, folder)
+    return _of_transformers(model, processor, name, folder)
 
 
-def _prepare(processor: Any) -> "Callable[[Sequence[Image]], torch.Tensor]":
+def _of_transformers(model: nn.Module, processor: Any, name: str, folder: Path | None) -> Subject:
+    if getattr(getattr(model, "config", None), "model_type", None) == "imagegpt":
+        return _of_image_gpt(model, processor, name, folder)
     transform = eval_transform(processor)
-    return lambda images: torch.stack(list(transform.prepare(images)))
+    return Subject(model.eval(), lambda images: torch.stack(transform.prepare(images)), name, folder, processor)
 
 
-def _timm_subject(source: str, device: str | None) -> Subject:
+def _of_image_gpt(model: nn.Module, processor: Any, name: str, folder: Path | None) -> Subject:
+    """Features that take pixels, in place of a model that takes colour tokens."""
+    size = (int(processor.size["height"]), int(processor.size["width"]))
+    device = next(model.parameters()).device
+    features = ImageGPTFeatures(model, processor.clusters, size).eval().to(device)
+
+    def prepare(images: "Sequence[Image]") -> torch.Tensor:
+        return processor(images=list(images), do_color_quantize=False, return_tensors="pt")["pixel_values"]
+
+    return Subject(features, prepare, name, folder, processor)
+
+
+def _of_timm(source: str, device: str | None, as_classifier: bool) -> Subject:
     model = load_timm(source, device)
+    if as_classifier and not getattr(model, "num_classes", 0):
+        raise UserError(f"{source} is no classifier: it has no head (num_classes 0)")
     from timm.data.transforms_factory import create_transform
 
     transform: Any = create_transform(**timm_data_config(model), is_training=False)
-    return Subject(model, lambda images: torch.stack([transform(image) for image in images]), source)
+    return Subject(model, lambda images: torch.stack([transform(image) for image in images]), _timm_name(source))
+
+
+def _timm_name(source: str) -> str:
+    """Of a folder or file its own name alone: where it lies is nobody's business."""
+    name = source.removeprefix(TIMM)
+    if (folder := Path(name).expanduser()).is_dir():
+        return TIMM + folder.resolve().name
+    architecture, at, file = name.partition("@")
+    return TIMM + architecture + at + Path(file).name

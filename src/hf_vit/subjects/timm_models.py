@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.errors import UserError
-from hf_vit.subjects.loading import pick_device
+from hf_vit.subjects.device import pick_device
 
 if TYPE_CHECKING:
     from torch import nn

@@ -136,7 +136,7 @@ def look_afresh(folder: Path, result: "FinetuneResult") -> FreshLook:
     import torch
 
     from hf_vit.data import load_data
-    from hf_vit.subjects.loading import label_names_of
+    from hf_vit.subjects.labels import label_names_of
 
     data: Any = load_data("digits")
     test = data.splits["test"]

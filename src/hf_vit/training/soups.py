@@ -15,7 +15,7 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation import ClassificationResult, evaluate_classifier, save_evaluation
 from hf_vit.hub.card import write_card
 from hf_vit.results.facts import DataFact, append_record, new_record
-from hf_vit.subjects.loading import LoadedClassifier, load_classifier
+from hf_vit.subjects.subject import Subject, open_subject
 from hf_vit.training.finetuning import SPLIT_SEED, quiet_transformers
 from hf_vit.training.run.checkpoints import move_into
 
@@ -98,23 +98,32 @@ def make_soup(
     say, output = report or (lambda line: None), Path(output)
     _check(models, output, greedy, data)
     with quiet_transformers():
-        loaded = [load_classifier(model, device) for model in models]
+        loaded = [_open(model, device) for model in models]
         for other in loaded[1:]:
             _need_same(loaded[0], other)
         images = None if data is None else load_data(data, image_size=loaded[0].image_size, seed=SPLIT_SEED)
         judge = _judge(images, loaded[0], batch_size, device)
-        shelf = [(Ingredient(_name(model), judge(model.model)), model) for model in loaded]
+        shelf = [(Ingredient(model.name, judge(model.model)), model) for model in loaded]
         for ingredient, _ in shelf:
             if ingredient.accuracy is not None:
                 say(f"{ingredient.name}: validation accuracy {ingredient.accuracy:.2%}")
         ingredients, mixed = (
             _greedy(shelf, judge) if greedy else ([i for i, _ in shelf], average_weights([m.model for m in loaded]))
         )
-        chosen = replace(loaded[0], model=cast(Any, mixed))
+        chosen = replace(loaded[0], model=mixed)
         test = None if images is None else _evaluate(chosen, images, "test", batch_size, device)
         soup = Soup(output, ingredients, judge(mixed), test)
         _deliver(soup, chosen, images, "greedy" if greedy else "uniform", command, device)
     return soup
+
+
+def _open(source: str | Path, device: str | None) -> Subject:
+    subject = open_subject(source, device, as_classifier=True)
+    if subject.processor is None:
+        raise UserError(
+            f"{subject.name} is a model of timm; a soup needs classifiers of this package or of transformers"
+        )
+    return subject
 
 
 def _check(models: Sequence[str | Path], output: Path, greedy: bool, data: str | None) -> None:
@@ -126,35 +135,35 @@ def _check(models: Sequence[str | Path], output: Path, greedy: bool, data: str |
         raise UserError(f"the output {output} is not an empty folder; choose a new or empty one")
 
 
-def _need_same(first: LoadedClassifier, other: LoadedClassifier) -> None:
+def _need_same(first: Subject, other: Subject) -> None:
+    configs: list[Any] = [subject.model.config for subject in (first, other)]
     one, two = (
-        {name: value for name, value in model.model.config.to_dict().items() if name not in _IRRELEVANT}
-        for model in (first, other)
+        {name: value for name, value in config.to_dict().items() if name not in _IRRELEVANT} for config in configs
     )
     different = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
     if different:
         shown = ", ".join("classes" if name == "id2label" else name for name in different)
         raise UserError(
-            f"{_name(first)} and {_name(other)} differ in {shown}; a soup needs fine-tunings of one checkpoint on the "
+            f"{first.name} and {other.name} differ in {shown}; a soup needs fine-tunings of one checkpoint on the "
             "same classes"
         )
 
 
 def _judge(
-    images: ImageData | None, first: LoadedClassifier, batch_size: int, device: str | None
+    images: ImageData | None, first: Subject, batch_size: int, device: str | None
 ) -> Callable[[nn.Module], float | None]:
     """Accuracy on the validation split; None without data."""
     if images is None:
         return lambda model: None
     known = images
-    return lambda model: _evaluate(replace(first, model=cast(Any, model)), known, "validation", batch_size, device).top1
+    return lambda model: _evaluate(replace(first, model=model), known, "validation", batch_size, device).top1
 
 
 def _evaluate(
-    model: LoadedClassifier, images: ImageData, split: str, batch_size: int, device: str | None
+    model: Subject, images: ImageData, split: str, batch_size: int, device: str | None
 ) -> ClassificationResult:
     return evaluate_classifier(
-        model.model,
+        cast(Any, model.model),
         model.processor,
         images.split(split),
         label_names=images.label_names,
@@ -165,7 +174,7 @@ def _evaluate(
 
 
 def _greedy(
-    shelf: Sequence[tuple[Ingredient, LoadedClassifier]], judge: Callable[[nn.Module], float | None]
+    shelf: Sequence[tuple[Ingredient, Subject]], judge: Callable[[nn.Module], float | None]
 ) -> tuple[list[Ingredient], nn.Module]:
     """Recipe 1: the best first; each later one stays if the soup is then as good or better."""
     ranked = sorted(shelf, key=lambda pair: pair[0].accuracy or 0.0, reverse=True)
@@ -185,7 +194,7 @@ def _greedy(
 
 def _deliver(
     soup: Soup,
-    model: LoadedClassifier,
+    model: Subject,
     images: ImageData | None,
     kind: str,
     command: str | Sequence[str] | None,
@@ -196,7 +205,7 @@ def _deliver(
     shutil.rmtree(parcel.parent, ignore_errors=True)
     parcel.mkdir(parents=True)
     try:
-        model.model.save_pretrained(parcel)
+        cast(Any, model.model).save_pretrained(parcel)
         model.processor.save_pretrained(parcel)
         names = ", ".join(i.name for i in soup.ingredients if i.is_in)
         recipe = {"soup": kind, "source": "arXiv 2203.05482", "ingredients": names}
@@ -221,7 +230,3 @@ def _facts(images: ImageData) -> dict[str, DataFact]:
         split: DataFact(name=images.name, fingerprint=images.fingerprint, split=split)
         for split in ("validation", "test")
     }
-
-
-def _name(model: LoadedClassifier) -> str:
-    return model.source if model.folder is None else model.folder.resolve().name

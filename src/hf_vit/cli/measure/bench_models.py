@@ -36,7 +36,7 @@ def model_speed(
     from hf_vit.speed.measuring import BUSY, others_load
     from hf_vit.speed.peers import COMPILED, OURS, PEERS, PRODUCTS, Shape
     from hf_vit.speed.report import SpeedReport
-    from hf_vit.subjects.loading import pick_device
+    from hf_vit.subjects.device import pick_device
 
     device = str(pick_device(device))
     if threads is not None:

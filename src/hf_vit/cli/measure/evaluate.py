@@ -135,16 +135,16 @@ def _evaluate_top1(
     from hf_vit.evaluation import draw_evaluation, evaluate_classifier, save_evaluation
     from hf_vit.hub.card import refresh_card
     from hf_vit.results.facts import DataFact, Facts
-    from hf_vit.subjects.loading import load_classifier
+    from hf_vit.subjects.subject import open_subject
 
-    classifier = load_classifier(model, device)
+    classifier = open_subject(model, device, as_classifier=True)
     if classifier.folder is not None:
         Facts.load(classifier.folder)  # damaged facts are told before the work, not after it
     images = load_data(data, image_size=classifier.image_size, **reading)
     for note in images.notes:
         typer.echo(f"note: {note}", err=True)
     result = evaluate_classifier(
-        classifier.model,
+        classifier.model,  # pyright: ignore
         classifier.processor,
         images.split(split),
         label_names=images.label_names,

@@ -7,7 +7,9 @@ import typer
 
 
 def predict(
-    model: Annotated[str, typer.Argument(help="Folder or Hub id of an image classifier.", show_default=False)],
+    model: Annotated[
+        str, typer.Argument(help="Folder or Hub id of an image classifier, or timm:NAME.", show_default=False)
+    ],
     images: Annotated[
         list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of images.", show_default=False)
     ],
@@ -24,10 +26,10 @@ def predict(
     from rich.table import Table
 
     from hf_vit.evaluation import predict_images
-    from hf_vit.subjects.loading import load_classifier
+    from hf_vit.subjects.subject import open_subject
 
-    classifier = load_classifier(model, device)
-    predictions = predict_images(classifier, images, top=top, batch_size=batch_size)
+    subject = open_subject(model, device, as_classifier=True)
+    predictions = predict_images(subject, images, top=top, batch_size=batch_size)
     if as_json:
         listed = [
             {"image": found.image, "predictions": [{"label": name, "score": score} for name, score in found.scores]}

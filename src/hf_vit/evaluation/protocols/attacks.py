@@ -134,7 +134,7 @@ def robustness(examination: Examination, *, epsilons: Sequence[float] = EPSILONS
     scale, model = PixelScale.of(examination.subject), examination.subject.model
     hits, images = np.zeros((2, len(sizes) + 1)), 0
     for values, labels in examination.judging("attacking"):
-        pixels = scale.pixels(values)
+        pixels = scale.pixels(values).clamp(0, 1)
         start = random_start(pixels, examination.seed)
 
         def loss(moved: torch.Tensor, labels: torch.Tensor = labels) -> torch.Tensor:

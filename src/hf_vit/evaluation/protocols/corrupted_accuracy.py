@@ -95,7 +95,7 @@ def corruptions(examination: Examination, *, kinds: Sequence[str] | None = None)
     hits, clean, images = {name: np.zeros(len(SEVERITIES)) for name in names}, 0, 0
     with torch.inference_mode():
         for values, labels in examination.judging("corrupting"):
-            pixels = scale.pixels(values)
+            pixels = scale.pixels(values).clamp(0, 1)
             clean += int((finite_logits(model, values).argmax(dim=1) == labels).sum())
             for name in names:
                 for place, severity in enumerate(SEVERITIES):

@@ -113,8 +113,8 @@ def patch_drop(
     hits, images, patch = {order: np.zeros(len(chosen)) for order in orders}, 0, (0, 0)
     for values, labels in examination.judging("dropping patches"):
         patch = patch_px(model, (values.shape[2], values.shape[3]), patch_size)
-        filling = scale.black.expand_as(values) if fill == "black" else values.mean(dim=(2, 3), keepdim=True)
-        ranks = _ranks(model, scale.pixels(values), values, filling, patch, examination.seed)
+        filling = scale.values(torch.zeros_like(values)) if fill == "black" else values.mean(dim=(2, 3), keepdim=True)
+        ranks = _ranks(model, scale.pixels(values).clamp(0, 1), values, filling, patch, examination.seed)
         for order, found in hits.items():
             for place, share in enumerate(chosen):
                 occluded = drop(values, ranks[order], share, filling, patch)

@@ -2,14 +2,14 @@
 
 import heapq
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import Collate, evaluating, finite_logits, image_batches, shown
-from hf_vit.subjects.loading import label_names_of, pick_device
+from hf_vit.subjects.device import pick_device
+from hf_vit.subjects.labels import label_names_of, match_labels, unique_names
 
 if TYPE_CHECKING:
     import evaluate
@@ -142,32 +142,6 @@ def evaluate_classifier(
     return _result(metrics.compute(), mistakes, names, seen, time.perf_counter() - start)
 
 
-def match_labels(data_names: Sequence[str], model_names: Sequence[str]) -> list[int]:
-    """For every class of the data, the index of the model's class of that name.
-
-    Raises:
-        UserError: the model has no class of that name, or several.
-    """
-    if list(data_names) == list(model_names):
-        return list(range(len(model_names)))
-    index = {name: position for position, name in enumerate(model_names)}
-    if unknown := [name for name in data_names if name not in index]:
-        raise UserError(
-            f"the data has classes the model does not know: {_some(unknown)}; the model's are {_some(model_names)}; "
-            "use data with these class names, or rename the classes"
-        )
-    counts = Counter(model_names)
-    if twice := [name for name in data_names if counts[name] > 1]:
-        raise UserError(f"the model has several classes called {_some(twice)}; rename them in its config (id2label)")
-    return [index[name] for name in data_names]
-
-
-def unique_names(names: Sequence[str]) -> list[str]:
-    """The names, those that occur twice followed by their index: ImageNet has two classes "crane"."""
-    counts = Counter(names)
-    return [f"{name} ({index})" if counts[name] > 1 else name for index, name in enumerate(names)]
-
-
 def _prepare(processor: Any) -> "Callable[[list[Image], list[int]], torch.Tensor]":
     """What an image processor or a transform makes of images and labels: [B, C, H, W]."""
     import torch
@@ -257,8 +231,3 @@ def _thumbnail(image: "Image") -> "Image":
     small = image.copy()
     small.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX))
     return small
-
-
-def _some(names: Sequence[str], limit: int = 10) -> str:
-    shown = ", ".join(repr(str(name)) for name in names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

@@ -101,7 +101,7 @@ def use_bf16(options: "FinetuneOptions", model: Any) -> bool:
     """
     import torch
 
-    from hf_vit.subjects.loading import pick_device
+    from hf_vit.subjects.device import pick_device
 
     device = pick_device(options.device)
     if options.precision == "fp32":

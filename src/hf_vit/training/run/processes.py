@@ -96,7 +96,7 @@ def _join(device: str | None) -> object:
     import torch
     from accelerate import PartialState
 
-    from hf_vit.subjects.loading import pick_device
+    from hf_vit.subjects.device import pick_device
 
     PartialState(cpu=pick_device(device).type == "cpu")
     return torch.distributed.new_group(backend="gloo", timeout=_PATIENCE)

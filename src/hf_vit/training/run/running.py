@@ -13,7 +13,7 @@ from transformers.trainer_callback import TrainerState
 from hf_vit.data import ImageCollator, eval_transform, train_transform, transform_split
 from hf_vit.errors import DivergedError, UserError, is_out_of_memory
 from hf_vit.models.linear_hf_vit import EMULATES_BFLOAT16
-from hf_vit.subjects.loading import pick_device
+from hf_vit.subjects.device import pick_device
 from hf_vit.training.finetuning import Run
 from hf_vit.training.run.checkpoints import (
     find_best,

@@ -13,11 +13,12 @@ from torch.nn import functional as F
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.models.loss_hf_vit import classification_loss
+from hf_vit.subjects.pixels import PixelScale
 from hf_vit.training.finetuning import Run, build_for_classes
 from hf_vit.training.model_source import ModelSource
 from hf_vit.training.recipes.registry import Recipe
 from hf_vit.training.run.running import build_trainer
-from hf_vit.training.tasks.teacher import PixelScale, Teacher, open_teacher
+from hf_vit.training.tasks.teacher import Teacher, open_teacher
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 
 Kind = Literal["hard", "soft", "logit"]
@@ -137,9 +138,9 @@ class DistillationTrainer(HfViTTrainer):
     def __init__(self, *args: Any, teacher: Teacher, distillation: DistillationOptions, **kwargs: Any) -> None:
         super().__init__(*args, compute_loss_func=self._loss, **kwargs)
         self.teacher, self.distillation = teacher, distillation
-        self._scale = PixelScale.of(self.processing_class)
+        self._scale = PixelScale.of_processor(self.processing_class)
         self._taught: torch.Tensor | None = None
-        teacher.model.to(self.args.device)
+        teacher.subject.model.to(self.args.device)
 
     def compute_loss(
         self,
@@ -189,8 +190,8 @@ class Distiller:
     def settings(self) -> dict[str, Any]:
         """Everything that decides what is learnt from the teacher: for the facts, and for resuming."""
         return {
-            "teacher": self.teacher.name,
-            "teacher_fingerprint": self.teacher.fingerprint,
+            "teacher": self.teacher.subject.name,
+            "teacher_fingerprint": self.teacher.subject.fingerprint,
             **self.options.settings(),
         }
 

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from hf_vit.errors import UserError
-from hf_vit.subjects.loading import pick_device
+from hf_vit.subjects.device import pick_device
 
 _BATCH, _WEIGHTS, _ABOUT = "batch.safetensors", "model.safetensors", "replay.json"
 

@@ -1,25 +1,81 @@
-"""A linear probe as a head: a model without one for the data's classes answers through it, and can be attacked.
+"""What answers for a model: its head where it knows the data's classes, else a linear probe, which can be attacked too.
 
 Legend: B batch, C channels, H x W px, D features, K classes, n images.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from hf_vit.data import ImageData
 from hf_vit.errors import UserError
+from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe
 from hf_vit.subjects.features import pre_logits
+from hf_vit.subjects.subject import Subject
 
-if TYPE_CHECKING:
-    from hf_vit.evaluation.examination import Examination
-
+HEAD, PROBE = "head", "linear probe"
 # A class without a training image is never the answer.
 _NEVER = -1e9
+
+
+def judged_by(subject: Subject, data: ImageData, probe: bool) -> str:
+    """`HEAD` where the model's own head knows the data's classes, else `PROBE`.
+
+    Args:
+        subject: the model.
+        data: its class names decide.
+        probe: let a linear probe answer where the head cannot.
+
+    Raises:
+        UserError: the model has no head for these classes, and no probe was asked for.
+    """
+    try:
+        subject.classes_of(data.label_names)
+    except UserError as error:
+        if not probe:
+            raise UserError(f"{subject.name}: {error}; or let a linear probe answer (--probe)") from error
+        return PROBE
+    return HEAD
+
+
+def answering(
+    subject: Subject, judge: str, examination: Examination, probe_images: int | None
+) -> tuple[Subject, list[str]]:
+    """The subject that answers with the data's classes, and what must be said about it.
+
+    For `PROBE` the probe is trained here, on the train split.
+    """
+    if judge == HEAD:
+        return subject, []
+    head, strength = fit_probe(examination, probe_images)
+    note = f"a linear probe (C = {strength:g}) of {head.in_features} features answers"
+    return _probed(subject, head, examination.data.label_names), [note]
+
+
+def untrained(subject: Subject, judge: str, data: ImageData, sample: torch.Tensor) -> Subject:
+    """As `answering`, for timing alone: a probe, if it takes one, has not learned anything.
+
+    Args:
+        subject: the model.
+        judge: `HEAD` or `PROBE`.
+        data: tells the number of classes.
+        sample: images as the model takes them, [B, C, H, W].
+    """
+    if judge == HEAD:
+        return subject
+    with torch.inference_mode():
+        size = pre_logits(subject.model, sample).shape[1]
+    return _probed(subject, nn.Linear(size, len(data.label_names)).to(sample.device), data.label_names)
+
+
+def _probed(subject: Subject, head: nn.Linear, label_names: list[str]) -> Subject:
+    return replace(subject, model=ProbedForImageClassification(subject.model, head, label_names).eval())
 
 
 @final
@@ -45,7 +101,7 @@ class ProbedForImageClassification(nn.Module):
         return self.head(pre_logits(self.body, pixel_values).to(self.head.weight.dtype))
 
 
-def fit_probe(examination: "Examination", num_images: int | None = None) -> tuple[nn.Linear, float]:
+def fit_probe(examination: Examination, num_images: int | None = None) -> tuple[nn.Linear, float]:
     """The logistic regression of scikit-learn on standardised features of the training images, as a linear layer.
 
     Its strength is the one of `STRENGTHS` that answers best on the validation images; of equals the smallest.

@@ -1,87 +1,39 @@
-"""Loading any image classifier, with errors a user can act on."""
+"""Models of transformers and of this package by folder or Hub id, with errors a user can act on."""
 
 import json
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.errors import UserError, first_line, strict_reason
+from hf_vit.subjects.device import pick_device
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
-@dataclass(frozen=True)
-class LoadedClassifier:
-    """A classifier in evaluation mode with its image processor; `folder` is None for a model of the Hub."""
+def load_transformers(
+    source: str | Path, device: str | None = None, *, as_classifier: bool = False
+) -> "tuple[PreTrainedModel, Any, Path | None]":
+    """Load an hf_vit or transformers vision model from a folder or the Hub.
 
-    model: "PreTrainedModel"
-    processor: Any
-    source: str
-    folder: Path | None
-
-    @property
-    def label_names(self) -> list[str]:
-        """The names of the model's classes, in the order of its logits."""
-        return label_names_of(self.model)
-
-    @property
-    def image_size(self) -> tuple[int, int] | None:
-        """(height, width) in px of the images the model was made for, where its config tells."""
-        size = getattr(self.model.config, "image_size", None)
-        if size is None or isinstance(size, int):
-            return None if size is None else (size, size)
-        return int(size[0]), int(size[1])
-
-
-def label_names_of(model: "PreTrainedModel") -> list[str]:
-    """The names of a classifier's classes, in the order of its logits."""
-    names = cast("dict[int, str]", getattr(model.config, "id2label", None) or {})
-    return [str(names[index]) for index in sorted(names)]
-
-
-def load_classifier(source: str | Path, device: str | None = None) -> LoadedClassifier:
-    """Load an hf_vit or transformers image classifier from a folder or the Hub.
-
-    Code that comes with a checkpoint is never run. The weights keep the dtype they are stored in.
+    Code that comes with a checkpoint is never run. The weights keep the dtype they are stored in. A checkpoint of an
+    image classifier comes with its head, any other as the bare model.
 
     Args:
         source: a folder with config.json and weights, or a Hub id.
         device: a torch device string; by default CUDA where there is one, else the CPU.
-
-    Raises:
-        UserError: the folder, the Hub id or the device does not exist, the checkpoint is not an image classifier, is
-            incomplete or is damaged.
-    """
-    from transformers import AutoModelForImageClassification
-
-    place = pick_device(device)
-    location, folder, options = _locate(str(source))
-    with _quiet():
-        _require_classifier(location, str(source), options)
-        model = _load_model(location, str(source), options, AutoModelForImageClassification)
-        processor = _load_processor(location, str(source), options)
-    # transformers decorates `to` beyond what its types can tell.
-    cast(Any, model).to(place)
-    return LoadedClassifier(model.eval(), processor, str(source), folder)
-
-
-def load_pretrained(source: str | Path, device: str | None = None) -> "tuple[PreTrainedModel, Any, Path | None]":
-    """Load an hf_vit or transformers vision model of any task, to look into it; see `load_classifier`.
-
-    A checkpoint of a classifier comes with its head, any other as the bare model.
+        as_classifier: refuse what is no trained image classifier.
 
     Returns:
         The model in evaluation mode, its image processor, and its folder (None for a model of the Hub).
 
     Raises:
-        UserError: as `load_classifier`, but for the task.
+        UserError: the folder, the Hub id or the device does not exist, or the checkpoint is incomplete or damaged.
     """
     from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModel, AutoModelForImageClassification
 
@@ -89,28 +41,17 @@ def load_pretrained(source: str | Path, device: str | None = None) -> "tuple[Pre
     location, folder, options = _locate(str(source))
     with _quiet():
         config = _read_config(location, str(source), options)
-        named = (getattr(config, "architectures", None) or [""])[0]
-        classifies = type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING and "ForImageClassification" in named
-        auto_class = AutoModelForImageClassification if classifies else AutoModel
+        named = ", ".join(getattr(config, "architectures", None) or []) or "no class named"
+        is_known = type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+        if as_classifier and not is_known:
+            raise UserError(f"{source} holds a {config.model_type} model ({named}), which is not an image classifier")
+        with_head = as_classifier or (is_known and "ForImageClassification" in named.partition(",")[0])
+        auto_class = AutoModelForImageClassification if with_head else AutoModel
         model = _load_model(location, str(source), options, auto_class)
         processor = _load_processor(location, str(source), options)
+    # transformers decorates `to` beyond what its types can tell.
     cast(Any, model).to(place)
     return model.eval(), processor, folder
-
-
-def pick_device(device: str | None = None) -> "torch.device":
-    """The asked device if torch can use it here; by default CUDA where there is one, else the CPU."""
-    import torch
-
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"device {device!r} cannot be used here ({reason}); try --device cpu") from error
-    return place
 
 
 def _locate(source: str) -> tuple[str, Path | None, dict[str, Any]]:
@@ -183,15 +124,6 @@ def _read_config(location: str, source: str, options: dict[str, Any]) -> Any:
             f"{source} takes images with num_channels={channels}; only models for RGB images (3) are supported"
         )
     return config
-
-
-def _require_classifier(location: str, source: str, options: dict[str, Any]) -> None:
-    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-
-    config = _read_config(location, source, options)
-    if type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-        named = ", ".join(getattr(config, "architectures", None) or []) or "no class named"
-        raise UserError(f"{source} holds a {config.model_type} model ({named}), which is not an image classifier")
 
 
 def _load_model(location: str, source: str, options: dict[str, Any], auto_class: Any) -> "PreTrainedModel":
