@@ -24,10 +24,10 @@ from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.data import make_processor
 from hf_vit.models.modeling_hf_vit import HfViTImageClassifierOutput
 from hf_vit.results.facts import Facts
+from hf_vit.subjects.checkpoint_folders import checkpoints_in
 from hf_vit.subjects.pixels import PixelScale
 from hf_vit.subjects.subject import Subject
 from hf_vit.training import FinetuneOptions, finetune
-from hf_vit.training.run.checkpoints import checkpoints_in
 from hf_vit.training.tasks.distillation import DistillationOptions, DistillationTrainer, distillation_loss
 from hf_vit.training.tasks.teacher import Teacher, open_teacher
 

@@ -10,8 +10,9 @@ from transformers import AutoImageProcessor, AutoModel, AutoModelForMaskedImageM
 
 from hf_vit import HfAxialViTConfig, HfViTConfig, HfViTForMaskedPatchPrediction, HfViTModel, UserError
 from hf_vit.results.facts import Facts
+from hf_vit.subjects.checkpoint_folders import checkpoints_in
 from hf_vit.training import FinetuneOptions, find_recipe, finetune, pretrain
-from hf_vit.training.run.checkpoints import checkpoints_in, last_complete
+from hf_vit.training.run.checkpoints import last_complete
 
 OBJECTIVES = ("masked-patch", "next-patch", "contrastive")
 SHORT = dict(steps=6, evaluations=3, batch_size=8, learning_rate=2e-3, shift_px=1)

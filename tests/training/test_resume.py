@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 
 from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.results.facts import Facts
+from hf_vit.subjects.checkpoint_folders import checkpoints_in
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
-from hf_vit.training.run.checkpoints import checkpoints_in, is_complete, last_complete, read_state
+from hf_vit.training.run.checkpoints import is_complete, last_complete, read_state
 
 # Everything that draws random numbers is on; 48 images in batches of 8 are 6 steps an epoch, a checkpoint every 4.
 SETTINGS = dict(

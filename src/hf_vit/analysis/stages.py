@@ -28,8 +28,8 @@ from hf_vit.analysis.reading.images import open_images
 from hf_vit.analysis.report import write_stage_report
 from hf_vit.errors import UserError
 from hf_vit.results.writing import write_atomically
+from hf_vit.subjects.checkpoint_folders import WORK_FOLDER, checkpoints_in, step_of
 from hf_vit.subjects.subject import open_subject
-from hf_vit.training.run.checkpoints import WORK_FOLDER, checkpoints_in, step_of
 
 Number = float | None | list[float | None]
 

@@ -10,7 +10,6 @@ It lies apart from the files that are shared, and is removed when the run is com
 import errno
 import json
 import os
-import re
 import shutil
 import zipfile
 from collections.abc import Mapping
@@ -19,26 +18,13 @@ from typing import Any
 
 from hf_vit.errors import UserError
 from hf_vit.results.writing import write_atomically
+from hf_vit.subjects.checkpoint_folders import checkpoints_in
 
-WORK_FOLDER = "checkpoints"
 RUN_NAME = "run.json"
 _FILES_NAME, _MOST_FILES = "data_files.json", 100_000
 _STATE_NAME = "trainer_state.json"
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _ABSENT = "(not set)"
-
-
-def step_of(checkpoint: Path) -> int:
-    """The optimizer step a checkpoint folder is named after; -1 for other folders."""
-    match = _CHECKPOINT.fullmatch(checkpoint.name)
-    return int(match[1]) if match else -1
-
-
-def checkpoints_in(work: Path) -> list[Path]:
-    """Checkpoint folders, complete or not, by step."""
-    found = [path for path in work.glob("checkpoint-*") if path.is_dir() and step_of(path) >= 0]
-    return sorted(found, key=step_of)
 
 
 def is_complete(checkpoint: Path) -> bool:

@@ -18,7 +18,7 @@ _BF16_FROM_WIDTH = 128
 
 def work_folder(output: Path) -> Path:
     """OUTPUT/checkpoints, as an absolute path: checkpoints remember where the best one is."""
-    from hf_vit.training.run.checkpoints import WORK_FOLDER
+    from hf_vit.subjects.checkpoint_folders import WORK_FOLDER
 
     return output.absolute() / WORK_FOLDER
 
