@@ -96,3 +96,19 @@ ShiftPx = Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="La
 RotationDegrees = Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest turn.")]
 ShearDegrees = Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest slant.")]
 Zoom = Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest change of size (share).")]
+
+
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """Read "S" or "HxW" (px) as (height, width).
+
+    Raises:
+        UserError: neither.
+    """
+    from hf_vit.errors import UserError
+
+    if text is None:
+        return None
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise UserError(f"image size '{text}' is not understood; give one side in px (384) or HEIGHTxWIDTH (224x320)")
+    return int(sides[0]), int(sides[-1])

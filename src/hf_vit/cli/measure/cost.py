@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hf_vit.cli import options
+
 if TYPE_CHECKING:
     from hf_vit.cost import BlogEstimate, CorrectedEstimate, CostReport
 
@@ -34,12 +36,11 @@ def cost(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Count FLOPs; estimate time and money of a training, beside what a finished one took."""
-    from hf_vit.cli.train.finetune import parse_size
     from hf_vit.cost import blog_estimate, corrected_estimate, cost_report
     from hf_vit.errors import UserError
 
     asked: dict[str, Any] = {
-        "image_size": parse_size(image_size),
+        "image_size": options.parse_size(image_size),
         "images": images,
         "epochs": epochs,
         "devices": devices,

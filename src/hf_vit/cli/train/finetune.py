@@ -100,7 +100,7 @@ def finetune(
     from hf_vit.training.run.processes import is_first
 
     chosen = FinetuneOptions(
-        image_size=parse_size(image_size),
+        image_size=options.parse_size(image_size),
         micro_batch_size=micro_batch_size,
         precision=precision,  # pyright: ignore[reportArgumentType] - checked by the class
         seed=seed,
@@ -171,22 +171,6 @@ def parse_rates(text: str) -> list[float]:
         return [float(rate) for rate in text.split(",")]
     except ValueError as error:
         raise UserError(f"sweep rates '{text}' are not understood; give numbers: 0.001,0.003,0.01") from error
-
-
-def parse_size(text: str | None) -> tuple[int, int] | None:
-    """Read "S" or "HxW" (px) as (height, width).
-
-    Raises:
-        UserError: neither.
-    """
-    from hf_vit.errors import UserError
-
-    if text is None:
-        return None
-    sides = text.lower().split("x")
-    if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
-        raise UserError(f"image size '{text}' is not understood; give one side in px (384) or HEIGHTxWIDTH (224x320)")
-    return int(sides[0]), int(sides[-1])
 
 
 def print_result(result: "FinetuneResult") -> None:

@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from hf_vit.cli import options
-from hf_vit.cli.train.finetune import parse_size
 
 _PATCHES = "Masked and next patch prediction"
 _CONTRAST = "Momentum contrast"
@@ -77,7 +76,7 @@ def pretrain(
     from hf_vit.training.tasks.masking import RandomMasking
 
     chosen = FinetuneOptions(
-        image_size=parse_size(image_size),
+        image_size=options.parse_size(image_size),
         micro_batch_size=micro_batch_size,
         precision=precision,  # pyright: ignore[reportArgumentType] - checked by the class
         seed=seed,
