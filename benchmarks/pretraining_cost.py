@@ -15,8 +15,8 @@ from pairing import Report, parser, speed_ratio, take_turns
 from transformers import AutoModel, AutoModelForImageClassification, AutoModelForMaskedImageModeling
 
 from hf_vit import variant_config
-from hf_vit.training.tasks.contrastive import MomentumContrast
 from hf_vit.training.tasks.masking import NextPatch, RandomMasking
+from hf_vit.training.tasks.momentum_contrast import MomentumContrast
 
 # Variant, batch, objective, fields of the configuration.
 ROWS: tuple[tuple[str, int, str, dict[str, Any]], ...] = (

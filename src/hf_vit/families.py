@@ -30,7 +30,7 @@ AUTO_CLASSES: Mapping[Door, str] = {
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Family:
     """One architecture.
 

@@ -14,7 +14,8 @@ from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClas
 
 from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
-from hf_vit.training.run.checkpoints import is_complete, last_complete, need_space
+from hf_vit.training.run.checkpoints import is_complete, last_complete
+from hf_vit.training.run.output import need_space
 
 ONE_STEP = ("--steps", "1", "--evaluations", "1", "--batch-size", "4")
 
@@ -218,7 +219,7 @@ def test_disk_that_fills_up_with_the_finished_model(error, colours, tiny_config,
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr("hf_vit.training.run.completion.write_card", fail)
+        patched.setattr("hf_vit.training.driver.write_card", fail)
         with pytest.raises(UserError, match="is full; the checkpoints are complete"):
             finetune(tiny_config(), str(colours), output, **settings)
     assert [path.name for path in output.iterdir()] == ["checkpoints"]

@@ -12,7 +12,7 @@ from torch import distributed, multiprocessing
 from hf_vit import HfAxialViTConfig, HfAxialViTModel, HfHybridViTConfig, HfHybridViTModel, HfViTConfig, HfViTModel
 from hf_vit.data import AugmentationConfig, make_processor
 from hf_vit.errors import UserError
-from hf_vit.training.tasks.contrastive import (
+from hf_vit.training.tasks.momentum_contrast import (
     ContrastiveOptions,
     MomentumContrast,
     MomentumUpdate,

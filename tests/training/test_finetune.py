@@ -16,7 +16,6 @@ from hf_vit.models.positions_hf_vit import resample_position_table
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
 from hf_vit.training.model_source import build_classifier, find_model
-from hf_vit.training.run import running
 
 SHORT = ("--steps", "24", "--evaluations", "4", "--batch-size", "12", "--learning-rate", "2e-3", "--precision", "fp32")
 
@@ -54,7 +53,7 @@ def test_fine_tuning_a_checkpoint_by_command(command, tiny_checkpoint, colours, 
 @pytest.mark.parametrize(("emulated", "attention"), [(False, "eager"), (True, "sdpa")])
 def test_bfloat16_on_a_cpu(emulated: bool, attention: str, tiny_checkpoint, colours, tmp_path, command, monkeypatch):
     """Explicit attention where the processor has instructions for it; the saved model has torch's own again."""
-    monkeypatch.setattr(running, "EMULATES_BFLOAT16", emulated)
+    monkeypatch.setattr("hf_vit.training.run.arguments.EMULATES_BFLOAT16", emulated)
     monkeypatch.setattr(linear_hf_vit, "EMULATES_BFLOAT16", emulated)
     used: list[str] = []
     attend = HfViTAttention.attend

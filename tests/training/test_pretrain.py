@@ -113,7 +113,7 @@ def test_resumes_to_the_same_numbers(objective, changes, train, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(done.folder / "checkpoints", other / "checkpoints")
     message = "temperature was 0.2" if objective == "contrastive" else "prediction_target was mean_color, now pixels"
-    from hf_vit.training.tasks.contrastive import ContrastiveOptions
+    from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
 
     with pytest.raises(UserError, match=message):
         train(

@@ -18,7 +18,7 @@ from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate_classifier
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
-from hf_vit.training.finetuning import micro_batch_size
+from hf_vit.training.run.decisions import micro_batch_size
 
 TESTS = Path(__file__).parents[1]
 SHARDS = {"even": [12, 12, 12, 12], "uneven": [3, 9, 6, 1], "single": [20]}

@@ -96,7 +96,7 @@ def test_killed_training_resumes_to_the_same_numbers(train, tiny_config, colours
     unbroken = train(tmp_path / "unbroken")
     killed = tmp_path / "killed"
     kill_at(8, tiny_config().to_diff_dict(), colours, killed)
-    assert [path.name for path in killed.iterdir()] == ["checkpoints"]
+    assert {path.name for path in killed.iterdir()} == {".lock", "checkpoints"}
     left = last_complete(killed / "checkpoints")
     assert 8 <= read_state(left)["global_step"] < SETTINGS["steps"]
     # The last complete checkpoint is a model that loads.
@@ -177,8 +177,7 @@ def test_unfinished_and_finished_runs_are_not_overwritten(train, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in finished.iterdir()}
     with pytest.raises(UserError, match="holds a finished model; choose"):
         train(finished)
-    with pytest.raises(UserError, match=r"holds a finished model \(there is nothing to resume"):
-        train(finished, resume=True)
+    assert train(finished, resume=True).steps == 4  # see test_output.py
     assert {path: path.stat().st_mtime_ns for path in finished.iterdir()} == before
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import hf_vit.training.run.completion as completion
+import hf_vit.training.tasks.classification as classification
 from hf_vit import UserError
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
@@ -35,8 +35,8 @@ def sweep(tiny_config, colours):
 
 def test_the_best_trial_is_the_run_of_its_own_rate(sweep, tiny_config, colours, tmp_path, monkeypatch):
     looks, told = [], []
-    evaluate = completion.evaluate_classifier
-    monkeypatch.setattr(completion, "evaluate_classifier", lambda *a, **k: looks.append(1) or evaluate(*a, **k))
+    evaluate = classification.evaluate_classifier
+    monkeypatch.setattr(classification, "evaluate_classifier", lambda *a, **k: looks.append(1) or evaluate(*a, **k))
     result = sweep(tmp_path / "swept", report=told.append)
     assert looks == [1]
     alone = {

@@ -1,4 +1,4 @@
-"""Flags that several training commands share: what each means is said once, here.
+"""Flags that several commands share: what each means, and how it is read, is said once, here.
 
 A command writes `epochs: options.Epochs = None`; its signature stays the list of its flags.
 """

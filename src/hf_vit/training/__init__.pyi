@@ -1,7 +1,10 @@
-from .finetuning import FinetuneOptions, FinetuneResult, finetune
-from .pretraining import PretrainResult, pretrain
+from .finetuning import finetune
+from .pretraining import pretrain
 from .recipes.registry import RECIPES, Recipe, find_recipe
+from .run.options import FinetuneOptions
+from .tasks.classification import FinetuneResult
 from .tasks.distillation import DistillationOptions, DistillationTrainer
+from .tasks.pretext import PretrainResult
 from .trainer.hf_vit_trainer import HfViTTrainer
 from .trainer.replaying import Replay, replay
 

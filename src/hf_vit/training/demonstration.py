@@ -6,17 +6,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from hf_vit.data import load_data
 from hf_vit.errors import UserError
+from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.results.facts import Facts
-
-if TYPE_CHECKING:
-    from hf_vit.models.configuration_hf_vit import HfViTConfig
-    from hf_vit.training.finetuning import FinetuneResult
+from hf_vit.subjects.labels import label_names_of
+from hf_vit.training.finetuning import finetune
+from hf_vit.training.run.options import FinetuneOptions
+from hf_vit.training.tasks.classification import FinetuneResult
 
 # What the fresh process runs: transformers alone. hf_vit is installed in this environment, so its import is barred.
 FRESH_PROGRAM = """\
@@ -62,10 +66,18 @@ class FreshLook:
     largest_difference: float
 
 
-def digits_config() -> "HfViTConfig":
-    """The demonstration's model; size and recipe ("digits") were chosen on the validation split alone."""
-    from hf_vit.models.configuration_hf_vit import HfViTConfig
+@dataclass(frozen=True)
+class Demonstration:
+    """One seed's training, and what a fresh process made of it."""
 
+    seed: int
+    folder: Path
+    result: FinetuneResult
+    look: FreshLook
+
+
+def digits_config() -> HfViTConfig:
+    """The demonstration's model; size and recipe ("digits") were chosen on the validation split alone."""
     return HfViTConfig(
         image_size=16,
         patch_size=4,
@@ -76,6 +88,26 @@ def digits_config() -> "HfViTConfig":
         pooling="gap",
         position_embedding="sincos_2d",
     )
+
+
+def demonstrate(
+    output: Path, seeds: int, *, command: str, report: Callable[[str], None], **overrides: Any
+) -> Iterator[Demonstration]:
+    """Train with seeds 0, 1, ...; each is handed out when a fresh process has looked at it.
+
+    Raises:
+        UserError: the output holds something else, or the fresh process answered differently.
+    """
+    folders = [output] if seeds == 1 else [output / f"seed-{seed}" for seed in range(seeds)]
+    for folder in folders:
+        claim_output(folder)
+    for seed, folder in enumerate(folders):
+        result = train_digits(folder, seed=seed, command=command, report=report, **overrides)
+        report("loading it in a fresh Python process without hf_vit (trust_remote_code=True) ...")
+        look = look_afresh(folder, result)
+        yield Demonstration(seed, folder, result, look)
+        if look.here != look.fresh or look.largest_difference > 1e-4:
+            raise UserError(f"the fresh process answered differently (by up to {look.largest_difference:.2g})")
 
 
 def claim_output(output: Path) -> None:
@@ -91,12 +123,10 @@ def claim_output(output: Path) -> None:
         raise UserError(f"the output {output} holds something else; choose a new or empty folder with --output")
 
 
-def train_digits(output: Path, *, seed: int, command: str, report: Callable[[str], None], **overrides: Any) -> Any:
+def train_digits(
+    output: Path, *, seed: int, command: str, report: Callable[[str], None], **overrides: Any
+) -> FinetuneResult:
     """Train, evaluate and save beside the output, then move it there in place of an earlier demonstration."""
-    import torch
-
-    from hf_vit.training.finetuning import FinetuneOptions, finetune
-
     # So small a model gains nothing from a second thread, and loses much when anything else runs on the machine; and
     # one thread gives the same digits everywhere.
     threads = torch.get_num_threads()
@@ -127,17 +157,12 @@ def train_digits(output: Path, *, seed: int, command: str, report: Callable[[str
     return result
 
 
-def look_afresh(folder: Path, result: "FinetuneResult") -> FreshLook:
+def look_afresh(folder: Path, result: FinetuneResult) -> FreshLook:
     """Predict one test image a class here and in a fresh Python process in which hf_vit cannot be imported.
 
     Raises:
         RuntimeError: the fresh process failed; its error output is the message.
     """
-    import torch
-
-    from hf_vit.data import load_data
-    from hf_vit.subjects.labels import label_names_of
-
     data: Any = load_data("digits")
     test = data.splits["test"]
     rows = [test["label"].index(label) for label in range(len(data.label_names))]

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import torch
 
 from hf_vit.errors import UserError
-from hf_vit.training.finetuning import FinetuneOptions, build_for_classes, prepare, quiet_transformers
+from hf_vit.training.driver import Job, check, open_start, prepare, quiet_transformers
 from hf_vit.training.recipes.registry import Recipe, find_recipe
-
-if TYPE_CHECKING:
-    from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
+from hf_vit.training.run.options import FinetuneOptions
+from hf_vit.training.tasks.classification import Classification
+from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 
 # Turns of each measurement; the median counts.
 _TURNS = 3
@@ -70,10 +72,10 @@ def measure_input(
     options = options or FinetuneOptions()
     say = report or (lambda line: None)
     with tempfile.TemporaryDirectory() as scratch, quiet_transformers():
-        run = prepare(model, data, Path(scratch, "run"), chosen, options, None, say, build_for_classes)
-        from hf_vit.training.run.running import build_trainer
-
-        trainer = build_trainer(run)
+        task, job = Classification(), Job(model, data, Path(scratch, "run"), chosen, options)
+        check(task, job, say)
+        run = prepare(task, job, open_start(job, say), say)
+        trainer = task.build_trainer(run)
         loader: Any = trainer.get_train_dataloader()
         figures = _measure(_endless(loader), _Stepper(trainer), seconds, loader.num_workers)
         cached = bool(getattr(trainer.train_dataset, "is_cached", False))
@@ -106,8 +108,6 @@ def _measure(batches: Iterator[Any], step: "_Stepper", seconds: float, num_worke
 
 
 def _images_per_second(work: Callable[[], int], seconds: float) -> float:
-    import torch
-
     images, start = 0, time.perf_counter()
     while True:
         images += work()
@@ -127,7 +127,7 @@ def _endless(loader: Any) -> Iterator[Any]:
 class _Stepper:
     """A training step of the trainer's model, without a schedule."""
 
-    def __init__(self, trainer: "HfViTTrainer") -> None:
+    def __init__(self, trainer: HfViTTrainer) -> None:
         self.trainer = trainer
         self.model, self.optimizer = cast(
             "tuple[Any, Any]", trainer.accelerator.prepare(trainer.model, trainer.create_optimizer())

@@ -16,8 +16,9 @@ from hf_vit.evaluation import ClassificationResult, evaluate_classifier, save_ev
 from hf_vit.hub.card import write_card
 from hf_vit.results.facts import DataFact, append_record, new_record
 from hf_vit.subjects.subject import Subject, open_subject
-from hf_vit.training.finetuning import SPLIT_SEED, quiet_transformers
-from hf_vit.training.run.checkpoints import move_into
+from hf_vit.training.driver import quiet_transformers
+from hf_vit.training.run.data import SPLIT_SEED
+from hf_vit.training.run.output import move_into
 
 # What a config says of training or of its file, not of the function that is computed.
 _IRRELEVANT = {

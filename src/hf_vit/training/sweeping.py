@@ -1,24 +1,17 @@
 """A grid of learning rates tried on the validation split; the best run is kept (arXiv 2010.11929, section B.1.1)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from hf_vit.errors import DivergedError, UserError
+from hf_vit.training.driver import Job, Say, Start, Trained, train_once
+from hf_vit.training.processes import is_first
 from hf_vit.training.recipes.definition import Recipe
-from hf_vit.training.run.checkpoints import RUN_NAME, read_run, write_run
-from hf_vit.training.run.preparing import work_folder
-from hf_vit.training.run.processes import is_first
-
-if TYPE_CHECKING:
-    from hf_vit.training.finetuning import Run
-    from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
-
-# A run that was trained to its end, its trainer, and the seconds spent training.
-Trained = tuple["Run", "HfViTTrainer", float]
-# (learning rate, folder, whether to go on from what is there) -> such a run.
-RunTrial = Callable[[float, Path, bool], Trained]
+from hf_vit.training.run.checkpoints import RUN_NAME, read_run, work_folder, write_run
+from hf_vit.training.tasks.classification import best_evaluation
+from hf_vit.training.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -65,45 +58,40 @@ def trial_name(rate: float) -> str:
     return f"rate-{rate:g}"
 
 
-def sweep(
-    output: Path,
-    rates: Sequence[float],
-    resume: bool,
-    run_trial: RunTrial,
-    say: Callable[[str], None],
-) -> Trained:
-    """Train once for every rate, and take up the best one again.
+@dataclass(frozen=True)
+class Sweep:
+    """Trains a job once for every rate, and takes up the best one again (a `TrainJob` of the driver).
 
     Every trial is a run of its own in OUTPUT/checkpoints, so a sweep that was killed goes on where it was.
 
-    Args:
-        output: folder of the sweep.
+    Attributes:
         rates: see `rates_of`.
-        resume: go on from what is there.
-        run_trial: (rate, folder, resume) -> (run, trainer, seconds) of a finished training.
-        say: is told the outcome of each.
-
-    Returns:
-        (run, trainer, seconds) of the best trial, whose `run.trials` are all and whose `run.output` is `output`.
-
-    Raises:
-        UserError: all diverged, or the sweep was begun with other rates.
     """
-    enter_sweep(output, rates)
-    folders = {rate: work_folder(output) / trial_name(rate) for rate in rates}
-    trials: list[Trial] = []
-    for rate, folder in folders.items():
-        trials.append(_try(rate, folder, resume, run_trial))
-        say(trials[-1].describe())
-    finished = [trial for trial in trials if trial.score is not None]
-    if not finished:
-        raise UserError(
-            f"the loss became infinite at every learning rate ({', '.join(map(str, rates))}); try lower ones"
-        )
-    best = max(finished, key=lambda trial: trial.score or 0.0).learning_rate
-    say(f"taking up learning rate {best:g} again")
-    run, trainer, seconds = run_trial(best, folders[best], True)
-    return replace(run, output=output, trials=[asdict(trial) for trial in trials]), trainer, seconds
+
+    rates: Sequence[float]
+
+    def __call__(self, task: Task[Any], job: Job, start: Start, say: Say) -> Trained:
+        """The best trial, whose `run.trials` are all and whose `run.output` is the job's.
+
+        Raises:
+            UserError: all diverged, or the sweep was begun with other rates.
+        """
+        enter_sweep(job.output, self.rates)
+        trials: list[Trial] = []
+        for rate in self.rates:
+            trials.append(_try(task, _job_of(job, rate), start, say))
+            say(trials[-1].describe())
+        finished = [trial for trial in trials if trial.score is not None]
+        if not finished:
+            raise UserError(
+                f"the loss became infinite at every learning rate ({', '.join(map(str, self.rates))}); try lower ones"
+            )
+        best = max(finished, key=lambda trial: trial.score or 0.0).learning_rate
+        say(f"taking up learning rate {best:g} again")
+        again = _job_of(job, best)
+        trained = train_once(task, replace(again, options=replace(again.options, resume=True)), start, say)
+        run = replace(trained.run, output=job.output, trials=[asdict(trial) for trial in trials])
+        return replace(trained, run=run)
 
 
 def enter_sweep(output: Path, rates: Sequence[float]) -> None:
@@ -124,15 +112,21 @@ def enter_sweep(output: Path, rates: Sequence[float]) -> None:
         write_run(work, settings)
 
 
-def _try(rate: float, folder: Path, resume: bool, run_trial: RunTrial) -> Trial:
-    from hf_vit.training.run.completion import best_evaluation
+def _job_of(job: Job, rate: float) -> Job:
+    return replace(
+        job,
+        output=work_folder(job.output) / trial_name(rate),
+        recipe=job.recipe.override(learning_rate=rate),
+    )
 
+
+def _try(task: Task[Any], job: Job, start: Start, say: Say) -> Trial:
+    rate = job.recipe.learning_rate
     try:
-        _, trainer, seconds = run_trial(rate, folder, resume)
+        trained = train_once(task, job, start, say)
     except DivergedError:
         return Trial(rate)
-    state = trainer.state
-    best = best_evaluation(state.log_history, state.best_global_step)
+    best = best_evaluation(trained.trainer.state)
     return Trial(
-        rate, best["eval_accuracy"], best["eval_loss"], best["eval_score"], int(best["step"]), round(seconds, 2)
+        rate, best["eval_accuracy"], best["eval_loss"], best["eval_score"], int(best["step"]), round(trained.seconds, 2)
     )

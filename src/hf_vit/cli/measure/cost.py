@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_vit.cli import options
+from hf_vit.cli.cost_rows import Rows, dollars, flops, rate_of, time_rows
+from hf_vit.cli.options import parse_size
 
 if TYPE_CHECKING:
     from hf_vit.cost import BlogEstimate, CorrectedEstimate, CostReport
 
-Rows = list[tuple[str, str]]
+
 _TRAINING = "A training (mode flops)"
 
 
@@ -40,7 +41,7 @@ def cost(
     from hf_vit.errors import UserError
 
     asked: dict[str, Any] = {
-        "image_size": options.parse_size(image_size),
+        "image_size": parse_size(image_size),
         "images": images,
         "epochs": epochs,
         "devices": devices,
@@ -81,13 +82,6 @@ def _rate(text: str | None) -> float | None:
         raise UserError(f"--device-flops {text!r} is no number; give FLOP/s such as 312e12, or here") from error
 
 
-def rate_of(device: str) -> float:
-    """FLOP/s of matrix products on a torch device, at the precision that trainings there choose."""
-    from hf_vit.cost import matmul_flops_per_second
-
-    return matmul_flops_per_second(device, "bf16" if device.startswith("cuda") else "fp32")
-
-
 def _show(title: str, found: Any, rows: Rows, as_json: bool) -> None:
     if as_json:
         import dataclasses
@@ -113,24 +107,6 @@ def _report_rows(report: "CostReport") -> Rows:
     if report.training_flops is not None:
         rows.append((f"training on {report.images:,.0f} images", flops(report.training_flops)))
     return rows + time_rows(report)
-
-
-def time_rows(report: "CostReport") -> Rows:
-    """What a training is estimated to take, and what the last one took."""
-    rows: Rows = []
-    if (found := report.estimate) is not None:
-        told = f"{found.devices} x {flops(found.device_flops)}/s x {found.utilisation:.0%}"
-        rows.append(("estimated time", f"{duration(found.seconds)} ({told})"))
-        if found.dollars is not None:
-            rows.append(("estimated price", f"${found.dollars:,.2f} ({found.device_hours:,.1f} h x ${found.price:g})"))
-    if (run := report.measured) is not None and run.seconds is not None and run.flops_per_second is not None:
-        told = f"{flops(run.flops_per_second)}/s"
-        if found is not None:
-            told += f", {run.flops_per_second / (found.devices * found.device_flops):.0%} of this peak"
-        rows.append(("measured time", f"{duration(run.seconds)} ({told})"))
-        if run.hardware:
-            rows.append(("measured on", run.hardware))
-    return rows
 
 
 def _blog_rows(found: "BlogEstimate") -> Rows:
@@ -159,24 +135,3 @@ def _corrected_rows(found: "CorrectedEstimate") -> Rows:
         ("time on four V100", f"{found.gpu_days:.1f} days"),
         ("price on four V100", f"{dollars(found.gpu_dollars)}"),
     ]
-
-
-def dollars(value: float) -> str:
-    """$18,713 of 18,712.50: halves are rounded up."""
-    return f"${int(value + 0.5):,}"
-
-
-def flops(value: float) -> str:
-    """17.6 GFLOPs."""
-    for prefix, size in (("exa", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
-        if value >= size:
-            return f"{value / size:,.4g} {prefix}FLOPs"
-    return f"{value / 1e3:,.4g} kFLOPs"
-
-
-def duration(seconds: float) -> str:
-    """In the unit that makes a readable number."""
-    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:,.1f} s"

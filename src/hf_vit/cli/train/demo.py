@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from hf_vit.training.demonstration import FreshLook
 
 
@@ -20,41 +22,30 @@ def demo(
     from rich.console import Console
 
     from hf_vit.cli.command_line import command_line
-    from hf_vit.errors import UserError
-    from hf_vit.training.demonstration import claim_output, look_afresh, train_digits
+    from hf_vit.training.demonstration import demonstrate
 
-    start = time.perf_counter()
-    console = Console()
-    folders = [output] if seeds == 1 else [output / f"seed-{seed}" for seed in range(seeds)]
-    for folder in folders:
-        claim_output(folder)
+    start, console = time.perf_counter(), Console()
     accuracies: list[float] = []
-    for seed, folder in enumerate(folders):
-        result = train_digits(
-            folder, seed=seed, command=command_line(context), report=lambda line: console.print(line), epochs=epochs
-        )
-        accuracies.append(result.test.top1)
+    folders: list[str] = []
+    for done in demonstrate(output, seeds, command=command_line(context), report=console.print, epochs=epochs):
+        test = done.result.test
         console.print(
-            f"seed {seed}: validation {result.validation['accuracy']:.2%}, test {result.test.top1:.2%} "
-            f"({result.test.num_wrong} of {result.test.num_images} wrong), trained in {result.seconds:.0f} s"
+            f"seed {done.seed}: validation {done.result.validation['accuracy']:.2%}, test {test.top1:.2%} "
+            f"({test.num_wrong} of {test.num_images} wrong), trained in {done.result.seconds:.0f} s"
         )
-        console.print("loading it in a fresh Python process without hf_vit (trust_remote_code=True) ...")
-        look = look_afresh(folder, result)
-        _print_look(console, look)
-        if look.here != look.fresh or look.largest_difference > 1e-4:
-            raise UserError(f"the fresh process answered differently (by up to {look.largest_difference:.2g})")
-    console.print(f"model, processor, facts.json, README.md: {', '.join(map(str, folders))}", soft_wrap=True)
+        _print_look(console, done.look)
+        accuracies.append(test.top1)
+        folders.append(str(done.folder))
+    console.print(f"model, processor, facts.json, README.md: {', '.join(folders)}", soft_wrap=True)
     console.print(f"try: hf-vit evaluate {folders[0]} --data digits", soft_wrap=True)
     mean = sum(accuracies) / len(accuracies)
     over = "" if seeds == 1 else f" (mean of {seeds} seeds)"
     console.print(f"accuracy {mean:.2%} in {time.perf_counter() - start:.0f} s{over}", highlight=False)
 
 
-def _print_look(console: "object", look: "FreshLook") -> None:
-    from rich.console import Console
+def _print_look(console: "Console", look: "FreshLook") -> None:
     from rich.table import Table
 
-    assert isinstance(console, Console)
     table = Table("test image of", *look.truth)
     table.add_row("predicted here", *look.here)
     table.add_row("predicted there", *look.fresh)

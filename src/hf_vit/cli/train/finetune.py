@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hf_vit.cli import options
+from hf_vit.cli.cost_rows import rate_of, time_rows
+from hf_vit.cli.train.stopping import stoppable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -96,8 +98,8 @@ def finetune(
     from hf_vit.cli.command_line import command_line
     from hf_vit.training import FinetuneOptions
     from hf_vit.training import finetune as run
+    from hf_vit.training.processes import is_first
     from hf_vit.training.recipes.registry import OVERRIDABLE
-    from hf_vit.training.run.processes import is_first
 
     chosen = FinetuneOptions(
         image_size=options.parse_size(image_size),
@@ -115,7 +117,7 @@ def finetune(
     )
     overrides = {name: value for name, value in context.params.items() if name in OVERRIDABLE}
     learning = parse_distillation(teacher, distillation, temperature, distillation_weight)
-    try:
+    with stoppable(output):
         result = run(
             model,
             data,
@@ -128,9 +130,6 @@ def finetune(
             report=typer.echo,
             **overrides,
         )
-    except KeyboardInterrupt:
-        typer.echo(f"hf-vit: stopped; the last complete checkpoint is in {output}, --resume goes on from it", err=True)
-        raise typer.Exit(130) from None
     if not is_first():
         return
     print_result(result)
@@ -178,9 +177,8 @@ def print_result(result: "FinetuneResult") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from hf_vit.cli.measure.cost import rate_of, time_rows
     from hf_vit.cost import cost_report
-    from hf_vit.training.run.processes import world_size
+    from hf_vit.training.processes import world_size
 
     test, device = result.test, result.model.device.type
     devices = 1 if device == "cpu" else world_size()  # on a CPU the processes share its cores

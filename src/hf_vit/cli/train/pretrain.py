@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from hf_vit.cli import options
+from hf_vit.cli.train.stopping import stoppable
 
 _PATCHES = "Masked and next patch prediction"
 _CONTRAST = "Momentum contrast"
@@ -70,10 +71,10 @@ def pretrain(
     from hf_vit.cli.command_line import command_line
     from hf_vit.training import FinetuneOptions
     from hf_vit.training import pretrain as run
+    from hf_vit.training.processes import is_first
     from hf_vit.training.recipes.registry import OVERRIDABLE
-    from hf_vit.training.run.processes import is_first
-    from hf_vit.training.tasks.contrastive import ContrastiveOptions
     from hf_vit.training.tasks.masking import RandomMasking
+    from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
 
     chosen = FinetuneOptions(
         image_size=options.parse_size(image_size),
@@ -95,7 +96,7 @@ def pretrain(
         normalization=normalization,  # pyright: ignore[reportArgumentType] - checked by the class
         freeze_patches=freeze_patches,
     )
-    try:
+    with stoppable(output):
         result = run(
             model,
             data,
@@ -114,9 +115,6 @@ def pretrain(
             report=typer.echo,
             **{name: value for name, value in context.params.items() if name in OVERRIDABLE},
         )
-    except KeyboardInterrupt:
-        typer.echo(f"hf-vit: stopped; the last complete checkpoint is in {output}, --resume goes on from it", err=True)
-        raise typer.Exit(130) from None
     if not is_first():
         return
     loss = "not evaluated" if result.validation_loss is None else f"{result.validation_loss:.4f}"

@@ -7,9 +7,7 @@
 It lies apart from the files that are shared, and is removed when the run is complete unless it is to be kept.
 """
 
-import errno
 import json
-import os
 import shutil
 import zipfile
 from collections.abc import Mapping
@@ -18,13 +16,17 @@ from typing import Any
 
 from hf_vit.errors import UserError
 from hf_vit.results.writing import write_atomically
-from hf_vit.subjects.checkpoint_folders import checkpoints_in
+from hf_vit.subjects.checkpoint_folders import WORK_FOLDER, checkpoints_in
 
 RUN_NAME = "run.json"
 _FILES_NAME, _MOST_FILES = "data_files.json", 100_000
 _STATE_NAME = "trainer_state.json"
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
-_ABSENT = "(not set)"
+
+
+def work_folder(output: Path) -> Path:
+    """OUTPUT/checkpoints, as an absolute path: checkpoints remember where the best one is."""
+    return output.absolute() / WORK_FOLDER
 
 
 def is_complete(checkpoint: Path) -> bool:
@@ -129,67 +131,3 @@ def read_run(work: Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise UserError(f"{work / RUN_NAME} is damaged ({error}); delete {work} to start anew") from error
     return settings
-
-
-def refuse_other_settings(
-    started: Mapping[str, Any], now: Mapping[str, Any], output: Path, changed_files: str = ""
-) -> None:
-    """A run goes on as it was started, or its result would be neither this run's nor that one's.
-
-    Args:
-        started, now: the settings.
-        output: for the message.
-        changed_files: of the data, see `tell_changes`.
-
-    Raises:
-        UserError: settings differ; the message names them.
-    """
-    different = [
-        f"{name} was {started.get(name, _ABSENT)}, now {now.get(name, _ABSENT)}"
-        for name in sorted({*started, *now})
-        if started.get(name, _ABSENT) != now.get(name, _ABSENT)
-    ]
-    if not different:
-        return
-    other_data = changed_files and started.get("data") != now.get("data")
-    files = f" ({changed_files}: put the data back as it was)" if other_data else ""
-    raise UserError(
-        f"--resume goes on as {output} was started, but {'; '.join(different)}{files}; give the same settings, or "
-        "another output folder"
-    )
-
-
-def need_space(folder: Path, needed: int) -> None:
-    """Make sure that `needed` bytes fit on the disk of a folder that may not exist yet.
-
-    Raises:
-        UserError: they do not.
-    """
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    if free < needed:
-        raise UserError(
-            f"the disk of {folder} has {_size(free)} free and training needs about {_size(needed)} (the model and "
-            "three checkpoints with optimizer state); free some space or choose another --output"
-        )
-
-
-def is_full_disk(error: BaseException) -> bool:
-    """Whether an error, of whatever library, says that the disk is full."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    text = str(error)
-    # safetensors' words; and those of torch.save, which does not say why it could not write its archive.
-    return "No space left" in text or "os error 28" in text or "enforce fail at inline_container.cc" in text
-
-
-def move_into(source: Path, target: Path, last: str = "config.json") -> None:
-    """Move the files of a folder into another on the same disk; `last` comes last, it makes a model loadable."""
-    target.mkdir(parents=True, exist_ok=True)
-    for path in sorted(source.iterdir(), key=lambda path: (path.name == last, path.name)):
-        os.replace(path, target / path.name)
-    source.rmdir()
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

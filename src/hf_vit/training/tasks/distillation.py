@@ -4,7 +4,7 @@ Legend: B images, C channels, H x W px, K labels, T temperature.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
 import torch
 from torch import nn
@@ -14,10 +14,10 @@ from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.models.loss_hf_vit import classification_loss
 from hf_vit.subjects.pixels import PixelScale
-from hf_vit.training.finetuning import Run, build_for_classes
 from hf_vit.training.model_source import ModelSource
-from hf_vit.training.recipes.registry import Recipe
-from hf_vit.training.run.running import build_trainer
+from hf_vit.training.recipes.definition import Recipe
+from hf_vit.training.run.decisions import Run
+from hf_vit.training.tasks.classification import ClassifierTask, build_for_classes
 from hf_vit.training.tasks.teacher import Teacher, open_teacher
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 
@@ -172,8 +172,8 @@ class DistillationTrainer(HfViTTrainer):
 
 
 @final
-class Distiller:
-    """A fine-tuning with a teacher: its model, its trainer, and what is recorded of it.
+class Distillation(ClassifierTask):
+    """A classifier that learns from the labels and a teacher.
 
     Args:
         options: see there.
@@ -183,27 +183,32 @@ class Distiller:
         UserError: the teacher cannot be had.
     """
 
+    trainer_class = DistillationTrainer
+
     def __init__(self, options: DistillationOptions, device: str | None = None) -> None:
         self.options = options
         self.teacher = open_teacher(options.teacher, device)
 
     def settings(self) -> dict[str, Any]:
-        """Everything that decides what is learnt from the teacher: for the facts, and for resuming."""
         return {
             "teacher": self.teacher.subject.name,
             "teacher_fingerprint": self.teacher.subject.fingerprint,
             **self.options.settings(),
         }
 
+    def check(self, recipe: Recipe) -> None:
+        if recipe.loss == "bce":
+            raise UserError("a teacher is learnt from with the softmax cross-entropy; choose --loss ce")
+
     def build(
         self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
-    ) -> tuple[Any, Any]:
+    ) -> tuple[nn.Module, Any]:
         """The student and its image processor.
 
         Raises:
             UserError: the teacher has other labels than the data; the student has no place for a distillation token.
         """
-        self.teacher = self.teacher.for_classes(data.label_names)
+        self.teacher.for_classes(data.label_names)
         tokens = {"use_distillation_token": True, "use_distillation_head": None} if self.options.uses_token else {}
         if tokens and source.checkpoint is not None and not source.config.use_distillation_token:
             raise UserError(
@@ -211,10 +216,10 @@ class Distiller:
                 "teaches; use --distillation logit, or start from a variant or a distilled checkpoint"
             )
         student, processor = build_for_classes(source, data, image_size, recipe, **tokens)
-        if tokens and not student.config.has_distillation_head:
+        if tokens and not cast(Any, student.config).has_distillation_head:
             raise UserError(f"{source.name} has no place for a distillation token; use --distillation logit")
         return student, processor
 
-    def build_trainer(self, run: Run) -> HfViTTrainer:
-        """The trainer of a run, ready to go."""
-        return build_trainer(run, DistillationTrainer, teacher=self.teacher, distillation=self.options)
+    def trainer_values(self, run: Run) -> dict[str, Any]:
+        teacher = self.teacher.for_classes(run.data.label_names)
+        return {**super().trainer_values(run), "teacher": teacher, "distillation": self.options}

@@ -10,12 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, ProgressCallback
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_utils import TrainOutput
 
-from hf_vit.errors import DivergedError, UserError
-from hf_vit.results.facts import DataFact
-from hf_vit.training.run.processes import need_same
-from hf_vit.training.run.sharing import check_trainer, share_trainer
+from hf_vit.errors import DivergedError
+from hf_vit.training.processes import need_same
 from hf_vit.training.trainer.layer_decay import parameter_groups
 from hf_vit.training.trainer.losses import BinaryCrossEntropy, smooth_labels
 from hf_vit.training.trainer.progress import LiveProgress
@@ -23,10 +20,11 @@ from hf_vit.training.trainer.released import ReleasingTrainer
 from hf_vit.training.trainer.replaying import save_replay
 from hf_vit.training.trainer.sam import SharpnessAware
 from hf_vit.training.trainer.sampling import EpochBatches, EpochSampler, SeededDataset, as_is
+from hf_vit.training.trainer.sharing import SharingTrainer
 from hf_vit.training.trainer.streaming import SeededStream, StreamingTrainer, stream_loader
 
 
-class HfViTTrainer(StreamingTrainer, ReleasingTrainer):
+class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
     """A `Trainer` for image classifiers. Use it as transformers' own; what differs:
 
     - No weight decay on biases, norms, tokens, position tables, LayerScale or probes: only on matrices and kernels.
@@ -46,9 +44,9 @@ class HfViTTrainer(StreamingTrainer, ReleasingTrainer):
       stock Trainer uploads its whole folder with every checkpoint, and swallows failures.)
 
     Args:
-        data_fact: name of the training data, for the card of a shared model; by default what the data set says.
         layer_decay: factor on the learning rate from each layer to the one below (see `layer_decay`); None: 1.
         sharpness: makes every step one of sharpness-aware minimisation.
+        data_fact, average_decay, adapter: see `SharingTrainer` and `ReleasingTrainer`.
 
     Raises:
         UserError: the loss of a step is NaN or infinite; the model cannot be shared.
@@ -57,12 +55,11 @@ class HfViTTrainer(StreamingTrainer, ReleasingTrainer):
     def __init__(
         self,
         *args: Any,
-        data_fact: DataFact | None = None,
         layer_decay: float | None = None,
         sharpness: SharpnessAware | None = None,
         **kwargs: Any,
     ) -> None:
-        self.data_fact, self.layer_decay, self.sharpness = data_fact, layer_decay, sharpness
+        self.layer_decay, self.sharpness = layer_decay, sharpness
         super().__init__(*args, **kwargs)
         # Trainer's own smoother knows no soft labels.
         self.label_smoother = None
@@ -213,55 +210,6 @@ class HfViTTrainer(StreamingTrainer, ReleasingTrainer):
         model = self.accelerator.unwrap_model(self.model)
         if not isinstance(model, PreTrainedModel) and isinstance(getattr(model, "config", None), PreTrainedConfig):
             model.config.save_pretrained(folder)  # Trainer itself saves the weights alone
-
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Train, and with `push_to_hub=True` share the result."""
-        output = super().train(*args, **kwargs)
-        if self.args.push_to_hub:
-            self.push_to_hub()
-        return output
-
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Find out before the training whether its result can be shared; the repository is made when it is.
-
-        Raises:
-            UserError: no token, no right to write, no image processor, no name of the data.
-        """
-        self.push_in_progress = None
-        if self.is_world_process_zero():
-            self.hub_model_id = check_trainer(self, private, token)
-
-    def push_to_hub(
-        self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        private: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Save the model into the output folder and share it; see `hf_vit.push_to_hub`.
-
-        Args:
-            blocking: only True: a failure must be able to raise.
-
-        Returns:
-            A `PushResult` on the first process, None on others.
-
-        Raises:
-            UserError: says what is wrong; the model stays in the output folder.
-        """
-        if not blocking:
-            raise UserError("push_to_hub(blocking=False) would hide a failure; leave it out")
-        if not self.hub_model_id:
-            self.init_hf_repo(token=token, private=private)
-        self.save_model(_internal_call=True)
-        if not self.is_world_process_zero():
-            return None
-        return share_trainer(self, commit_message or "End of training", revision, private, token)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Nothing: what is shared is shared once, when it is complete."""
 
     def _num_labels(self) -> int:
         return int(self.accelerator.unwrap_model(self.model).config.num_labels)

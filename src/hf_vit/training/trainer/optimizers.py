@@ -1,22 +1,19 @@
 """A recipe's optimizer: torch's, or one of timm's."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from hf_vit.errors import UserError
 from hf_vit.training.recipes.definition import Recipe
 
-if TYPE_CHECKING:
-    import torch
 
-
-def optimizer_of(recipe: Recipe) -> "tuple[type[torch.optim.Optimizer], dict[str, Any]]":
+def optimizer_of(recipe: Recipe) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """Class and settings of a recipe's optimizer; weight decay comes with the parameter groups.
 
     Raises:
         UserError: it is one of timm's, and timm is not installed.
     """
-    import torch
-
     betas = (recipe.beta1, recipe.beta2)
     if recipe.optimizer == "sgd":
         return torch.optim.SGD, {"lr": recipe.learning_rate, "momentum": recipe.momentum}

@@ -1,10 +1,17 @@
 """Callbacks: live progress on a terminal, and a clock that goes on counting when a training is resumed."""
 
 import time
-from typing import Any
+from typing import Any, TypeVar
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
+
+_Kind = TypeVar("_Kind", bound=TrainerCallback)
+
+
+def callbacks_of(trainer: Trainer, kind: type[_Kind]) -> list[_Kind]:
+    """The callbacks of one kind that a trainer has."""
+    return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, kind)]
 
 
 class LiveProgress(TrainerCallback):

@@ -1,0 +1,46 @@
+"""The images of a run: all three splits, every image readable."""
+
+from collections.abc import Callable
+
+from hf_vit.data import ImageData, check_images, load_data
+from hf_vit.training.run.options import FinetuneOptions
+
+# The split of data that comes without validation or test is part of the data, not of a run: every seed of a training,
+# and a later `hf-vit evaluate`, has the same test images.
+SPLIT_SEED = 0
+
+
+def load_images(
+    data: str,
+    min_size: tuple[int, int],
+    image_size: tuple[int, int],
+    options: FinetuneOptions,
+    say: Callable[[str], None],
+) -> ImageData:
+    """Load what is named, and look at every image unless it is a stream.
+
+    Args:
+        data: see `hf_vit.data.load_data`.
+        min_size: (height, width) px that an image has at least: a patch.
+        image_size: (height, width) px of the model.
+        options: of the run.
+        say: is told what was left out or done to the images.
+
+    Raises:
+        UserError: there are no such data, or an image cannot be read.
+    """
+    images = load_data(
+        data,
+        streaming=options.streaming,
+        skip_bad_images=options.skip_bad_images,
+        image_size=image_size,
+        seed=SPLIT_SEED,
+    )
+    images = check_images(images, min_size, options.skip_bad_images)
+    for note in images.notes:
+        say(f"note: {note}")
+    if images.skipped:
+        say(f"left out {len(images.skipped)} unreadable images")
+    for split in ("train", "validation", "test"):
+        images.split(split)
+    return images

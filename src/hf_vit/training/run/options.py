@@ -1,0 +1,52 @@
+"""How a recipe is run; nothing here is meant to change what is learnt, but for the seed."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hf_vit.errors import UserError
+
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class FinetuneOptions:
+    """How to run a recipe; nothing here is meant to change what is learnt, but for the seed.
+
+    Attributes:
+        image_size: (height, width) px; None takes the recipe's, else the model's. Learned positions are resampled.
+        micro_batch_size: images a forward pass; gradients are accumulated exactly up to the recipe's batch size. None
+            chooses the largest divisor of it up to 128.
+        precision: "bf16" computes in bfloat16 (weights stay float32); "auto" does where it pays.
+        seed: of weights, order, augmentation and dropout.
+        num_workers: processes that prepare images; 0 prepares them in this one.
+        streaming: read the data while training; needs a recipe with `steps`, or data that tell their size.
+        skip_bad_images: leave out unreadable images instead of stopping.
+        resume: go on from the last complete checkpoint in the output folder.
+        keep_checkpoints: keep OUTPUT/checkpoints when the run is complete.
+        device: torch device; by default a GPU where there is one.
+        push: repository on the Hub to share the finished model in; looked at before the training.
+        private: make that repository private.
+    """
+
+    image_size: tuple[int, int] | None = None
+    micro_batch_size: int | None = None
+    precision: Precision = "auto"
+    seed: int = 0
+    num_workers: int = 0
+    streaming: bool = False
+    skip_bad_images: bool = False
+    resume: bool = False
+    keep_checkpoints: bool = False
+    device: str | None = None
+    push: str | None = None
+    private: bool = False
+
+    def __post_init__(self) -> None:
+        if self.micro_batch_size is not None and self.micro_batch_size < 1:
+            raise UserError(f"micro batch size {self.micro_batch_size} must be at least 1")
+        if self.precision not in ("auto", "fp32", "bf16"):
+            raise UserError(f"precision '{self.precision}' is unknown; choose auto, fp32 or bf16")
+        if self.image_size is not None and min(self.image_size) < 1:
+            raise UserError(f"image size {self.image_size[0]}x{self.image_size[1]} px must be at least 1x1")
+        if self.num_workers < 0 or self.seed < 0:
+            raise UserError(f"seed ({self.seed}) and number of workers ({self.num_workers}) cannot be negative")

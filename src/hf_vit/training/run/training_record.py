@@ -1,0 +1,43 @@
+"""What facts.json says of a training, whatever it learnt."""
+
+from typing import Any
+
+from hf_vit.results.facts import DataFact
+from hf_vit.training.processes import world_size
+from hf_vit.training.run.decisions import Run
+
+
+def recipe_values(run: Run) -> dict[str, Any]:
+    """The recipe as it was used: what it left to the model is the model's."""
+    of_the_model = {
+        "image_size": run.config.image_size,
+        "dropout": run.config.hidden_dropout_prob,
+        "drop_path": run.config.drop_path_rate,
+    }
+    return run.recipe.settings() | of_the_model
+
+
+def run_values(run: Run, parameters: int, steps: int, seconds: float, history: list[dict[str, Any]]) -> dict[str, Any]:
+    """The values that every task's record has."""
+    logged = [entry["loss"] for entry in history if "loss" in entry]
+    values: dict[str, Any] = {
+        "recipe": recipe_values(run),
+        "steps": steps,
+        "planned_steps": run.steps,
+        "parameters": parameters,
+        "micro_batch_size": run.micro_batch_size,
+        "world_size": world_size(),
+        "precision": "bf16" if run.bf16 else "fp32",
+        "images_per_second": round(steps * run.recipe.batch_size / seconds, 2) if seconds else None,
+    }
+    if logged:
+        values["training_loss"] = logged[-1]
+    values["variant" if run.source.checkpoint is None else "base_model"] = run.source.name
+    if run.data.skipped:
+        values["skipped_images"] = len(run.data.skipped)
+    return values
+
+
+def data_fact(run: Run, split: str, size: int | None) -> DataFact:
+    """The data of a run, as a record names it."""
+    return DataFact(name=run.data.name, fingerprint=run.data.fingerprint, split=split, size=size)

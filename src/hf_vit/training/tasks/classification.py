@@ -1,0 +1,199 @@
+"""Learning to name images by their labels: the model is judged once on the test split."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast, final
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import (
+    AutoModelForImageClassification,
+    EarlyStoppingCallback,
+    EvalPrediction,
+    PreTrainedModel,
+    TrainerCallback,
+    TrainerState,
+)
+
+from hf_vit.data import ImageCollator, ImageData
+from hf_vit.evaluation import ClassificationResult, evaluate_classifier, save_evaluation
+from hf_vit.hub.push import PushResult
+from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
+from hf_vit.results.facts import Facts
+from hf_vit.subjects.labels import label_names_of
+from hf_vit.training.model_source import ModelSource, build_classifier, build_processor
+from hf_vit.training.recipes.definition import Recipe
+from hf_vit.training.run.arguments import weights_of
+from hf_vit.training.run.data import SPLIT_SEED
+from hf_vit.training.run.decisions import Run
+from hf_vit.training.run.training_record import data_fact, recipe_values
+from hf_vit.training.tasks.task import Task, TrainingResult
+
+# What remains between two checkpoints of equal accuracy; below the smallest difference of accuracies.
+_LOSS_WEIGHT = 1e-6
+
+
+@dataclass(frozen=True)
+class FinetuneResult(TrainingResult):
+    """A finished classifier, with the weights of the best checkpoint by validation accuracy.
+
+    Attributes:
+        validation: accuracy and loss of that checkpoint on the validation split.
+        test: measured once, on the untouched test split; of a run that was found finished without pictures and matrix.
+        best_step: the optimizer step the best checkpoint was taken after.
+        trials: every learning rate of a sweep and what it gave on the validation split (see `sweeping.Trial`).
+        pushed: what was shared on the Hub, if that was asked for.
+    """
+
+    validation: dict[str, float]
+    test: ClassificationResult
+    best_step: int
+    trials: Sequence[Mapping[str, Any]] = field(default=())
+    pushed: PushResult | None = None
+
+
+class ClassifierTask(Task[FinetuneResult]):
+    """Abstract: a classifier of the data's classes, whatever it learns them from."""
+
+    auto_class = AutoModelForImageClassification
+
+    def collator(self, run: Run) -> ImageCollator:
+        augmentation = run.recipe.augmentation
+        return ImageCollator(
+            len(run.data.label_names), augmentation.mixup_alpha, augmentation.cutmix_alpha, seed=run.options.seed
+        )
+
+    def callbacks(self, run: Run) -> list[TrainerCallback]:
+        return [] if run.recipe.patience is None else [EarlyStoppingCallback(run.recipe.patience)]
+
+    def trainer_values(self, run: Run) -> dict[str, Any]:
+        return {
+            "compute_metrics": compute_metrics,
+            "preprocess_logits_for_metrics": summarize_logits,
+            **weights_of(run),
+        }
+
+    def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> FinetuneResult:
+        test = evaluate_classifier(
+            model,
+            run.processor,
+            run.data.split("test"),
+            label_names=run.data.label_names,
+            batch_size=run.micro_batch_size,
+            device=run.options.device,
+            progress=False,
+        )
+        best = best_evaluation(state)
+        return FinetuneResult(
+            folder=run.output,
+            model=model,
+            processor=run.processor,
+            recipe=run.recipe,
+            validation={"accuracy": best["eval_accuracy"], "loss": best["eval_loss"]},
+            test=test,
+            steps=state.global_step,
+            best_step=int(best["step"]),
+            seconds=seconds,
+            history=state.log_history,
+            trials=run.trials,
+        )
+
+    def values(self, run: Run, result: FinetuneResult) -> dict[str, Any]:
+        head_bias = run.recipe.initial_head_bias(len(run.data.label_names))
+        sweep = {"learning_rate_sweep": [dict(trial) for trial in run.trials]} if run.trials else {}
+        return {
+            "recipe": recipe_values(run) | {"head_bias": head_bias},
+            **sweep,
+            **run.task,
+            "best_step": result.best_step,
+            "validation_accuracy": result.validation["accuracy"],
+            "validation_loss": result.validation["loss"],
+        }
+
+    def write(self, run: Run, result: FinetuneResult, folder: Path) -> None:
+        save_evaluation(
+            folder,
+            result.test,
+            data=data_fact(run, "test", result.test.num_images),
+            command=run.command,
+            seed=SPLIT_SEED,
+            device=run.options.device,
+        )
+
+    def recall(self, folder: Path, recipe: Recipe) -> FinetuneResult:
+        records = Facts.load(folder).records
+        last = max(index for index, record in enumerate(records) if record.kind == "training")
+        judged = next(record for record in records[last:] if record.kind == "evaluation")
+        shared, values = self.recalled(folder, recipe, records[last])
+        test, size = cast(dict[str, Any], judged.values), (judged.data and judged.data.size) or 0
+        return FinetuneResult(
+            **shared,
+            validation={"accuracy": values["validation_accuracy"], "loss": values["validation_loss"]},
+            test=ClassificationResult(
+                num_images=size,
+                label_names=label_names_of(shared["model"]),
+                top1=test["top1"],
+                top5=test.get("top5"),
+                loss=test["loss"],
+                ece=test["ece"],
+                per_class=test.get("per_class", {}),
+                confusion_matrix=None,
+                seconds=judged.seconds or 0.0,
+                num_wrong=round((1 - test["top1"]) * size),
+                wrong=[],
+            ),
+            best_step=values["best_step"],
+            trials=values.get("learning_rate_sweep", ()),
+        )
+
+
+@final
+class Classification(ClassifierTask):
+    """The labels alone."""
+
+    def settings(self) -> dict[str, Any]:
+        return {}
+
+    def build(
+        self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
+    ) -> tuple[nn.Module, Any]:
+        return build_for_classes(source, data, image_size, recipe)
+
+
+def build_for_classes(
+    source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe, **fields: Any
+) -> tuple[PreTrainedModel, Any]:
+    """A classifier of the data's classes, and its image processor; `fields` are of the classifier's configuration."""
+    classifier = build_classifier(
+        source,
+        data.label_names,
+        image_size=image_size,
+        dropout=recipe.dropout,
+        drop_path=recipe.drop_path,
+        head_bias=recipe.initial_head_bias(len(data.label_names)),
+        **fields,
+    )
+    return classifier, build_processor(source, cast(HfViTBaseConfig, classifier.config))
+
+
+def best_evaluation(state: TrainerState) -> dict[str, Any]:
+    """The log entry of the evaluation the best checkpoint was chosen by."""
+    entries = [entry for entry in state.log_history if "eval_accuracy" in entry]
+    return next((entry for entry in entries if entry["step"] == state.best_global_step), entries[-1])
+
+
+def summarize_logits(logits: Any, labels: torch.Tensor) -> torch.Tensor:
+    """What the metrics need of logits [B, K]: [B, 2], whether the first guess is right, and the log-likelihood."""
+    first: torch.Tensor = logits[0] if isinstance(logits, tuple) else logits
+    right = (first.argmax(-1) == labels).float()
+    return torch.stack([right, F.cross_entropy(first.float(), labels, reduction="none")], dim=-1)
+
+
+def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """Accuracy, and the score by which the best checkpoint is chosen: accuracy first, then the smaller loss."""
+    right, loss = np.asarray(prediction.predictions).T
+    accuracy = float(right.mean())
+    return {"accuracy": accuracy, "score": accuracy - _LOSS_WEIGHT * float(loss.mean())}

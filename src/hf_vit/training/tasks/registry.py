@@ -1,0 +1,69 @@
+"""The table of tasks: what `finetune` and `pretrain` can teach, one line each."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hf_vit.training.tasks.classification import Classification
+from hf_vit.training.tasks.contrast import Contrast
+from hf_vit.training.tasks.distillation import Distillation, DistillationOptions
+from hf_vit.training.tasks.masking import NextPatch, RandomMasking
+from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
+from hf_vit.training.tasks.patch_prediction import PatchPrediction
+from hf_vit.training.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class TaskChoices:
+    """Everything that a task can be told; each takes what concerns it.
+
+    Attributes:
+        distillation, device: the teacher, and where it computes.
+        target, masking, static_masks: of patch prediction.
+        contrastive: of contrast.
+        fields: of the model's configuration, in place of those it has.
+    """
+
+    distillation: DistillationOptions | None = None
+    device: str | None = None
+    target: str = "mean_color"
+    masking: RandomMasking | None = None
+    static_masks: bool = False
+    contrastive: ContrastiveOptions | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class TaskLine:
+    """A line of the table.
+
+    Attributes:
+        make: the task, as it was chosen.
+        recipe: it has where none is named.
+        has_labels: it learns from labels, and is fine-tuned; else it is pre-trained.
+    """
+
+    make: Callable[[TaskChoices], Task[Any]]
+    recipe: str
+    has_labels: bool = False
+
+
+def _distillation(told: TaskChoices) -> Distillation:
+    assert told.distillation is not None
+    return Distillation(told.distillation, told.device)
+
+
+TASKS: dict[str, TaskLine] = {
+    "classification": TaskLine(lambda told: Classification(), "default-small", has_labels=True),
+    "distillation": TaskLine(_distillation, "default-small", has_labels=True),
+    "masked-patch": TaskLine(
+        lambda told: PatchPrediction(told.target, told.masking or RandomMasking(), told.static_masks, told.fields),
+        "pretrain-small",
+    ),
+    "next-patch": TaskLine(
+        lambda told: PatchPrediction(told.target, NextPatch(), told.static_masks, told.fields), "pretrain-small"
+    ),
+    "contrastive": TaskLine(
+        lambda told: Contrast(told.contrastive or ContrastiveOptions(), told.fields), "contrastive-small"
+    ),
+}

@@ -1,0 +1,154 @@
+"""What a training learns: the one abstract `Task`, which the driver (`hf_vit.training.driver`) carries out.
+
+A new task is one class here and one line of the table in `registry`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+from torch import nn
+from transformers import AutoImageProcessor, PreTrainedModel, TrainerCallback, TrainerState
+
+from hf_vit.data import ImageData, eval_transform, train_transform, transform_split
+from hf_vit.results.facts import Record
+from hf_vit.training.model_source import ModelSource
+from hf_vit.training.recipes.definition import Recipe
+from hf_vit.training.run.arguments import choose_attention, training_arguments
+from hf_vit.training.run.decisions import Run
+from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
+from hf_vit.training.trainer.optimizers import optimizer_of
+from hf_vit.training.trainer.progress import Clock
+from hf_vit.training.trainer.stopping import StopOnTermination
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """A finished training.
+
+    Attributes:
+        folder: holds model, processor, facts.json, learning_curve.png, README.md and what the task draws.
+        model: what was saved, in evaluation mode.
+        processor: its image processor.
+        steps: optimizer steps done.
+        seconds: spent training, evaluations and checkpoints included.
+        history: the Trainer's log, one entry a logging or evaluation; empty where the run was found finished.
+    """
+
+    folder: Path
+    model: PreTrainedModel
+    processor: Any
+    recipe: Recipe
+    steps: int
+    seconds: float
+    history: list[dict[str, Any]] = field(repr=False)
+
+
+Result = TypeVar("Result", bound=TrainingResult)
+
+
+class Task(ABC, Generic[Result]):
+    """Abstract: what is learnt, from which images, by which module, and what is left at the end."""
+
+    # The Auto class that loads what is saved.
+    auto_class: Any
+    # Whether the images of a batch do not need each other, so that it can be put together from micro-batches.
+    accumulates: bool = True
+    # Which trainer, and what of its arguments is not as classifiers have it.
+    trainer_class: type[HfViTTrainer] = HfViTTrainer
+    arguments: ClassVar[dict[str, Any]] = {}
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides what is learnt beside recipe and model: for the facts, and for resuming."""
+
+    @abstractmethod
+    def build(
+        self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
+    ) -> tuple[nn.Module, Any]:
+        """The module that is trained, and its image processor.
+
+        Raises:
+            UserError: the task cannot be had with this model, data or recipe.
+        """
+
+    @abstractmethod
+    def collator(self, run: Run) -> Any:
+        """What makes a batch of examples."""
+
+    @abstractmethod
+    def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> Result:
+        """The result, of the finished model (in evaluation mode)."""
+
+    @abstractmethod
+    def values(self, run: Run, result: Result) -> dict[str, Any]:
+        """What facts.json says of it, beside `run_values`."""
+
+    @abstractmethod
+    def write(self, run: Run, result: Result, folder: Path) -> None:
+        """Write pictures and further facts into the finished folder."""
+
+    @abstractmethod
+    def recall(self, folder: Path, recipe: Recipe) -> Result:
+        """The result of a run that was found finished, from what its folder holds."""
+
+    def recalled(self, folder: Path, recipe: Recipe, training: Record) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The fields of `TrainingResult`, and the values of its record."""
+        values = cast(dict[str, Any], training.values)
+        shared = {
+            "folder": folder,
+            "model": self.auto_class.from_pretrained(folder).eval(),
+            "processor": AutoImageProcessor.from_pretrained(folder),
+            "recipe": recipe,
+            "steps": values["steps"],
+            "seconds": training.seconds or 0.0,
+            "history": [],
+        }
+        return shared, values
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a recipe that asks for what the task does not do.
+
+        Raises:
+            UserError: it does.
+        """
+        return
+
+    def learners(self, module: Any) -> Sequence[PreTrainedModel]:
+        """The vision transformers in the module that is trained."""
+        return [module]
+
+    def released(self, module: Any) -> PreTrainedModel:
+        """What is saved of the module that was trained."""
+        return module
+
+    def transforms(self, run: Run) -> tuple[Any, Any]:
+        """How images are seen in training, and how in validation."""
+        return train_transform(run.processor, run.recipe.augmentation, run.options.seed), eval_transform(run.processor)
+
+    def callbacks(self, run: Run) -> list[TrainerCallback]:
+        """Beside those of every training."""
+        return []
+
+    def trainer_values(self, run: Run) -> dict[str, Any]:
+        """Keywords of the trainer; an adapter is put into the model here."""
+        return {}
+
+    def build_trainer(self, run: Run) -> HfViTTrainer:
+        """The trainer of a run, ready to go."""
+        for model in self.learners(run.model):
+            choose_attention(run, model)
+        training, judging = self.transforms(run)
+        return self.trainer_class(
+            model=run.model,
+            args=training_arguments(run, **self.arguments),
+            train_dataset=cast(Any, transform_split(run.data, "train", training, seed=run.options.seed)),
+            eval_dataset=cast(Any, transform_split(run.data, "validation", judging)),
+            data_collator=self.collator(run),
+            processing_class=run.processor,
+            optimizer_cls_and_kwargs=optimizer_of(run.recipe),
+            callbacks=[Clock(), StopOnTermination(), *self.callbacks(run)],
+            **self.trainer_values(run),
+        )
