@@ -1,16 +1,13 @@
-"""Saving and loading, with the package and without it: the same bits, the same keys, nothing missing."""
+"""Saving and loading with the package: the same bits, the same keys, nothing missing."""
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from models.families import FAMILIES, HEADS, RESNETS, Family, tensors_of
-from safetensors.torch import load_file
 
 OTHER_FAMILIES = RESNETS
 ALL_FAMILIES = FAMILIES | RESNETS
@@ -33,6 +30,13 @@ def assert_reloads(family: Family, head: str, choice: str, folder: Path, loaders
         assert_same_bits(loaded(images), model(images))
 
 
+# One for each module, table or shape that a choice brings in; test_config.py reloads every configuration.
+@pytest.mark.choices(
+    *("map", "gap", "layer_scale", "two_groups_of_three", "distillation", "representation", "no_qkv_bias", "no_labels"),
+    *("learned", "learned_2d", "sincos_1d", "sincos_2d", "relative", "no_position", "table_before_class_token"),
+    *("rectangular", "rectangular_patch", "root_alone", "patches_of_the_stem", "resnet_stem", "post_activation"),
+    *("zero_padded_pool",),
+)
 def test_every_choice_reloads_with_the_same_bits(family: Family, choice: str, tmp_path: Path):
     assert_reloads(family, "classification", choice, tmp_path, [family.classes["classification"]])
 
@@ -66,15 +70,15 @@ def test_sharded_folder(family: Family, tmp_path: Path):
     assert_same_bits(family.classes["classification"].from_pretrained(tmp_path)(images), model(images))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_dtype_is_kept_or_chosen(family: Family, dtype: torch.dtype, tmp_path: Path):
-    model = family.build("model").to(dtype)
-    model.save_pretrained(tmp_path)
-    images = family.images(model.config, dtype=dtype)
-    kept = family.classes["model"].from_pretrained(tmp_path)
-    assert kept.dtype == dtype
-    assert_same_bits(kept(images), model(images))
-    assert family.classes["model"].from_pretrained(tmp_path, dtype=torch.float32).dtype == torch.float32
+def test_dtype_is_kept_or_chosen(family: Family, tmp_path: Path):
+    for dtype in (torch.bfloat16, torch.float64):
+        model = family.build("model").to(dtype)
+        model.save_pretrained(tmp_path)
+        images = family.images(model.config, dtype=dtype)
+        kept = family.classes["model"].from_pretrained(tmp_path)
+        assert kept.dtype == dtype
+        assert_same_bits(kept(images), model(images))
+        assert family.classes["model"].from_pretrained(tmp_path, dtype=torch.float32).dtype == torch.float32
 
 
 def test_a_model_loads_into_the_other_heads(family: Family, tmp_path: Path):
@@ -154,102 +158,6 @@ def compact(keys: dict[str, dict[str, list[int]]]) -> dict[str, dict[str, str]]:
         found[name] = {key: "x".join(map(str, shape)) for key, shape in shapes.items() if default.get(key) != shape}
         found[name] |= {key: "absent" for key in default if key not in shapes}
     return found
-
-
-# Runs where hf_vit cannot be imported: loads every folder, compares with the outputs saved beside it, saves it again.
-LOADER = """
-import json, sys
-from pathlib import Path
-
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name == "hf_vit" or name.startswith("hf_vit."):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Blocker())
-import torch, transformers
-from safetensors.torch import load_file, save_file
-
-root, found = Path(sys.argv[1]), {}
-for folder in sorted(path.parent for path in root.glob("*-*-*/config.json")):
-    family, head, choice = folder.name.split("-")
-    auto = getattr(transformers, json.loads((root / "auto.json").read_text())[head])
-    saved = load_file(folder / "outputs" / "outputs.safetensors")
-    config = transformers.AutoConfig.from_pretrained(root / f"config-{family}", trust_remote_code=True)
-    model = auto.from_pretrained(folder, trust_remote_code=True)
-    assert type(model.config).__name__ == type(config).__name__ and "hf_vit" not in sys.modules
-    assert config.grid == model.config.grid or choice != "default"
-    with torch.no_grad():
-        outputs = [v for v in model(saved.pop("images")).to_tuple() if isinstance(v, torch.Tensor)]
-    same = len(outputs) == len(saved) and all(torch.equal(v, saved[str(i)]) for i, v in enumerate(outputs))
-    found[folder.name] = [type(model).__module__.split(".")[0], type(model).__name__, same]
-    if len(sys.argv) > 2:
-        again = Path(sys.argv[2]) / folder.name
-        model.save_pretrained(again)
-        config.save_pretrained(again.parent / f"config-{family}")
-        (again / "outputs").mkdir()
-        (again / "outputs" / "outputs.safetensors").write_bytes(
-            (folder / "outputs" / "outputs.safetensors").read_bytes()
-        )
-print(json.dumps(found))
-"""
-
-
-def run_without_package(tmp: Path, *arguments: Path) -> dict[str, list]:
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp / "modules"), "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", LOADER, *map(str, arguments)]
-    finished = subprocess.run(command, env=environment, cwd=tmp, capture_output=True, text=True, timeout=300)
-    assert finished.returncode == 0, finished.stderr
-    return json.loads(finished.stdout.splitlines()[-1])
-
-
-WITHOUT_PACKAGE = [
-    *((family, head, "default") for family in ALL_FAMILIES for head in ("model", "classification")),
-    *(("plain", "classification", choice) for choice in ("map", "relative", "distillation", "causal", "layer_scale")),
-    ("plain", "model", "rectangular_patch"),
-]
-
-
-@pytest.fixture(scope="module")
-def saved_folders(tmp_path_factory) -> Path:
-    from safetensors.torch import save_file
-
-    root = tmp_path_factory.mktemp("saved")
-    (root / "auto.json").write_text(json.dumps({name: head.auto_class for name, head in HEADS.items()}))
-    for family in ALL_FAMILIES.values():
-        family.config().save_pretrained(root / f"config-{family.name}")  # a configuration alone
-    for family, head, choice in WITHOUT_PACKAGE:
-        folder = root / f"{family}-{head}-{choice}"
-        model = ALL_FAMILIES[family].build(head, choice)
-        model.save_pretrained(folder)
-        images = ALL_FAMILIES[family].images(model.config)
-        with torch.no_grad():
-            tensors = {str(index): tensor.clone() for index, tensor in enumerate(tensors_of(model(images)))}
-        (folder / "outputs").mkdir()
-        save_file({"images": images, **tensors}, folder / "outputs" / "outputs.safetensors")
-    return root
-
-
-def test_without_the_package(saved_folders: Path, tmp_path: Path):
-    """Loads by trust_remote_code alone, gives the same bits, and what it saves loads again in the same way."""
-    (tmp_path / "again").mkdir()
-    wanted = {
-        f"{family}-{head}-{choice}": ["transformers_modules", ALL_FAMILIES[family].classes[head].__name__, True]
-        for family, head, choice in WITHOUT_PACKAGE
-    }
-    assert run_without_package(tmp_path, saved_folders, tmp_path / "again") == wanted
-    (tmp_path / "again" / "auto.json").write_text((saved_folders / "auto.json").read_text())
-    second = tmp_path / "second"
-    second.mkdir()
-    assert run_without_package(second, tmp_path / "again") == wanted
-    # With the package, the folder that was saved without it loads into the package's own class.
-    for family, head, choice in WITHOUT_PACKAGE:
-        folder = tmp_path / "again" / f"{family}-{head}-{choice}"
-        loaded = getattr(transformers, HEADS[head].auto_class).from_pretrained(folder, trust_remote_code=True)
-        assert type(loaded) is ALL_FAMILIES[family].classes[head]
-        saved = load_file(folder / "outputs" / "outputs.safetensors")
-        with torch.no_grad():
-            assert torch.equal(tensors_of(loaded(saved["images"]))[0], saved["0"])
 
 
 def test_saving_a_loaded_folder_refreshes_its_code(family: Family, tmp_path: Path):

@@ -1,0 +1,79 @@
+"""What the tests of saving run in client processes, where hf_vit cannot be imported: plain transformers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import HfApi
+from safetensors.torch import load_file
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+
+def load(source: str, auto_class: str) -> Any:
+    """By the code that travels with the weights."""
+    if auto_class == "AutoBackbone" and Path(source).is_dir():  # transformers' own does not read folders
+        names = json.loads(Path(source, "config.json").read_text())["auto_map"]
+        return get_class_from_dynamic_module(names[auto_class], source).from_pretrained(source)
+    return getattr(transformers, auto_class).from_pretrained(source, trust_remote_code=True)
+
+
+@torch.no_grad()
+def outputs_of(model: Any, images: torch.Tensor) -> list[torch.Tensor]:
+    values = [value if isinstance(value, torch.Tensor) else value[0] for value in model(images).to_tuple()]
+    return [*values, model.base_model(images).last_hidden_state]
+
+
+def journey(source: str, auto_class: str, others: list[str], answers: str, target: str) -> dict[str, Any]:
+    """Load a model, save it, load every Auto class of its family from there: what each is, and whether it answers as
+    it should; `answers` is the file of the images and of what is wanted, the encoder's tokens last."""
+    saved = load_file(answers)
+    images = saved.pop("images")
+    wanted = [saved[str(index)] for index in range(len(saved))]
+    config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=True)
+    model = load(source, auto_class)
+    model.save_pretrained(target)
+    found = {"config": type(config).__name__, auto_class: told(model, outputs_of(model, images), wanted)}
+    again = load(target, auto_class)
+    found["again"] = told(again, outputs_of(again, images), wanted)
+    for other in others:
+        loaded = load(target, other)
+        found[other] = told(loaded, outputs_of(loaded, images)[-1:], wanted[-1:])
+    return found
+
+
+def told(model: Any, given: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[Any]:
+    same = len(given) == len(wanted) and all(map(torch.equal, given, wanted))
+    return [type(model).__module__.partition(".")[0], type(model).__name__, same]
+
+
+def journeys(cases: list[dict[str, Any]]) -> list[Any]:
+    """Many in one process; of one that fails, its error."""
+    found = []
+    for case in cases:
+        try:
+            found.append(journey(**case))
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}"[:300])
+    return found
+
+
+def upload(folders: dict[str, str]) -> None:
+    """Repository -> the folder that it is to hold."""
+    for repo_id, folder in folders.items():
+        HfApi().create_repo(repo_id)
+        HfApi().upload_folder(repo_id=repo_id, folder_path=folder, ignore_patterns="answers*")
+
+
+def configurations(folder: str) -> dict[str, Any]:
+    """Of every folder in this one: the class of its configuration, and of what that saves."""
+    found = {}
+    for source in sorted(map(str, Path(folder).iterdir())):
+        transformers.AutoConfig.from_pretrained(source, trust_remote_code=True).save_pretrained(f"{source}/again")
+        loaded = [
+            transformers.AutoConfig.from_pretrained(f, trust_remote_code=True) for f in (source, f"{source}/again")
+        ]
+        names = [[type(config).__module__.partition(".")[0], type(config).__name__] for config in loaded]
+        found[Path(source).name] = names
+    return found
