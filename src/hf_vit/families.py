@@ -30,7 +30,7 @@ AUTO_CLASSES: Mapping[Door, str] = {
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family:
     """One architecture.
 

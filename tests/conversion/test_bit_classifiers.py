@@ -14,7 +14,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, Bi
 
 import hf_vit
 import hf_vit.conversion as conversion
-from hf_vit.conversion.stages import run_stages
+from hf_vit.conversion.verification.stages import run_stages
 from hf_vit.errors import UserError
 
 LAYOUTS = {
@@ -41,7 +41,7 @@ def pixels(images: np.ndarray) -> torch.Tensor:
 def test_recorded_results_of_the_post_activation_network(golden: Path, tmp_path: Path):
     recording = golden / "bit_v1.io.npz"
     result = conversion.convert(golden / "bit_v1.ckpt.npz", tmp_path / "model", recording=recording)
-    assert {one.array for one in result.verification.comparisons} == set(np.load(recording)) - {"images"}
+    assert {one.array for one in result.verification.checks} == set(np.load(recording)) - {"images"}
     assert result.verification.largest("float64").difference <= 1e-10
     assert result.plan.config.pre_activation is False
 

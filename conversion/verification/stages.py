@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from hf_vit.conversion.plan.planning import Plan
+from hf_vit.conversion.planning.plan import Plan
 from hf_vit.conversion.sizes import Pair
 from hf_vit.errors import UserError
+from hf_vit.models.positions_hf_vit import resample_position_table
 
 Stages = dict[str, torch.Tensor]
 
@@ -127,8 +128,6 @@ def _logits(model: Any, output: Any, plan: Plan) -> torch.Tensor:
 
 def _tables(body: Any, grid: Pair) -> Stages:
     """The position table as stored, and as the forward pass used it."""
-    from hf_vit.models.positions_hf_vit import resample_position_table
-
     stored = body.embeddings.position_embeddings.detach()
     special = body.embeddings.num_special_rows
     return {"posemb_in": stored, "posemb_out": resample_position_table(stored, body.config.grid, grid, special)}
