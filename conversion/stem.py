@@ -28,7 +28,7 @@ def load_stem(model: Any, source: str | Path) -> dict[str, str]:
     Raises:
         UserError: the model has no such stem, or the file is damaged or no BiT of that form. The model is unchanged.
     """
-    body = getattr(model, model.base_model_prefix, model)
+    body = model.base_model
     stem = getattr(getattr(getattr(body, "embeddings", None), "patch_embeddings", None), "stem", None)
     if stem is None:
         raise UserError(
@@ -46,8 +46,9 @@ def load_stem(model: Any, source: str | Path) -> dict[str, str]:
             if rule.part == "head":
                 account[key] = HEAD
             else:
-                account[key] = f"embeddings.patch_embeddings.{rule.parameter}"
-                filled[rule.parameter.removeprefix("stem.")] = TRANSFORMS[rule.transform].apply(reader.read_floats(key))
+                name = rule.parameter.removeprefix("encoder.")
+                account[key] = f"embeddings.patch_embeddings.stem.{name}"
+                filled[name] = TRANSFORMS[rule.transform].apply(reader.read_floats(key))
     with torch.no_grad():
         parameters = dict(stem.named_parameters())
         if parameters.keys() != filled.keys():

@@ -72,9 +72,9 @@ def test_zeros_around_the_pooled_map_as_big_transfer(arrays, write_npz, tmp_path
 
 
 TRANSFORMERS_NAMES = (
-    (r"vit\.stem\.root_conv", "bit.embedder.convolution"),
-    (r"vit\.stem\.norm", "bit.norm"),
-    (r"vit\.stem\.stages\.(\d+)\.(\d+)", r"bit.encoder.stages.\1.layers.\2"),
+    (r"resnet\.encoder\.root_conv", "bit.embedder.convolution"),
+    (r"resnet\.encoder\.norm", "bit.norm"),
+    (r"resnet\.encoder\.stages\.(\d+)\.(\d+)", r"bit.encoder.stages.\1.layers.\2"),
     ("projection", "downsample.conv"),
     ("classifier", "classifier.1"),
 )

@@ -175,6 +175,6 @@ def test_checkpointing_changes_no_gradient(family: Family, head: str, choice: st
 def count_calls(model) -> list[str]:
     calls: list[str] = []
     for module in model.modules():
-        if type(module).__name__.endswith("Attention") and "attention" in type(module).__module__:
+        if type(module).__name__ == "HfViTAttention":
             module.register_forward_hook(lambda module, inputs, output: calls.append("call"))
     return calls
