@@ -1,6 +1,5 @@
 """What every test shares: offline and quiet Hugging Face libraries with a cache of their own, one thread, one seed."""
 
-import gc
 import os
 import tempfile
 
@@ -17,16 +16,6 @@ os.environ.update(
 )
 
 pytest_plugins = ["loopback.fixtures"]
-
-
-def pytest_collection_finish() -> None:
-    """What is imported by now stays: each training ends in a full garbage collection, which need not walk through it."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

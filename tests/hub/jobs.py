@@ -7,7 +7,7 @@ from typing import Any
 
 
 def push(folder: str, repo_id: str = "alice/my-vit", limits: dict[str, float] | None = None, **options: Any) -> Any:
-    """`hf_vit.push_to_hub`; `limits` replaces constants of the package: "failures.STALL" -> value."""
+    """`hf_vit.push_to_hub`; `limits` replaces constants of the package: "retrying.STALL" -> value."""
     import hf_vit
 
     _replace(limits)
@@ -17,6 +17,14 @@ def push(folder: str, repo_id: str = "alice/my-vit", limits: dict[str, float] | 
     except hf_vit.UserError as error:
         return {"error": str(error), "told": told}
     return {**asdict(result), "told": told}
+
+
+def push_from(scratch: str, **arguments: Any) -> Any:
+    """A push whose temporary files lie in `scratch`."""
+    import tempfile
+
+    tempfile.tempdir = scratch
+    return push(**arguments)
 
 
 def push_many(pushes: list[dict[str, Any]]) -> list[Any]:

@@ -1,10 +1,19 @@
 """What a user reads when sharing fails: cause, state and remedy in one line, and nothing made before."""
 
+import errno
+import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub import errors
 from loopback.client import Client, Loopback
+
+from hf_vit.hub.failures import explain
+from hf_vit.hub.retrying import reason, wait_asked
 
 REPO = "alice/my-vit"
 
@@ -91,6 +100,76 @@ def test_too_large(hub: Loopback, client: Client, folder: Path) -> None:
     assert client.run("hub.jobs:push", folder=str(folder))["commit"] == hub.head(REPO)
 
 
+def test_a_storage_that_fails_prints_no_signed_address(hub: Loopback, client: Client, folder: Path) -> None:
+    """The client's own log names it at every attempt."""
+    hub.fault(r"^/lfs/|^/xet/v1/(xorbs|shards)", "status", status=503, times=-1)
+    done = client.attempt("hub.jobs:command", arguments=["push", str(folder), REPO])
+    assert done.code == 1
+    (line,) = done.err.strip().splitlines()
+    assert "the Hub fails at the moment" in line
+    assert "sig=" not in done.out + done.err
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        ("/commit/", {"status": 403, "message": "Private repository storage limit reached"}, "no room left for alice/"),
+        ("/commit/", {"status": 413}, "are more than the Hub takes in one commit"),
+        ("/validate-yaml", {"status": 500}, "the Hub fails at the moment"),
+    ],
+)
+def test_the_remedy_fits_the_failure(
+    path: str, fields: dict[str, Any], message: str, hub: Loopback, xet_client: Client, folder: Path
+) -> None:
+    hub.fault(path, "status", times=-1, **fields)
+    told = xet_client.run("hub.jobs:push", folder=str(folder), limits={"retrying.ATTEMPTS": 2})["error"]
+    assert message in told
+    assert "role write" not in told
+    assert "max_shard_size" not in told
+
+
+def test_the_check_of_the_card_is_cut_off(hub: Loopback, xet_client: Client, folder: Path) -> None:
+    hub.fault("/validate-yaml", "cut_response", after=10, times=-1)
+    assert "cannot be reached" in refused(hub, xet_client, folder, limits={"retrying.ATTEMPTS": 2})
+
+
+def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for error in (OSError(errno.ENOSPC, "No space left"), RuntimeError("IO Error: No space left (os error 28)")):
+        told = str(explain(error, REPO))
+        assert told.startswith("the disk is full (")
+        assert "HF_HOME" in told
+
+
+def answer(status: int, **headers: str) -> Exception:
+    http = sys.modules[errors.Response.__module__.partition(".")[0]]  # which library, depends on the version
+    response = errors.Response(status, headers=headers, request=http.Request("GET", "https://hub/x"))
+    return errors.HfHubHTTPError("no", response=response)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "seconds"),
+    [
+        (503, {"Retry-After": "7"}, 7),
+        (503, {"Retry-After": "TOMORROW"}, 86400),
+        (503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0),
+        (429, {"RateLimit": '"api";r=0;t=3'}, 3),
+        (429, {"Retry-After": "9", "RateLimit": '"api";r=0;t=3'}, 9),
+        (503, {"RateLimit": '"api";r=400;t=55'}, None),
+        (503, {"Retry-After": "soon"}, None),
+    ],
+)
+def test_how_long_a_server_asks_to_wait(status: int, headers: dict[str, str], seconds: float | None) -> None:
+    tomorrow = format_datetime(datetime.now(UTC) + timedelta(days=1), usegmt=True)
+    asked = wait_asked(answer(status, **{name: text.replace("TOMORROW", tomorrow) for name, text in headers.items()}))
+    assert asked == (None if seconds is None else pytest.approx(seconds, abs=1))
+
+
+def test_no_reason_names_a_signed_address() -> None:
+    error = RuntimeError("error sending request for url (https://cdn/lfs/ab?X-Amz-Signature=12&x=1)")
+    assert reason(error) == "error sending request for url (https://cdn/lfs/ab)"
+
+
 def test_offline_and_unreachable(hub: Loopback, xet_client: Client, folder: Path) -> None:
     assert "offline mode is on" in xet_client.run("hub.jobs:offline", folder=str(folder))
     message = xet_client.run("hub.jobs:unreachable", folder=str(folder))
@@ -114,6 +193,8 @@ def test_what_cannot_be_loaded_is_told(hub: Loopback, xet_client: Client, folder
     hub.settings(REPO, private=False, gated="manual")
     for token in ("hf_bob_write", None):
         assert f"is gated: ask for access on {hub.endpoint}/{REPO}" in told(token)
+    assert told(None).endswith("then log in")
+    assert told("hf_bob_write").endswith("as the owner of the token of the environment variable HF_TOKEN")
     hub.settings(REPO, granted=["bob"])
     assert xet_client.run("hub.jobs:verify", token="hf_bob_write")["commit"] == hub.head(REPO)
 

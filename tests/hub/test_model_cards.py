@@ -8,9 +8,10 @@ import pytest
 from transformers import AutoModelForImageClassification
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from hf_vit.hub.card import count_parameters, render_card
-from hf_vit.hub.contents import find_pictures
-from hf_vit.hub.requirements import card_errors, missing_facts
+from hf_vit.hub.card import render_card
+from hf_vit.hub.card_metadata import metadata_errors
+from hf_vit.hub.contents import find_pictures, missing_facts
+from hf_vit.hub.model_folder import count_parameters
 from hf_vit.results.facts import Facts
 
 CARDS = Path(__file__).parents[2] / "model_cards"
@@ -31,7 +32,7 @@ def test_the_card_is_what_the_facts_say(name: str, tmp_path: Path) -> None:
             shutil.copy(path, again)
     card = (folder / "README.md").read_text()
     assert render_card(again) == card
-    assert card_errors(card) == []
+    assert metadata_errors(card) == []
     assert missing_facts(folder) == []
     assert find_pictures(folder, card) == {"learning_curve.png", "confusion_matrix.png", "wrong_images.png"}
     (accuracy,) = (record.values["top1"] for record in Facts.load(folder).of_kind("evaluation"))

@@ -1,6 +1,9 @@
 """Pushing to the loopback Hub: one complete commit, checked before anything is created and compared afterwards."""
 
 import json
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,11 +113,13 @@ def test_a_model_object(hub: Loopback, xet_client: Client, model_folder: Path) -
 
 def test_branches_tags_and_pull_requests(hub: Loopback, xet_client: Client, make_model: Callable[..., Path]) -> None:
     folders = [str(make_model(f"m{seed}", seed=seed)) for seed in range(3)]
-    first, branch, proposed, taken, moved, unproposable = xet_client.run(
+    first, again, branch, proposed, same_proposal, taken, moved, unproposable = xet_client.run(
         "hub.jobs:push_many",
         pushes=[
             {"folder": folders[0], "tag": "v1"},
+            {"folder": folders[0], "tag": "v1"},
             {"folder": folders[1], "revision": "next/try"},
+            {"folder": folders[2], "create_pr": True},
             {"folder": folders[2], "create_pr": True},
             {"folder": folders[2], "tag": "v1"},
             {"folder": folders[2], "revision": "v1"},
@@ -125,12 +130,40 @@ def test_branches_tags_and_pull_requests(hub: Loopback, xet_client: Client, make
     assert hub.head(REPO, "next/try") == branch["commit"]
     assert proposed["pull_request"] == f"{hub.endpoint}/{REPO}/discussions/1"
     assert hub.files(REPO, "refs%2Fpr%2F1") == hub.files(REPO, proposed["commit"])
+    # The same command again finds its work done, and does nothing.
+    for repeated, before in ((again, first), (same_proposal, proposed)):
+        assert (repeated["commit"], repeated["changed"]) == (before["commit"], False)
+        assert repeated["pull_request"] == before["pull_request"]
     assert "has a tag v1 already" in taken["error"]
     assert "tags do not move" in moved["error"]
     assert "does not exist, so nothing can be proposed" in unproposable["error"]
     loads = [{"repo_id": REPO, "revision": revision} for revision in ("main", "v1", "next/try", "refs/pr/1")]
     wanted = [local_logits(Path(folders[number])) for number in (0, 0, 1, 2)]
     assert xet_client.run("hub.jobs:logits_many", loads=loads) == wanted
+
+
+def test_a_closed_proposal_is_made_anew(hub: Loopback, xet_client: Client, make_model: Callable[..., Path]) -> None:
+    xet_client.run("hub.jobs:push", folder=str(make_model("first", seed=1)))
+    folder = str(make_model("second", seed=2))
+    xet_client.run("hub.jobs:push", folder=folder, create_pr=True)
+    hub.settings(REPO, closed=[1])
+    again = xet_client.run("hub.jobs:push", folder=folder, create_pr=True)
+    assert (again["changed"], again["pull_request"]) == (True, f"{hub.endpoint}/{REPO}/discussions/2")
+
+
+def test_a_push_that_is_told_to_end_leaves_nothing(
+    hub: Loopback, client: Client, model_folder: Path, tmp_path: Path
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    hub.fault(r"^/lfs/|^/xet/v1/(xorbs|shards)", "slow", seconds=1)
+    job = client.start("hub.jobs:push_from", scratch=str(scratch), folder=str(model_folder), max_shard_size="8KB")
+    while hub.fired() == 0:
+        time.sleep(0.005)
+    assert list(scratch.glob("*/shards/*.safetensors"))
+    os.kill(job.pid, signal.SIGTERM)
+    assert job.wait().code == 128 + signal.SIGTERM
+    assert list(scratch.iterdir()) == []
 
 
 def test_private(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
@@ -174,7 +207,7 @@ def damage(folder: Path, what: str) -> None:
     elif what == "no auto_map":
         (folder / "config.json").write_text(json.dumps({**config, "auto_map": {}}))
     elif what == "no code":
-        (folder / "embeddings_hf_vit.py").unlink()
+        (folder / "pooling_hf_vit.py").unlink()
     elif what == "no processor":
         (folder / "preprocessor_config.json").unlink()
     elif what == "no weights":
@@ -200,7 +233,7 @@ def damage(folder: Path, what: str) -> None:
         ("no card fact", "lacks the origin of the weights"),
         ("no data fact", r"lacks the training data \(data.name"),
         ("no auto_map", "lacks AutoConfig, AutoModel, HfViTForImageClassification"),
-        ("no code", "lacks embeddings_hf_vit.py"),
+        ("no code", "lacks pooling_hf_vit.py"),
         ("no processor", "holds no image processor"),
         ("no weights", r"no weights in safetensors format \(pickles such as pytorch_model.bin"),
         ("damaged weights", "weights in .* are damaged"),

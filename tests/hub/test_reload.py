@@ -96,35 +96,6 @@ def test_by_branch_tag_and_commit_and_offline(
     same(stranger.run("hub.jobs:offline_logits", loads=trusting), wanted[:2])
 
 
-def test_verify_runs_the_card_s_examples(hub: Loopback, xet_client: Client, saved_models: dict[str, Path]) -> None:
-    """With the package and without it: the class that the model gives for the same image."""
-    xet_client.run("hub.jobs:push", folder=str(saved_models["plain"]))
-    arguments = ["verify", "alice/my-vit", "--trust-remote-code"]
-    done = xet_client.attempt("hub.jobs:command", arguments=arguments, token=None)
-    assert done.code == 0, done.err
-    assert f"commit {hub.head('alice/my-vit')}" in done.out
-    assert "every checksum agrees" in done.out
-    answers = [line for line in done.out.splitlines() if line.startswith("an example printed: ")]
-    label = jobs.label_of_noise(str(saved_models["plain"]))
-    assert answers == [f"an example printed: {label}"] * 2
-
-
-def test_verify_runs_nobody_s_code_unasked(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
-    example = "---\nlicense: mit\n---\n```python\nimport sys\nsys.exit('ran')\n```\n"
-    (model_folder / "README.md").write_text(example)
-    xet_client.run("hub.jobs:push", folder=str(model_folder))
-    found = xet_client.run("hub.jobs:verify", examples=True)
-    assert found["examples"] == []
-    assert len(found["not_run"]) == 1
-    assert (
-        "example 1 of the card fails: ran"
-        in xet_client.run("hub.jobs:verify", examples=True, trust_remote_code=True)["error"]
-    )
-    (model_folder / "README.md").write_text("---\nlicense: mit\n---\nno example")
-    xet_client.run("hub.jobs:push", folder=str(model_folder))
-    assert "has no example in Python" in xet_client.run("hub.jobs:verify", examples=True)["error"]
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("release", sorted(path.name for path in FIXTURES.glob("release_*")))
 def test_a_checkpoint_of_an_older_version(release: str, family: str) -> None:

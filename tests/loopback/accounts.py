@@ -113,6 +113,21 @@ def references(request: Handler, repo_id: str) -> None:
     request.reply(found)
 
 
+@route("GET", "/api/models/{repo}/discussions")
+def discussions(request: Handler, repo_id: str) -> None:
+    """The pull requests of a status, all of them on one page; `closed` in the settings lists those that are closed."""
+    repo = request.repo(repo_id)
+    wanted = request.query.get("status", ["open"])[0]
+    numbers = range(1, repo["pull_requests"] + 1)
+    answer = [
+        {"title": "a change", "num": number, "status": wanted, "isPullRequest": True, "author": {"name": "somebody"},
+         "createdAt": "2031-02-03T00:00:00.000Z", "repo": {"name": repo["id"], "type": "model"}}
+        for number in numbers
+        if (number in repo.get("closed", [])) == (wanted == "closed")
+    ]  # fmt: skip
+    request.reply({"discussions": answer, "count": len(answer), "start": 0})
+
+
 @route("POST", "/api/models/{repo}/(?P<kind>branch|tag)/(?P<revision>[^/]+)")
 def create_reference(request: Handler, repo_id: str, kind: str, revision: str) -> None:
     repo, asked = request.repo(repo_id, "write"), request.json()

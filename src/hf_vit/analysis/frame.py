@@ -16,7 +16,7 @@ from hf_vit.analysis.reading.attention import AttentionReader, attention_obstacl
 from hf_vit.analysis.reading.cue_conflicts import CueConflicts
 from hf_vit.analysis.reading.images import AnalysisImages
 from hf_vit.errors import UserError
-from hf_vit.models.modeling_hf_vit import AttentionMaps
+from hf_vit.models.attention_hf_vit import AttentionMaps
 from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:

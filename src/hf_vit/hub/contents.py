@@ -1,23 +1,33 @@
 """What a model folder shares: weights, config, code, processor, facts, card and its pictures - nothing else."""
 
-import ast
 import hashlib
-import json
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+
+from huggingface_hub.hf_api import RepoFile
 
 from hf_vit.errors import UserError
-from hf_vit.hub.card import CARD_NAME, count_parameters, is_rendered, render_card
-from hf_vit.hub.requirements import card_errors, missing_facts
-from hf_vit.results.facts import FACTS_NAME
+from hf_vit.hub.card import CARD_NAME, is_rendered, render_card
+from hf_vit.hub.card_metadata import metadata_errors
+from hf_vit.hub.model_folder import (
+    INDEX,
+    SINGLE,
+    check_inside,
+    check_name,
+    count_parameters,
+    read_config,
+    travelling_code,
+    weight_files,
+)
+from hf_vit.results.facts import FACTS_NAME, Facts
+from hf_vit.results.redaction import TOKEN_PATTERNS
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PROCESSOR = "preprocessor_config.json"
 # The Hub's own limits for one file, in bytes (https://huggingface.co/docs/hub/storage-limits): what git itself keeps,
 # and what goes to its storage.
@@ -43,6 +53,15 @@ class SharedFile:
     def is_text(self) -> bool:
         """Kept by git itself, unless it is large; other files go to the Hub's storage."""
         return self.path.endswith((".json", ".md", ".py", ".txt", ".svg"))
+
+    @property
+    def words(self) -> str:
+        """What may hold words of somebody, byte by byte: all of a file, but of weights the header alone."""
+        if isinstance(self.source, bytes):
+            return self.source.decode("latin-1")
+        with self.source.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little") if self.path.endswith(".safetensors") else -1
+            return file.read(size).decode("latin-1")
 
     @cached_property
     def sha256(self) -> str:
@@ -88,6 +107,10 @@ class Contents:
         assert isinstance(source, bytes)
         return source.decode()
 
+    def with_card(self, card: str) -> "Contents":
+        """The same with another README.md."""
+        return replace(self, files=self.files | {CARD_NAME: SharedFile(CARD_NAME, card.encode())})
+
     def stale(self, remote: Iterable[str]) -> list[str]:
         """What a repository holds of earlier pushes and must lose: other weights, and code that no longer travels.
 
@@ -95,6 +118,19 @@ class Contents:
         """
         code = {path.name for path in resources.files("hf_vit.models").iterdir() if "_hf_" in path.name}
         return sorted(path for path in remote if path not in self.files if path in code or _WEIGHTS.fullmatch(path))
+
+
+def differences(local: Mapping[str, SharedFile], remote: Mapping[str, RepoFile]) -> list[str]:
+    """Paths whose remote content is missing or not the local one, by SHA-256 (LFS and Xet) or git's hash (text)."""
+    wrong: list[str] = []
+    for path, file in local.items():
+        entry = remote.get(path)
+        same = entry is not None and (
+            entry.lfs.sha256 == file.sha256 if entry.lfs is not None else entry.blob_id == file.git_oid
+        )
+        if not same:
+            wrong.append(path)
+    return wrong
 
 
 def collect(
@@ -123,7 +159,7 @@ def collect(
     config = read_config(folder)
     sources: dict[str, Path | bytes] = {"config.json": folder / "config.json"}
     sources |= find_weights(folder, scratch, max_shard_size)
-    sources |= {name: folder / name for name in find_code(folder, config)}
+    sources |= {name: folder / name for name in travelling_code(folder, config)}
     if not (folder / PROCESSOR).is_file():
         raise UserError(f"{folder} holds no image processor ({PROCESSOR}); save it there: processor.save_pretrained")
     sources[PROCESSOR] = folder / PROCESSOR
@@ -133,25 +169,15 @@ def collect(
     sources[CARD_NAME] = card.encode()
     sources |= {name: folder / name for name in find_pictures(folder, card)}
     sources |= {path.name: path for path in folder.glob("LICENSE*") if path.is_file()}
+    for name, source in sources.items():
+        if isinstance(source, Path) and not source.is_relative_to(scratch):
+            check_inside(folder, folder / name)
     files = {name: SharedFile(name, source) for name, source in sorted(sources.items())}
     check_sizes(files.values())
+    check_secrets(files.values())
     shared = {name.partition("/")[0] for name in files}
     left_out = sorted(path.name for path in folder.iterdir() if path.name not in {*shared, SINGLE, INDEX})
     return Contents(files, left_out)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder.
-
-    Raises:
-        UserError: there is none, or it is damaged.
-    """
-    try:
-        return cast(dict[str, Any], json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise UserError(f"{folder} holds no model: there is no config.json in it") from error
-    except ValueError as error:
-        raise UserError(f"the config.json of {folder} is damaged ({error}); save the model again") from error
 
 
 def find_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> dict[str, Path | bytes]:
@@ -160,63 +186,62 @@ def find_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> dict
     Raises:
         UserError: there are none, only pickles, both kinds, or some are missing or damaged.
     """
-    from huggingface_hub import save_torch_state_dict
     from huggingface_hub.serialization._base import parse_size_to_int
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
-    single, index = folder / SINGLE, folder / INDEX
-    if single.is_file() and index.is_file():
+    if (folder / SINGLE).is_file() and (folder / INDEX).is_file():
         raise UserError(f"{folder} holds both {SINGLE} and {INDEX}; only one is the model: delete the stale one")
-    if not single.is_file() and not index.is_file():
+    names = weight_files(folder)
+    if not names:
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
         more = f" (pickles such as {pickles[0]} are not shared: loading one runs its code)" if pickles else ""
         raise UserError(f"{folder} holds no weights in safetensors format{more}; save the model: save_pretrained")
-    try:
-        whole = count_parameters(folder) is not None
-    except SafetensorError as error:
-        raise UserError(f"the weights in {folder} are damaged ({error}); save the model again") from error
-    if not whole:
+    for name in names:
+        check_inside(folder, folder / name)
+    if count_parameters(folder) is None:
         raise UserError(f"{folder} lacks some of the weight files that {INDEX} names; save the model again")
-    if index.is_file():
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return {INDEX: index} | {name: folder / name for name in shards}
+    if names != [SINGLE]:
+        return {name: folder / name for name in (INDEX, *names)}
     limit = max_shard_size if isinstance(max_shard_size, int) else parse_size_to_int(max_shard_size)
-    if single.stat().st_size <= limit:
-        return {SINGLE: single}
-    save_torch_state_dict(
-        load_file(single), scratch, filename_pattern="model{suffix}.safetensors", max_shard_size=limit
-    )
+    if (folder / SINGLE).stat().st_size <= limit:
+        return {SINGLE: folder / SINGLE}
+    return split_weights(folder / SINGLE, scratch, limit)
+
+
+def split_weights(weights: Path, scratch: Path, limit: int) -> dict[str, Path | bytes]:
+    """Shards of at most `limit` bytes (a single larger tensor has one of its own), written into `scratch`.
+
+    Raises:
+        UserError: there is no room for them.
+    """
+    from huggingface_hub import save_torch_state_dict
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    pattern = "model{suffix}.safetensors"
+    try:
+        save_torch_state_dict(load_file(weights), scratch, filename_pattern=pattern, max_shard_size=limit)
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"{weights.name} cannot be split into shards in {scratch.parent} ({error}); make room for "
+            f"{weights.stat().st_size:,} bytes there, name another folder in TMPDIR, or give a larger max_shard_size"
+        ) from error
     return {path.name: path for path in scratch.iterdir()}
 
 
-def find_code(folder: Path, config: dict[str, Any]) -> set[str]:
-    """The files that `auto_map` names, and the siblings these import.
-
-    Raises:
-        UserError: `auto_map` or the code is incomplete, so that the model would not load without this package.
-    """
-    auto_map: dict[str, Any] = config.get("auto_map") or {}
-    named = {str(target).split(".")[-1] for target in auto_map.values()}
-    if str(config.get("model_type", "")).startswith("hf_"):
-        architecture = (config.get("architectures") or [""])[0]
-        lacking = [name for name in ("AutoConfig", "AutoModel") if name not in auto_map]
-        lacking += [architecture] if architecture not in named else []
-        if lacking:
-            raise UserError(f"auto_map in the config.json of {folder} lacks {', '.join(lacking)}; save the model again")
-    waiting = [str(target).split("--")[-1].split(".")[0] for target in auto_map.values()]
-    found: set[str] = set()
-    while waiting:
-        name = f"{waiting.pop()}.py"
-        if name in found:
-            continue
-        if not (folder / name).is_file():
-            raise UserError(f"{folder} lacks {name}, code that its model needs to load anywhere; save the model again")
-        found.add(name)
-        for node in ast.walk(ast.parse((folder / name).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
-                waiting.append(node.module)
-    return found
+def missing_facts(folder: Path) -> list[str]:
+    """The required facts that facts.json does not hold, in words."""
+    origins = [record for record in Facts.load(folder).records if record.kind in ("training", "conversion")]
+    if not origins:
+        return [f"the origin of the weights (no record of a training or a conversion in {FACTS_NAME})"]
+    missing: list[str] = []
+    latest = origins[-1]
+    if latest.kind == "training" and not (latest.data and latest.data.name):
+        missing.append("the training data (data.name of the training record)")
+    if latest.kind == "conversion" and not latest.values.get("source"):
+        missing.append("the converted checkpoint (source of the conversion record)")
+    if not latest.command:
+        missing.append(f"the command of the {latest.kind}")
+    return missing
 
 
 def find_card(folder: Path, repo_id: str, license: str | None) -> str:
@@ -226,6 +251,7 @@ def find_card(folder: Path, repo_id: str, license: str | None) -> str:
         UserError: a required fact is missing, or the metadata would be refused.
     """
     path = folder / CARD_NAME
+    check_inside(folder, path)
     if path.is_file() and not is_rendered(folder):
         card = path.read_text(encoding="utf-8")
     else:
@@ -235,7 +261,7 @@ def find_card(folder: Path, repo_id: str, license: str | None) -> str:
                 f"convert; or write {CARD_NAME} yourself"
             )
         card = render_card(folder, repo_id=repo_id, license=license)
-    if errors := card_errors(card):
+    if errors := metadata_errors(card):
         raise UserError(f"the card's metadata would be refused by the Hub: {'; '.join(errors)}")
     return card
 
@@ -249,8 +275,7 @@ def find_pictures(folder: Path, card: str) -> set[str]:
     shown = set(re.findall(r"!\[[^\]]*\]\(([^)\s]+)", card)) | set(re.findall(r"<img[^>]*\ssrc=\"([^\"]+)", card))
     local = {name.removeprefix("./") for name in shown if "://" not in name and not name.startswith("data:")}
     for name in sorted(local):
-        inside = not Path(name).is_absolute() and ".." not in Path(name).parts
-        if not inside or not (folder / name).is_file():
+        if not (folder / check_name(name, "the card")).is_file():
             raise UserError(
                 f"the card shows {name}, which is not in {folder}; put it there, or take it out of the card"
             )
@@ -267,3 +292,19 @@ def check_sizes(files: Iterable[SharedFile]) -> None:
         limit = LARGEST_TEXT if file.is_text else LARGEST_FILE
         if file.size > limit:
             raise UserError(f"{file.path} has {file.size:,} bytes; the Hub takes at most {limit:,} in one such file")
+
+
+def check_secrets(files: Iterable[SharedFile]) -> None:
+    """Refuse to share a token, wherever it stands.
+
+    Raises:
+        UserError: names the file and the kind of token, not the token.
+    """
+    for file in files:
+        words = file.words
+        for kind, pattern in TOKEN_PATTERNS.items():
+            if pattern.search(words):
+                raise UserError(
+                    f"{file.path} holds what looks like {kind}; take it out, revoke it if others may have read it, and "
+                    "push again"
+                )

@@ -11,7 +11,8 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import validate_repo_id
 
 from hf_vit.errors import UserError
-from hf_vit.hub.failures import explain, login_help, token_source, try_again
+from hf_vit.hub.failures import explain, login_help, token_source
+from hf_vit.hub.retrying import try_again
 
 _BRANCH = re.compile(r"(?!refs/)(?!.*(\.\.|//|\.lock$|/$))[\w./+-]+")
 
@@ -37,7 +38,7 @@ class PushOptions:
 
 
 @dataclass(frozen=True)
-class Target:
+class Destination:
     """Where a push goes, as it was found.
 
     Attributes:
@@ -48,6 +49,7 @@ class Target:
         branch: name of that branch.
         branch_exists: False: it will be made from main.
         files: path -> file of that commit.
+        tags: name -> commit.
     """
 
     repo_id: str
@@ -57,6 +59,7 @@ class Target:
     branch: str
     branch_exists: bool
     files: dict[str, RepoFile]
+    tags: dict[str, str]
 
 
 def check_repo_id(repo_id: str) -> None:
@@ -88,31 +91,30 @@ def log_in(api: HfApi, options: PushOptions, say: Callable[[str], None]) -> dict
         raise explain(error, "the Hub", explicit_token=options.token is not None) from error
 
 
-def find_target(api: HfApi, repo_id: str, options: PushOptions, say: Callable[[str], None]) -> Target:
+def find_destination(api: HfApi, repo_id: str, options: PushOptions, say: Callable[[str], None]) -> Destination:
     """Look at the repository and at the rights to it; nothing is changed.
 
     Raises:
-        UserError: no right to write, a public repository where a private one was asked for, a tag that is taken, or
-            the Hub fails.
+        UserError: no right to write, a public repository where a private one was asked for, or the Hub fails.
     """
     check_repo_id(repo_id)
     me = log_in(api, options, say)
     repo_id = repo_id if "/" in repo_id else f"{me['name']}/{repo_id}"
     try:
-        return try_again(lambda: _find_target(api, repo_id, me, options), "looking at the repository", say=say)
+        return try_again(lambda: _find_destination(api, repo_id, me, options), "looking at the repository", say=say)
     except LocalTokenNotFoundError as error:
         raise UserError(f"there is no token for the Hub: {login_help()}") from error
     except Exception as error:
         raise explain(error, repo_id, explicit_token=options.token is not None) from error
 
 
-def _find_target(api: HfApi, repo_id: str, me: dict[str, Any], options: PushOptions) -> Target:
+def _find_destination(api: HfApi, repo_id: str, me: dict[str, Any], options: PushOptions) -> Destination:
     branch = options.revision or "main"
     try:
         info = api.model_info(repo_id)
     except RepositoryNotFoundError:
         _check_namespace(repo_id, me, options)
-        return Target(repo_id, me["name"], False, None, branch, branch == "main", {})
+        return Destination(repo_id, me["name"], False, None, branch, branch == "main", {}, {})
     if not options.create_pr:
         api.auth_check(repo_id, write=True)
     if options.private and not info.private:
@@ -121,16 +123,14 @@ def _find_target(api: HfApi, repo_id: str, me: dict[str, Any], options: PushOpti
             "settings first, or give another name"
         )
     refs = api.list_repo_refs(repo_id)
-    heads = {found.name: found.target_commit for found in refs.branches}
-    tags = {found.name: found.target_commit for found in refs.tags}
-    if options.tag in tags:
-        raise UserError(f"{repo_id} has a tag {options.tag} already (at {tags[options.tag][:8]}); choose another")
+    heads = {ref.name: ref.target_commit for ref in refs.branches}
+    tags = {ref.name: ref.target_commit for ref in refs.tags}
     if branch in tags:
         raise UserError(f"{branch} is a tag of {repo_id}, and tags do not move; push to a branch")
     head = heads.get(branch) or heads["main"]
     tree = api.list_repo_tree(repo_id, revision=head, recursive=True)
     files = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
-    return Target(repo_id, me["name"], True, head, branch, branch in heads, files)
+    return Destination(repo_id, me["name"], True, head, branch, branch in heads, files, tags)
 
 
 def _check_namespace(repo_id: str, me: dict[str, Any], options: PushOptions) -> None:
@@ -141,7 +141,7 @@ def _check_namespace(repo_id: str, me: dict[str, Any], options: PushOptions) -> 
     where = token_source(options.token is not None)
     if token.get("role") == "read":
         raise UserError(f"{where} can only read, and {repo_id} has to be created; use a token with the role write")
-    roles = {str(found["name"]): found.get("roleInOrg") for found in me.get("orgs") or []}
+    roles = {str(organisation["name"]): organisation.get("roleInOrg") for organisation in me.get("orgs") or []}
     if namespace != me["name"] and roles.get(namespace, "none") in ("none", "read"):
         raise UserError(
             f"{repo_id} does not exist or cannot be seen, and {where} (of {me['name']}) has no right to create it: "
@@ -153,13 +153,13 @@ def check_card(card: str, say: Callable[[str], None]) -> None:
     """Let the Hub itself judge the card's metadata.
 
     Raises:
-        UserError: what it says, field by field.
+        UserError: what it says, field by field; or it cannot be asked.
     """
     try:
         try_again(lambda: ModelCard(card).validate(), "checking the card", say=say)
-    except ValueError as error:
+    except Exception as error:
         if type(error) is not ValueError:
-            raise
-        found = re.findall(r'"message":\s*"((?:[^"\\]|\\.)*)"', str(error))
-        words = "; ".join(item.replace('\\"', '"') for item in found) or str(error)
+            raise explain(error, "the Hub") from error
+        messages = re.findall(r'"message":\s*"((?:[^"\\]|\\.)*)"', str(error))
+        words = "; ".join(message.replace('\\"', '"') for message in messages) or str(error)
         raise UserError(f"the Hub would refuse the card's metadata: {words}") from error

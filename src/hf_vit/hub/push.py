@@ -1,7 +1,10 @@
 """Push a model as one commit: checked before anything is created, retried within bounds, compared afterwards."""
 
 import os
+import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,9 +16,10 @@ from huggingface_hub.hf_api import RepoFile
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import CARD_NAME
-from hf_vit.hub.contents import Contents, SharedFile, collect
-from hf_vit.hub.failures import explain, status_of, token_source, try_again
-from hf_vit.hub.preflight import PushOptions, Target, check_card, check_repo_id, find_target
+from hf_vit.hub.contents import Contents, collect, differences, find_card
+from hf_vit.hub.failures import explain, token_source
+from hf_vit.hub.preflight import Destination, PushOptions, check_card, check_repo_id, find_destination
+from hf_vit.hub.retrying import response_of, status_of, try_again
 from hf_vit.results.facts import Facts, Record
 
 if TYPE_CHECKING:
@@ -33,8 +37,8 @@ class PushResult:
         files: path -> size in bytes of what is shared.
         deleted: what was left of earlier pushes and went with the same commit.
         left_out: names in the folder that are not shared.
-        changed: False if the repository held exactly this already.
-        pull_request: address of the pull request, if one was made.
+        changed: False if the repository, or an open pull request of it, held exactly this already.
+        pull_request: address of the pull request, if the commit is one.
     """
 
     repo_id: str
@@ -95,81 +99,119 @@ def push_to_hub(
     check_repo_id(repo_id)
     options = PushOptions(private, revision, create_pr, tag, token)
     say = report or (lambda line: None)
-    with (
-        tempfile.TemporaryDirectory(prefix="hf_vit_push_") as scratch,
-        _as_folder(source, processor, facts, card, repo_id, max_shard_size) as folder,
-    ):
-        shards = Path(scratch)
+    with _scratch_folder() as scratch:
+        name = repo_id.rpartition("/")[2]
+        folder = _as_folder(source, scratch / "model" / name, processor, facts, card, max_shard_size)
+        shards = scratch / "shards"
+        shards.mkdir()
         # Local trouble is told before the Hub is asked anything; the card needs the full name.
         contents = collect(folder, repo_id, scratch=shards, license=license, max_shard_size=max_shard_size)
         api = HfApi(token=token)
-        target = find_target(api, repo_id, options, say)
-        if target.repo_id != repo_id:
-            contents = collect(folder, target.repo_id, scratch=shards, license=license, max_shard_size=max_shard_size)
-        return _Push(api, target, contents, options, say).run(message, dry_run)
+        destination = find_destination(api, repo_id, options, say)
+        if destination.repo_id != repo_id:
+            contents = contents.with_card(find_card(folder, destination.repo_id, license))
+        return _Push(api, destination, contents, options, say).run(message, dry_run)
 
 
 @contextmanager
+def _scratch_folder() -> Generator[Path]:
+    """A temporary folder for shards, which may be large: a process that is told to end (SIGTERM) removes it as well."""
+    with tempfile.TemporaryDirectory(prefix="hf_vit_push_", ignore_cleanup_errors=True) as name:
+
+        def leave(number: int, frame: object) -> None:
+            shutil.rmtree(name, ignore_errors=True)  # now: uploads under way would be waited for first
+            raise SystemExit(128 + number)
+
+        is_ours = threading.current_thread() is threading.main_thread()
+        is_ours = is_ours and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if is_ours:
+            signal.signal(signal.SIGTERM, leave)
+        try:
+            yield Path(name)
+        finally:
+            if is_ours:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _as_folder(
-    source: Any, processor: Any, facts: Sequence[Record], card: str | None, repo_id: str, max_shard_size: int | str
-) -> Generator[Path]:
-    """The folder of a model; a temporary one for a model object."""
+    source: Any, folder: Path, processor: Any, facts: Sequence[Record], card: str | None, max_shard_size: int | str
+) -> Path:
+    """The folder of a model; a model object is saved in `folder`."""
     if isinstance(source, str | os.PathLike):
         if processor is not None or facts or card is not None:
             raise UserError("processor, facts and card go with a model object; a folder has its own")
-        yield Path(source)
-        return
+        return Path(source)
     if processor is None:
         raise UserError("a model is shared together with its image processor: give processor=")
-    with tempfile.TemporaryDirectory(prefix="hf_vit_push_") as scratch:
-        folder = Path(scratch) / repo_id.rpartition("/")[2]
-        source.save_pretrained(folder, max_shard_size=max_shard_size)
-        processor.save_pretrained(folder)
-        if facts:
-            Facts(records=list(facts)).save(folder)
-        if card is not None:
-            (folder / CARD_NAME).write_text(card, encoding="utf-8")
-        yield folder
+    source.save_pretrained(folder, max_shard_size=max_shard_size)
+    processor.save_pretrained(folder)
+    if facts:
+        Facts(records=list(facts)).save(folder)
+    if card is not None:
+        (folder / CARD_NAME).write_text(card, encoding="utf-8")
+    return folder
 
 
 class _Push:
-    """One push to one target."""
+    """One push to one place."""
 
     def __init__(
-        self, api: HfApi, target: Target, contents: Contents, options: PushOptions, say: Callable[[str], None]
+        self,
+        api: HfApi,
+        destination: Destination,
+        contents: Contents,
+        options: PushOptions,
+        say: Callable[[str], None],
     ) -> None:
-        self.api, self.target, self.contents, self.options, self.say = api, target, contents, options, say
-        self.repo_id, self.branch = target.repo_id, target.branch
-        self.stale = contents.stale(target.files)
-        self.parent = target.head
+        self.api, self.destination, self.contents, self.options, self.say = api, destination, contents, options, say
+        self.repo_id, self.branch = destination.repo_id, destination.branch
+        self.stale = contents.stale(destination.files)
+        self.parent = destination.head
 
     def run(self, message: str, dry_run: bool) -> PushResult:
+        is_there = self.destination.exists and self._holds(self.destination.files)
+        self._check_tag(is_there)
         check_card(self.contents.card, self.say)
         self.say(self._plan())
         if dry_run:
             return self._result(None)
-        if self.target.exists and self._holds(self.target.files):
-            assert self.target.head is not None
-            if self.options.revision and not self.target.branch_exists:
+        if is_there:
+            assert self.destination.head is not None
+            if self.options.revision and not self.destination.branch_exists:
                 self._attempt("making the branch", self._make_branch)
-            self._tag(self.target.head)
-            return self._result(self.target.head, changed=False)
+            self._tag(self.destination.head)
+            return self._result(self.destination.head, changed=False)
+        if self.options.create_pr and (proposal := self._attempt("looking at proposals", self._proposal)):
+            return self._result(proposal[0], changed=False, pull_request=proposal[1])
         self._make_place()
         commit, pull_request = self._attempt("the upload", lambda: self._commit(message), self._landed)
         self._compare(commit)
         self._tag(commit)
         return self._result(commit, pull_request=pull_request)
 
+    def _check_tag(self, is_there: bool) -> None:
+        """A tag that exists must name exactly what is pushed, and the branch must hold that: nothing is left to do."""
+        commit = self.destination.tags.get(self.options.tag or "")
+        if commit is None:
+            return
+        if is_there and commit == self.destination.head:
+            return
+        if is_there and self._holds(self._attempt("looking at the tag", lambda: self._files(commit))):
+            return
+        raise UserError(
+            f"{self.repo_id} has a tag {self.options.tag} already (at {commit[:8]}), of something else; choose another"
+        )
+
     def _plan(self) -> str:
         new = (
             ""
-            if self.target.exists
+            if self.destination.exists
             else f" (new, {'private' if self.options.private else 'public or as your default'})"
         )
         how = "as a pull request to" if self.options.create_pr else "to"
         text = (
             f"{len(self.contents.files)} files, {self.contents.size:,} bytes, {how} {self.repo_id}{new}, branch "
-            f"{self.branch}, as {self.target.user} (by {token_source(self.options.token is not None)})"
+            f"{self.branch}, as {self.destination.user} (by {token_source(self.options.token is not None)})"
         )
         if self.stale:
             text += f"; deleting {', '.join(self.stale)}"
@@ -194,7 +236,16 @@ class _Push:
 
     def _explain_size(self, error: Exception) -> UserError | None:
         """Which file is too large, where the Hub names it by its hash alone, or not at all."""
-        stored = [file for file in self.contents.files.values() if not file.is_text]
+        files = self.contents.files.values()
+        response = response_of(error)
+        if response is not None and response.status_code == 413 and "/commit/" in str(response.url):
+            inline = [file for file in files if file.is_text]  # git's own files travel inside the commit
+            largest = max(inline, key=lambda file: file.size)
+            return UserError(
+                f"the {len(inline)} text files ({sum(file.size for file in inline):,} bytes together, most of them in "
+                f"{largest.path}) are more than the Hub takes in one commit; make {largest.path} smaller"
+            )
+        stored = [file for file in files if not file.is_text]
         named = [file for file in stored if file.sha256 in str(error)]
         if status_of(error) != 413 and not (named and "too large" in str(error).lower()):
             return None
@@ -216,14 +267,14 @@ class _Push:
 
     def _make_place(self) -> None:
         """The repository and the branch, where they are not there yet."""
-        if not self.target.exists:
+        if not self.destination.exists:
             private = self.options.private or None  # None: as the account's default
             self._attempt(
                 "creating the repository",
                 lambda: self.api.create_repo(self.repo_id, private=private, exist_ok=True).repo_id,
             )
             self.parent = self._attempt("looking at the repository", lambda: self.api.model_info(self.repo_id).sha)
-        if not self.target.branch_exists:
+        if not self.destination.branch_exists:
             self._attempt("making the branch", self._make_branch)
 
     def _make_branch(self) -> bool:
@@ -248,13 +299,25 @@ class _Push:
 
     def _landed(self) -> tuple[str, str | None] | None:
         """The commit of an attempt whose answer was lost."""
-        refs = self.api.list_repo_refs(self.repo_id, include_pull_requests=self.options.create_pr)
-        candidates = refs.pull_requests or [] if self.options.create_pr else refs.branches
-        for ref in candidates:
-            own = self.options.create_pr or ref.name == self.branch
-            if own and ref.target_commit != self.parent and self._holds(self._files(ref.target_commit)):
-                url = f"{self.api.endpoint}/{self.repo_id}/discussions/{ref.name}" if self.options.create_pr else None
-                return ref.target_commit, url
+        if self.options.create_pr:
+            return self._proposal()
+        for branch in self.api.list_repo_refs(self.repo_id).branches:
+            moved = branch.name == self.branch and branch.target_commit != self.parent
+            if moved and self._holds(self._files(branch.target_commit)):
+                return branch.target_commit, None
+        return None
+
+    def _proposal(self) -> tuple[str, str] | None:
+        """Commit and address of an open pull request that holds exactly this."""
+        refs = self.api.list_repo_refs(self.repo_id, include_pull_requests=True).pull_requests or []
+        if not refs:
+            return None
+        opened = self.api.get_repo_discussions(self.repo_id, discussion_type="pull_request", discussion_status="open")
+        numbers = {str(discussion.num) for discussion in opened}
+        for ref in refs:
+            number = ref.ref.rpartition("/")[2]
+            if number in numbers and self._holds(self._files(ref.target_commit)):
+                return ref.target_commit, f"{self.api.endpoint}/{self.repo_id}/discussions/{number}"
         return None
 
     def _files(self, revision: str) -> dict[str, RepoFile]:
@@ -287,25 +350,13 @@ class _Push:
         return PushResult(self.repo_id, commit, url, files, self.stale, self.contents.left_out, changed, pull_request)
 
 
-def differences(local: dict[str, SharedFile], remote: dict[str, RepoFile]) -> list[str]:
-    """Paths whose remote content is missing or not the local one, by SHA-256 (LFS and Xet) or git's hash (text)."""
-    wrong: list[str] = []
-    for path, file in local.items():
-        entry = remote.get(path)
-        same = entry is not None and (
-            entry.lfs.sha256 == file.sha256 if entry.lfs is not None else entry.blob_id == file.git_oid
-        )
-        if not same:
-            wrong.append(path)
-    return wrong
-
-
 def describe(result: PushResult) -> str:
     """A few lines for people: what is where."""
     if result.commit is None:
         return f"nothing was changed (dry run); {result.repo_id} would be at {result.url}"
     if not result.changed:
-        return f"{result.repo_id} holds exactly this already, at commit {result.commit}\n{result.url}"
+        where = f"an open pull request of {result.repo_id}" if result.pull_request else result.repo_id
+        return f"{where} holds exactly this already, at commit {result.commit}\n{result.pull_request or result.url}"
     lines = [
         f"{len(result.files)} files, {sum(result.files.values()):,} bytes, one commit; "
         "every remote checksum equals the local one",

@@ -1,11 +1,13 @@
-"""Verify a shared model as a stranger would: download it, compare every checksum, run the examples of its card."""
+"""Verify a shared model as a stranger would: download it, compare every checksum, load it, run its card's examples."""
 
+import json
 import os
 import re
+import site
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,17 +15,25 @@ from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.hf_api import RepoFile
 
 from hf_vit.errors import UserError
-from hf_vit.hub.card import CARD_NAME, render_card
-from hf_vit.hub.contents import SharedFile
-from hf_vit.hub.failures import explain, try_again
+from hf_vit.hub.card import CARD_NAME
+from hf_vit.hub.contents import SharedFile, differences
+from hf_vit.hub.example import example as example_code
+from hf_vit.hub.failures import explain
+from hf_vit.hub.markdown import one_line
+from hf_vit.hub.model_folder import ModelConfig, read_config, weight_files
 from hf_vit.hub.preflight import check_repo_id
-from hf_vit.hub.push import differences
+from hf_vit.hub.retrying import try_again
 
-_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^(`{3,})python\n(.*?)^\1`*\s*$", re.MULTILINE | re.DOTALL)
 _REPO_LINE = re.compile(r'^repo = "(.*)"$', re.MULTILINE)
 _EXAMPLE_SECONDS = 600
 # So that an example that says it needs no package is run where there is none.
 _BARRED = "import sys\nsys.modules['hf_vit'] = None\n"
+# Variables that say where Python, its packages and its libraries are, and how they compute.
+_KEPT = re.compile(
+    r"PATH|(DY)?LD_\w*PATH|PYTHON\w+|VIRTUAL_ENV|CONDA_PREFIX|LANG|LC_\w+|TZ|TMPDIR|TEMP|TMP|SYSTEMROOT|WINDIR"
+    r"|(OMP|MKL|OPENBLAS|KMP)_\w+|(CUDA|NVIDIA|HIP|ROCR)_VISIBLE_DEVICES"
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class VerifyResult:
         files: number of files whose checksums agree.
         size: bytes of these.
         repaired: files that were damaged in the cache and were downloaded again.
-        examples: what each example that was run printed.
+        examples: which example was run -> what it printed.
         not_run: why an example was not run.
     """
 
@@ -46,7 +56,7 @@ class VerifyResult:
     files: int
     size: int
     repaired: list[str] = field(default_factory=list[str])
-    examples: list[str] = field(default_factory=list[str])
+    examples: dict[str, str] = field(default_factory=dict[str, str])
     not_run: list[str] = field(default_factory=list[str])
 
 
@@ -58,10 +68,10 @@ def verify_repo(
     token: str | None = None,
     report: Callable[[str], None] | None = None,
 ) -> VerifyResult:
-    """Download a model, compare every file with the Hub's checksums, and run its card's examples on an image.
+    """Download a model, compare every file with the Hub's checksums, load it and ask it about an image.
 
-    An example that is what this package writes into its cards, and uses the installed package alone, is always run.
-    Any other runs code of somebody else, the model's own or the card's, and needs `trust_remote_code`.
+    That is done by this package's own example, which needs the installed package or transformers alone. The examples
+    of the card, and the model's own code that they load, are somebody else's code and need `trust_remote_code`.
 
     Args:
         repo_id: user/name.
@@ -71,7 +81,7 @@ def verify_repo(
         report: is told what is being done, a line at a time.
 
     Raises:
-        UserError: it cannot be downloaded, a checksum differs, or an example fails.
+        UserError: it cannot be downloaded, a checksum differs, an example fails, or none could be run.
     """
     check_repo_id(repo_id)
     say = report or (lambda line: None)
@@ -83,9 +93,9 @@ def verify_repo(
         )
         repaired = _repair(repo_id, commit, folder, remote, token, say)
     except Exception as error:
-        raise explain(error, repo_id, explicit_token=token is not None) from error
+        raise explain(error, repo_id, explicit_token=token is not None, reading=True) from error
     say(f"{len(remote)} files of {repo_id} at {commit[:8]}: every checksum agrees")
-    examples, not_run = run_examples(repo_id, folder, trust_remote_code, say)
+    examples, not_run = run_examples(repo_id, folder, remote, trust_remote_code, say)
     size = sum(entry.size for entry in remote.values())
     return VerifyResult(repo_id, commit, folder, len(remote), size, repaired, examples, not_run)
 
@@ -118,63 +128,110 @@ def _damaged(folder: Path, remote: dict[str, RepoFile]) -> list[str]:
     return sorted({path for path in remote if path not in local} | set(differences(local, remote)))
 
 
+@dataclass(frozen=True)
+class _Example:
+    """Code to run, and what it is called in messages."""
+
+    name: str
+    code: str
+
+
 def run_examples(
-    repo_id: str, folder: Path, trust_remote_code: bool, say: Callable[[str], None]
-) -> tuple[list[str], list[str]]:
-    """Run the examples of a downloaded model's card on exactly these files.
+    repo_id: str, folder: Path, files: Collection[str], trust_remote_code: bool, say: Callable[[str], None]
+) -> tuple[dict[str, str], list[str]]:
+    """Load and ask the downloaded model by this package's own example, and run the card's if they are trusted.
+
+    Nothing of what was downloaded is executed without trust: the package's example holds no word of it.
+
+    Args:
+        files: the paths that the repository holds; the weights must be among them.
 
     Returns:
-        What each one printed, and why others were not run.
+        What each example that was run printed, and why others were not run.
 
     Raises:
-        UserError: an example fails, or the card has none.
+        UserError: an example fails, or none was run.
     """
-    card = folder / CARD_NAME
-    blocks = _BLOCK.findall(card.read_text(encoding="utf-8")) if card.is_file() else []
-    if not blocks:
-        raise UserError(f"the card of {repo_id} has no example in Python; add one, or push it again with hf-vit push")
-    named = _REPO_LINE.search("".join(blocks))
-    ours = _BLOCK.findall(render_card(folder, repo_id=named[1] if named else repo_id))
-    printed: list[str] = []
+    config = read_config(folder)
+    if foreign := sorted(set(weight_files(folder)) - set(files)):
+        raise UserError(f"the weight index of {repo_id} names {foreign[0]}, which is not in the repository")
+    blocks = _card_examples(repo_id, folder)
+    own = _own_example(config, folder)
     not_run: list[str] = []
+    waiting = [_Example("this package's example", own)] if own else []
     for number, block in enumerate(blocks, start=1):
-        foreign = block not in ours or "trust_remote_code" in block
-        if foreign and not trust_remote_code:
-            not_run.append(f"example {number} runs code that comes with the model; allow it with --trust-remote-code")
-            continue
-        say(f"running example {number} of the card")
-        printed.append(_run(block, folder, number))
+        code = _REPO_LINE.sub(lambda match: f"repo = {json.dumps(str(folder))}", block)
+        if code.strip() == (own or "").strip():
+            continue  # what it says is run as this package's example
+        if trust_remote_code:
+            waiting.append(_Example(f"example {number} of the card", code))
+        else:
+            not_run.append(f"example {number} of the card is code of {repo_id}; allow it with --trust-remote-code")
+    if not waiting:
+        reasons = [f"the architecture '{one_line(config.model_type)}' comes with code of {repo_id}", *not_run]
+        raise UserError(f"every checksum agrees, but no example was run: {'; '.join(reasons)}")
+    printed: dict[str, str] = {}
+    for example in waiting:
+        say(f"running {example.name}")
+        printed[example.name] = _run(example)
     return printed, not_run
 
 
-def _run(block: str, folder: Path, number: int) -> str:
-    """Run a block in a process of its own, on an image of noise; its output."""
-    code = _REPO_LINE.sub(lambda match: f"repo = {str(folder)!r}", block)
-    if "import hf_vit" not in block:
-        code = _BARRED + code
+def _card_examples(repo_id: str, folder: Path) -> list[str]:
+    card = folder / CARD_NAME
+    blocks = _BLOCK.findall(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else []
+    if not blocks:
+        raise UserError(f"the card of {repo_id} has no example in Python; add one, or push it again with hf-vit push")
+    return [code for _, code in blocks]
+
+
+def _own_example(config: ModelConfig, folder: Path) -> str | None:
+    """Our own code for a model whose architecture this package or transformers has; None for others."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if config.model_type not in CONFIG_MAPPING:
+        return None
+    architecture = "hf_vit" if config.is_ours else "transformers"
+    return example_code(str(folder), is_classifier=config.is_classifier, architecture=architecture)
+
+
+def _run(example: _Example) -> str:
+    """Run an example in a process of its own, on an image of noise; its output."""
+    code = example.code if "import hf_vit" in example.code else _BARRED + example.code
     with tempfile.TemporaryDirectory(prefix="hf_vit_verify_") as scratch:
         _draw_noise(Path(scratch) / "image.png")
-        environment = os.environ | {
-            "HF_MODULES_CACHE": str(Path(scratch) / "modules"),
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_VERBOSITY": "error",
-        }
         try:
             done = subprocess.run(
                 [sys.executable, "-c", code],
                 cwd=scratch,
-                env=environment,
+                env=bare_environment(scratch),
+                stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
                 timeout=_EXAMPLE_SECONDS,
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise UserError(f"example {number} of the card did not end within {_EXAMPLE_SECONDS} s") from error
+            raise UserError(f"{example.name} did not end within {_EXAMPLE_SECONDS} s") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
-        raise UserError(f"example {number} of the card fails: {lines[-1]}")
-    return done.stdout.strip()
+        raise UserError(f"{example.name} fails: {one_line(lines[-1])}")
+    return one_line(done.stdout)
+
+
+def bare_environment(home: str) -> dict[str, str]:
+    """The environment of a process that runs an example: nothing secret, no network, an empty home.
+
+    What Python and torch need is named; everything else, tokens first of all, is left out.
+    """
+    kept = {name: value for name, value in os.environ.items() if _KEPT.fullmatch(name.upper())}
+    return kept | {
+        "HOME": home,
+        "HF_HOME": str(Path(home) / "huggingface"),
+        "PYTHONUSERBASE": site.getuserbase(),  # packages that were installed below the true home
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
 
 
 def _draw_noise(path: Path) -> None:
@@ -190,5 +247,5 @@ def describe(result: VerifyResult) -> str:
     lines = [f"{result.repo_id}: {result.files} files, {result.size:,} bytes, commit {result.commit}"]
     if result.repaired:
         lines.append(f"downloaded again: {', '.join(result.repaired)}")
-    lines += [f"an example printed: {text}" for text in result.examples]
-    return "\n".join(lines + result.not_run)
+    lines += [f"{name} printed: {text}" for name, text in result.examples.items()]
+    return "\n".join(lines + [f"not run: {reason}" for reason in result.not_run])

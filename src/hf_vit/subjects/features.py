@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hf_vit.errors import UserError
-from hf_vit.models.modeling_hf_vit import class_token_index
+from hf_vit.models.pooling_hf_vit import class_token_index
 from hf_vit.subjects.layers import layer_tensor, layers_of
 
 PRE_LOGITS = "pre_logits"

@@ -10,7 +10,7 @@ from torch import nn
 LAYER_NAMES = (
     r"(\w+\.)*(stages|layers)\.\d+\.(blocks|layers)\.\d+",  # transformers' ResNet, Swin; timm's BiT, Swin
     r"layer\d\.\d+",  # timm's and torchvision's ResNets
-    r"(resnet\.)?encoder\.stages\.\d+\.\d+",  # our ResNets
+    r"(vit\.)?stem\.stages\.\d+\.\d+",  # our ResNets
     r"(\w+\.)?embeddings|(\w+\.)*(layers?|blocks)\.\d+",  # vision transformers, MLP-Mixer
     r"\w+\.\d+|\w+",  # anything else: its upper modules
 )

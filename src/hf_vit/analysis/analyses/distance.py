@@ -11,7 +11,7 @@ import torch
 
 from hf_vit.analysis import plots
 from hf_vit.analysis.frame import Arrays, ArraySpec, AttentionAnalysis, LayerHeadMeans
-from hf_vit.models.modeling_hf_vit import AttentionMaps
+from hf_vit.models.attention_hf_vit import AttentionMaps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

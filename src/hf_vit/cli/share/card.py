@@ -14,7 +14,10 @@ def card(
     """Write a model's card, DIR/README.md, from its recorded facts."""
     from hf_vit.errors import UserError
     from hf_vit.hub.card import write_card
+    from hf_vit.hub.preflight import check_repo_id
 
+    if repo is not None:
+        check_repo_id(repo)
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; give the folder of a saved model")
     print(f"wrote {write_card(folder, repo_id=repo, license=license)}")

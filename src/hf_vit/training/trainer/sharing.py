@@ -10,7 +10,7 @@ from transformers.trainer_utils import TrainOutput
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import refresh_card
-from hf_vit.hub.preflight import PushOptions, find_target
+from hf_vit.hub.preflight import PushOptions, find_destination
 from hf_vit.hub.push import PushResult, push_to_hub
 from hf_vit.results.facts import DataFact, append_record, new_record
 
@@ -39,9 +39,9 @@ def check_before(repo_id: str, say: Callable[[str], None], *, private: bool = Fa
         The repository's full name.
 
     Raises:
-        UserError: see `hf_vit.hub.preflight.find_target`.
+        UserError: see `hf_vit.hub.preflight.find_destination`.
     """
-    return find_target(HfApi(token=token), repo_id, PushOptions(private=private, token=token), say).repo_id
+    return find_destination(HfApi(token=token), repo_id, PushOptions(private=private, token=token), say).repo_id
 
 
 def share_finished(folder: Path, repo_id: str, say: Callable[[str], None], **options: Any) -> PushResult:

@@ -1,0 +1,130 @@
+"""The metadata of a model card, which the Hub reads: made from facts and config, and checked before it is sent."""
+
+import re
+from typing import TYPE_CHECKING, Any, cast
+
+from hf_vit.hub.markdown import one_line
+from hf_vit.hub.model_folder import ModelConfig
+from hf_vit.results.facts import Facts, Record
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult, ModelCardData
+
+DEFAULT_LICENSE = "apache-2.0"
+_FRONT = re.compile(r"^\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
+_REPO_ID = re.compile(r"https?://\S+|[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
+_USER_AND_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+
+
+def current_records(facts: Facts) -> list[Record]:
+    """The records from the last change of the weights on."""
+    changed = [place for place, record in enumerate(facts.records) if record.kind in ("training", "conversion")]
+    return facts.records[changed[-1] if changed else 0 :]
+
+
+def latest_evaluations(facts: Facts) -> list[Record]:
+    """The last evaluation of every data split, of those made after the weights were last changed."""
+    latest: dict[tuple[str | None, str | None], Record] = {}
+    for record in current_records(facts):
+        if record.kind == "evaluation" and isinstance(record.values.get("top1"), float | int):
+            key = (record.data.name, record.data.split) if record.data else (None, None)
+            latest.pop(key, None)
+            latest[key] = record
+    return list(latest.values())
+
+
+def metadata_of(config: ModelConfig, facts: Facts, model_name: str, license: str) -> "ModelCardData":
+    """The card's metadata."""
+    from huggingface_hub import ModelCardData
+
+    trainings, results = facts.of_kind("training"), latest_evaluations(facts)
+    datasets = {name for record in trainings if record.data and (name := _hub_id(record.data.name))}
+    bases = [name for record in trainings if (name := _hub_id(str(record.values.get("base_model", ""))))]
+    task = "image-classification" if config.is_classifier else "image-feature-extraction"
+    return ModelCardData(
+        license=license,
+        library_name="transformers",
+        pipeline_tag=task,
+        tags=[task, "vision", one_line(config.model_type) or "vit"],
+        datasets=sorted(datasets) or None,
+        base_model=bases[-1] if bases else None,
+        metrics=["accuracy"] if results else None,
+        model_name=model_name if results else None,
+        eval_results=[entry for record in results for entry in _eval_results(record)] or None,
+    )
+
+
+def _eval_results(record: Record) -> "list[EvalResult]":
+    from huggingface_hub import EvalResult
+
+    name = one_line(record.data.name) if record.data else "unnamed"
+    titles = {"top1": "Top-1 accuracy", "top5": "Top-5 accuracy"}
+    return [
+        EvalResult(
+            task_type="image-classification",
+            dataset_type=_hub_id(name) or re.sub(r"[^\w.\-]+", "-", name),
+            dataset_name=name,
+            dataset_split=one_line(record.data.split) if record.data and record.data.split else None,
+            metric_type="accuracy",
+            metric_name=title,
+            metric_value=round(float(cast(float, record.values[key])), 4),
+        )
+        for key, title in titles.items()
+        if isinstance(record.values.get(key), float | int)
+    ]
+
+
+def _hub_id(name: str) -> str | None:
+    """`user/name` of a Hub repository (without its configuration), or None for other names."""
+    plain = name.partition(":")[0]
+    return plain if _USER_AND_NAME.fullmatch(plain) else None
+
+
+def metadata_errors(card: str) -> list[str]:
+    """What the Hub would refuse in a card's metadata, field by field; checked without a connection."""
+    import yaml
+
+    front = _FRONT.match(card)
+    if not front:
+        return ["README.md has no metadata (a block between two lines of ---); it needs a license at least"]
+    try:
+        metadata: Any = yaml.safe_load(front[1])
+    except yaml.YAMLError as error:
+        return [f"README.md: {' '.join(str(error).split())}"]
+    if not isinstance(metadata, dict):
+        return ["README.md: the metadata is not a list of fields"]
+    fields = cast(dict[str, Any], metadata)
+    return [*_field_errors(fields), *_index_errors(fields.get("model-index"))]
+
+
+def _field_errors(metadata: dict[str, Any]) -> list[str]:
+    errors = [] if metadata.get("license") else ["license is missing"]
+    for field in ("license", "tags", "datasets", "base_model", "metrics"):
+        value = metadata.get(field)
+        values = cast(list[Any], value) if isinstance(value, list) else [] if value is None else [value]
+        for item in values:
+            if not isinstance(item, str):
+                errors.append(f"{field}: {item!r} is not text")
+            elif field == "license" and not _LICENSE.fullmatch(item):
+                errors.append(f"license: '{item}' is not a license id of the Hub (such as apache-2.0, mit, cc-by-4.0)")
+            elif field in ("datasets", "base_model") and not _REPO_ID.fullmatch(item):
+                errors.append(f"{field}: '{item}' is not the name of a repository")
+    for field in ("library_name", "pipeline_tag"):
+        if field in metadata and not isinstance(metadata[field], str):
+            errors.append(f"{field}: {metadata[field]!r} is not text")
+    return errors
+
+
+def _index_errors(index: Any) -> list[str]:
+    """`model-index` must be what huggingface_hub itself can read back."""
+    from huggingface_hub.repocard_data import model_index_to_eval_results
+
+    if index is None:
+        return []
+    try:
+        model_index_to_eval_results(index)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        return [f"model-index: {reason}"]
+    return []

@@ -1,0 +1,256 @@
+"""What the sections of a model card say: values of facts.json and config.json in words, not yet as Markdown.
+
+What is read of a record's `values`, beyond the evaluation's own measurements:
+
+- training: `recipe` (an object: hyperparameter -> value) and `base_model` (what was fine-tuned) have places of their
+  own; everything else is listed by name.
+- evaluation: `pictures`, the files that were drawn beside the weights. By a protocol other than top1: `headline`, name
+  -> fraction, and `pictures`, file -> title.
+- analysis: `pictures`, file -> title, likewise.
+- conversion: everything is listed by name.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from hf_vit.errors import UserError
+from hf_vit.families import family_of
+from hf_vit.hub.card_metadata import current_records, latest_evaluations
+from hf_vit.hub.markdown import Markdown, code_block, code_span, one_line
+from hf_vit.hub.model_folder import ModelConfig, Size, count_parameters
+from hf_vit.results.facts import Facts, Record
+
+_PICTURES = {
+    "confusion_matrix.png": "Confusion matrix",
+    "wrong_images.png": "The most confident mistakes: true → predicted class, its probability, place in the split",
+}
+_MAX_LISTED_CLASSES = 30
+
+
+def sections(folder: Path, config: ModelConfig, facts: Facts) -> dict[str, Any]:
+    """What the template shows; None, or an empty list, wherever the facts are missing.
+
+    Raises:
+        UserError: the weights are damaged.
+    """
+    return _model(folder, config) | _origin(facts) | _evaluations(folder, facts)
+
+
+def _model(folder: Path, config: ModelConfig) -> dict[str, Any]:
+    # transformers' own ViT, as an export saves it, is the plain one.
+    family = family_of("hf_vit" if config.model_type == "vit" else config.model_type)
+    foreign = Markdown(f"A model of the type {code_span(config.model_type)}")
+    names = config.id2label or {}
+    return {
+        "family": family.label if family else foreign,
+        "is_classifier": config.is_classifier,
+        "shape": _shape(config),
+        "parameters": _grouped(count_parameters(folder)),
+        "flops": _flops(config),
+        "classes": [names[key] for key in sorted(names)] if len(names) <= _MAX_LISTED_CLASSES else [],
+        "num_classes": len(names),
+        "learning_curve": (folder / "learning_curve.png").is_file(),
+    }
+
+
+def _shape(config: ModelConfig) -> list[str]:
+    """What config.json says about the model, in words."""
+    words: list[str] = []
+    if isinstance(layers := config.num_hidden_layers, int):
+        words.append(f"{layers} layer{'s' * (layers != 1)}")
+    if isinstance(width := config.hidden_size, int):
+        words.append(f"width {width}")
+    if isinstance(heads := config.num_attention_heads, int):
+        words.append(f"{heads} attention head{'s' * (heads != 1)}")
+    if config.patch_size:
+        words.append(f"patches of {_size(config.patch_size)} px")
+    if config.image_size:
+        words.append(f"images of {_size(config.image_size)} px")
+    return words
+
+
+def _size(value: Size) -> str:
+    height, width = (value, value) if isinstance(value, int) else value
+    return f"{height}x{width}"
+
+
+def _flops(config: ModelConfig) -> str | None:
+    """Of one image's forward pass, counted from the configuration; None for models of other packages."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    from hf_vit.cost.flops import forward_flops
+
+    family = family_of(config.model_type)
+    if family is None:
+        return None
+    try:
+        built = family.config_class.from_dict(config.model_dump(exclude_unset=True))
+        flops = forward_flops(cast(Any, built), task="classification" if config.is_classifier else "model")
+    except (UserError, StrictDataclassError):  # nothing is said of what cannot be counted
+        return None
+    return f"{flops / 1e9:.4g} GFLOPs" if flops >= 1e9 else f"{flops / 1e6:.4g} MFLOPs"
+
+
+def _origin(facts: Facts) -> dict[str, Any]:
+    """How the weights came about."""
+    training, conversion = _latest(facts, "training"), _latest(facts, "conversion")
+    base_model = training.values.get("base_model") if training else None
+    return {
+        "training": _run(training, skip=("recipe", "base_model", "parameters")),
+        "base_model": code_span(base_model) if base_model else None,
+        "recipe": _rows(training.values.get("recipe")) if training else [],
+        "conversion": _run(conversion, skip=("parameters", "verification")),
+        "parity": _rows(conversion.values.get("verification")) if conversion else [],
+    }
+
+
+def _latest(facts: Facts, kind: str) -> Record | None:
+    records = facts.of_kind(kind)
+    return records[-1] if records else None
+
+
+def _run(record: Record | None, skip: Sequence[str]) -> dict[str, Any] | None:
+    """A training or conversion: how it was run, on what, and its plain numbers."""
+    if record is None:
+        return None
+    return {
+        "command": code_block(one_line(record.command), "bash"),
+        "date": f"{record.date:%Y-%m-%d}",
+        "data": _describe(record),
+        "seed": record.seed,
+        "time": None if record.seconds is None else _duration(record.seconds),
+        "machine": _machine(record.hardware),
+        "versions": ", ".join(f"{name} {version}" for name, version in sorted(record.versions.items())),
+        "rows": _rows({key: value for key, value in record.values.items() if key not in skip}),
+    }
+
+
+def _rows(values: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """A table of two columns; what is nested becomes one row a value: {"a": {"b_c": 1}} -> ("a b c", "1")."""
+    rows: list[tuple[str, str]] = []
+    for key, value in cast(Mapping[str, Any], values).items() if isinstance(values, Mapping) else ():
+        name = f"{prefix}{key.replace('_', ' ')}"
+        if isinstance(value, Mapping):
+            rows += _rows(value, f"{name} ")
+        elif value is not None:
+            is_share = key.endswith("accuracy") and isinstance(value, float)
+            rows.append((name, _percent(value) if is_share else _plain(value)))
+    return rows
+
+
+def _evaluations(folder: Path, facts: Facts) -> dict[str, Any]:
+    """What was measured of these weights."""
+    results, current = latest_evaluations(facts), current_records(facts)
+    pictured = [record for record in facts.of_kind("evaluation") if isinstance(record.values.get("pictures"), list)]
+    training = _latest(facts, "training")
+    return {
+        "results": [_result(record, training) for record in results],
+        "per_class": _per_class(results[-1]) if results else [],
+        "per_class_of": _describe(results[-1]) if results else None,
+        "pictures": _pictures(folder, pictured[-1]) if pictured else [],
+        "pictured": _describe(pictured[-1]) if pictured else None,
+        "measurements": _measurements(current),
+        "measured_pictures": _captioned(folder, [record for record in current if record.kind == "evaluation"]),
+        "analyses": _captioned(folder, [record for record in current if record.kind == "analysis"]),
+    }
+
+
+def _result(record: Record, training: Record | None) -> dict[str, Any]:
+    values, data = record.values, record.data
+    seed = training.seed if training else None
+    return {
+        "data": data.name if data else "unnamed",
+        "split": (data.split if data else None) or "-",
+        "images": _grouped(data.size if data else None) or "-",
+        "training_seed": "-" if seed is None else seed,
+        "top1": _percent(values.get("top1")),
+        "top5": _percent(values.get("top5")),
+        "ece": _percent(values.get("ece")),
+        "loss": f"{values['loss']:.4f}" if isinstance(values.get("loss"), float) else "-",
+        "date": f"{record.date:%Y-%m-%d}",
+    }
+
+
+def _per_class(record: Record) -> list[tuple[str, str]]:
+    table = record.values.get("per_class")
+    if not isinstance(table, dict) or len(table) > _MAX_LISTED_CLASSES:
+        return []
+    return [(name, _percent(value)) for name, value in table.items()]
+
+
+def _pictures(folder: Path, record: Record) -> list[tuple[Markdown, str]]:
+    names = cast(Sequence[str], record.values["pictures"])
+    return [(Markdown(name), _PICTURES[name]) for name in names if name in _PICTURES and (folder / name).is_file()]
+
+
+def _measurements(records: Sequence[Record]) -> list[tuple[str, str, str | None, str]]:
+    """(what, percentage, data, date) of the fractions that protocols call their headlines; of each the latest."""
+    latest: dict[tuple[str, str | None], tuple[str, str, str | None, str]] = {}
+    for record in records:
+        headline = record.values.get("headline")
+        fractions = cast(dict[str, Any], headline) if isinstance(headline, dict) else {}
+        for name in sorted(fractions, key=_numbers_in_order):
+            data = _describe(record)
+            latest[name, data] = (name, _percent(fractions[name]), data, f"{record.date:%Y-%m-%d}")
+    return list(latest.values())
+
+
+def _numbers_in_order(name: str) -> list[str | int]:
+    """Sorts "5-shot" before "10-shot": the file keeps names alphabetically."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def _captioned(folder: Path, records: Sequence[Record]) -> list[tuple[Markdown, str]]:
+    """(file, caption) of the pictures with titles that were put beside the weights; of each the latest."""
+    captions: dict[Markdown, str] = {}
+    for record in records:
+        pictures = record.values.get("pictures")
+        for name, title in pictures.items() if isinstance(pictures, dict) else ():
+            if re.fullmatch(r"\w[\w.\-]*\.(png|svg)", name) and (folder / name).is_file():
+                captions[Markdown(name)] = ", ".join(part for part in (str(title), _describe(record)) if part)
+    return list(captions.items())
+
+
+def _describe(record: Record) -> str | None:
+    """Data, split and size: "digits, split test, 360 images"."""
+    if record.data is None:
+        return None
+    parts = [record.data.name]
+    if record.data.split:
+        parts.append(f"split {record.data.split}")
+    if record.data.size is not None:
+        parts.append(f"{_grouped(record.data.size)} images")
+    return ", ".join(parts)
+
+
+def _machine(hardware: Mapping[str, Any]) -> str | None:
+    if not hardware.get("name"):
+        return None
+    cores = f", {hardware['cores']} CPU cores" if "cores" in hardware else ""
+    return f"{hardware['name']}{cores}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        return ", ".join(_plain(item) for item in cast(list[Any], value))
+    return str(value)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _percent(value: Any) -> str:
+    return f"{100 * value:.2f}%" if isinstance(value, float | int) else "-"
+
+
+def _grouped(number: int | None) -> str | None:
+    return None if number is None else f"{number:,}"

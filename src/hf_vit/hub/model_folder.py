@@ -1,0 +1,182 @@
+"""A model folder as it is read for sharing. Whoever wrote it is not trusted: names in it reach no file outside."""
+
+import ast
+import json
+import math
+from pathlib import Path, PureWindowsPath
+from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hf_vit.errors import UserError
+from hf_vit.families import family_of
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+Size = int | tuple[int, int]
+
+
+class ModelConfig(BaseModel):
+    """What sharing reads of config.json; the rest is kept for the model itself."""
+
+    model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True, protected_namespaces=())
+
+    model_type: str = ""
+    architectures: list[str] | None = None
+    auto_map: dict[str, str | list[str | None]] | None = None
+    id2label: dict[int, str] | None = None
+    num_hidden_layers: Any = None
+    hidden_size: Any = None
+    num_attention_heads: Any = None
+    patch_size: Size | None = None
+    image_size: Size | None = None
+
+    @property
+    def architecture(self) -> str:
+        """The class that was saved; empty if the file does not say."""
+        return (self.architectures or [""])[0]
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether the model has a head for classes of images."""
+        return "ForImageClassification" in self.architecture
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the architecture is one of this package."""
+        return family_of(self.model_type) is not None
+
+    @property
+    def code_targets(self) -> list[str]:
+        """What `auto_map` names, as "module.Class"."""
+        values = (self.auto_map or {}).values()
+        names = [name for value in values for name in (value if isinstance(value, list) else [value]) if name]
+        return [name.rpartition("--")[2] for name in names]
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """config.json of a model folder.
+
+    Raises:
+        UserError: there is none, or it is damaged.
+    """
+    path = folder / "config.json"
+    try:
+        return ModelConfig.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder} holds no model: there is no config.json in it; give a saved model's folder"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        reason = f"{where}: {first['msg']}" if where else "not an object with the model's fields"
+        raise UserError(f"config.json of {folder} is damaged ({reason}); save the model again") from error
+    except ValueError as error:
+        raise UserError(
+            f"config.json of {folder} is damaged (not valid JSON: {error}); save the model again"
+        ) from error
+
+
+def check_name(name: str, named_by: str) -> str:
+    """A file's name that a folder's own files chose, if it stays in that folder.
+
+    Raises:
+        UserError: it is absolute, or leads out by "..".
+    """
+    pure = PureWindowsPath(name)  # knows both separators
+    if not name or pure.drive or pure.root or ".." in pure.parts or "\\" in name or "\0" in name:
+        raise UserError(f"{named_by} names {name!r}, which is no file inside the model's folder; save the model again")
+    return name
+
+
+def check_inside(folder: Path, path: Path) -> None:
+    """Refuse a link that leads out of the folder.
+
+    Raises:
+        UserError: names it.
+    """
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UserError(
+            f"{path} is a link to a file outside of {folder}; put the file itself there, or remove the link"
+        )
+
+
+def weight_files(folder: Path) -> list[str]:
+    """The names of the safetensors files: the single one, or those that the index names; none where there are none.
+
+    Raises:
+        UserError: the index is damaged, or names what is no file of this folder.
+    """
+    index = folder / INDEX
+    if not index.is_file():
+        return [SINGLE] if (folder / SINGLE).is_file() else []
+    try:
+        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = {check_name(name, INDEX) for name in cast(dict[str, str], shards).values()}
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{INDEX} of {folder} is damaged (it has no weight_map of tensors to files); save the model again"
+        ) from error
+    if nested := sorted(name for name in names if "/" in name or not name.endswith(".safetensors")):
+        raise UserError(f"{INDEX} names {nested[0]!r}, no safetensors file of the folder itself; save the model again")
+    return sorted(names)
+
+
+def count_parameters(folder: Path) -> int | None:
+    """Number of stored values, from the headers of the safetensors files; None where one is missing.
+
+    Raises:
+        UserError: a file or the index is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    names = weight_files(folder)
+    if not names or not all((folder / name).is_file() for name in names):
+        return None
+    total = 0
+    try:
+        for name in names:
+            with cast(Any, safe_open)(str(folder / name), framework="numpy") as file:
+                total += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+    except SafetensorError as error:
+        raise UserError(f"the weights in {folder} are damaged ({error}); save the model again") from error
+    return total
+
+
+def travelling_code(folder: Path, config: ModelConfig) -> set[str]:
+    """The files of code that `auto_map` names, and the siblings these import.
+
+    Raises:
+        UserError: `auto_map` or the code is incomplete, so that the model would not load without this package.
+    """
+    if config.is_ours:
+        classes = {target.rpartition(".")[2] for target in config.code_targets}
+        missing = [name for name in ("AutoConfig", "AutoModel") if name not in (config.auto_map or {})]
+        missing += [] if config.architecture in classes else [config.architecture]
+        if missing:
+            raise UserError(f"auto_map in the config.json of {folder} lacks {', '.join(missing)}; save the model again")
+    waiting = [target.rpartition(".")[0] for target in config.code_targets]
+    files: set[str] = set()
+    while waiting:
+        module = waiting.pop()
+        name = check_name(f"{module}.py", "auto_map in config.json")
+        if name not in files:
+            files.add(name)
+            waiting += _siblings(folder, name)
+    return files
+
+
+def _siblings(folder: Path, name: str) -> list[str]:
+    """The modules beside a file of code that it imports."""
+    path = folder / name
+    if not path.is_file():
+        raise UserError(f"{folder} lacks {name}, code that its model needs to load anywhere; save the model again")
+    check_inside(folder, path)
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{name} of {folder} is not Python code ({error}); save the model again") from error
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    return [node.module for node in imports if node.level == 1 and node.module]
