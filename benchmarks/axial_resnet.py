@@ -92,7 +92,7 @@ class EinsumAttention(nn.Module):
 
 def with_einsum(model: HfAxialResNetModel, core: Core) -> HfAxialResNetModel:
     twin = copy.deepcopy(model)
-    for stage in twin.stem.stages:
+    for stage in twin.encoder.stages:
         for unit in stage:
             unit.column, unit.row = EinsumAttention(unit.column, core), EinsumAttention(unit.row, core)
     return twin

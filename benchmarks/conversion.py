@@ -22,7 +22,7 @@ import torch
 from pairing import Report, parser, quartiles, speed_ratio
 
 import hf_vit.conversion as conversion
-from hf_vit.conversion.plan.weights import load_weights
+from hf_vit.conversion.building.weights import load_weights
 from hf_vit.conversion.readers.npz import NpzReader
 
 # Prints seconds, and bytes of peak memory above the imports. VmHWM is the highest resident size so far.

@@ -1,9 +1,10 @@
-"""Original checkpoints into hf_vit models: one module an origin, its key table as data (see README.md here)."""
+"""Original checkpoints into hf_vit models, and out again: one module an origin, its key table as data (README.md)."""
 
-from hf_vit.conversion.api import ConversionResult, convert, describe, plan
-from hf_vit.conversion.exporting import ExportResult, export
+from hf_vit.conversion.account import ConversionResult, assumption, describe
+from hf_vit.conversion.api import ExportResult, convert, export
 from hf_vit.conversion.labels import read_labels
-from hf_vit.conversion.plan.planning import Plan
+from hf_vit.conversion.planning.plan import Plan
+from hf_vit.conversion.planning.planner import plan
 from hf_vit.conversion.sizes import parse_size
 from hf_vit.conversion.stem import load_stem
 
@@ -11,6 +12,7 @@ __all__ = [
     "ConversionResult",
     "ExportResult",
     "Plan",
+    "assumption",
     "convert",
     "describe",
     "export",

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from hf_vit.conversion.exporting import ANY, Target
 from hf_vit.conversion.origins.origin import Origin
-from hf_vit.conversion.origins.registry import FAMILIES, ORIGINS
-from hf_vit.conversion.plan.transforms import TRANSFORMS
-from hf_vit.conversion.targets import TARGETS
+from hf_vit.conversion.origins.registry import ORIGINS, STRANGERS
+from hf_vit.conversion.origins.transforms import TRANSFORMS
+from hf_vit.conversion.targets.registry import TARGETS
+from hf_vit.conversion.targets.target import ANY, Target
 
 README = Path(__file__).parent / "README.md"
 
@@ -55,7 +55,7 @@ def render() -> str:
     for origin in ORIGINS:
         lines += _origin(origin)
     lines += ["## Recognised, and refused by name", ""]
-    lines += [f"- {family.name}" for family in FAMILIES]
+    lines += [f"- {stranger.name}" for stranger in STRANGERS]
     lines += ["", "## Out again", "", _OUT]
     for target in TARGETS.values():
         lines += _target(target)
@@ -68,7 +68,7 @@ def _origin(origin: Origin) -> list[str]:
     lines += ["", "Axes: " + "; ".join(f"{letter} {meaning}" for letter, meaning in origin.legend.items()) + ".", ""]
     lines += ["| source key | axes | transform | parameter | optional part |", "|---|---|---|---|---|"]
     lines += [
-        f"| `{rule.source}` | {', '.join(rule.axes)} | {rule.transform} | `{rule.target}` | {rule.part} |"
+        f"| `{rule.key}` | {', '.join(rule.axes)} | {rule.transform} | `{rule.parameter}` | {rule.part} |"
         for rule in origin.rules
     ]
     lines += ["", "| ignored keys (regular expression) | why |", "|---|---|"]

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from hf_vit.conversion.opening import open_checkpoint
 from hf_vit.conversion.origins import bit, bit_paper
-from hf_vit.conversion.origins.registry import likely_family
-from hf_vit.conversion.plan.layout import Layout
-from hf_vit.conversion.plan.transforms import TRANSFORMS
+from hf_vit.conversion.origins.registry import likely_kind
+from hf_vit.conversion.origins.transforms import TRANSFORMS
+from hf_vit.conversion.planning.layout import Layout
+from hf_vit.conversion.readers.opening import open_checkpoint
 from hf_vit.errors import UserError
 
 HEAD = "head of the ResNet"
@@ -28,7 +28,7 @@ def load_stem(model: Any, source: str | Path) -> dict[str, str]:
     Raises:
         UserError: the model has no such stem, or the file is damaged or no BiT of that form. The model is unchanged.
     """
-    body = getattr(model, model.base_model_prefix, model)
+    body = model.base_model
     stem = getattr(getattr(getattr(body, "embeddings", None), "patch_embeddings", None), "stem", None)
     if stem is None:
         raise UserError(
@@ -46,8 +46,9 @@ def load_stem(model: Any, source: str | Path) -> dict[str, str]:
             if rule.part == "head":
                 account[key] = HEAD
             else:
-                account[key] = f"embeddings.patch_embeddings.{rule.target}"
-                filled[rule.target.removeprefix("stem.")] = TRANSFORMS[rule.transform].apply(reader.read_floats(key))
+                name = rule.parameter.removeprefix("encoder.")
+                account[key] = f"embeddings.patch_embeddings.stem.{name}"
+                filled[name] = TRANSFORMS[rule.transform].apply(reader.read_floats(key))
     with torch.no_grad():
         parameters = dict(stem.named_parameters())
         if parameters.keys() != filled.keys():
@@ -60,7 +61,7 @@ def load_stem(model: Any, source: str | Path) -> dict[str, str]:
 def _refuse_other_kind(shapes: Any, file_name: str) -> None:
     if bit.recognises(shapes):
         return
-    family = "a BiT ResNetV2" if bit_paper.recognises(shapes) else likely_family(shapes) or "no BiT ResNet"
+    family = "a BiT ResNetV2" if bit_paper.recognises(shapes) else likely_kind(shapes) or "no BiT ResNet"
     raise UserError(f"{file_name} looks like {family}; a stem takes a BiT ResNet of post-activation units")
 
 

@@ -1,5 +1,6 @@
 """What every test shares: offline and quiet Hugging Face libraries with a cache of their own, one thread, one seed."""
 
+import gc
 import os
 import tempfile
 
@@ -16,6 +17,16 @@ os.environ.update(
 )
 
 pytest_plugins = ["loopback.fixtures"]
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: each training ends in a full garbage collection, which need not walk through it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,8 @@ import transformers
 from models import families as tiny
 
 import hf_vit
+from hf_vit.cost import forward_flops
+from hf_vit.errors import UserError
 from hf_vit.families import AUTO_CLASSES, FAMILIES, Door, family_of
 
 OUTPUTS = {"model": "last_hidden_state", "classification": "logits", "masked_prediction": "reconstruction"}
@@ -23,10 +25,13 @@ def test_every_family_by_every_door(name: str, door: Door):
         assert door not in family.classes
         with pytest.raises(ValueError, match=f"Unrecognized configuration class .*{family.config_class.__name__}"):
             auto_class.from_config(config)
+        with pytest.raises(UserError, match=family.not_applicable[door]):
+            forward_flops(config, task=door)
         return
     model = auto_class.from_config(config).eval()
     assert type(model) is family.classes[door] is getattr(hf_vit, type(model).__name__)
     assert family.door_of(type(model).__name__) == door
+    assert forward_flops(config, task=door) > 0
     images = row.images(config)
     with torch.no_grad():
         outputs = model(images)

@@ -13,8 +13,9 @@ from hf_vit.conversion.readers.checkpoint import one_line
 from hf_vit.errors import UserError
 from hf_vit.results.redaction import redact_text
 
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB = re.compile(
-    r"hf://(?:models/)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>refs/pr/\d+|[^/@]+))?(?:/(?P<path>.+?))?/?"
+    rf"hf://(?:models/)?(?P<repo>{HUB_ID.pattern})(?:@(?P<revision>refs/pr/\d+|[^/@]+))?(?:/(?P<path>.+?))?/?"
 )
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 # What the readers want of a model's repository; weights in the order of preference.
@@ -24,7 +25,7 @@ _THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
-class Source:
+class LocalCheckpoint:
     """A checkpoint at hand.
 
     Attributes:
@@ -36,7 +37,7 @@ class Source:
     name: str
 
 
-def fetch(source: str | Path, sha256: str | None = None) -> Source:
+def fetch(source: str | Path, sha256: str | None = None) -> LocalCheckpoint:
     """Bring a checkpoint to this machine, and hold it against its SHA-256.
 
     Args:
@@ -49,18 +50,18 @@ def fetch(source: str | Path, sha256: str | None = None) -> Source:
     """
     if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
         raise UserError(f"--sha256 {sha256[:80]!r} is no SHA-256; give 64 hexadecimal digits")
-    found = _fetch(str(source), sha256 is not None)
+    checkpoint = _fetch(str(source), sha256 is not None)
     if sha256 is not None:
-        _check(found, sha256.lower(), is_download=found.name != found.path.name)
-    return found
+        _check(checkpoint, sha256.lower(), is_download=checkpoint.name != checkpoint.path.name)
+    return checkpoint
 
 
-def _fetch(source: str, has_hash: bool) -> Source:
-    if Path(source).exists():  # a path wins, whatever it looks like
-        return Source(Path(source), Path(source).name)
+def _fetch(source: str, has_hash: bool) -> LocalCheckpoint:
+    if is_local(source):  # a path wins, whatever it looks like
+        return LocalCheckpoint(Path(source), Path(source).name)
     scheme = _SCHEME.match(source)
     if scheme is None:
-        return Source(Path(source), Path(source).name)  # opening it says what is wrong
+        return LocalCheckpoint(Path(source), Path(source).name)  # opening it says what is wrong
     kind = scheme[1].lower()
     if kind == "hf":
         return _from_hub(source)
@@ -70,25 +71,35 @@ def _fetch(source: str, has_hash: bool) -> Source:
         raise UserError(
             f"{redact_text(source)} cannot be fetched: give a path, or an address with https://, gs:// or hf://"
         )
-    return Source(download(source, checked_later=has_hash), redact_text(source))
+    return LocalCheckpoint(download(source, checked_later=has_hash), redact_text(source))
 
 
-def _check(source: Source, sha256: str, is_download: bool) -> None:
-    if source.path.is_dir():
+def is_local(source: str | Path) -> bool:
+    """Whether there is such a file or folder."""
+    try:
+        return Path(source).exists()
+    except OSError:  # a name that is too long, for one
+        return False
+
+
+def _check(checkpoint: LocalCheckpoint, sha256: str, is_download: bool) -> None:
+    if checkpoint.path.is_dir():
         raise UserError(
-            f"{source.name} is a folder, which has no SHA-256; give the file of its weights, or no --sha256"
+            f"{checkpoint.name} is a folder, which has no SHA-256; give the file of its weights, or no --sha256"
         )
-    if not source.path.is_file():
+    if not checkpoint.path.is_file():
         return
-    with source.path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
+    with checkpoint.path.open("rb") as file:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != sha256:
         if is_download:
-            source.path.unlink()  # get it anew next time
-        raise UserError(f"{source.name} is another file than --sha256 says: its SHA-256 is {found}; nothing is written")
+            checkpoint.path.unlink()  # get it anew next time
+        raise UserError(
+            f"{checkpoint.name} is another file than --sha256 says: its SHA-256 is {actual}; nothing is written"
+        )
 
 
-def _from_hub(source: str) -> Source:
+def _from_hub(source: str) -> LocalCheckpoint:
     named = _HUB.fullmatch(source)
     if named is None:
         raise UserError(
@@ -100,8 +111,8 @@ def _from_hub(source: str) -> Source:
 
     try:
         if path is None:
-            return Source(hub_folder(repo, revision), source)
-        return Source(Path(hf_hub_download(repo, path, revision=revision)), source)
+            return LocalCheckpoint(hub_folder(repo, revision), source)
+        return LocalCheckpoint(Path(hf_hub_download(repo, path, revision=revision)), source)
     except (EntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         raise UserError(f"{source} cannot be had from the Hub: {_hub_reason(error)}") from error
 

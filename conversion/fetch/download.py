@@ -10,13 +10,14 @@ import importlib.util
 import os
 import shutil
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+from hf_vit.conversion.progress import progress
 from hf_vit.conversion.readers.checkpoint import one_line
 from hf_vit.errors import UserError
 from hf_vit.results.redaction import redact_text
@@ -143,7 +144,7 @@ class _Transfer:
 
     def _fill(self, partial: Path, remote: _Remote) -> None:
         """Append to the partial file until the server has no more."""
-        with partial.open("ab" if remote.seekable else "wb") as file, _progress(self._name, remote.size) as advance:
+        with partial.open("ab" if remote.seekable else "wb") as file, progress(self._name, remote.size) as advance:
             here = file.tell()
             advance(here)
             for block in self._blocks(here, remote):
@@ -224,22 +225,3 @@ def _refusing(url: str) -> Generator[None]:
             raise UserError(f"{redact_text(url)} cannot be downloaded: {said}; check the address") from error
         said = f"the server answers {status}" if isinstance(status, int) else one_line(cause)
         raise _InterruptedError(said) from error
-
-
-@contextmanager
-def _progress(name: str, size: int | None) -> Generator[Callable[[int], None]]:
-    """A bar on a terminal, nothing elsewhere; the function that is given moves it on by so many bytes."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn(name, markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("download", total=size)
-        yield lambda count: bar.advance(task, count)

@@ -28,19 +28,19 @@ MAP_RULES = (
     *(
         replace(
             rule,
-            source=rule.source.replace(f"Transformer/encoderblock_{BLOCK}", _HEAD),
-            target=rule.target.replace(f"layers.{BLOCK}", "pooler.map").replace("layernorm_before", "layernorm"),
+            key=rule.key.replace(f"Transformer/encoderblock_{BLOCK}", _HEAD),
+            parameter=rule.parameter.replace(f"layers.{BLOCK}", "pooler.map").replace("layernorm_before", "layernorm"),
             part="map",
         )
         for rule in vit_jax.RULES
-        if rule.in_block and "LayerNorm_1" not in rule.source
+        if rule.in_block and "LayerNorm_1" not in rule.key
     ),
 )
 
 _POSITIONS = KeyRule(_TABLE, "1TD", "keep", "embeddings.position_embeddings", part="table")
 
 RULES = (
-    *(_POSITIONS if rule.source == vit_jax.TABLE else rule for rule in vit_jax.RULES),
+    *(_POSITIONS if rule.key == vit_jax.TABLE else rule for rule in vit_jax.RULES),
     *MAP_RULES,
 )
 
@@ -118,7 +118,7 @@ def rules_of(rules: tuple[KeyRule, ...], shapes: Mapping[str, Shape]) -> tuple[K
 
 
 def _stacked(rule: KeyRule) -> KeyRule:
-    return replace(rule, source=rule.source.replace(f"_{BLOCK}/", "/", 1), axes=("N", *rule.axes), stacked=True)
+    return replace(rule, key=rule.key.replace(f"_{BLOCK}/", "/", 1), axes=("N", *rule.axes), stacked=True)
 
 
 def configure(

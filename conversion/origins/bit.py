@@ -20,7 +20,7 @@ EPSILON = 1e-6  # of GroupNorm in the original
 
 
 def _below_stem(rules: tuple[KeyRule, ...]) -> tuple[KeyRule, ...]:
-    return tuple(replace(rule, target=rule.target.replace(STEM, "stem")) for rule in rules)
+    return tuple(replace(rule, parameter=rule.parameter.replace(STEM, "encoder")) for rule in rules)
 
 
 UNIT_RULES = _below_stem(vit_jax_hybrid.UNIT_RULES)

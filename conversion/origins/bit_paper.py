@@ -36,7 +36,7 @@ _THERE = {
 _HERE = {there: here for here, there in _THERE.items()}
 
 _NAME = "block{s}/unit{u}"
-_MODULES = "stem.stages.{s-1}.{u-1}"
+_MODULES = "encoder.stages.{s-1}.{u-1}"
 UNIT_RULES = (
     *norm_rules(f"{_NAME}/gn1", "I", f"{_MODULES}.norm1"),
     KeyRule(f"{_NAME}/conv1/kernel", ("1", "1", "I", "U"), "conv", f"{_MODULES}.conv1.weight"),
@@ -47,9 +47,9 @@ UNIT_RULES = (
     KeyRule(f"{_NAME}/conv_proj/kernel", ("1", "1", "I", "O"), "conv", f"{_MODULES}.projection.weight"),
 )
 RULES = (
-    KeyRule(ROOT, ("7", "7", "C", "W"), "conv", "stem.root_conv.weight"),
+    KeyRule(ROOT, ("7", "7", "C", "W"), "conv", "encoder.root_conv.weight"),
     *UNIT_RULES,
-    *norm_rules("norm-pre-head", "F", "stem.norm"),
+    *norm_rules("norm-pre-head", "F", "encoder.norm"),
     KeyRule("head/kernel", "FL", "pointwise", "classifier.weight", part="head"),
     KeyRule("head/bias", "L", "keep", "classifier.bias", part="head"),
 )

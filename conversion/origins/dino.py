@@ -37,7 +37,7 @@ ORIGIN = replace(
     ignored=IGNORED | BESIDE,
     recognises=recognises,
     names=names,
-    told=mae.told,
+    declared=mae.declared,
     assumed=mae.ASSUMED,
     notes=(
         "Names are timm's. Of `teacher.` and `student.` the teacher is converted.",

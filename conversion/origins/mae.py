@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hf_vit.conversion.origins import timm_vit
-from hf_vit.conversion.origins.origin import KeyNames, Told
+from hf_vit.conversion.origins.origin import Declared, KeyNames
 from hf_vit.conversion.origins.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from hf_vit.conversion.origins.wrapped import BESIDE, bare_names, unwrapped
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
@@ -29,9 +29,9 @@ def names(shapes: Mapping[str, Shape]) -> KeyNames:
     return unwrapped(shapes, timm_vit.PATCHES, IGNORED)
 
 
-def told(companions: Companions, shapes: Mapping[str, Shape]) -> Told:
+def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
     """The code's own constants; a folder's config.json is one of timm."""
-    return Told(processor=IMAGENET_PIXELS) if companions.config is None else timm_vit.told(companions, shapes)
+    return Declared(processor=IMAGENET_PIXELS) if companions.config is None else timm_vit.declared(companions, shapes)
 
 
 ORIGIN = replace(
@@ -41,7 +41,7 @@ ORIGIN = replace(
     ignored=IGNORED | BESIDE,
     recognises=recognises,
     names=names,
-    told=told,
+    declared=declared,
     assumed=ASSUMED,
     notes=(
         "Names are timm's; the encoder's positions are stored in the file.",

@@ -1,6 +1,6 @@
 """What an origin is: a table from its key names to the model's, and the little that a table cannot say.
 
-One module an origin (`vit_jax.py`, ...) defines an `Origin`; `planning.py` applies it.
+One module an origin (`vit_jax.py`, ...) defines an `Origin`; `planning/` applies it.
 """
 
 import re
@@ -20,49 +20,50 @@ class KeyRule:
     """One line of a key table.
 
     Attributes:
-        source: the key in its normal form, `{i}` for the block's number.
+        key: of the file, in its normal form, `{i}` for the block's number.
         axes: a letter of the origin's legend for every axis, with a factor before it ("4W") or not; a number alone is
             that very size.
         transform: name in `transforms.TRANSFORMS`.
-        target: parameter of the bare model, or of its classifier. "{q,k,v}_proj" are as many parameters, which get
-            equal parts of the array along its first axis, in that order.
+        parameter: of the bare model, or of its classifier. "{q,k,v}_proj" are as many parameters, which get equal parts
+            of the array along its first axis, in that order.
         part: "" for keys that are always there; otherwise the optional part they belong to, present as a whole or not.
         stacked: whether the one array holds all blocks, a block for every step of its first axis "N" (layers that ran
-            in a scan); `{i}` is then in the target only.
+            in a scan); `{i}` is then in the parameter only.
     """
 
-    source: str
+    key: str
     axes: Sequence[str]
     transform: str
-    target: str
+    parameter: str
     part: str = ""
     stacked: bool = False
 
     @property
-    def targets(self) -> tuple[str, ...]:
+    def parameters(self) -> tuple[str, ...]:
         """The parameters that the array fills, in the order of its parts."""
-        found = re.search(r"\{(\w+(?:,\w+)+)\}", self.target)
-        if found is None:
-            return (self.target,)
-        return tuple(self.target.replace(found[0], name) for name in found[1].split(","))
+        several = re.search(r"\{(\w+(?:,\w+)+)\}", self.parameter)
+        if several is None:
+            return (self.parameter,)
+        return tuple(self.parameter.replace(several[0], name) for name in several[1].split(","))
 
     @property
     def in_block(self) -> bool:
         """Whether the rule stands for one key in every block."""
-        return BLOCK in self.source
+        return BLOCK in self.key
 
     def at(self, block: int) -> "KeyRule":
         """The same rule for one block."""
-        source, target = (name.replace(BLOCK, str(block)) for name in (self.source, self.target))
-        return replace(self, source=source, target=target)
+        return self._numbered({BLOCK: block})
 
     def in_unit(self, stage: int, unit: int) -> "KeyRule":
         """The same rule for one unit of a stem: `{s}`, `{u}` are the numbers, `{s-1}`, `{u-1}` those counted from 0."""
-        numbers = {"{s}": stage, "{u}": unit, "{s-1}": stage - 1, "{u-1}": unit - 1}
-        source, target = self.source, self.target
+        return self._numbered({"{s}": stage, "{u}": unit, "{s-1}": stage - 1, "{u-1}": unit - 1})
+
+    def _numbered(self, numbers: Mapping[str, int]) -> "KeyRule":
+        key, parameter = self.key, self.parameter
         for name, number in numbers.items():
-            source, target = source.replace(name, str(number)), target.replace(name, str(number))
-        return replace(self, source=source, target=target)
+            key, parameter = key.replace(name, str(number)), parameter.replace(name, str(number))
+        return replace(self, key=key, parameter=parameter)
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ class KeyNames:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the files beside the weights say, and shapes cannot.
+class Declared:
+    """What the files beside the weights, or people, say of a model, and shapes cannot.
 
     Attributes:
         fields: of the model's config. What the weights' shapes say too must be the same.
@@ -117,8 +118,8 @@ class Origin:
         family: of the models that the files become, a key of `hf_vit.families.FAMILIES`.
         rules_of: (rules, normal key -> shape) -> the rules of that file, where a line of the table stands for more than
             a block's number says. None: they are the same for every file.
-        told: (what lies beside the weights, key -> shape) -> what it says. Raises UserError where it asks for what no
-            model here does.
+        declared: (what lies beside the weights, key -> shape) -> what it says. Raises UserError where it asks for
+            what no model here does.
         assumed: field of the config -> what is assumed of it where no config.json tells.
         refused: regular expression of a normal key -> what of the source's model has no counterpart here.
     """
@@ -136,7 +137,7 @@ class Origin:
     family: str = "plain"
     rules_of: Callable[[tuple[KeyRule, ...], Mapping[str, Shape]], tuple[KeyRule, ...]] | None = None
     notes: tuple[str, ...] = field(default=())
-    told: Callable[[Companions, Mapping[str, Shape]], Told] | None = None
+    declared: Callable[[Companions, Mapping[str, Shape]], Declared] | None = None
     assumed: Mapping[str, str] = field(default_factory=dict[str, str])
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
 

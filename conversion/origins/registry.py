@@ -1,4 +1,4 @@
-"""Which kind of checkpoint a file is: an origin that can be converted, or a refusal that names the likely family."""
+"""Which kind of checkpoint a file is: an origin that can be converted, or a refusal that names the likely kind."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -42,7 +42,7 @@ _TRANSFORMER = r"(^|/)Transformer/encoder"
 
 
 @dataclass(frozen=True)
-class Family:
+class Stranger:
     """A kind of checkpoint that is known by its keys but not converted.
 
     Attributes:
@@ -55,39 +55,38 @@ class Family:
 
 
 # The first that fits is named.
-FAMILIES = (
-    Family("an MLP-Mixer (arXiv 2105.01601), which is no vision transformer", (r"(^|/)MixerBlock_\d+/",)),
-    Family("a hybrid ViT of another code (ResNet stem, Transformer), which is not supported", (_STEM, _TRANSFORMER)),
-    Family("part of a BiT ResNet, whose root is missing", (_STEM,)),
-    Family("a text tower of big_vision, which is no vision transformer", (r"(^|/)txt/",)),
-    Family("part of a ViT of timm, whose patch embedding is missing", (r"(^|\.)blocks\.\d+\.(attn\.qkv|norm1)\.",)),
-    Family(
+STRANGERS = (
+    Stranger("an MLP-Mixer (arXiv 2105.01601), which is no vision transformer", (r"(^|/)MixerBlock_\d+/",)),
+    Stranger("a hybrid ViT of another code (ResNet stem, Transformer), which is not supported", (_STEM, _TRANSFORMER)),
+    Stranger("part of a BiT ResNet, whose root is missing", (_STEM,)),
+    Stranger("a text tower of big_vision, which is no vision transformer", (r"(^|/)txt/",)),
+    Stranger("part of a ViT of timm, whose patch embedding is missing", (r"(^|\.)blocks\.\d+\.(attn\.qkv|norm1)\.",)),
+    Stranger(
         "part of a ViT of transformers, whose patch embedding is missing",
         (r"(^|\.)(layer\.\d+\.attention\.attention\.query|layers\.\d+\.attention\.q_proj)\.",),
     ),
 )
-
-READABLE = "; hf-vit convert reads files of " + ", ".join(origin.name for origin in ORIGINS)
 
 
 def find_origin(shapes: Mapping[str, Shape], file_name: str) -> Origin:
     """The origin of a file with these keys.
 
     Raises:
-        UserError: no origin recognises it; the message names the likely family.
+        UserError: no origin recognises it; the message names the likely kind.
     """
     for origin in ORIGINS:
         if origin.recognises(shapes):
             return origin
     examples = ", ".join(list(shapes)[:3])
-    family = likely_family(shapes) or f"no checkpoint that is known here (it holds {examples}, ...)"
-    raise UserError(f"{file_name} looks like {family}{READABLE}")
+    kind = likely_kind(shapes) or f"no checkpoint that is known here (it holds {examples}, ...)"
+    known = ", ".join(origin.name for origin in ORIGINS)
+    raise UserError(f"{file_name} looks like {kind}; hf-vit convert reads files of {known}")
 
 
-def likely_family(keys: Iterable[str]) -> str | None:
-    """Name of the first family all of whose marks are found among the keys."""
+def likely_kind(keys: Iterable[str]) -> str | None:
+    """Name of the first stranger all of whose marks are found among the keys."""
     known = list(keys)
-    for family in FAMILIES:
-        if all(any(re.search(mark, key) for key in known) for mark in family.marks):
-            return family.name
+    for stranger in STRANGERS:
+        if all(any(re.search(mark, key) for key in known) for mark in stranger.marks):
+            return stranger.name
     return None

@@ -119,7 +119,7 @@ ORIGIN = Origin(
     configure=configure,
     family="hybrid",
     rules_of=rules_of,
-    told=timm_vit.told,
+    declared=timm_vit.declared,
     assumed=timm_vit.ASSUMED,
     refused=timm_vit.REFUSED
     | {rf"{re.escape(_BACKBONE)}\.(?!stem\.|stages\.).+": "another stem than BiT's ResNet (ResNet-D, MobileCLIP, ...)"},

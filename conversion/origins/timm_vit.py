@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_vit.conversion.labels import unique_names
-from hf_vit.conversion.origins.origin import Dims, KeyNames, KeyRule, Origin, Told
+from hf_vit.conversion.origins.origin import Declared, Dims, KeyNames, KeyRule, Origin
 from hf_vit.conversion.origins.preprocessing import from_timm
 from hf_vit.conversion.origins.wrapped import BESIDE, prefixes, unwrapped
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
@@ -167,7 +167,7 @@ def common_fields(dims: Dims, parts: frozenset[str], patch: Pair, image_size: Pa
     }
 
 
-def told(companions: Companions, shapes: Mapping[str, Shape]) -> Told:
+def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
     """What timm's config.json says of architecture, arguments and preprocessing.
 
     Raises:
@@ -175,7 +175,7 @@ def told(companions: Companions, shapes: Mapping[str, Shape]) -> Told:
     """
     config = companions.config
     if config is None:
-        return Told()
+        return Declared()
     named = config.get("architecture")
     if not isinstance(named, str):
         raise UserError("config.json names no architecture of timm, but the keys beside it are timm's")
@@ -191,7 +191,7 @@ def told(companions: Companions, shapes: Mapping[str, Shape]) -> Told:
     fields |= _argument_fields({"global_pool": config.get("global_pool"), **arguments})
     image = arguments.get("img_size") or pretrained.get("input_size", (3, 224, 224))[1:]
     labels: Any = pretrained.get("label_names") or config.get("label_names")
-    return Told(
+    return Declared(
         fields,
         (image, image) if isinstance(image, int) else (image[0], image[1]),
         unique_names(labels),
@@ -227,7 +227,7 @@ ORIGIN = Origin(
     recognises=recognises,
     names=names,
     configure=configure,
-    told=told,
+    declared=declared,
     assumed=ASSUMED,
     refused=REFUSED,
     notes=(

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_vit.conversion.origins import transformers_vit
-from hf_vit.conversion.origins.origin import Dims, KeyRule, Origin, Told
-from hf_vit.conversion.origins.transformers_vit import RULES, common_fields, find_base, tell
+from hf_vit.conversion.origins.origin import Declared, Dims, KeyRule, Origin
+from hf_vit.conversion.origins.transformers_vit import RULES, common_fields, find_base, read_config
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
 from hf_vit.conversion.sizes import Pair, declared_grid, square_or_pair
 
@@ -34,9 +34,9 @@ def configure(
     }
 
 
-def told(companions: Companions, shapes: Mapping[str, Shape]) -> Told:
-    """See `transformers_vit.tell`."""
-    return tell(companions, shapes, ("deit",))
+def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
+    """See `transformers_vit.read_config`."""
+    return read_config(companions, shapes, ("deit",))
 
 
 ORIGIN = Origin(
@@ -50,7 +50,7 @@ ORIGIN = Origin(
     recognises=recognises,
     names=transformers_vit.names,
     configure=configure,
-    told=told,
+    declared=declared,
     assumed=transformers_vit.ASSUMED,
     notes=(
         "`DeiTForImageClassificationWithTeacher` has two heads (`cls_classifier` is `classifier` here) and gives the "

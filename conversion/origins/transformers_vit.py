@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_vit.conversion.labels import unique_names
-from hf_vit.conversion.origins.origin import Dims, KeyNames, KeyRule, Origin, Told
+from hf_vit.conversion.origins.origin import Declared, Dims, KeyNames, KeyRule, Origin
 from hf_vit.conversion.origins.preprocessing import from_transformers
 from hf_vit.conversion.origins.wrapped import BESIDE, prefixes, unwrapped
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
@@ -171,9 +171,9 @@ def common_fields(dims: Dims, parts: frozenset[str], patch: Pair, grid: Pair) ->
     }
 
 
-def told(companions: Companions, shapes: Mapping[str, Shape]) -> Told:
-    """See `tell`."""
-    return tell(companions, shapes, MODEL_TYPES)
+def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
+    """See `read_config`."""
+    return read_config(companions, shapes, MODEL_TYPES)
 
 
 CARRIED = (
@@ -200,7 +200,7 @@ DEFAULTS: dict[str, Any] = {
 DEFAULT_EPS = {"vit_msn": 1e-6}
 
 
-def tell(companions: Companions, shapes: Mapping[str, Shape], model_types: tuple[str, ...]) -> Told:
+def read_config(companions: Companions, shapes: Mapping[str, Shape], model_types: tuple[str, ...]) -> Declared:
     """What config.json and preprocessor_config.json say.
 
     Raises:
@@ -214,7 +214,7 @@ def tell(companions: Companions, shapes: Mapping[str, Shape], model_types: tuple
                 "the keys are those of transformers 5 and of hf_vit alike, whose numbers differ; give the folder with "
                 "the config.json that lies beside the weights"
             )
-        return Told()
+        return Declared()
     kind = config.get("model_type")
     if kind not in model_types:
         raise UserError(f"config.json says model_type {kind!r}, but the keys are those of {' or '.join(model_types)}")
@@ -226,7 +226,7 @@ def tell(companions: Companions, shapes: Mapping[str, Shape], model_types: tuple
     if "patch_size" in given:
         fields["patch_size"] = square_or_pair(_pair(given["patch_size"]))
     processor = None if companions.processor is None else from_transformers(companions.processor)
-    return Told(fields, _pair(given["image_size"]), labels_of(config), processor)
+    return Declared(fields, _pair(given["image_size"]), labels_of(config), processor)
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...] | None:
@@ -257,7 +257,7 @@ ORIGIN = Origin(
     recognises=recognises,
     names=names,
     configure=configure,
-    told=told,
+    declared=declared,
     assumed=ASSUMED,
     notes=(
         "Prefixes that are taken off: `vit.`, and what is wrapped around a model (`model.`, `state_dict.`, ...).",

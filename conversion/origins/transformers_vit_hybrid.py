@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from hf_vit.conversion.origins import transformers_vit, vit_jax_hybrid
-from hf_vit.conversion.origins.origin import Dims, KeyRule, Origin, Told
+from hf_vit.conversion.origins.origin import Declared, Dims, KeyRule, Origin
 from hf_vit.conversion.origins.timm_hybrid import CONSTANTS, depths_of, stem_rules
-from hf_vit.conversion.origins.transformers_vit import RULES, common_fields, find_base, tell
+from hf_vit.conversion.origins.transformers_vit import RULES, common_fields, find_base, read_config
 from hf_vit.conversion.origins.vit_jax_hybrid import expanded, stem_fields
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
 from hf_vit.conversion.sizes import Pair, declared_grid
@@ -64,13 +64,13 @@ def configure(
     return stem | CONSTANTS | common_fields(dims, parts, patch, declared_grid(dims["T"] - 1, patch, image_size))
 
 
-def told(companions: Companions, shapes: Mapping[str, Shape]) -> Told:
-    """See `transformers_vit.tell`; and the backbone must be one that the stem here equals.
+def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
+    """See `transformers_vit.read_config`; and the backbone must be one that the stem here equals.
 
     Raises:
         UserError: it is not.
     """
-    found = tell(companions, shapes, ("vit-hybrid",))
+    found = read_config(companions, shapes, ("vit-hybrid",))
     if companions.config is None:
         return found
     backbone: Any = companions.config.get("backbone_config")
@@ -106,7 +106,7 @@ ORIGIN = Origin(
     rules=(
         *ROOT_RULES,
         *UNIT_RULES,
-        *(replace(rule, axes="DFPP") if rule.source == transformers_vit.PATCHES else rule for rule in RULES),
+        *(replace(rule, axes="DFPP") if rule.key == transformers_vit.PATCHES else rule for rule in RULES),
     ),
     block_pattern=transformers_vit.ORIGIN.block_pattern,
     without={},
@@ -116,7 +116,7 @@ ORIGIN = Origin(
     configure=configure,
     family="hybrid",
     rules_of=rules_of,
-    told=told,
+    declared=declared,
     assumed=transformers_vit.ASSUMED,
     notes=(
         "`{s-1}` and `{u-1}` are the numbers of a stage and of a unit in it.",

@@ -51,7 +51,7 @@ _PATCHES = KeyRule("embedding/kernel", ("P", "P", "F", "D"), "conv", "embeddings
 RULES = (
     *ROOT_RULES,
     *UNIT_RULES,
-    *(_PATCHES if rule.source == _PATCHES.source else rule for rule in vit_jax.RULES),
+    *(_PATCHES if rule.key == _PATCHES.key else rule for rule in vit_jax.RULES),
 )
 
 LEGEND = {
@@ -91,7 +91,7 @@ def with_leading_ones(rules: Iterable[KeyRule], shapes: Mapping[str, Shape]) -> 
     """The rules with axes of size 1 before the others, where the file has arrays of four axes for fewer."""
     return tuple(
         replace(rule, axes=("1",) * (4 - len(rule.axes)) + tuple(rule.axes))
-        if rule.transform in ("flatten", "pointwise") and len(shapes.get(rule.source, ())) == 4
+        if rule.transform in ("flatten", "pointwise") and len(shapes.get(rule.key, ())) == 4
         else rule
         for rule in rules
     )
@@ -107,7 +107,7 @@ def expanded(
         width, output = f"{2 ** (stage - 1)}W", f"{4 * 2 ** (stage - 1)}W"
         for unit in range(1, depth + 1):
             sizes = {"U": width, "O": output, "I": channels}
-            templates = [rule for rule in unit_rules if unit == 1 or not any(name in rule.source for name in first)]
+            templates = [rule for rule in unit_rules if unit == 1 or not any(name in rule.key for name in first)]
             found += [_with_axes(rule, sizes).in_unit(stage, unit) for rule in templates]
             channels = output
     return found + [_with_axes(rule, {"F": channels}) for rule in rules if rule not in unit_rules]

@@ -1,16 +1,13 @@
 """`model.onnx`: the model as a graph, for any batch size at its nominal image size; checked in onnxruntime."""
 
-from importlib.util import find_spec
 from typing import Any, final
 
 import torch
 from torch import nn
 
-from hf_vit.conversion.exporting import Exported, Target, largest_difference, probe
-from hf_vit.errors import UserError
+from hf_vit.conversion.targets.target import OutgoingModel, Target, largest_difference
 
 FILE = "model.onnx"
-_NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 
 @final
@@ -26,39 +23,37 @@ class _Outcome(nn.Module):
         return output.logits if self.has_head else output.last_hidden_state
 
 
-def _write(exported: Exported) -> None:
-    exported.model.set_attn_implementation("eager")  # torch's exporter fails on sdpa with a bias
-    images, _ = probe(exported)
-    program = torch.onnx.export(
-        _Outcome(exported.model, exported.has_head).eval(),
-        (images,),
-        input_names=["pixel_values"],
-        output_names=["logits" if exported.has_head else "last_hidden_state"],
-        dynamic_shapes=({0: torch.export.Dim("batch")},),
-        dynamo=True,
-        verbose=False,
-    )
-    assert program is not None
-    program.save(str(exported.folder / FILE))
-    exported.processor.save_pretrained(exported.folder)
+@final
+class OnnxGraph(Target):
+    """`model.onnx`, checked in onnxruntime."""
 
+    name = "onnx"
+    title = "ONNX"
+    libraries = (("onnx", "onnxscript", "onnxruntime"), "export")
 
-def _compare(exported: Exported) -> tuple[float, str]:
-    import onnxruntime
+    def write(self, outgoing: OutgoingModel) -> None:
+        outgoing.model.set_attn_implementation("eager")  # torch's exporter fails on sdpa with a bias
+        images, _ = outgoing.probe()
+        program = torch.onnx.export(
+            _Outcome(outgoing.model, outgoing.has_head).eval(),
+            (images,),
+            input_names=["pixel_values"],
+            output_names=["logits" if outgoing.has_head else "last_hidden_state"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamo=True,
+            verbose=False,
+        )
+        assert program is not None
+        program.save(str(outgoing.folder / FILE))
+        outgoing.processor.save_pretrained(outgoing.folder)
 
-    session: Any = onnxruntime.InferenceSession(str(exported.folder / FILE), providers=["CPUExecutionProvider"])
-    differences: list[float] = []
-    for batch in (1, 3):
-        images, ours = probe(exported, batch)
-        theirs = session.run(None, {"pixel_values": images.numpy()})[0]
-        differences.append(largest_difference(ours, torch.from_numpy(theirs)))
-    return max(differences), f"onnxruntime {onnxruntime.__version__}"
+    def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
+        import onnxruntime
 
-
-def _ready() -> None:
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise UserError(f'the export to ONNX needs {", ".join(missing)}: pip install "hf-vit[export]"')
-
-
-TARGET = Target(name="onnx", title="ONNX", write=_write, compare=_compare, ready=_ready)
+        session: Any = onnxruntime.InferenceSession(str(outgoing.folder / FILE), providers=["CPUExecutionProvider"])
+        differences: list[float] = []
+        for batch in (1, 3):
+            images, ours = outgoing.probe(batch)
+            theirs = session.run(None, {"pixel_values": images.numpy()})[0]
+            differences.append(largest_difference(ours, torch.from_numpy(theirs)))
+        return max(differences), f"onnxruntime {onnxruntime.__version__}"

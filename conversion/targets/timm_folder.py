@@ -2,15 +2,14 @@
 
 import json
 import math
-from importlib.util import find_spec
-from typing import Any
+from typing import Any, final
 
 import torch
 from safetensors.torch import save_file
 
-from hf_vit.conversion.exporting import ANY, SIZES, Exported, Target, largest_difference, probe
 from hf_vit.conversion.origins import timm_hybrid, timm_vit
 from hf_vit.conversion.origins.preprocessing import RESAMPLE
+from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Target, largest_difference
 from hf_vit.errors import UserError
 
 # Their arguments make any plain ViT of them; heads are given, so that the names stand for no exception.
@@ -26,24 +25,74 @@ STEM_WIDTH = 64
 _ACTIVATIONS = {ours: name for name, ours in timm_vit.ACTIVATIONS.items()}
 _POOLINGS = {ours: name for name, ours in timm_vit.POOLINGS.items()}
 
+_TABLES = {"hf_vit": timm_vit.ORIGIN, "hf_hybrid_vit": timm_hybrid.ORIGIN}
+_EXPRESSED = {
+    **SIZES,
+    "hidden_act": tuple(_ACTIVATIONS),
+    "pooling": ("token", "gap", "map"),
+    **dict.fromkeys(("qkv_bias", "use_class_token", "position_on_class_token", "layer_scale_init_value"), ANY),
+    **dict.fromkeys(("use_distillation_token", "use_distillation_head", "stem_patch_size"), ANY),
+    "stage_depths": tuple(HYBRIDS),
+    "stem_width": (STEM_WIDTH,),
+    **{name: (value,) for name, value in timm_hybrid.CONSTANTS.items()},
+}
 
-def _write(exported: Exported) -> None:
-    config, num_classes = exported.config, exported.config.num_labels if exported.has_head else 0
-    described = {
-        "architecture": _architecture(config),
-        "num_classes": num_classes,
-        "num_features": config.hidden_size,
-        "global_pool": _POOLINGS[config.pooling],
-        "model_args": _arguments(exported, num_classes),
-        "pretrained_cfg": _pretrained(exported, num_classes),
-    }
-    text = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
-    (exported.folder / "config.json").write_text(text, encoding="utf-8")
-    save_file(exported.arrays, exported.folder / "model.safetensors", metadata={"format": "pt"})
+
+@final
+class TimmFolder(Target):
+    """config.json and weights of timm, checked there."""
+
+    name = "timm"
+    title = "timm's VisionTransformer"
+    tables = _TABLES
+    expresses = _EXPRESSED
+    libraries = (("timm",), "bench")
+
+    def write(self, outgoing: OutgoingModel) -> None:
+        config, num_classes = outgoing.config, outgoing.config.num_labels if outgoing.has_head else 0
+        described = {
+            "architecture": _architecture(config),
+            "num_classes": num_classes,
+            "num_features": config.hidden_size,
+            "global_pool": _POOLINGS[config.pooling],
+            "model_args": _arguments(outgoing, num_classes),
+            "pretrained_cfg": _pretrained(outgoing, num_classes),
+        }
+        text = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
+        (outgoing.folder / "config.json").write_text(text, encoding="utf-8")
+        save_file(outgoing.arrays, outgoing.folder / "model.safetensors", metadata={"format": "pt"})
+
+    @torch.no_grad()
+    def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
+        import timm
+
+        model: Any = timm.create_model(f"local-dir:{outgoing.folder}", pretrained=True).eval()
+        images, ours = outgoing.probe()
+        theirs = model(images) if outgoing.has_head else model.forward_features(images)
+        return largest_difference(ours, theirs), f"timm {timm.__version__}"
+
+    def spell(self, key: str, model: Any) -> str:
+        return _spell(key, model.config)
+
+    def objections(self, config: Any, has_head: bool) -> list[str]:
+        if not config.use_distillation_token:
+            return []
+        if _is_hybrid(config):
+            return ["use_distillation_token=True of a hybrid"]
+        wrong = {
+            "use_distillation_head=False before a classifier": has_head and not config.has_distillation_head,
+            "position_on_class_token=False beside a distillation token": not config.position_on_class_token,
+        }
+        return [setting for setting, is_wrong in wrong.items() if is_wrong]
 
 
 def _is_hybrid(config: Any) -> bool:
     return config.model_type == "hf_hybrid_vit"
+
+
+def _spell(key: str, config: Any) -> str:
+    alone = _is_hybrid(config) and not config.stage_depths
+    return timm_hybrid.of_root_alone(key) if alone else key
 
 
 def _architecture(config: Any) -> str:
@@ -52,18 +101,13 @@ def _architecture(config: Any) -> str:
     return DISTILLED if config.use_distillation_token else PLAIN
 
 
-def _spell(key: str, model: Any) -> str:
-    alone = _is_hybrid(model.config) and not model.config.stage_depths
-    return timm_hybrid.of_root_alone(key) if alone else key
-
-
-def _arguments(exported: Exported, num_classes: int) -> dict[str, Any]:
-    config = exported.config
+def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
+    config = outgoing.config
     ratio = config.intermediate_size / config.hidden_size
     if int(config.hidden_size * ratio) < config.intermediate_size:  # timm rounds down
         ratio = math.nextafter(ratio, math.inf)
     return {
-        "img_size": list(exported.nominal_size),
+        "img_size": list(outgoing.nominal_size),
         "patch_size": config.stem_patch_size if _is_hybrid(config) else _one_or_two(config.patch_stride),
         "in_chans": config.num_channels,
         "num_classes": num_classes,
@@ -80,13 +124,13 @@ def _arguments(exported: Exported, num_classes: int) -> dict[str, Any]:
     } | ({} if config.layer_scale_init_value is None else {"init_values": config.layer_scale_init_value})
 
 
-def _pretrained(exported: Exported, num_classes: int) -> dict[str, Any]:
+def _pretrained(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
     """What weights and pixels are, in timm's words."""
-    config, processor = exported.config, exported.processor
+    config, processor = outgoing.config, outgoing.processor
     names = {number: name for name, number in RESAMPLE.items()}
-    mode, part = _cropping(exported)
+    mode, part = _cropping(outgoing)
     found: dict[str, Any] = {
-        "input_size": [config.num_channels, *exported.nominal_size],
+        "input_size": [config.num_channels, *outgoing.nominal_size],
         "fixed_input_size": True,
         "interpolation": names[int(processor.resample)],
         "crop_pct": part,
@@ -94,7 +138,7 @@ def _pretrained(exported: Exported, num_classes: int) -> dict[str, Any]:
         "mean": list(processor.image_mean),
         "std": list(processor.image_std),
         "num_classes": num_classes,
-        "first_conv": _first_convolution(exported),
+        "first_conv": _spell("patch_embed.backbone.stem.conv", config) if _is_hybrid(config) else "patch_embed.proj",
         "classifier": ["head", "head_dist"] if config.has_distillation_head else "head",
     }
     if num_classes and config.id2label != {i: f"LABEL_{i}" for i in range(num_classes)}:
@@ -102,19 +146,13 @@ def _pretrained(exported: Exported, num_classes: int) -> dict[str, Any]:
     return found
 
 
-def _first_convolution(exported: Exported) -> str:
-    if not _is_hybrid(exported.config):
-        return "patch_embed.proj"
-    return _spell("patch_embed.backbone.stem.conv", exported.model)
-
-
-def _cropping(exported: Exported) -> tuple[str, float]:
+def _cropping(outgoing: OutgoingModel) -> tuple[str, float]:
     """timm's (crop_mode, crop_pct) for the processor's steps; the reverse of `preprocessing.from_timm`.
 
     Raises:
         UserError: timm has no words for them.
     """
-    processor, (height, width) = exported.processor, exported.nominal_size
+    processor, (height, width) = outgoing.processor, outgoing.nominal_size
     size, crop = dict(processor.size), dict(processor.crop_size) if processor.do_center_crop else dict(processor.size)
     mode = "center" if "shortest_edge" in size else "squash"
     scaled = size.get("shortest_edge", size.get("height", 0))
@@ -133,51 +171,3 @@ def _cropping(exported: Exported) -> tuple[str, float]:
 
 def _one_or_two(pair: tuple[int, int]) -> int | list[int]:
     return pair[0] if pair[0] == pair[1] else list(pair)
-
-
-@torch.no_grad()
-def _compare(exported: Exported) -> tuple[float, str]:
-    import timm
-
-    model: Any = timm.create_model(f"local-dir:{exported.folder}", pretrained=True).eval()
-    images, ours = probe(exported)
-    theirs = model(images) if exported.has_head else model.forward_features(images)
-    return largest_difference(ours, theirs), f"timm {timm.__version__}"
-
-
-def _objections(config: Any, has_head: bool) -> list[str]:
-    if not config.use_distillation_token:
-        return []
-    if _is_hybrid(config):
-        return ["use_distillation_token=True of a hybrid"]
-    return [
-        *(["use_distillation_head=False before a classifier"] if has_head and not config.has_distillation_head else []),
-        *([] if config.position_on_class_token else ["position_on_class_token=False beside a distillation token"]),
-    ]
-
-
-def _ready() -> None:
-    if find_spec("timm") is None:
-        raise UserError('the export to timm is compared with timm, which is not installed: pip install "hf-vit[bench]"')
-
-
-TARGET = Target(
-    name="timm",
-    title="timm's VisionTransformer",
-    write=_write,
-    compare=_compare,
-    tables={"hf_vit": timm_vit.ORIGIN, "hf_hybrid_vit": timm_hybrid.ORIGIN},
-    expresses={
-        **SIZES,
-        "hidden_act": tuple(_ACTIVATIONS),
-        "pooling": ("token", "gap", "map"),
-        **dict.fromkeys(("qkv_bias", "use_class_token", "position_on_class_token", "layer_scale_init_value"), ANY),
-        **dict.fromkeys(("use_distillation_token", "use_distillation_head", "stem_patch_size"), ANY),
-        "stage_depths": tuple(HYBRIDS),
-        "stem_width": (STEM_WIDTH,),
-        **{name: (value,) for name, value in timm_hybrid.CONSTANTS.items()},
-    },
-    objections=_objections,
-    spell=_spell,
-    ready=_ready,
-)

@@ -1,23 +1,23 @@
 """Every family of the package in one table: whoever needs a list of families reads it here. `models/` does not.
 
-A family has up to four doors, one for each task class; what stands behind them follows from the `auto_map` that the
-classes save. Where a door makes no sense for a family, the table says why.
+A family has up to four doors, one for each task class; what stands behind them follows from the `auto_classes` of its
+configuration. Where a door makes no sense for a family, the table says why.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal, final
 
 import transformers
-from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
-from hf_vit.models.modeling_hf_axial_resnet import HfAxialResNetModel
-from hf_vit.models.modeling_hf_axial_vit import HfAxialViTModel
-from hf_vit.models.modeling_hf_bit import HfBitModel
-from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTModel
-from hf_vit.models.modeling_hf_vit import HfViTModel
+from hf_vit.models.configuration_hf_axial_resnet import HfAxialResNetConfig
+from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
+from hf_vit.models.configuration_hf_base import HfBaseConfig
+from hf_vit.models.configuration_hf_bit import HfBitConfig
+from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
+from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 
 Door = Literal["model", "classification", "masked_prediction", "backbone"]
 
@@ -30,7 +30,7 @@ AUTO_CLASSES: Mapping[Door, str] = {
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family:
     """One architecture.
 
@@ -44,7 +44,7 @@ class Family:
 
     name: str
     label: str
-    config_class: type[PreTrainedConfig]
+    config_class: type[HfBaseConfig]
     classes: Mapping[Door, type[PreTrainedModel]]
     not_applicable: Mapping[Door, str]
 
@@ -74,16 +74,17 @@ class Family:
         return next((door for door, model in self.classes.items() if model.__name__ == class_name), None)
 
 
-def _classes(model: Any) -> dict[str, type]:
-    """Auto class -> class, as the models of a family write it into `auto_map`."""
-    return model.auto_classes()
+def _class(target: str) -> Any:
+    """The class that `auto_map` calls "module.Class"."""
+    module, _, name = target.partition(".")
+    return getattr(import_module(f"hf_vit.models.{module}"), name)
 
 
-def _family(name: str, label: str, model: type, **not_applicable: str) -> Family:
-    known: dict[str, Any] = _classes(model)
-    classes: dict[Door, Any] = {door: known[name] for door, name in AUTO_CLASSES.items() if name in known}
+def _family(name: str, label: str, config_class: type[HfBaseConfig], **not_applicable: str) -> Family:
+    known = config_class.auto_classes
+    classes: dict[Door, Any] = {door: _class(known[name]) for door, name in AUTO_CLASSES.items() if name in known}
     absent: dict[Door, str] = {door: not_applicable[door] for door in AUTO_CLASSES if door not in classes}
-    return Family(name, label, known["AutoConfig"], classes, absent)
+    return Family(name, label, config_class, classes, absent)
 
 
 _RESNET = {
@@ -94,11 +95,11 @@ _RESNET = {
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
-        _family("plain", "A Vision Transformer", HfViTModel),
-        _family("hybrid", "A hybrid Vision Transformer (ResNet stem)", HfHybridViTModel),
-        _family("axial", "An Axial Vision Transformer", HfAxialViTModel),
-        _family("axial_resnet", "A ResNet with axial attention", HfAxialResNetModel, **_RESNET),
-        _family("bit", "A BiT ResNet", HfBitModel, **_RESNET),
+        _family("plain", "A Vision Transformer", HfViTConfig),
+        _family("hybrid", "A hybrid Vision Transformer (ResNet stem)", HfHybridViTConfig),
+        _family("axial", "An Axial Vision Transformer", HfAxialViTConfig),
+        _family("axial_resnet", "A ResNet with axial attention", HfAxialResNetConfig, **_RESNET),
+        _family("bit", "A BiT ResNet", HfBitConfig, **_RESNET),
     )
 }
 

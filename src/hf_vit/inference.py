@@ -11,13 +11,15 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from hf_vit.environment import emulates_bfloat16
 from hf_vit.errors import UserError
-from hf_vit.models.attention_hf_vit import HfViTAttention
-from hf_vit.models.blocks_hf_vit import HfViTLayer, HfViTLayerScale
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.embeddings_hf_vit import HfViTPatchEmbeddings
-from hf_vit.models.linear_hf_vit import EMULATES_BFLOAT16, FUSED_GELUS
-from hf_vit.models.modeling_hf_vit import HfViTBaseForImageClassification
+from hf_vit.models.modeling_hf_vit import HfViTAttention, HfViTBaseForImageClassification, HfViTLayer, HfViTLayerScale
+
+EMULATES_BFLOAT16 = emulates_bfloat16()
+# The GELUs that can be fused: hidden_act -> torch's name of the approximation.
+FUSED_GELUS = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}
 
 Model = TypeVar("Model", bound=nn.Module)
 # For which weights are packed best: the tokens of one 224 px image; other numbers run as well.
@@ -91,7 +93,7 @@ def _replace(parent: nn.Module) -> None:
 
 def _shorten_last_layer(classifier: HfViTBaseForImageClassification) -> None:
     """What the head does not read is not computed, unless hidden states or attentions are asked for."""
-    config, layers = classifier.config, getattr(classifier.vit, "layers", None)
+    config, layers = classifier.config, getattr(classifier.base_model, "layers", None)
     if not layers or not isinstance(layers[-1], PackedLayer) or len(layers) < config.num_hidden_layers:
         return
     if config.pooling != "token" or config.is_causal or config.position_embedding == "relative":
@@ -207,6 +209,18 @@ class PackedAttention(HfViTAttention):
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         query, key, value = self.qkv(hidden_states).chunk(3, dim=-1)
         return self.heads(query), self.heads(key), self.heads(value)
+
+    def attend(self, hidden_states: torch.Tensor, attention_mask: Any = None, num_queries: Any = None, **kwargs: Any):  # pyright: ignore
+        """As the base class; with `num_queries` only the first tokens attend, to all tokens."""
+        if num_queries is None:
+            return super().attend(hidden_states, attention_mask, **kwargs)
+        query, key, value = self.project(hidden_states)
+        if attention_mask is not None:
+            attention_mask = attention_mask[:, :, :num_queries]
+        attended = F.scaled_dot_product_attention(
+            query[:, :, :num_queries], key, value, attention_mask, scale=self.scaling
+        )
+        return attended.transpose(1, 2).flatten(2), None
 
     def query_and_key(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.project(hidden_states)[:2]

@@ -9,7 +9,7 @@ from hf_vit.analysis.analyses.distance import attention_distances, grid_distance
 from hf_vit.analysis.analyses.entropy import attention_entropies
 from hf_vit.analysis.analyses.head_maps import query_maps
 from hf_vit.analysis.analyses.rollout import rollout_step
-from hf_vit.models.attention_hf_vit import AttentionMaps
+from hf_vit.models.modeling_hf_vit import AttentionMaps
 
 GRID, PATCH = (3, 4), (16, 8)  # px; nothing is square
 H, W = GRID

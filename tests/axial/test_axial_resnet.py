@@ -114,16 +114,6 @@ def test_attention_is_the_papers_formula(axis, training):
         torch.testing.assert_close(attention.logit_norm.running_var, running, rtol=0, atol=1e-10)
 
 
-@torch.no_grad()
-def test_many_lines_in_parts_are_the_same(monkeypatch):
-    attention = make_attention(6, 7, 1).eval()
-    features = torch.randn(3, 6, 7, 32, dtype=torch.float64)
-    whole = attention(features)
-    for limit in (1, 3 * HEADS * 36, 5 * HEADS * 36):  # one, three and five of the 21 lines at a time
-        monkeypatch.setattr("hf_vit.models.modeling_hf_axial_resnet.CACHED_LOGITS", limit)
-        torch.testing.assert_close(attention(features), whole, rtol=0, atol=1e-12)
-
-
 def bottleneck_by_hand(unit: HfAxialResNetBottleneck, features: torch.Tensor) -> torch.Tensor:
     hidden = torch.relu(dense_norm(unit.reduce, features))
     hidden, _ = attention_by_loops(unit.column, hidden)
@@ -144,7 +134,7 @@ def bottleneck_by_hand(unit: HfAxialResNetBottleneck, features: torch.Tensor) ->
 @pytest.mark.parametrize("size", [(32, 32), (37, 42)], ids=["nominal", "odd"])
 def test_the_whole_network_by_hand(size):
     model = make_model(image_size=size)
-    stem, images = model.vit.stem, torch.randn(2, 3, *size, dtype=torch.float64)
+    stem, images = model.resnet.encoder, torch.randn(2, 3, *size, dtype=torch.float64)
     norm = stem.root_norm
     root = F.conv2d(images, stem.root_conv.weight, stride=2, padding=3)
     root = F.batch_norm(root, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
@@ -156,7 +146,7 @@ def test_the_whole_network_by_hand(size):
     outputs = model(images, output_hidden_states=True)
     for ours, theirs in zip(outputs.hidden_states, maps, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
-    base = model.vit(images)
+    base = model.resnet(images)
     assert base.last_hidden_state.shape == (2, -(-size[0] // 8) * -(-size[1] // 8), 128)
     assert model.config.grid == tuple(maps[-1].shape[1:3])
     torch.testing.assert_close(base.last_hidden_state, maps[-1].flatten(1, 2), rtol=0, atol=1e-10)
@@ -171,11 +161,11 @@ def test_another_size_resamples_the_tables(tmp_path):
     before = model(images).logits
     model.save_pretrained(tmp_path)
     resized = HfAxialResNetForImageClassification.from_pretrained(tmp_path, image_size=(48, 40))
-    unit = resized.vit.stem.stages[0][0]
+    unit = resized.resnet.encoder.stages[0][0]
     assert unit.column.offset_embeddings.shape[0] == 2 * 12 - 1
     assert unit.row.offset_embeddings.shape[0] == 2 * 10 - 1
     torch.testing.assert_close(resized(images).logits, before, rtol=0, atol=1e-12)
-    old = model.vit.stem.stages[0][0].column.offset_embeddings  # offsets -7 to 7
+    old = model.resnet.encoder.stages[0][0].column.offset_embeddings  # offsets -7 to 7
     new = unit.column.offset_embeddings  # -11 to 11, the corners aligned
     for row in range(23):
         at = row * 14 / 22
@@ -200,8 +190,8 @@ def test_it_learns_and_initialises():
     torch.manual_seed(0)
     model = HfAxialResNetForImageClassification(HfAxialResNetConfig(**TINY))
     assert not model.classifier.weight.any()
-    assert all(not unit.expand.norm.weight.any() for stage in model.vit.stem.stages for unit in stage)
-    attention = model.vit.stem.stages[1][1].row
+    assert all(not unit.expand.norm.weight.any() for stage in model.resnet.encoder.stages for unit in stage)
+    attention = model.resnet.encoder.stages[1][1].row
     assert attention.qkv.dense.weight.std().item() == pytest.approx(64**-0.5, rel=0.05)
     assert attention.offset_embeddings.std().item() == pytest.approx(8**-0.5, rel=0.15)
     images, labels = torch.randn(6, 3, 32, 32), torch.arange(6) % 3
@@ -269,7 +259,7 @@ def test_the_stem_of_an_axial_vit(tmp_path):
     model = fill(HfAxialViTForImageClassification(HfAxialViTConfig(**STEM))).eval()
     embeddings, images = model.vit.embeddings.patch_embeddings, torch.randn(2, 3, 64, 64, dtype=torch.float64)
     resnet = HfAxialResNetModel(HfAxialResNetConfig(image_size=64, stage_depths=(1, 1), stem_width=16)).double().eval()
-    resnet.stem.load_state_dict(embeddings.stem.state_dict())
+    resnet.encoder.load_state_dict(embeddings.stem.state_dict())
     features = resnet(images).last_hidden_state.unflatten(1, (8, 8))
     kernel, bias = embeddings.projection.weight, embeddings.projection.bias
     assert kernel.shape == (32, 128, 2, 2)
@@ -318,4 +308,4 @@ def test_auto_classes_find_it(tmp_path):
     base = AutoModel.from_pretrained(tmp_path)
     assert type(base) is HfAxialResNetModel
     images = torch.randn(1, 3, 32, 32, dtype=torch.float64)
-    assert torch.equal(base(images).pooler_output, model.vit(images).pooler_output)
+    assert torch.equal(base(images).pooler_output, model.resnet(images).pooler_output)

@@ -41,8 +41,8 @@ def test_saved_model_gives_the_originals_digits(case, golden: Path, tmp_path: Pa
     source = golden / f"{case}.ckpt.npz"
     result = conversion.convert(source, tmp_path / "model", image_size=CASES[case], recording=recording)
     theirs = np.load(recording)
-    assert {one.array for one in result.verification.comparisons} == set(theirs) - {"images"}
-    assert {one.tolerance for one in result.verification.comparisons if one.precision == "float64"} == {1e-10}
+    assert {one.array for one in result.verification.checks} == set(theirs) - {"images"}
+    assert {one.tolerance for one in result.verification.checks if one.precision == "float64"} == {1e-10}
     model = AutoModelForImageClassification.from_pretrained(result.output).eval()
     images = pixels(theirs["images"])
     with torch.no_grad():
@@ -73,7 +73,7 @@ def test_resized_positions_are_the_originals(case, size, resize, golden: Path, t
         resize_to=(size, size) if resize else None,
         recording=golden / f"resize_{case}.io.npz",
     )
-    compared = {one.array: one.difference for one in result.verification.comparisons}
+    compared = {one.array: one.difference for one in result.verification.checks}
     for array in (f"posemb_out_{size}", f"posemb_out_f64_{size}", f"logits_{size}", f"logits_f64_{size}"):
         assert compared[array] <= (1e-10 if "f64" in array else 1e-5)
     assert ("posemb_in" in compared) is not resize
@@ -126,7 +126,7 @@ def test_every_form_gives_the_originals_digits(form, map_model, golden: Path, wr
     arrays = form(map_model)
     source, recording = write_npz(arrays), golden / "bv_map_learn.io.npz"
     result = conversion.convert(source, tmp_path / "model", recording=recording, report=tmp_path / "report.json")
-    assert len(result.verification.comparisons) == len(np.load(recording).files) - 1
+    assert len(result.verification.checks) == len(np.load(recording).files) - 1
     lines = json.loads((tmp_path / "report.json").read_text())["keys"]
     assert {line["source"] for line in lines} == set(arrays)
     others = [key for key in arrays if key.removeprefix("params/").startswith("txt/")]

@@ -14,7 +14,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, Bi
 
 import hf_vit
 import hf_vit.conversion as conversion
-from hf_vit.conversion.stages import run_stages
+from hf_vit.conversion.verification.stages import run_stages
 from hf_vit.errors import UserError
 
 LAYOUTS = {
@@ -41,7 +41,7 @@ def pixels(images: np.ndarray) -> torch.Tensor:
 def test_recorded_results_of_the_post_activation_network(golden: Path, tmp_path: Path):
     recording = golden / "bit_v1.io.npz"
     result = conversion.convert(golden / "bit_v1.ckpt.npz", tmp_path / "model", recording=recording)
-    assert {one.array for one in result.verification.comparisons} == set(np.load(recording)) - {"images"}
+    assert {one.array for one in result.verification.checks} == set(np.load(recording)) - {"images"}
     assert result.verification.largest("float64").difference <= 1e-10
     assert result.plan.config.pre_activation is False
 
@@ -72,9 +72,9 @@ def test_zeros_around_the_pooled_map_as_big_transfer(arrays, write_npz, tmp_path
 
 
 TRANSFORMERS_NAMES = (
-    (r"vit\.stem\.root_conv", "bit.embedder.convolution"),
-    (r"vit\.stem\.norm", "bit.norm"),
-    (r"vit\.stem\.stages\.(\d+)\.(\d+)", r"bit.encoder.stages.\1.layers.\2"),
+    (r"resnet\.encoder\.root_conv", "bit.embedder.convolution"),
+    (r"resnet\.encoder\.norm", "bit.norm"),
+    (r"resnet\.encoder\.stages\.(\d+)\.(\d+)", r"bit.encoder.stages.\1.layers.\2"),
     ("projection", "downsample.conv"),
     ("classifier", "classifier.1"),
 )

@@ -16,9 +16,10 @@ from transformers import ViTImageProcessor
 import hf_vit
 import hf_vit.conversion as conversion
 from hf_vit.cli.main import main
-from hf_vit.conversion.exporting import export
-from hf_vit.conversion.plan.transforms import TRANSFORMS
-from hf_vit.conversion.targets import TARGETS
+from hf_vit.conversion.api import export
+from hf_vit.conversion.origins.registry import find_origin
+from hf_vit.conversion.origins.transforms import TRANSFORMS
+from hf_vit.conversion.targets.registry import TARGETS
 from hf_vit.errors import UserError
 
 SIZES = {
@@ -169,9 +170,8 @@ def test_originals_files_come_back_with_the_same_bits(case: str, golden: Path, t
     conversion.convert(golden / f"{case}.ckpt.npz", tmp_path / "model")
     export(tmp_path / "model", tmp_path / "out", "vit_jax")
     with np.load(golden / f"{case}.ckpt.npz") as before, np.load(tmp_path / "out" / "model.npz") as after:
-        named = conversion.api.find_origin({key: before[key].shape for key in before.files}, case).names(
-            {key: before[key].shape for key in before.files}
-        )
+        shapes = {key: before[key].shape for key in before.files}
+        named = find_origin(shapes, case).names(shapes)
         assert set(named.normal) == set(after.files)
         for name, key in named.normal.items():
             assert np.array_equal(before[key].reshape(after[name].shape), after[name]), key
@@ -206,8 +206,7 @@ def test_onnx(kind: str, tmp_path: Path):
 
 def test_missing_libraries_are_named(tmp_path: Path, monkeypatch):
     source = make("HfViTModel", tmp_path / "source")
-    monkeypatch.setattr("hf_vit.conversion.targets.onnx_graph.find_spec", lambda name: None)
-    monkeypatch.setattr("hf_vit.conversion.targets.timm_folder.find_spec", lambda name: None)
+    monkeypatch.setattr("hf_vit.conversion.targets.target.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'needs onnx, onnxscript, onnxruntime: pip install "hf-vit\[export\]"'):
         export(source, tmp_path / "out", "onnx")
     with pytest.raises(UserError, match=r'pip install "hf-vit\[bench\]"'):

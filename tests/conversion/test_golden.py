@@ -63,10 +63,10 @@ def test_every_stage_is_verified(golden: Path, tmp_path: Path):
     for case in CASES:
         result = conversion.convert(golden / f"{case}.ckpt.npz", tmp_path / case, recording=golden / f"{case}.io.npz")
         theirs = np.load(golden / f"{case}.io.npz")
-        compared = {one.array for one in result.verification.comparisons}
+        compared = {one.array for one in result.verification.checks}
         assert compared == set(theirs) - {"images"}
         assert not result.verification.skipped
-        assert all(one.tolerance <= 1e-10 for one in result.verification.comparisons if one.precision == "float64")
+        assert all(one.tolerance <= 1e-10 for one in result.verification.checks if one.precision == "float64")
         facts = json.loads((result.output / "facts.json").read_text())[0]["values"]
         assert facts["verification"]["float64"]["largest_difference"] <= 1e-10
 
@@ -95,7 +95,7 @@ def test_resize_cases_verify_in_both_precisions(case: str, size: int, resize: bo
         resize_to=(size, size) if resize else None,
         recording=golden / f"resize_{case}.io.npz",
     )
-    compared = {one.array: one for one in result.verification.comparisons}
+    compared = {one.array: one for one in result.verification.checks}
     for array in (f"posemb_out_{size}", f"posemb_out_f64_{size}", f"logits_{size}", f"logits_f64_{size}"):
         assert compared[array].difference <= (1e-10 if "f64" in array else 1e-5)
     assert ("posemb_in" in compared) is not resize

@@ -67,12 +67,12 @@ def test_saved_model_gives_the_originals_digits(case: str, golden: Path, tmp_pat
 def test_every_stage_is_verified(case: str, golden: Path, tmp_path: Path):
     recording = golden / f"{case}.io.npz"
     result = conversion.convert(golden / f"{case}.ckpt.npz", tmp_path / "model", recording=recording)
-    compared = {one.array for one in result.verification.comparisons}
+    compared = {one.array for one in result.verification.checks}
     assert compared == set(np.load(recording)) - {"images"}
     facts = json.loads((golden / f"{case}.json").read_text())["model"]
     config = result.plan.config
     blocks = {f"block{stage + 1}" for stage in range(len(config.stage_depths))}
-    assert {"conv_root", "gn_root"} | blocks <= {one.stage for one in result.verification.comparisons}
+    assert {"conv_root", "gn_root"} | blocks <= {one.stage for one in result.verification.checks}
     assert list(config.stage_depths) == facts["resnet"]["num_layers"]
     assert config.stem_width == 64 * facts["resnet"]["width_factor"]
     assert config.stem_patch_size == facts["patches"][0]
@@ -110,7 +110,7 @@ def test_resized_positions_are_the_originals(resize: bool, golden: Path, tmp_pat
         resize_to=(96, 96) if resize else None,
         recording=golden / "resize_hybrid_r50.io.npz",
     )
-    compared = {one.array: one.difference for one in result.verification.comparisons}
+    compared = {one.array: one.difference for one in result.verification.checks}
     assert compared["posemb_out_96"] <= 1e-5
     assert compared["logits_96"] <= 6e-5
     assert max(compared["posemb_out_f64_96"], compared["logits_f64_96"]) <= 1e-10
@@ -228,4 +228,4 @@ def test_width_that_groups_do_not_divide_is_refused(hybrid):
 def test_every_rule_of_the_stem_is_in_the_table():
     """The table in the documentation is the one that is applied: one line a kind of key."""
     written = {key.replace("block1/unit1", "block{s}/unit{u}") for key in stem_shapes((1,), 32)}
-    assert written == {rule.source for rule in RULES if rule.source.startswith(("block", "conv_root", "gn_root"))}
+    assert written == {rule.key for rule in RULES if rule.key.startswith(("block", "conv_root", "gn_root"))}

@@ -11,7 +11,7 @@ import pytest
 
 import hf_vit.conversion as conversion
 from hf_vit.conversion import documentation
-from hf_vit.conversion.plan.planning import check_accounting
+from hf_vit.conversion.planning.accounting import check_accounting
 from hf_vit.errors import UserError
 
 BLOCK = "Transformer/encoderblock_1"
@@ -41,7 +41,7 @@ def test_published_files_plan_completely(published):
         assert plan.config.image_size == entry["resolution"], name
         assert plan.config.num_labels == entry["classes"], name
         assert plan.config.representation_size == entry["pre_logits"], name
-        assert (sum(int(np.prod(row.target_shape)) for row in plan.rows)) == sum(map(np.prod, shapes.values()))
+        assert (sum(int(np.prod(row.parameter_shape)) for row in plan.rows)) == sum(map(np.prod, shapes.values()))
 
 
 def test_published_mixers_are_refused_by_name(published):
@@ -182,16 +182,16 @@ def test_other_families_are_named(family, keys):
 def test_accounting_notices_every_breach(checkpoint):
     shapes = shapes_of(checkpoint())
     plan = conversion.plan(shapes)
-    targets = {row.target: row.target_shape for row in plan.rows}
+    targets = {row.parameter: row.parameter_shape for row in plan.rows}
     check_accounting(plan, shapes, targets)
     first, second = plan.rows[0], plan.rows[1]
     breaches = {
         "1 keys left over: embedding/kernel; 1 parameters not filled": plan.rows[1:],
-        "keys used twice: embedding/bias": (dataclasses.replace(first, source=second.source), *plan.rows[1:]),
-        "parameters filled twice": (dataclasses.replace(first, target=second.target), *plan.rows[1:]),
-        "keys used that are not there: x": (dataclasses.replace(first, source="x"), *plan.rows[1:]),
-        "parameters that the model does not have: x": (dataclasses.replace(first, target="x"), *plan.rows[1:]),
-        "parameters of another shape": (dataclasses.replace(first, target_shape=(1,)), *plan.rows[1:]),
+        "keys used twice: embedding/bias": (dataclasses.replace(first, key=second.key), *plan.rows[1:]),
+        "parameters filled twice": (dataclasses.replace(first, parameter=second.parameter), *plan.rows[1:]),
+        "keys used that are not there: x": (dataclasses.replace(first, key="x"), *plan.rows[1:]),
+        "parameters that the model does not have: x": (dataclasses.replace(first, parameter="x"), *plan.rows[1:]),
+        "parameters of another shape": (dataclasses.replace(first, parameter_shape=(1,)), *plan.rows[1:]),
     }
     for told, rows in breaches.items():
         with pytest.raises(UserError, match=told):

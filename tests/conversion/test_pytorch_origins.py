@@ -187,13 +187,15 @@ def test_file_without_config_says_what_is_assumed(tmp_path: Path):
     model = of_transformers("ViTForImageClassification", hidden_size=64, num_attention_heads=1)
     model.save_pretrained(tmp_path / "saved")
     result = convert(tmp_path / "saved" / "model.safetensors")
-    assert "assumed, as no config.json tells: heads of 64; the exact GELU; eps 1e-12" in conversion.describe(result)
+    assert "assumed, as no config.json tells: heads of 64; the exact GELU; eps 1e-12" in conversion.assumption(
+        result.plan
+    )
     facts = json.loads((result.output / "facts.json").read_text())[0]["values"]
     assert set(facts["assumed"]) == {"num_attention_heads", "hidden_act", "layer_norm_eps", "processor"}
     hold(model, load(result), (12, 12), transformers_tokens, transformers_outcome)
     with_config = convert(tmp_path / "saved")
     assert not with_config.plan.assumed
-    assert "assumed" not in conversion.describe(with_config)
+    assert conversion.assumption(with_config.plan) is None
 
 
 def test_file_that_may_be_ours_needs_its_config(tmp_path: Path):
@@ -427,4 +429,4 @@ def test_two_heads_are_verified_by_their_mean(tmp_path: Path):
     recording = {"images": images.permute(0, 2, 3, 1).numpy(), "logits": model(images).logits.numpy()}
     np.savez(tmp_path / "recording.npz", **recording)
     result = convert(tmp_path / "saved", recording=tmp_path / "recording.npz")
-    assert [one.stage for one in result.verification.comparisons] == ["logits"]
+    assert [one.stage for one in result.verification.checks] == ["logits"]

@@ -83,5 +83,7 @@ def test_architecture_is_understood_or_refused(name: str):
     assert config.qkv_bias == (block.attn.qkv.bias is not None)
     assert (config.layer_scale_init_value is not None) == (not isinstance(block.ls1, nn.Identity))
     assert config.grid == tuple(model.patch_embed.grid_size)
-    assert sum(torch.Size(row.target_shape).numel() for row in plan.rows) == sum(p.numel() for p in model.parameters())
+    assert sum(torch.Size(row.parameter_shape).numel() for row in plan.rows) == sum(
+        p.numel() for p in model.parameters()
+    )
     assert not plan.ignored

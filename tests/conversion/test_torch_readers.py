@@ -15,9 +15,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_vit.conversion.opening import ShardedReader, open_checkpoint
 from hf_vit.conversion.readers.checkpoint import Companions
+from hf_vit.conversion.readers.opening import open_checkpoint
 from hf_vit.conversion.readers.safetensors import SafetensorsReader
+from hf_vit.conversion.readers.shards import ShardedReader
 from hf_vit.conversion.readers.torch import TorchReader
 from hf_vit.errors import UserError
 

@@ -12,9 +12,9 @@ from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, vit_hybr
 
 import hf_vit.conversion as conversion
 from hf_vit.cli.main import main
-from hf_vit.conversion.api import write_report
+from hf_vit.conversion.account import report_of
 from hf_vit.conversion.origins.registry import ORIGINS
-from hf_vit.conversion.plan.transforms import TRANSFORMS
+from hf_vit.conversion.origins.transforms import TRANSFORMS
 from hf_vit.conversion.readers.checkpoint import Companions
 from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
@@ -92,15 +92,14 @@ def files(golden: Path) -> dict[str, tuple[dict[str, tuple[int, ...]], Companion
     }
 
 
-def test_report_tells_every_key_of_every_origin(golden: Path, tmp_path: Path):
+def test_report_tells_every_key_of_every_origin(golden: Path):
     sources = files(golden)
     assert set(sources) == {origin.name for origin in ORIGINS}
     for name, (shapes, companions) in sources.items():
         options = {"image_size": (64, 64)} if "scan" in str(shapes) or name == "big_vision" else {}
         plan = conversion.plan(shapes, companions=companions, **options)
         assert plan.origin == name
-        write_report(plan, shapes, tmp_path / "report.json")
-        report = json.loads((tmp_path / "report.json").read_text())
+        report = json.loads(report_of(plan, shapes))
         assert report["origin"] == name
         assert {row["source"]: tuple(row["shape"]) for row in report["keys"]} == shapes, name
         model = plan.model_class(plan.config)

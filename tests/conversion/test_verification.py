@@ -72,7 +72,7 @@ def test_endings_of_names(golden_case, write_npz, tmp_path: Path):
         "logits_2d": np.zeros(3, np.float32),
     }
     result = conversion.convert(write_npz(weights), tmp_path / "model", recording=write_npz(recording, "recording.npz"))
-    stages = {one.array: (one.stage, one.precision) for one in result.verification.comparisons}
+    stages = {one.array: (one.stage, one.precision) for one in result.verification.checks}
     assert stages == {
         "embedding_c8": ("embedding", "float32"),
         "layer_0_0_c8": ("layer_0", "float32"),
@@ -93,7 +93,7 @@ def test_rectangular_recording_of_an_independent_reference(checkpoint, reference
     result = conversion.convert(
         write_npz(weights), tmp_path / "model", image_size=(8, 10), recording=write_npz(recording, "recording.npz")
     )
-    assert len(result.verification.comparisons) == 2 * 9
+    assert len(result.verification.checks) == 2 * 9
     assert not result.verification.skipped
 
 
@@ -103,7 +103,7 @@ def test_headless_model_is_judged_by_what_it_gives(checkpoint, reference, write_
     recording = {"images": images, "logits_f64": reference(weights, images)["logits"]}
     recorded = write_npz(recording, "recording.npz")
     result = conversion.convert(write_npz(weights), tmp_path / "model", recording=recorded)
-    assert [one.array for one in result.verification.comparisons] == ["logits_f64"]
+    assert [one.array for one in result.verification.checks] == ["logits_f64"]
 
 
 def test_new_head_is_not_compared_and_said_so(golden_case, write_npz, tmp_path: Path):
@@ -111,7 +111,7 @@ def test_new_head_is_not_compared_and_said_so(golden_case, write_npz, tmp_path: 
     recorded = write_npz(recording, "recording.npz")
     result = conversion.convert(write_npz(weights), tmp_path / "model", num_labels=3, recording=recorded)
     assert result.verification.skipped == dict.fromkeys(("logits", "logits_f64"), "the head is new")
-    assert {one.stage for one in result.verification.comparisons} >= {"embedding", "encoded", "pre_logits"}
+    assert {one.stage for one in result.verification.checks} >= {"embedding", "encoded", "pre_logits"}
 
 
 def test_nothing_to_compare_is_no_success(golden_case, write_npz, tmp_path: Path):

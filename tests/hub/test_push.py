@@ -207,7 +207,7 @@ def damage(folder: Path, what: str) -> None:
     elif what == "no auto_map":
         (folder / "config.json").write_text(json.dumps({**config, "auto_map": {}}))
     elif what == "no code":
-        (folder / "pooling_hf_vit.py").unlink()
+        (folder / "embeddings_hf_vit.py").unlink()
     elif what == "no processor":
         (folder / "preprocessor_config.json").unlink()
     elif what == "no weights":
@@ -233,7 +233,7 @@ def damage(folder: Path, what: str) -> None:
         ("no card fact", "lacks the origin of the weights"),
         ("no data fact", r"lacks the training data \(data.name"),
         ("no auto_map", "lacks AutoConfig, AutoModel, HfViTForImageClassification"),
-        ("no code", "lacks pooling_hf_vit.py"),
+        ("no code", "lacks embeddings_hf_vit.py"),
         ("no processor", "holds no image processor"),
         ("no weights", r"no weights in safetensors format \(pickles such as pytorch_model.bin"),
         ("damaged weights", "weights in .* are damaged"),

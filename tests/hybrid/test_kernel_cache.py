@@ -16,7 +16,7 @@ from models.families import randomise
 
 from hf_vit import HfHybridViTConfig, HfHybridViTModel
 from hf_vit.models import linear_hf_vit
-from hf_vit.models.modeling_hf_hybrid_vit import StdConv2d
+from hf_vit.models.resnet_hf_vit import StdConv2d
 
 TOLERANCE = 1e-5
 

@@ -1,10 +1,13 @@
 """The table that the contract tests run over: families x heads x choices. A new family or head is one more row here."""
 
+import functools
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers.initialization import no_init_weights
 
 from hf_vit import families
 
@@ -90,6 +93,40 @@ CHOICES: dict[str, dict[str, Any]] = {
     "pixels": {"prediction_target": "pixels"},
 }
 
+# What a test has to run over, where not every choice (and every choice with every head) can make a difference.
+# Each is the list of what reaches the thing under test; a family runs those it has, and always its default.
+
+# A head takes from its model where the patch tokens stand and on which grid, the pooled output, and fields of its own.
+# All else that a choice changes lies in the model, which every head shares: the head "model" runs over all of them.
+READ_BY_HEADS = {
+    "classification": (
+        *("gap", "map", "gap_with_class_token", "map_with_class_token", "relative", "causal", "causal_map_2d"),
+        *("distillation", "causal_distillation", "representation", "no_labels"),
+    ),
+    "masked_prediction": (
+        *("gap", "gap_with_class_token", "causal", "causal_gap", "distillation", "causal_distillation"),
+        *("one_channel", "rectangular", "rectangular_patch", "root_alone", "patches_of_the_stem", "resnet_stem"),
+        *("downsampled", "pixels"),
+    ),
+    "backbone": (
+        *("gap", "gap_with_class_token", "causal", "distillation", "causal_distillation", "two_groups_of_three"),
+        *("rectangular", "rectangular_patch", "root_alone", "patches_of_the_stem"),
+    ),
+}
+# Attention sees how many tokens there are, on which grid, in which order, a bias of positions, and what shares a block;
+# of the poolings, "map" attends as well.
+ATTENTION = (
+    *("gap", "map", "map_with_class_token", "relative", "relative_gap", "causal", "causal_gap", "causal_map_2d"),
+    *("distillation", "causal_distillation", "two_groups_of_three", "no_qkv_bias", "rectangular", "rectangular_patch"),
+)
+# What a block holds and how often it runs.
+BLOCKS = ("relative", "causal", "layer_scale", "no_qkv_bias", "one_group", "two_groups_of_three")
+# Tables that are derived from parameters: position embeddings at another size than nominal, by every formula.
+TABLES = (
+    *("learned", "learned_2d", "sincos_1d", "sincos_2d", "relative", "no_position", "bicubic"),
+    *("table_before_class_token", "table_2d_before_class_token", "distillation", "causal_map_2d", "map", "resnet_stem"),
+)
+
 
 def whole(tensor: Any, grid: Grid) -> list[Any]:
     """One attention a layer, over all tokens."""
@@ -145,11 +182,17 @@ class Family:
         **overrides: Any,
     ) -> Any:
         """A model in evaluation mode whose parameters are all far from zero, so that nothing is tested on zeros."""
-        torch.manual_seed(seed)
-        model = self.classes[head]._from_config(
-            self.config(choice, **overrides), attn_implementation=attn_implementation
-        )
+        with no_init_weights():  # `randomise` writes every parameter
+            model = self.classes[head]._from_config(
+                self.config(choice, **overrides), attn_implementation=attn_implementation
+            )
         return randomise(model, seed).to(dtype).eval()
+
+    def shared(self, head: str = "model", choice: str = "default", dtype: torch.dtype = torch.float32) -> Any:
+        """What `build` gives, built once: for tests that read it only. conftest.py checks after each that it did."""
+        model = built_once(self.name, head, choice, dtype)
+        SHARED.setdefault((self.name, head, choice, dtype), (model, fingerprint(model)))
+        return model
 
     def images(
         self, config: Any, batch: int = 2, grid: tuple[int, int] | None = None, dtype: torch.dtype = torch.float32
@@ -226,6 +269,23 @@ RESNETS = {
         sizes={"num_channels": 3, "num_labels": 3},
     ),
 }
+
+
+@functools.cache
+def built_once(name: str, head: str, choice: str, dtype: torch.dtype) -> Any:
+    return (FAMILIES | RESNETS)[name].build(head, choice, dtype=dtype)
+
+
+# The shared models that the test in progress has asked for, as they were.
+SHARED: dict[tuple[str, str, str, torch.dtype], tuple[Any, Any]] = {}
+
+
+def fingerprint(model: Any) -> tuple[Any, ...]:
+    """What a test may leave behind in a model: numbers, gradients, modes, settings; hooks are transformers' own too."""
+    numbers = [zlib.crc32(tensor.detach().numpy().tobytes()) for tensor in (*model.parameters(), *model.buffers())]
+    gradients = [parameter.grad is None and parameter.requires_grad for parameter in model.parameters()]
+    modes = [module.training for module in model.modules()]
+    return numbers, gradients, modes, str(vars(model.config)), model.dtype
 
 
 @torch.no_grad()

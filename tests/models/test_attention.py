@@ -2,15 +2,8 @@
 
 import pytest
 import torch
-from models.families import FAMILIES, Family, pad
+from models.families import ATTENTION, FAMILIES, Family, pad
 from torch.nn import functional as F
-
-# Upstream: transformers.masking_utils.flex_attention_mask still passes `_compile`, which torch 2.15 deprecates, and
-# torch tells that uncompiled flex attention is slow (compiling takes 20 s on a CPU; the gpu tests do that).
-flex_warnings = [
-    pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning"),
-]
 
 
 @pytest.fixture(params=["whole", "padded"])
@@ -33,16 +26,36 @@ def real_tokens(config, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([patches, special] if config.is_causal else [special, patches], dim=1)
 
 
-@pytest.mark.parametrize("implementation", [pytest.param("sdpa"), pytest.param("flex_attention", marks=flex_warnings)])
-def test_implementations_agree(family: Family, choice: str, inputs, implementation: str):
+# Upstream: transformers.masking_utils.flex_attention_mask still passes `_compile`, which torch 2.15 deprecates, and
+# torch tells that uncompiled flex attention is slow (compiling takes 20 s on a CPU; the gpu tests do that).
+@pytest.mark.choices(*ATTENTION)
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_implementations_agree(family: Family, choice: str, inputs):
+    """Outputs of all, and gradients of those that have them on a CPU."""
     model = family.build("model", choice, "eager", torch.float64)
     real = real_tokens(model.config, inputs)
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        wanted = model(**inputs)
+    results = {}
+    for implementation in ("eager", "sdpa", "flex_attention"):
         model.set_attn_implementation(implementation)
-        given = model(**inputs)
-    torch.testing.assert_close(given.last_hidden_state[real], wanted.last_hidden_state[real], rtol=0, atol=1e-11)
-    torch.testing.assert_close(given.pooler_output, wanted.pooler_output, rtol=0, atol=1e-11)
+        model.zero_grad()
+        with torch.set_grad_enabled(implementation != "flex_attention"), torch.compiler.set_stance("force_eager"):
+            outputs = model(**inputs)
+        if implementation != "flex_attention":
+            outputs.pooler_output.square().sum().backward()
+        gradients = {f"grad of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+        results[implementation] = {
+            "tokens": outputs.last_hidden_state[real],
+            "pooled": outputs.pooler_output,
+            **gradients,
+        }
+    wanted = results.pop("eager")
+    assert results["sdpa"].keys() == wanted.keys()
+    for implementation, given in results.items():
+        for name, tensor in given.items():
+            torch.testing.assert_close(
+                tensor, wanted[name], rtol=0, atol=1e-11, msg=lambda m, n=f"{implementation}, {name}": f"{n}: {m}"
+            )
 
 
 @pytest.mark.slow
@@ -59,28 +72,21 @@ def test_compiled_flex_agrees(kind: str):
         torch.testing.assert_close(model(images).last_hidden_state, wanted, rtol=0, atol=1e-5)
 
 
-def test_eager_and_sdpa_give_the_same_gradients(family: Family, choice: str, inputs):
-    gradients = []
-    for implementation in ("eager", "sdpa"):
-        model = family.build("model", choice, implementation, torch.float64).train()
-        model(**inputs).pooler_output.square().sum().backward()
-        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-    assert gradients[0].keys() == gradients[1].keys()
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradient, gradients[1][name], rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_attention_maps_equal_eager_attentions(family: Family, choice: str, inputs, implementation: str):
+@pytest.mark.choices(*ATTENTION)
+def test_attention_maps_equal_eager_attentions(family: Family, choice: str, inputs):
+    """Under eager attention and under sdpa."""
     model = family.build("model", choice, "eager", torch.float64)
     attentions = list(model(**inputs, output_attentions=True).attentions)
-    model.set_attn_implementation(implementation)
+    eager = model.attention_maps(**inputs)
+    model.set_attn_implementation("sdpa")
     maps = model.attention_maps(**inputs)
-    assert list(maps) == list(range(model.config.num_hidden_layers))
+    assert list(maps) == list(eager) == list(range(model.config.num_hidden_layers))
     real = family.attentions_of(real_tokens(model.config, inputs), maps.grid)
     for layer in maps:
-        for given, seen in zip(family.attentions_of(maps[layer], maps.grid), real, strict=True):
+        modules = (family.attentions_of(each[layer], maps.grid) for each in (maps, eager))
+        for given, same, seen in zip(*modules, real, strict=True):
             attention = attentions.pop(0)
+            torch.testing.assert_close(given, same, rtol=0, atol=1e-12)
             assert given.shape == attention.shape
             torch.testing.assert_close(given.sum(-1), torch.ones_like(given.sum(-1)), rtol=0, atol=1e-12)
             rows = seen[:, None].expand(given.shape[:-1])
@@ -92,6 +98,7 @@ def test_attention_maps_equal_eager_attentions(family: Family, choice: str, inpu
     assert attentions == []
 
 
+@pytest.mark.choices(*ATTENTION)
 def test_attention_maps_equal_torchs_own_attention(family: Family, choice: str):
     """Independent: torch's multi_head_attention_forward on each block's input, with masks and offsets made here."""
     model = family.build("model", choice, "sdpa", torch.float64)
@@ -167,8 +174,9 @@ def test_attention_maps_of_some_layers(family: Family):
             model.attention_maps(images, layers=wrong)
 
 
+@pytest.mark.choices(*ATTENTION)
 def test_attention_maps_name_the_patches(family: Family, choice: str):
-    model = family.build("model", choice)
+    model = family.shared("model", choice)
     maps = model.attention_maps(family.images(model.config, grid=(2, 3)))
     assert maps.grid == (2, 3)
     tokens = torch.arange(family.num_tokens(model.config, (2, 3)))

@@ -1,12 +1,14 @@
 """Forward and backward of every family, head and choice: shapes, gradients, sizes, dtypes, checkpointing, batches."""
 
+import copy
+
 import pytest
 import torch
-from models.families import Family, pad, tensors_of, training_loss
+from models.families import BLOCKS, TABLES, Family, pad, tensors_of, training_loss
 
 
 def test_shapes(family: Family, head: str, choice: str):
-    model = family.build(head, choice)
+    model = family.shared(head, choice)
     config, tokens = model.config, family.num_tokens(model.config)
     images, (h, w), pooled = family.images(config), config.grid, config.representation_size or 32
     outputs = model(images, output_hidden_states=True)
@@ -21,6 +23,7 @@ def test_shapes(family: Family, head: str, choice: str):
     assert all(tensor.isfinite().all() for tensor in tensors_of(outputs))
 
 
+@pytest.mark.choices(*BLOCKS)
 def test_hidden_states_are_the_blocks_inputs_and_the_last_output(family: Family, choice: str):
     model = family.build("model", choice)
     seen: list[torch.Tensor] = []
@@ -65,32 +68,35 @@ def test_dropout_and_drop_path_act_in_training_only(family: Family, head: str):
     assert (first - second).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("grid", [(1, 1), (2, 7), (6, 6), (5, 3)], ids=str)
-def test_other_sizes_than_nominal(family: Family, choice: str, grid: tuple[int, int]):
+def test_other_sizes_than_nominal(family: Family, choice: str):
     """Without a flag, and the same as a model whose nominal size that is."""
-    model = family.build("model", choice, dtype=torch.float64)
-    images = family.images(model.config, grid=grid, dtype=torch.float64)
-    on_the_fly = model(images)
-    assert on_the_fly.last_hidden_state.shape[1] == family.num_tokens(model.config, grid)
-    model.resize_to(image_size=tuple(images.shape[2:]))
-    assert model.config.grid == grid
-    for given, wanted in zip(tensors_of(on_the_fly), tensors_of(model(images)), strict=True):
-        torch.testing.assert_close(given, wanted, rtol=0, atol=1e-12)
+    model = family.shared("model", choice, torch.float64)
+    for grid in ((1, 1), (2, 7), (6, 5)):
+        images = family.images(model.config, grid=grid, dtype=torch.float64)
+        on_the_fly = model(images)
+        assert on_the_fly.last_hidden_state.shape[1] == family.num_tokens(model.config, grid)
+        resized = copy.deepcopy(model)
+        resized.resize_to(image_size=tuple(images.shape[2:]))
+        assert resized.config.grid == grid
+        for given, wanted in zip(tensors_of(on_the_fly), tensors_of(resized(images)), strict=True):
+            torch.testing.assert_close(given, wanted, rtol=0, atol=1e-12, msg=lambda m, g=grid: f"{g}: {m}")
 
 
-def test_the_image_of_a_batch_is_computed_as_if_alone(family: Family, choice: str):
-    model = family.build("classification", choice, dtype=torch.float64)
+def test_an_image_of_a_batch_is_computed_as_if_alone(family: Family, choice: str):
+    """Under no mask, and under one that hides nothing."""
+    model = family.shared("model", choice, torch.float64)
     images = family.images(model.config, batch=3, dtype=torch.float64)
-    together = tensors_of(model(images))
-    for index in range(3):
-        alone = tensors_of(model(images[index : index + 1]))
-        for given, wanted in zip(together, alone, strict=True):
-            torch.testing.assert_close(given[index : index + 1], wanted, rtol=0, atol=1e-12)
+    mask = torch.ones(3, *model.config.grid, dtype=torch.bool)
+    together, masked = tensors_of(model(images)), tensors_of(model(images, patch_attention_mask=mask))
+    alone = zip(*(tensors_of(model(image[None])) for image in images), strict=True)
+    for given, other, wanted in zip(together, masked, map(torch.cat, alone), strict=True):
+        torch.testing.assert_close(given, wanted, rtol=0, atol=1e-12)
+        torch.testing.assert_close(other, wanted, rtol=0, atol=1e-12)
 
 
 def test_padded_batch_of_mixed_sizes(family: Family, head: str, choice: str):
     """Each image of a padded batch gets the outputs it has alone, special tokens and patches."""
-    model = family.build(head, choice, dtype=torch.float64)
+    model = family.shared(head, choice, torch.float64)
     grids, padded = [(2, 3), (4, 1), (3, 4), (2, 3)], (4, 5)
     singles = [family.images(model.config, 1, grid, torch.float64) for grid in grids]
     images, mask = pad(model.config, singles, grids, padded)
@@ -124,47 +130,33 @@ def token_places(config, grid, padded, special=None) -> list[int]:
     return list(range(special)) + [special + place for place in patches]
 
 
-def test_mask_without_padding_changes_nothing(family: Family, choice: str):
-    model = family.build("model", choice, dtype=torch.float64)
-    images = family.images(model.config, dtype=torch.float64)
-    mask = torch.ones(2, *model.config.grid, dtype=torch.bool)
-    for given, wanted in zip(
-        tensors_of(model(images, patch_attention_mask=mask)), tensors_of(model(images)), strict=True
-    ):
-        torch.testing.assert_close(given, wanted, rtol=0, atol=1e-12)
+@pytest.mark.choices(*TABLES, "gap", "map_with_class_token", "representation", "layer_scale", "causal", "root_alone")
+def test_precisions_agree(family: Family, choice: str):
+    """float64 and bfloat16 with float32, in evaluation; autocast to bfloat16 in training."""
 
+    def outputs(dtype: torch.dtype) -> list[torch.Tensor]:
+        found = [*tensors_of(model.to(dtype).vit(images.to(dtype))), *tensors_of(model(images.to(dtype)))]
+        assert {tensor.dtype for tensor in found} == {dtype}
+        return found
 
-def test_float64_agrees_with_float32(family: Family, choice: str):
-    model = family.build("model", choice)
+    model = family.build("classification", choice)
     images = family.images(model.config)
-    wanted = tensors_of(model(images))
-    model.double()
-    for given, single in zip(tensors_of(model(images.double())), wanted, strict=True):
-        assert given.dtype == torch.float64
-        torch.testing.assert_close(given, single.double(), rtol=0, atol=2e-5)
-
-
-def test_bfloat16_agrees_with_float32(family: Family, choice: str):
-    model = family.build("model", choice).bfloat16()
-    images = family.images(model.config, batch=16).bfloat16()
-    rough = tensors_of(model(images))
-    model.float()
-    for given, single in zip(rough, tensors_of(model(images.float())), strict=True):
-        assert given.dtype == torch.bfloat16
-        assert (given.float() - single).norm() < 0.05 * single.norm()  # 8 bits of mantissa, a few dozen roundings
-
-
-def test_autocast_trains_in_bfloat16(family: Family, choice: str):
-    model = family.build("classification", choice).train()
+    for single, double in zip(outputs(torch.float32), outputs(torch.float64), strict=True):
+        torch.testing.assert_close(single.double(), double, rtol=0, atol=2e-5)
+    images = family.images(model.config, batch=16, dtype=torch.bfloat16)
+    for rough, single in zip(outputs(torch.bfloat16), outputs(torch.float32), strict=True):
+        assert (rough.float() - single).norm() < 0.05 * single.norm()  # 8 bits of mantissa, a few dozen roundings
     images = family.images(model.config)
-    wanted = training_loss(family, "classification", model, images)
+    model.train()
+    single = training_loss(family, "classification", model, images)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = training_loss(family, "classification", model, images)
     loss.backward()
-    torch.testing.assert_close(loss.float(), wanted, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(loss.float(), single, rtol=0.05, atol=0.05)
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
 
 
+@pytest.mark.choices(*BLOCKS, "causal_map_2d", "distillation", "resnet_stem")
 def test_checkpointing_changes_no_gradient(family: Family, head: str, choice: str):
     model = family.build(head, choice, dtype=torch.float64).train()
     images = family.images(model.config, dtype=torch.float64)
@@ -183,6 +175,6 @@ def test_checkpointing_changes_no_gradient(family: Family, head: str, choice: st
 def count_calls(model) -> list[str]:
     calls: list[str] = []
     for module in model.modules():
-        if type(module).__name__.endswith("Attention") and "attention" in type(module).__module__:
+        if type(module).__name__ == "HfViTAttention":
             module.register_forward_hook(lambda module, inputs, output: calls.append("call"))
     return calls

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from hf_vit.models.linear_hf_vit import HfViTLinear, can_fuse_gelu, dense_gelu
 from models.families import FAMILIES, Family, pad, tensors_of
 from torch import nn
 from torch.nn import functional as F
@@ -13,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import hf_vit
 from hf_vit import inference
 from hf_vit.models import blocks_hf_vit, linear_hf_vit
-from hf_vit.models.linear_hf_vit import HfViTLinear, can_fuse_gelu, dense_gelu
 
 # float64 goes through the plain product, float32 and bfloat16 through oneDNN's.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5}

@@ -132,10 +132,15 @@ def test_what_a_checkpoint_lacks_is_initialised_the_same(family: Family, tmp_pat
             assert torch.equal(parameter, kept[name]), name
 
 
-def test_a_seed_gives_the_same_model(family: Family, head: str, choice: str):
-    models = []
-    for _ in range(2):
-        torch.manual_seed(5)
-        models.append(family.classes[head](family.config(choice)))
-    for first, second in zip(*(model.parameters() for model in models), strict=True):
-        assert torch.equal(first, second)
+def test_a_seed_gives_the_same_model(family: Family):
+    """Every head, and every kind of module that a choice brings in."""
+    for head, choice in [
+        *((head, "default") for head in family.classes),
+        *(("model", name) for name in family.choices),
+    ]:
+        models = []
+        for _ in range(2):
+            torch.manual_seed(5)
+            models.append(family.classes[head](family.config(choice)))
+        for (name, first), second in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+            assert torch.equal(first, second), (head, choice, name)

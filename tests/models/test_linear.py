@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
+from hf_vit.models.linear_hf_vit import HfViTLinear, can_fuse_gelu, dense_gelu, is_emulated
 from torch import nn
 
 import hf_vit
 from hf_vit.models import linear_hf_vit
-from hf_vit.models.linear_hf_vit import HfViTLinear, can_fuse_gelu, dense_gelu, is_emulated
 
 AUTOCAST = {"as they are": False, "autocast": True}
 

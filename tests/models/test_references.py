@@ -196,7 +196,7 @@ def test_representation_is_tanh_of_a_dense_layer(images):
 
 @pytest.mark.parametrize("rate", [0.25, 0.6])
 def test_drop_path_drops_whole_images_and_keeps_the_mean(rate: float):
-    from hf_vit.models.blocks_hf_vit import HfViTDropPath
+    from hf_vit.models.modeling_hf_vit import HfViTDropPath
 
     branch, drop = torch.randn(20_000, 3, 2), HfViTDropPath(rate).train()
     dropped = drop(branch)

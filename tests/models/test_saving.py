@@ -89,7 +89,7 @@ def test_a_model_loads_into_the_other_heads(family: Family, tmp_path: Path):
         tmp_path / "base", num_labels=5, output_loading_info=True
     )
     assert set(info["missing_keys"]) == {"classifier.weight", "classifier.bias"}
-    assert_same_bits(classifier.vit(images), base(images))
+    assert_same_bits(classifier.base_model(images), base(images))
     assert not classifier(images).logits.any(), "a new head starts at zero"
     classifier.save_pretrained(tmp_path / "classifier")
     loaded, info = family.classes["model"].from_pretrained(tmp_path / "classifier", output_loading_info=True)
@@ -107,7 +107,7 @@ def test_another_number_of_labels(family: Family, tmp_path: Path):
     images = family.images(model.config)
     assert loaded(images).logits.shape == (2, 7)
     assert not loaded(images).logits.any()
-    assert_same_bits(loaded.vit(images), model.vit(images))
+    assert_same_bits(loaded.base_model(images), model.base_model(images))
 
 
 def test_another_size_by_keyword_and_by_config(family: Family, tmp_path: Path):

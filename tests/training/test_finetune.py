@@ -10,8 +10,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, pi
 
 from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate_classifier
-from hf_vit.models import linear_hf_vit
-from hf_vit.models.attention_hf_vit import HfViTAttention
+from hf_vit.models.modeling_hf_vit import HfViTAttention
 from hf_vit.models.positions_hf_vit import resample_position_table
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
@@ -53,8 +52,7 @@ def test_fine_tuning_a_checkpoint_by_command(command, tiny_checkpoint, colours, 
 @pytest.mark.parametrize(("emulated", "attention"), [(False, "eager"), (True, "sdpa")])
 def test_bfloat16_on_a_cpu(emulated: bool, attention: str, tiny_checkpoint, colours, tmp_path, command, monkeypatch):
     """Explicit attention where the processor has instructions for it; the saved model has torch's own again."""
-    monkeypatch.setattr("hf_vit.training.run.arguments.EMULATES_BFLOAT16", emulated)
-    monkeypatch.setattr(linear_hf_vit, "EMULATES_BFLOAT16", emulated)
+    monkeypatch.setattr("hf_vit.training.run.arguments.emulates_bfloat16", lambda: emulated)
     used: list[str] = []
     attend = HfViTAttention.attend
 

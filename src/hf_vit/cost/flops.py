@@ -1,29 +1,41 @@
-"""FLOPs of a configuration, counted from its fields: no weights are built.
+"""FLOPs of a configuration, counted by torch while the model computes on the meta device: no weights, no arithmetic.
 
-Counted are the multiply-adds (MACs) of matrix products and convolutions, 2 FLOPs each, as torch's FlopCounterMode does;
-norms, activations, softmax and the resampling of position tables are left out by both. Causal attention is counted in
-full, as it is computed by most kernels.
-
-Legend: C channels, H x W px, h x w patch grid, P patch side, N tokens, D hidden size, K labels.
+torch's `FlopCounterMode` counts matrix products and convolutions, a multiply-add (MAC) as 2; norms, activations,
+softmax and the resampling of position tables are left out. Causal attention counts in full, as most kernels compute it.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+import functools
+import json
+import re
+from collections import Counter
+from typing import Any
 
-from hf_vit.errors import UserError
-from hf_vit.models.configuration_hf_axial_resnet import HfAxialResNetConfig
-from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
-from hf_vit.models.configuration_hf_bit import HfBitConfig
-from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
-from hf_vit.models.configuration_hf_resnet import stem_stride
-from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, HfViTConfig, as_pair
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from torch.utils.flop_counter import FlopCounterMode
 
-Task = Literal["classification", "model", "masked_prediction", "backbone"]
-Grid = tuple[int, int]
+from hf_vit.errors import UserError, first_line
+from hf_vit.families import AUTO_CLASSES, FAMILIES, Door, Family, family_of
+from hf_vit.models.configuration_hf_vit import as_pair
+
 Macs = dict[str, int]
 
+# Part of a model -> what the names of its modules hold; the first that does. What no name tells is a ResNet's body.
+_PARTS = {
+    "stem": r"\.embeddings\..*\.stem\b",
+    "patch embeddings": r"\.embeddings\b",
+    "pooling": r"\.pooler\b",
+    "attention projections": r"\.[qkvo]_proj$",
+    "attention": r"\.(attention|row|column)$",
+    "MLPs": r"\.mlp\b",
+    "feature pyramid": r"\.pyramid\b",
+    "head": r"\.\w*(classifier|prediction_head)\b",
+    "convolutions": "",
+}
 
-def forward_macs(config: Any, image_size: int | tuple[int, int] | None = None, task: Task = "classification") -> Macs:
+
+def forward_macs(config: Any, image_size: int | tuple[int, int] | None = None, task: Door = "classification") -> Macs:
     """Multiply-adds of one image's forward pass in evaluation, by part of the model.
 
     Args:
@@ -35,29 +47,30 @@ def forward_macs(config: Any, image_size: int | tuple[int, int] | None = None, t
         UserError: a configuration of another package, a task that its family does not have, or an image that does not
             fit the patch.
     """
-    family = str(getattr(config, "model_type", "unknown"))
-    if family not in _FAMILIES:
+    family = family_of(getattr(config, "model_type", None))
+    if family is None:
         raise UserError(
-            f"the FLOPs of a '{family}' model are not counted here; give a configuration of {', '.join(_FAMILIES)}"
+            f"the FLOPs of a '{getattr(config, 'model_type', 'unknown')}' model are not counted here; give a "
+            f"configuration of {', '.join(family.model_type for family in FAMILIES.values())}"
         )
+    if task in family.not_applicable:
+        label = family.label.removeprefix("A ").removeprefix("An ")
+        raise UserError(f"there is no {label} for {task.replace('_', ' ')}: {family.not_applicable[task]}")
     size = as_pair(config.image_size if image_size is None else image_size)
     try:
         config.grid_of(*size)
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    parts = _FAMILIES[family](config, size, task)
-    if task == "classification":
-        parts["head"] = _head(config)
-    return {name: macs for name, macs in parts.items() if macs}
+        return dict(_count(family, config.to_json_string(use_diff=False), size, task))
+    except (StrictDataclassError, ValueError) as error:
+        raise UserError(first_line(error)) from error
 
 
-def forward_flops(config: Any, image_size: int | tuple[int, int] | None = None, task: Task = "classification") -> int:
+def forward_flops(config: Any, image_size: int | tuple[int, int] | None = None, task: Door = "classification") -> int:
     """FLOPs of one image's forward pass, 2 a multiply-add; the arguments are those of `forward_macs`."""
     return 2 * sum(forward_macs(config, image_size, task).values())
 
 
 def training_flops(
-    config: Any, images: float, image_size: int | tuple[int, int] | None = None, task: Task = "classification"
+    config: Any, images: float, image_size: int | tuple[int, int] | None = None, task: Door = "classification"
 ) -> float:
     """FLOPs of a training that sees so many images, every epoch's counted: 6 a multiply-add.
 
@@ -69,161 +82,31 @@ def training_flops(
     return 3.0 * forward_flops(config, image_size, task) * images
 
 
-def _vit(config: HfViTBaseConfig, size: Grid, task: Task) -> Macs:
-    h, w = config.grid_of(*size)
-    tokens, width = h * w + config.num_special_tokens, config.hidden_size
-    attention = 2 * tokens**2 * width
-    if config.position_embedding == "relative":
-        attention += (h * w) ** 2 * width
-    encoder = _encoder(config, tokens, attention, blocks=config.num_hidden_layers)
-    return _patch_embeddings(config, h * w) | encoder | _task_parts(config, (h, w), tokens, task)
+@functools.lru_cache
+def _count(family: Family, config: str, size: tuple[int, int], task: Door) -> Macs:
+    """Of a configuration as JSON; the cost of a training asks for the same count again and again."""
+    auto_class: Any = getattr(transformers, AUTO_CLASSES[task])
+    with torch.device("meta"):
+        model = auto_class.from_config(family.config_class.from_dict(json.loads(config)), attn_implementation="eager")
+        model.eval().requires_grad_(False)  # the counter looks for gradient functions, which `no_grad` leaves out
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(torch.zeros(1, model.config.num_channels, *size, dtype=model.dtype))
+    counts = {name: sum(ops.values()) // 2 for name, ops in counter.get_flop_counts().items() if name != "Global"}
+    return _by_part(counts)
 
 
-def _axial(config: HfAxialViTConfig, size: Grid, task: Task) -> Macs:
-    h, w = config.grid_of(*size)
-    # A row block attends h times over w tokens, a column block w times over h; the mean of the two.
-    attention = h * w * (h + w) * config.hidden_size
-    encoder = _encoder(config, h * w, attention, blocks=2 * config.num_hidden_layers)
-    stem = {} if config.stage_depths is None else {"stem": sum(_axial_stem(config, size).values())}
-    return stem | _patch_embeddings(config, h * w) | encoder | _task_parts(config, (h, w), h * w, task)
+def _by_part(macs: Macs) -> Macs:
+    """From the MACs of every module, those of the modules inside it included, to those of each part."""
+    parts = Counter[str]()
+    for name, number in macs.items():
+        part, around = _part_of(name), name.rpartition(".")[0]
+        while around and around not in macs:
+            around = around.rpartition(".")[0]
+        parts[part] += number
+        if around:
+            parts[_part_of(around)] -= number
+    return {part: number for part, number in parts.items() if number}
 
 
-def _hybrid(config: HfHybridViTConfig, size: Grid, task: Task) -> Macs:
-    """The ResNet stem, then the ViT on its feature map."""
-    return {"stem": _residual_stem(config, size)} | _vit(config, size, task)
-
-
-def _bit(config: HfBitConfig, size: Grid, task: Task) -> Macs:
-    """The stem is the network; in either form of the units."""
-    _refuse_other_than_classifier("BiT", task)
-    return {"stem": _residual_stem(config, size)}
-
-
-def _axial_resnet(config: HfAxialResNetConfig, size: Grid, task: Task) -> Macs:
-    _refuse_other_than_classifier("AxialResNet", task)
-    return _axial_stem(config, size)
-
-
-def _refuse_other_than_classifier(name: str, task: Task) -> None:
-    if task not in ("classification", "model"):
-        raise UserError(f"there is no {name} for {task.replace('_', ' ')}; it classifies")
-
-
-def _residual_stem(config: HfHybridViTConfig | HfBitConfig, size: Grid) -> int:
-    """Root and bottlenecks 1x1, 3x3, 1x1."""
-    grid = _halved(size)
-    macs = _root(config, grid)
-    for channels, out, before, after, projection in _units(config, _halved(grid)):
-        width = out // 4
-        macs += _area(before) * channels * width + _area(after) * (9 * width + out) * width + projection
-    return macs
-
-
-def _axial_stem(config: HfAxialResNetConfig | HfAxialViTConfig, size: Grid) -> Macs:
-    """A ResNet with column and row attention for its 3x3 convolutions (arXiv 2003.07853)."""
-    grid, dense, attention = _halved(size), 0, 0
-    for channels, out, before, after, projection in _units(config, _halved(grid)):
-        width = out // 2
-        # The first 1x1 convolution; q, k and v of both axes: half, half and one times the width; the last one.
-        dense += _area(before) * (channels * width + 2 * width * 2 * width) + _area(after) * width * out + projection
-        # Along columns and rows: q.k, q.r and k.r in half the width, values and their offsets in all of it.
-        attention += _area(before) * sum(before) * (3 * width // 2 + 2 * width)
-    return {"root": _root(config, grid), "dense layers": dense, "attention": attention}
-
-
-def _root(config: Any, grid: Grid) -> int:
-    """The 7x7 convolution of a ResNet, whose output has this grid."""
-    return _area(grid) * config.num_channels * 7 * 7 * config.stem_width
-
-
-def _units(config: Any, grid: Grid) -> Iterator[tuple[int, int, Grid, Grid, int]]:
-    """The residual units of a ResNet: channels in and out, grid before and after, MACs of the shortcut.
-
-    Every stage but the first halves the grid in its first unit, rounding up, and every first unit has a projection.
-    """
-    channels = config.stem_width
-    for index, depth in enumerate(config.stage_depths):
-        out = 4 * config.stem_width * 2**index
-        for unit in range(depth):
-            after = _halved(grid) if unit == 0 and index > 0 else grid
-            yield channels, out, grid, after, _area(after) * channels * out * (unit == 0)
-            grid, channels = after, out
-
-
-_FAMILIES: dict[str, Callable[[Any, Grid, Task], Macs]] = {
-    HfViTConfig.model_type: _vit,
-    HfHybridViTConfig.model_type: _hybrid,
-    HfAxialViTConfig.model_type: _axial,
-    HfAxialResNetConfig.model_type: _axial_resnet,
-    HfBitConfig.model_type: _bit,
-}
-
-
-def _patch_embeddings(config: Any, patches: int) -> Macs:
-    """The projection of patches of the image, or of a stem's map."""
-    inputs = config.num_channels * _area(config.patch_stride)
-    depths = getattr(config, "stage_depths", None)
-    if depths is not None:
-        channels = config.stem_width * (4 * 2 ** (len(depths) - 1) if depths else 1)
-        inputs = channels * _area(config.patch_stride) // stem_stride(depths) ** 2
-    return {"patch embeddings": patches * inputs * config.hidden_size}
-
-
-def _encoder(config: HfViTBaseConfig, tokens: int, attention: int, blocks: int) -> Macs:
-    """All blocks; `attention` is that of one: q.k and the sum over values."""
-    width = config.hidden_size
-    return {
-        "attention projections": blocks * 4 * tokens * width**2,
-        "attention": blocks * attention,
-        "MLPs": blocks * 2 * tokens * width * config.intermediate_size,
-    }
-
-
-def _task_parts(config: HfViTBaseConfig, grid: Grid, tokens: int, task: Task) -> Macs:
-    """What follows the encoder, but for the classifier."""
-    if task == "masked_prediction":
-        from hf_vit.models.pretraining_hf_vit import build_target
-
-        return {"head": _area(grid) * config.hidden_size * build_target(config).num_outputs}
-    if task == "backbone":
-        return {"feature pyramid": _pyramid(config, grid) if config.use_feature_pyramid else 0}
-    return {"pooling": _pooling(config, tokens)}
-
-
-def _pooling(config: HfViTBaseConfig, tokens: int) -> int:
-    width = config.hidden_size
-    macs = width * (config.representation_size or 0)
-    if config.pooling == "map":
-        # Keys and values of every token, query and output of one; its attention; its MLP.
-        macs += (2 * tokens + 2) * width**2 + 2 * tokens * width + 2 * width * config.intermediate_size
-    return macs
-
-
-def _pyramid(config: HfViTBaseConfig, grid: Grid) -> int:
-    """Maps of strides 4, 8, 16 and 32 px: 2x2 deconvolutions, a 1x1 and a 3x3 convolution (arXiv 2203.16527)."""
-    from hf_vit.models.backbone_hf_vit import PYRAMID_STRIDES
-
-    macs, size = 0, config.fpn_hidden_size
-    for stride in PYRAMID_STRIDES:
-        (h, w), width, side = grid, config.hidden_size, config.patch_stride[0]
-        while side > stride:
-            half = max(width // 2, 1)
-            macs += h * w * 4 * width * half
-            h, w, width, side = 2 * h, 2 * w, half, side // 2
-        shrink = max(stride // side, 1)
-        places = -(-h // shrink) * -(-w // shrink)
-        macs += places * (width * size + 9 * size**2)
-    return macs
-
-
-def _head(config: Any) -> int:
-    width = config.representation_size or config.hidden_size
-    return config.num_labels * (width + config.hidden_size * config.has_distillation_head)
-
-
-def _halved(grid: Grid) -> Grid:
-    return -(-grid[0] // 2), -(-grid[1] // 2)
-
-
-def _area(grid: Grid) -> int:
-    return grid[0] * grid[1]
+def _part_of(name: str) -> str:
+    return next(part for part, pattern in _PARTS.items() if re.search(pattern, name))

@@ -6,19 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from hf_vit.cost.flops import Task, training_flops
-from hf_vit.errors import UserError
+from huggingface_hub.errors import StrictDataclassError
+
+from hf_vit.cost.flops import training_flops
+from hf_vit.errors import UserError, strict_reason
+from hf_vit.families import Door, family_of
 from hf_vit.results.facts import Facts, Record
 from hf_vit.variants import variant_config
 
 # Of an image: contrastive training runs two views through the model, and forward through a second, slower one.
 _CONTRASTIVE = 2 * (3 + 1) / 3
-
-_HEADS: dict[str, Task] = {
-    "ForImageClassification": "classification",
-    "ForMaskedPatchPrediction": "masked_prediction",
-    "Backbone": "backbone",
-}
 
 
 @final
@@ -48,7 +45,7 @@ class MeasuredRun:
         return self.training_flops / self.seconds if self.seconds else None
 
 
-def find_config(model: str | os.PathLike[str]) -> tuple[Any, Task]:
+def find_config(model: str | os.PathLike[str]) -> tuple[Any, Door]:
     """The configuration that a name stands for, and what its head does: a saved model's folder, else a variant.
 
     Raises:
@@ -57,11 +54,7 @@ def find_config(model: str | os.PathLike[str]) -> tuple[Any, Task]:
     path = Path(model).expanduser()
     if not path.is_dir():
         return variant_config(str(model)), "classification"
-    stored = _stored(path)
-    architecture = str((stored.get("architectures") or [""])[0])
-    tasks: list[Task] = [task for ending, task in _HEADS.items() if architecture.endswith(ending)]
-    task: Task = tasks[0] if tasks else "model"
-    return _config(path, stored), task
+    return _stored_config(path)
 
 
 def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
@@ -105,7 +98,7 @@ def _error(record: Record) -> float | None:
     return 1 - float(top1) if isinstance(top1, int | float) else None
 
 
-def _stored(folder: Path) -> dict[str, Any]:
+def _stored_config(folder: Path) -> tuple[Any, Door]:
     path = folder / "config.json"
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
@@ -117,19 +110,13 @@ def _stored(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid JSON ({error}); save the model again") from error
     if not isinstance(stored, dict):
         raise UserError(f"{path} holds no configuration (it is no object); save the model again")
-    return stored
-
-
-def _config(folder: Path, stored: dict[str, Any]) -> Any:
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    import hf_vit as _  # registers the families  # noqa: F401
-
-    family = str(stored.get("model_type"))
-    if family not in CONFIG_MAPPING or not family.startswith("hf_"):
-        raise UserError(f"{folder} holds a '{family}' model; FLOPs are counted for the families of hf_vit alone")
+    family = family_of(stored.get("model_type"))
+    if family is None:
+        raise UserError(
+            f"{folder} holds a '{stored.get('model_type')}' model; FLOPs are counted for the families of hf_vit alone"
+        )
+    task = family.door_of((stored.get("architectures") or [None])[0]) or "model"
     try:
-        return CONFIG_MAPPING[family].from_dict(stored)
+        return family.config_class.from_dict(stored), task
     except (StrictDataclassError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / 'config.json'} is not usable: {str(error).splitlines()[-1].strip()}") from error
+        raise UserError(f"{path} is not usable: {strict_reason(error)}") from error

@@ -5,18 +5,17 @@ Sources: transformers' backbone contract; the simple feature pyramid of ViTDet (
 """
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import nn
 from transformers import initialization as init
 from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.modeling_outputs import BackboneOutput
-from transformers.utils.generic import can_return_tuple
+from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
-from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel
-from .pooling_hf_vit import patch_token_slice
+from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel, patch_token_slice
 from .positions_hf_vit import Grid
 
 PYRAMID_STRIDES = (4, 8, 16, 32)  # px of the image behind one place of a map
@@ -59,6 +58,13 @@ class PyramidLevel(nn.Module):
         self.projection_norm = ChannelNorm(size, eps=config.layer_norm_eps)
         self.convolution = nn.Conv2d(size, size, kernel_size=3, padding=1, bias=False)
         self.convolution_norm = ChannelNorm(size, eps=config.layer_norm_eps)
+
+    def init_weights(self) -> None:
+        """Kernel and stride of a deconvolution are equal: each output sees every input channel once (LeCun)."""
+        for module in self.resize:
+            if isinstance(module, nn.ConvTranspose2d):
+                init.normal_(module.weight, std=module.in_channels**-0.5)
+                init.zeros_(module.bias)  # pyright: ignore[reportArgumentType]
 
     def forward(self, feature_map: torch.Tensor) -> torch.Tensor:
         hidden = self.projection_norm(self.projection(self.resize(feature_map)))
@@ -131,15 +137,6 @@ class HfViTBaseBackbone(BackboneMixin, HfViTPreTrainedModel):
             return [self.config.fpn_hidden_size] * len(PYRAMID_STRIDES)
         return super().channels
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, nn.ConvTranspose2d):
-            # Kernel and stride are equal, so that each output sees every input channel once: LeCun's variance.
-            init.normal_(module.weight, std=module.in_channels**-0.5)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-
     def resize_to(self, image_size: Any = None, patch_size: Any = None) -> None:
         """As every model's; a pyramid belongs to its patch.
 
@@ -157,7 +154,10 @@ class HfViTBaseBackbone(BackboneMixin, HfViTPreTrainedModel):
     @can_return_tuple
     @filter_output_hidden_states
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (the mixin's own forward is a placeholder)
-        self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None, **kwargs: Any
+        self,
+        pixel_values: torch.Tensor,
+        patch_attention_mask: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BackboneOutput:
         """Encode images to feature maps.
 
@@ -194,5 +194,4 @@ class HfViTBackbone(HfViTBaseBackbone):
     """The Vision Transformer as a backbone for transformers' and torchvision's detectors and segmenters."""
 
     config: HfViTConfig
-    _auto_class = "AutoBackbone"
     model_class = HfViTModel

@@ -1,5 +1,7 @@
 """Configuration of AxialResNet: a ResNet whose 3x3 convolutions are row and column attention (arXiv 2003.07853)."""
 
+from typing import ClassVar
+
 from huggingface_hub.dataclasses import strict
 
 from .configuration_hf_resnet import HfResNetBaseConfig, check_stem
@@ -21,6 +23,16 @@ class HfAxialResNetConfig(HfResNetBaseConfig):
     """
 
     model_type = "hf_axial_resnet"
+    auto_classes: ClassVar[dict[str, str]] = {
+        "AutoConfig": "configuration_hf_axial_resnet.HfAxialResNetConfig",
+        "AutoModel": "modeling_hf_axial_resnet.HfAxialResNetModel",
+        "AutoModelForImageClassification": "modeling_hf_axial_resnet.HfAxialResNetForImageClassification",
+    }
+    code_files: ClassVar[tuple[str, ...]] = (
+        *HfResNetBaseConfig.code_files,
+        "configuration_hf_axial_resnet",
+        "modeling_hf_axial_resnet",
+    )
 
     def validate_sizes(self) -> None:
         check_stem(self.stage_depths, self.stem_width, HEADS, "the number of heads")

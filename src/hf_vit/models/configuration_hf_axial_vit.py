@@ -25,6 +25,22 @@ class HfAxialViTConfig(HfViTBaseConfig):
     """
 
     model_type = "hf_axial_vit"
+    auto_classes: ClassVar[dict[str, str]] = {
+        "AutoConfig": "configuration_hf_axial_vit.HfAxialViTConfig",
+        "AutoModel": "modeling_hf_axial_vit.HfAxialViTModel",
+        "AutoModelForImageClassification": "modeling_hf_axial_vit.HfAxialViTForImageClassification",
+        "AutoModelForMaskedImageModeling": "modeling_hf_axial_vit.HfAxialViTForMaskedPatchPrediction",
+        "AutoBackbone": "modeling_hf_axial_vit.HfAxialViTBackbone",
+    }
+    code_files: ClassVar[tuple[str, ...]] = (
+        *HfViTBaseConfig.code_files,
+        "configuration_hf_resnet",
+        "modeling_hf_resnet",
+        "configuration_hf_axial_resnet",
+        "modeling_hf_axial_resnet",
+        "configuration_hf_axial_vit",
+        "modeling_hf_axial_vit",
+    )
     base_model_tp_plan: ClassVar[dict[str, str]] = {
         f"layers.*.{axis}.{name.removeprefix('layers.*.')}": style
         for axis in ("row", "column")

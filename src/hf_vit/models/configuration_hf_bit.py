@@ -24,6 +24,17 @@ class HfBitConfig(HfResNetBaseConfig):
     """
 
     model_type = "hf_bit"
+    auto_classes: ClassVar[dict[str, str]] = {
+        "AutoConfig": "configuration_hf_bit.HfBitConfig",
+        "AutoModel": "modeling_hf_bit.HfBitModel",
+        "AutoModelForImageClassification": "modeling_hf_bit.HfBitForImageClassification",
+    }
+    code_files: ClassVar[tuple[str, ...]] = (
+        *HfResNetBaseConfig.code_files,
+        "configuration_hf_bit",
+        "resnet_hf_vit",
+        "modeling_hf_bit",
+    )
     # What the hybrids' stem asks for; constants of the original code.
     group_norm_eps: ClassVar[float] = 1e-6
     weight_standardization: ClassVar[str] = "std"

@@ -1,7 +1,7 @@
 """Configuration of the Hybrid-ViT: a ResNet stem before the Transformer (arXiv 2010.11929, section 3.1; 2106.10270)."""
 
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
@@ -25,6 +25,20 @@ class HfHybridViTConfig(HfViTBaseConfig):
     """
 
     model_type = "hf_hybrid_vit"
+    auto_classes: ClassVar[dict[str, str]] = {
+        "AutoConfig": "configuration_hf_hybrid_vit.HfHybridViTConfig",
+        "AutoModel": "modeling_hf_hybrid_vit.HfHybridViTModel",
+        "AutoModelForImageClassification": "modeling_hf_hybrid_vit.HfHybridViTForImageClassification",
+        "AutoModelForMaskedImageModeling": "modeling_hf_hybrid_vit.HfHybridViTForMaskedPatchPrediction",
+        "AutoBackbone": "modeling_hf_hybrid_vit.HfHybridViTBackbone",
+    }
+    code_files: ClassVar[tuple[str, ...]] = (
+        *HfViTBaseConfig.code_files,
+        "configuration_hf_resnet",
+        "configuration_hf_hybrid_vit",
+        "resnet_hf_vit",
+        "modeling_hf_hybrid_vit",
+    )
 
     stage_depths: tuple[int, ...] | list[int] = (3, 4, 9)
     stem_width: int = 64

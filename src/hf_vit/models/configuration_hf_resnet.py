@@ -3,9 +3,8 @@
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers.configuration_utils import PreTrainedConfig
 
-from .configuration_hf_vit import as_pair
+from .configuration_hf_base import HfBaseConfig
 
 
 def stem_stride(stage_depths: tuple[int, ...] | list[int]) -> int:
@@ -22,7 +21,7 @@ def check_stem(stage_depths: tuple[int, ...] | list[int], stem_width: int, divis
 
 
 @strict
-class HfResNetBaseConfig(PreTrainedConfig):
+class HfResNetBaseConfig(HfBaseConfig):
     """Abstract: a ResNet whose stage i puts out 4 * stem_width * 2**i channels and halves the map, the first excepted.
 
     Args:
@@ -32,9 +31,13 @@ class HfResNetBaseConfig(PreTrainedConfig):
         stem_width: channels of the root.
     """
 
-    _auto_class: ClassVar[str | None] = "AutoConfig"
-    representation_size: ClassVar[int | None] = None  # what the classifier, the ViT's, asks for
-    has_distillation_head: ClassVar[bool] = False
+    code_files: ClassVar[tuple[str, ...]] = (
+        "configuration_hf_base",
+        "configuration_hf_resnet",
+        "pretrained_hf_vit",
+        "loss_hf_vit",
+        "modeling_hf_resnet",
+    )
 
     image_size: int | tuple[int, int] | list[int] = 224
     num_channels: int = 3
@@ -69,10 +72,10 @@ class HfResNetBaseConfig(PreTrainedConfig):
     @property
     def grid(self) -> tuple[int, int]:
         """(h, w) of the nominal image."""
-        return self.grid_of(*as_pair(self.image_size))
+        return self.grid_of(*self.nominal_size)
 
     def validate_image(self) -> None:
         if self.num_channels < 1:
             raise ValueError(f"num_channels={self.num_channels} must be at least 1")
-        if min(as_pair(self.image_size)) < 1:
+        if min(self.nominal_size) < 1:
             raise ValueError(f"image_size={self.image_size} must be at least 1 px")

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
-from transformers.configuration_utils import PreTrainedConfig
+
+from .configuration_hf_base import HfBaseConfig
 
 # Keys that transformers writes into configs or passes along without declaring them as fields.
 # `encoder_stride` is of transformers' ViT, which reconstructs images with it.
@@ -28,10 +29,20 @@ def as_pair(value: int | tuple[int, int] | list[int]) -> tuple[int, int]:
 
 
 @strict
-class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
+class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
     """Abstract: the fields that every family of the package has (one legend: px are pixels of the input image)."""
 
-    _auto_class: ClassVar[str | None] = "AutoConfig"  # a config saved alone takes its code along
+    code_files: ClassVar[tuple[str, ...]] = (
+        "configuration_hf_base",
+        "configuration_hf_vit",
+        "pretrained_hf_vit",
+        "positions_hf_vit",
+        "embeddings_hf_vit",
+        "loss_hf_vit",
+        "modeling_hf_vit",
+        "pretraining_hf_vit",
+        "backbone_hf_vit",
+    )
     base_model_tp_plan: ClassVar[dict[str, str]] = {
         "layers.*.attention.q_proj": "colwise",
         "layers.*.attention.k_proj": "colwise",
@@ -152,7 +163,7 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
     @property
     def grid(self) -> tuple[int, int]:
         """(h, w): patches of the nominal image, the size of the position table."""
-        return self.grid_of(*as_pair(self.image_size))
+        return self.grid_of(*self.nominal_size)
 
     @property
     def has_class_token(self) -> bool:
@@ -201,7 +212,7 @@ class HfViTBaseConfig(BackboneConfigMixin, PreTrainedConfig):
             for side in as_pair(value):
                 _need_positive(name, side, value)
         try:
-            self.grid_of(*as_pair(self.image_size))
+            self.grid_of(*self.nominal_size)
         except ValueError as misfit:
             raise ValueError(
                 f"image_size={self.image_size} does not fit patch_size={self.patch_size}: {misfit}"
@@ -343,6 +354,13 @@ class HfViTConfig(HfViTBaseConfig):
     """
 
     model_type = "hf_vit"
+    auto_classes: ClassVar[dict[str, str]] = {
+        "AutoConfig": "configuration_hf_vit.HfViTConfig",
+        "AutoModel": "modeling_hf_vit.HfViTModel",
+        "AutoModelForImageClassification": "modeling_hf_vit.HfViTForImageClassification",
+        "AutoModelForMaskedImageModeling": "pretraining_hf_vit.HfViTForMaskedPatchPrediction",
+        "AutoBackbone": "backbone_hf_vit.HfViTBackbone",
+    }
 
     patch_size: int | tuple[int, int] | list[int] = 16
 

@@ -1,5 +1,7 @@
 """The classification loss of all families: hard, soft and multi-label targets, exact under gradient accumulation."""
 
+from typing import Any
+
 import torch
 from torch.nn import functional as F
 
@@ -44,3 +46,18 @@ def classification_loss(
     if num_items_in_batch is None:
         return each.mean()
     return each.sum() * labels[0].numel() / num_items_in_batch
+
+
+def classifier_loss(
+    logits: torch.Tensor, labels: torch.Tensor | None, config: Any, num_items_in_batch: torch.Tensor | int | None
+) -> torch.Tensor | None:
+    """`classification_loss` of a classifier with this configuration; None without labels.
+
+    Raises:
+        ValueError: there is no head; see also `classification_loss`.
+    """
+    if labels is None:
+        return None
+    if not config.num_labels:
+        raise ValueError("labels were given to a model with num_labels=0, which has no head; set num_labels")
+    return classification_loss(logits, labels, config.problem_type, num_items_in_batch)

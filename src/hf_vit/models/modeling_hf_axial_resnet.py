@@ -2,7 +2,8 @@
 
 Legend: B batch, H x W px, h x w places of a map, C channels, A heads, L places of a line, M lines, K size of a query.
 Source: arXiv 2003.07853, section 3; maps are [B, h, w, C]. Where it is silent, as its code: columns before rows, stride
-by mean pooling after both, batch norms, initialisation. Ours: even paddings, halving up, resampled tables.
+by mean pooling after both, batch norms, initialisation (He's variance by fan-out, position-sensitive parts by fan-in,
+last norm of a unit zero). Ours: even paddings, halving up, resampled tables.
 """
 
 from contextlib import nullcontext
@@ -14,12 +15,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from .configuration_hf_axial_resnet import HEADS, HfAxialResNetConfig
-from .configuration_hf_vit import as_pair
-from .modeling_hf_resnet import HfResNetBaseModel, HfResNetPreTrainedModel
-from .modeling_hf_vit import HfViTBaseForImageClassification
-from .positions_hf_vit import replace_parameter, resample_grid
-
-CACHED_LOGITS = 2**18  # computed at a time on a CPU: what fits into its cache
+from .modeling_hf_resnet import HfResNetBaseForImageClassification, HfResNetBaseModel, HfResNetPreTrainedModel
 
 
 def as_affine(norm: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,6 +31,9 @@ class DenseNorm(nn.Module):
         super().__init__()
         self.dense = nn.Linear(in_channels, out_channels, bias=False)
         self.norm = nn.BatchNorm1d(out_channels)
+
+    def init_weights(self) -> None:
+        init.kaiming_normal_(self.dense.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         norm: Any = self.norm
@@ -54,6 +53,10 @@ class LogitNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(3, HEADS))
         self.register_buffer("running_var", torch.ones(3, HEADS))
+
+    def init_weights(self) -> None:
+        init.ones_(self.weight)
+        init.ones_(self.running_var)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor) -> torch.Tensor:
         """From q, k [M, A, L, K] and offsets [L, K, L] for each; variances come from Gram matrices, not from logits."""
@@ -100,18 +103,27 @@ class HfAxialResNetAttention(nn.Module):
         self.offset_embeddings = nn.Parameter(torch.zeros(2 * self.span(config) - 1, 2 * width // HEADS))
         self.content_norm, self.position_norm = nn.BatchNorm1d(width), nn.BatchNorm1d(width)
 
+    def init_weights(self) -> None:
+        init.normal_(self.qkv.dense.weight, std=self.qkv.dense.in_features**-0.5)
+        init.normal_(self.offset_embeddings, std=(2 * self.key_size) ** -0.5)
+
     def span(self, config: Any) -> int:
         """Places of a line at the nominal image size."""
-        return -(-as_pair(config.image_size)[self.axis - 1] // self.stride)
+        return -(-config.nominal_size[self.axis - 1] // self.stride)
 
     def table(self, length: int) -> torch.Tensor:
         """[2L-1, 2K + V] for lines of any length, stretched with the corners aligned."""
-        return resample_grid(self.offset_embeddings[:, None], (2 * length - 1, 1), "bilinear_corners")[:, 0]
+        if self.offset_embeddings.shape[0] == 2 * length - 1:
+            return self.offset_embeddings
+        wide = self.offset_embeddings.to(torch.promote_types(self.offset_embeddings.dtype, torch.float32))
+        stretched = F.interpolate(wide.T[None], size=2 * length - 1, mode="linear", align_corners=True)
+        return stretched[0].T.to(self.offset_embeddings.dtype)
 
     def resize_to(self, config: Any) -> None:
         """Resample the table to the image size of another config."""
         if 2 * self.span(config) - 1 != self.offset_embeddings.shape[0]:
-            self.offset_embeddings = replace_parameter(self.offset_embeddings, self.table(self.span(config)))
+            table, trains = self.table(self.span(config)).detach(), self.offset_embeddings.requires_grad
+            self.offset_embeddings = nn.Parameter(table.contiguous(), requires_grad=trains)
 
     def normed_sum(self, content: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """Both through their batch norms and added, [M, L, A, V]."""
@@ -137,15 +149,10 @@ class HfAxialResNetAttention(nn.Module):
             # Where the key j stands from the query i, [i, :, j]: row j - i + L - 1 of the table; to_k is [j, :, i].
             to_q, to_k, to_v = (rows.unfold(0, length, 1).flip(0) for rows in (to_q, to_k.flip(0), to_v))
             scales = self.logit_norm(lines[..., :size], lines[..., size : 2 * size], to_q, to_k).to(wide)
-            few = lines.shape[0]
-            if not (self.training or lines.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling()):
-                few = max(CACHED_LOGITS // (HEADS * length**2), 1)
-            attended = []
-            for part in lines.split(few):
-                found = attend(part.contiguous(), scales[..., None, None], to_q, to_k, to_v)
-                content, position = (each.unflatten(0, (-1, HEADS)).transpose(1, 2) for each in found)
-                attended.append(self.normed_sum(content, position))
-        whole = torch.cat(attended).to(qkv.dtype).view(*qkv.shape[:3], channels)
+            attended = attend(lines.contiguous(), scales[..., None, None], to_q, to_k, to_v)
+            content, position = (each.unflatten(0, (-1, HEADS)).transpose(1, 2) for each in attended)
+            summed = self.normed_sum(content, position)
+        whole = summed.to(qkv.dtype).reshape(*qkv.shape[:3], channels)
         return whole if self.axis == 2 else whole.transpose(1, 2)
 
 
@@ -159,6 +166,9 @@ class HfAxialResNetBottleneck(nn.Module):
         self.column = HfAxialResNetAttention(config, width, axis=1, stride=stride_before)
         self.row = HfAxialResNetAttention(config, width, axis=2, stride=stride_before)
         self.projection = DenseNorm(in_channels, 2 * width) if stride != 1 or in_channels != 2 * width else None
+
+    def init_weights(self) -> None:
+        init.zeros_(self.expand.norm.weight)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         hidden = self.row(self.column(F.relu(self.reduce(features))))
@@ -187,28 +197,17 @@ class HfAxialResNetStem(nn.Module):
             self.stages.append(units)
         self.out_channels = channels
 
+    def init_weights(self) -> None:
+        init.kaiming_normal_(self.root_conv.weight, mode="fan_out", nonlinearity="relu")
+
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        features = F.relu(self.root_norm(self.root_conv(pixel_values.contiguous(memory_format=torch.channels_last))))
+        features = F.relu(
+            self.root_norm(self.root_conv(pixel_values.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)))
+        )
         features = F.max_pool2d(features, kernel_size=3, stride=2, padding=1).permute(0, 2, 3, 1)
         for stage in self.stages:
             features = stage(features)
         return features
-
-
-def init_axial_resnet(module: nn.Module) -> None:
-    """The authors' code: He's variance by fan-out, position-sensitive parts by fan-in, last norm of a unit zero."""
-    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | LogitNorm):
-        for name, tensor in module.state_dict(keep_vars=True).items():
-            init.constant_(tensor, 1 if name in ("weight", "running_var") else 0)
-    elif isinstance(module, DenseNorm):
-        init.kaiming_normal_(module.dense.weight, mode="fan_out", nonlinearity="relu")
-    elif isinstance(module, HfAxialResNetStem):
-        init.kaiming_normal_(module.root_conv.weight, mode="fan_out", nonlinearity="relu")
-    elif isinstance(module, HfAxialResNetAttention):
-        init.normal_(module.qkv.dense.weight, std=module.qkv.dense.in_features**-0.5)
-        init.normal_(module.offset_embeddings, std=(2 * module.key_size) ** -0.5)
-    elif isinstance(module, HfAxialResNetBottleneck):
-        init.zeros_(module.expand.norm.weight)
 
 
 class HfAxialResNetPreTrainedModel(HfResNetPreTrainedModel):
@@ -219,33 +218,18 @@ class HfAxialResNetPreTrainedModel(HfResNetPreTrainedModel):
     _no_split_modules: ClassVar[list[str]] = ["HfAxialResNetBottleneck"]
     _can_record_outputs: ClassVar[dict[str, Any]] = {"hidden_states": HfAxialResNetBottleneck}
 
-    @classmethod
-    def auto_classes(cls) -> dict[str, type]:
-        return {
-            "AutoConfig": HfAxialResNetConfig,
-            "AutoModel": HfAxialResNetModel,
-            "AutoModelForImageClassification": HfAxialResNetForImageClassification,
-        }
-
-    def _init_special_cases(self, module: nn.Module) -> None:
-        super()._init_special_cases(module)
-        init_axial_resnet(module)
-
 
 class HfAxialResNetModel(HfAxialResNetPreTrainedModel, HfResNetBaseModel):
     """The bare AxialResNet."""
 
-    _auto_class = "AutoModel"
-
-    def build_stem(self, config: Any) -> nn.Module:
+    def build_encoder(self, config: HfAxialResNetConfig) -> nn.Module:
         return HfAxialResNetStem(config)
 
     def last_map(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        return self.stem(pixel_values)
+        return self.encoder(pixel_values)
 
 
-class HfAxialResNetForImageClassification(HfAxialResNetPreTrainedModel, HfViTBaseForImageClassification):
+class HfAxialResNetForImageClassification(HfAxialResNetPreTrainedModel, HfResNetBaseForImageClassification):
     """AxialResNet with a linear classifier on the mean of its last map."""
 
     model_class: ClassVar[type] = HfAxialResNetModel
-    _auto_class = "AutoModelForImageClassification"

@@ -12,17 +12,17 @@ from torch import nn
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.utils.output_capturing import OutputRecorder
 
-from .attention_hf_vit import HfViTAttention
 from .backbone_hf_vit import HfViTBaseBackbone
-from .blocks_hf_vit import HfViTLayer
 from .configuration_hf_axial_vit import HfAxialViTConfig
 from .configuration_hf_resnet import stem_stride
 from .embeddings_hf_vit import HfViTPatchEmbeddings, Tokens
-from .modeling_hf_axial_resnet import HfAxialResNetStem, init_axial_resnet
+from .modeling_hf_axial_resnet import HfAxialResNetStem
 from .modeling_hf_vit import (
+    HfViTAttention,
     HfViTBaseForImageClassification,
     HfViTBaseModel,
     HfViTForImageClassification,
+    HfViTLayer,
     HfViTPreTrainedModel,
 )
 from .positions_hf_vit import Grid
@@ -115,25 +115,9 @@ class HfAxialViTPreTrainedModel(HfViTPreTrainedModel):
         ],
     }
 
-    @classmethod
-    def auto_classes(cls) -> dict[str, type]:
-        return {
-            "AutoConfig": HfAxialViTConfig,
-            "AutoModel": HfAxialViTModel,
-            "AutoModelForImageClassification": HfAxialViTForImageClassification,
-            "AutoModelForMaskedImageModeling": HfAxialViTForMaskedPatchPrediction,
-            "AutoBackbone": HfAxialViTBackbone,
-        }
-
-    def _init_special_cases(self, module: nn.Module) -> None:
-        super()._init_special_cases(module)
-        init_axial_resnet(module)
-
 
 class HfAxialViTModel(HfAxialViTPreTrainedModel, HfViTBaseModel):
     """The bare Axial-ViT: `last_hidden_state` is the grid flattened row by row. Takes rectangular and large grids."""
-
-    _auto_class = "AutoModel"
 
     def build_patch_embeddings(self, config: Any) -> nn.Module:
         return HfViTPatchEmbeddings(config) if config.stage_depths is None else HfAxialViTStemEmbeddings(config)
@@ -155,7 +139,6 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
     """The Axial-ViT with a linear classifier on the pooled output."""
 
     model_class = HfAxialViTModel
-    _auto_class = "AutoModelForImageClassification"
 
     @classmethod
     def from_vit(cls, checkpoint: str | HfViTForImageClassification, **overrides: Any) -> Self:
@@ -195,11 +178,9 @@ class HfAxialViTForMaskedPatchPrediction(HfAxialViTPreTrainedModel, HfViTBaseFor
     """The Axial-ViT with a head that predicts patches; see `HfViTForMaskedPatchPrediction`."""
 
     model_class = HfAxialViTModel
-    _auto_class = "AutoModelForMaskedImageModeling"
 
 
 class HfAxialViTBackbone(HfAxialViTPreTrainedModel, HfViTBaseBackbone):
     """The Axial-ViT as a backbone; see `HfViTBackbone`."""
 
     model_class = HfAxialViTModel
-    _auto_class = "AutoBackbone"

@@ -2,26 +2,25 @@
 
 Legend: B batch, C channels, H x W px, h x w places of a map.
 Sources: arXiv 1912.11370; pre-activation units as in 1603.05027, with the constants and paddings of the original code.
-The post-activation form is the stem of the hybrids, and taken from there.
+The post-activation form is also the stem of the hybrids, and stands in `resnet_hf_vit`.
 """
 
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import initialization as init
+from torch.nn import functional as F
 
 from .configuration_hf_bit import HfBitConfig
-from .modeling_hf_hybrid_vit import GROUPS, HfHybridViTBottleneck, HfHybridViTStem, StdConv2d, relu, residual_stages
-from .modeling_hf_resnet import HfResNetBaseModel, HfResNetPreTrainedModel
-from .modeling_hf_vit import HfViTBaseForImageClassification
+from .modeling_hf_resnet import HfResNetBaseForImageClassification, HfResNetBaseModel, HfResNetPreTrainedModel
+from .resnet_hf_vit import GROUPS, ResNetStem, StdConv2d, channels_last, residual_stages
 
 EPS = 1e-5
 
 
 def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> StdConv2d:
     """A convolution of the paper's ResNetV2."""
-    return StdConv2d(in_channels, out_channels, kernel_size, stride, standardization="paper", padding="even")
+    return StdConv2d(in_channels, out_channels, kernel_size, stride, padding="even", standardization="paper")
 
 
 class HfBitPreActivationUnit(nn.Module):
@@ -41,14 +40,14 @@ class HfBitPreActivationUnit(nn.Module):
         self.projection = conv(in_channels, out_channels, 1, stride) if changed else None
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        hidden = relu(self.norm1(features))
+        hidden = F.relu(self.norm1(features))
         residual = features if self.projection is None else self.projection(hidden)
         hidden = self.conv1(hidden)
-        hidden = self.conv2(relu(self.norm2(hidden)))
-        return residual + self.conv3(relu(self.norm3(hidden)))
+        hidden = self.conv2(F.relu(self.norm2(hidden)))
+        return residual + self.conv3(F.relu(self.norm3(hidden)))
 
 
-class HfBitPreActivationStem(nn.Module):
+class HfBitPreActivationEncoder(nn.Module):
     """Root (7x7/2 convolution, 3x3/2 max-pool), stages, GroupNorm and ReLU: [B, C, H, W] -> [B, C', h, w]."""
 
     def __init__(self, config: HfBitConfig) -> None:
@@ -60,10 +59,10 @@ class HfBitPreActivationStem(nn.Module):
         self.norm = nn.GroupNorm(GROUPS, self.out_channels, EPS)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        features = self.root_pool(self.root_conv(pixel_values.contiguous(memory_format=torch.channels_last)))
+        features = self.root_pool(self.root_conv(channels_last(pixel_values)))
         for stage in self.stages:
             features = stage(features)
-        return relu(self.norm(features))
+        return F.relu(self.norm(features))
 
 
 class HfBitPreTrainedModel(HfResNetPreTrainedModel):
@@ -71,36 +70,20 @@ class HfBitPreTrainedModel(HfResNetPreTrainedModel):
 
     config: HfBitConfig
     config_class = HfBitConfig
-    _no_split_modules: ClassVar[list[str]] = ["HfHybridViTBottleneck", "HfBitPreActivationUnit"]
-
-    @classmethod
-    def auto_classes(cls) -> dict[str, type]:
-        return {
-            "AutoConfig": HfBitConfig,
-            "AutoModel": HfBitModel,
-            "AutoModelForImageClassification": HfBitForImageClassification,
-        }
-
-    def _init_special_cases(self, module: nn.Module) -> None:
-        super()._init_special_cases(module)
-        if isinstance(module, HfHybridViTBottleneck):
-            init.zeros_(module.norm3.weight)
+    _no_split_modules: ClassVar[list[str]] = ["ResNetBottleneck", "HfBitPreActivationUnit"]
 
 
 class HfBitModel(HfBitPreTrainedModel, HfResNetBaseModel):
     """The bare ResNet."""
 
-    _auto_class = "AutoModel"
-
-    def build_stem(self, config: Any) -> nn.Module:
-        return HfBitPreActivationStem(config) if config.pre_activation else HfHybridViTStem(config)
+    def build_encoder(self, config: HfBitConfig) -> nn.Module:
+        return HfBitPreActivationEncoder(config) if config.pre_activation else ResNetStem(config)
 
     def last_map(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        return self.stem(pixel_values).permute(0, 2, 3, 1)
+        return self.encoder(pixel_values).permute(0, 2, 3, 1)
 
 
-class HfBitForImageClassification(HfBitPreTrainedModel, HfViTBaseForImageClassification):
+class HfBitForImageClassification(HfBitPreTrainedModel, HfResNetBaseForImageClassification):
     """BiT with a linear classifier on the mean of its last map."""
 
     model_class: ClassVar[type] = HfBitModel
-    _auto_class = "AutoModelForImageClassification"

@@ -1,38 +1,55 @@
-"""What ResNets share as models of the package: a stem that is the whole network, and the mean of its last map.
+"""What ResNets share as models: an encoder, the mean of its last map, and a linear classifier on that.
 
-Legend: B batch, C channels, H x W px, h x w places of a map.
+Legend: B batch, C channels, H x W px, h x w places of a map, K labels.
 """
 
-from typing import Any
+from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.utils.generic import merge_with_config_defaults
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_resnet import HfResNetBaseConfig
-from .modeling_hf_vit import HfViTPreTrainedModel
+from .loss_hf_vit import classifier_loss
+from .pretrained_hf_vit import HfPreTrainedModel
 
 
-class HfResNetPreTrainedModel(HfViTPreTrainedModel):
-    """Abstract: no Transformer, no attention."""
+class HfResNetPreTrainedModel(HfPreTrainedModel):
+    """Abstract: no Transformer, no tokens."""
 
-    config: Any
-    supports_gradient_checkpointing = False
-    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = False
+    base_model_prefix = "resnet"
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """As every model's.
+
+        Raises:
+            OSError: the weights have the names of version 0.1.0, before the first release.
+        """
+        with_info = kwargs.pop("output_loading_info", False)
+        loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        model, info = loaded
+        if any(name.startswith(("vit.", "stem.")) for name in info["unexpected_keys"]):
+            raise OSError(
+                f"{pretrained_model_name_or_path} was saved by hf_vit 0.1.0, whose {cls.__name__} named its parameters "
+                "otherwise; convert its source again with `hf-vit convert`, or train it again with this version"
+            )
+        return loaded if with_info else model
 
 
 class HfResNetBaseModel(HfResNetPreTrainedModel):
-    """Abstract: a family supplies the network, as `stem`."""
+    """Abstract: a family supplies the network, as `encoder`."""
 
     def __init__(self, config: HfResNetBaseConfig) -> None:
         super().__init__(config)
-        self.stem = self.build_stem(config)
+        self.encoder = self.build_encoder(config)
         self.post_init()
 
-    def build_stem(self, config: Any) -> nn.Module:
-        raise NotImplementedError(f"{type(self).__name__} is abstract: a family supplies its stem")
+    def build_encoder(self, config: Any) -> nn.Module:
+        raise NotImplementedError(f"{type(self).__name__} is abstract: a family supplies its encoder")
 
     def last_map(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """[B, C, H, W] -> [B, h, w, C']."""
@@ -41,7 +58,10 @@ class HfResNetBaseModel(HfResNetPreTrainedModel):
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
-        self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None, **kwargs: Any
+        self,
+        pixel_values: torch.Tensor,
+        patch_attention_mask: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
         """[B, C, H, W] -> last_hidden_state [B, h*w, C'] row by row, pooler_output [B, C'], their mean.
 
@@ -51,3 +71,35 @@ class HfResNetBaseModel(HfResNetPreTrainedModel):
             raise ValueError(f"patch_attention_mask does not go with {type(self).__name__}; give images of one size")
         features = self.last_map(pixel_values.to(self.dtype)).flatten(1, 2)
         return BaseModelOutputWithPooling(last_hidden_state=features, pooler_output=features.mean(dim=1))
+
+
+class HfResNetBaseForImageClassification(HfResNetPreTrainedModel):
+    """Abstract: a family's model with a zero-initialised linear head."""
+
+    model_class: ClassVar[type[HfResNetBaseModel]]
+
+    def __init__(self, config: HfResNetBaseConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.resnet = self.model_class(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels else nn.Identity()
+        self.post_init()
+
+    def init_heads(self) -> None:
+        if isinstance(self.classifier, nn.Linear):
+            init.zeros_(self.classifier.weight)
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        patch_attention_mask: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> ImageClassifierOutput:
+        """Classify images [B, C, H, W]: logits [B, K], and the loss where there are labels (see the ViT's)."""
+        num_items_in_batch = kwargs.pop("num_items_in_batch", None)
+        outputs = self.resnet(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
+        logits = self.classifier(outputs.pooler_output)
+        loss = classifier_loss(logits, labels, self.config, num_items_in_batch)
+        return ImageClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)

@@ -1,56 +1,404 @@
-"""The Vision Transformer: initialisation, saving and resizing, encoder, heads; its parts are siblings of this file.
+"""The Vision Transformer, downward: attention, MLP, block, pooler, the bare model, the classifier.
 
-Legend: B batch, C channels, H x W px, h x w patch grid, P patch side, N tokens, D hidden size, A heads, K labels.
-Sources: Dosovitskiy et al., arXiv 2010.11929 (section 3.1, appendix D.3); the original JAX code fixes what the paper
-leaves open (tanh GELU, eps 1e-6, initialisation).
+Legend: B batch, C channels, H x W px, h x w patch grid, N tokens, D hidden size, A heads, K head size or labels.
+Sources: Dosovitskiy et al., arXiv 2010.11929 (section 3.1, appendix D.3, table 3); LayerScale 2103.17239; stochastic
+depth 1603.09382; MAP pooling 2106.04560. The original JAX code fixes what the paper leaves open (tanh GELU, eps 1e-6,
+initialisation).
 """
 
-import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from transformers import initialization as init
-from transformers.configuration_utils import PreTrainedConfig
+from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
-from transformers.modeling_utils import PreTrainedModel
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention_hf_vit import AttentionMaps, HfViTAttention
-from .blocks_hf_vit import HfViTLayer, HfViTLayerScale, HfViTMLP
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 from .embeddings_hf_vit import HfViTEmbeddings, HfViTPatchEmbeddings, Tokens
-from .loss_hf_vit import classification_loss
-from .pooling_hf_vit import AttentionPooling, HfViTPooler, class_token_index, patch_token_slice
-from .positions_hf_vit import PositionTable, RelativePositionBias
+from .loss_hf_vit import classifier_loss
+from .positions_hf_vit import Grid, RelativePositionBias
+from .pretrained_hf_vit import HfPreTrainedModel, lecun_normal_
 
 
-def lecun_normal_(kernel: torch.Tensor) -> None:
-    """Flax's default for dense layers and convolutions: variance 1 / fan-in, truncated at two deviations.
+def attention_probabilities(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    scaling: float,
+    attention_mask: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """softmax(q k' * scaling + bias + mask), [B, A, N, N], in the dtype of `query`; torch sums in at least float32."""
+    logits = torch.matmul(query * scaling, key.transpose(2, 3))
+    if position_bias is not None:
+        logits = logits + position_bias
+    if attention_mask is not None:
+        logits = logits + attention_mask
+    return torch.softmax(logits, dim=-1).to(query.dtype)
 
-    transformers' function of this name truncates at +-2 instead, which makes the deviation 14% too large.
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    position_bias: torch.Tensor | None = None,
+    is_causal: bool = False,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The explicit formula; returns the output [B, N, A, K] and the probabilities [B, A, N, N]."""
+    probabilities = attention_probabilities(query, key, scaling, attention_mask, position_bias)
+    probabilities = F.dropout(probabilities, p=dropout, training=module.training)
+    return torch.matmul(probabilities, value).transpose(1, 2).contiguous(), probabilities
+
+
+class HfViTAttention(nn.Module):
+    """Self-attention with separate q, k, v and output projections [B, N, D] -> [B, N, D]."""
+
+    def __init__(self, config: HfViTBaseConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.head_dim = config.hidden_size // config.num_attention_heads
+        self.scaling = self.head_dim**-0.5
+        self.is_causal = config.is_causal
+        self.attention_dropout = config.attention_probs_dropout_prob
+        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.relative_position = RelativePositionBias(config) if config.position_embedding == "relative" else None
+
+    def heads(self, projected: torch.Tensor) -> torch.Tensor:
+        """[B, N, A*K] -> [B, A, N, K]; A may be a shard of the heads under tensor parallelism."""
+        return projected.view(*projected.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+    def position_bias(
+        self, query: torch.Tensor, grid: Grid | None, image_grids: list[Grid] | None
+    ) -> torch.Tensor | None:
+        if self.relative_position is None:
+            return None
+        if "flash" in (self.config._attn_implementation or ""):
+            raise ValueError(
+                "position_embedding='relative' adds a bias that flash attention cannot take; "
+                "use attn_implementation='sdpa', 'flex_attention' or 'eager'"
+            )
+        return self.relative_position(query, grid, self.scaling, image_grids)
+
+    def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[B, N, D] -> query, key and value [B, A, N, K]."""
+        return (*self.query_and_key(hidden_states), self.heads(self.v_proj(hidden_states)))
+
+    def query_and_key(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B, N, D] -> query and key [B, A, N, K]: all that attention probabilities need."""
+        return self.heads(self.q_proj(hidden_states)), self.heads(self.k_proj(hidden_states))
+
+    def attend(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        grid: Grid | None = None,
+        image_grids: list[Grid] | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Everything but the output projection: [B, N, D], and the probabilities where the implementation has them."""
+        query, key, value = self.project(hidden_states)
+        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation or "eager", eager_attention_forward
+        )
+        bias = self.position_bias(query, grid, image_grids)
+        if bias is not None:
+            kwargs["position_bias"] = bias
+        attended, probabilities = attention_interface(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=self.scaling,
+            dropout=self.attention_dropout if self.training else 0.0,
+            **kwargs,
+        )
+        return attended.flatten(2), probabilities
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        attended, probabilities = self.attend(hidden_states, attention_mask, **kwargs)
+        return self.o_proj(attended), probabilities
+
+    def probabilities(
+        self,
+        hidden_states: torch.Tensor,
+        token_mask: torch.Tensor | None,
+        grid: Grid,
+        image_grids: list[Grid] | None,
+    ) -> torch.Tensor:
+        """[B, A, N, N] from q and k alone, whatever the attention implementation; `token_mask` is [B, N] bool."""
+        query, key = self.query_and_key(hidden_states)
+        allowed = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+        if self.is_causal:
+            allowed = allowed.tril()
+        if token_mask is not None:
+            allowed = allowed & token_mask[:, None, None, :]
+        mask = torch.zeros_like(allowed, dtype=query.dtype).masked_fill(~allowed, torch.finfo(query.dtype).min)
+        bias = self.position_bias(query, grid, image_grids)
+        return attention_probabilities(query, key, self.scaling, mask, bias)
+
+
+class HfViTMLP(nn.Module):
+    """Two dense layers with an activation between, [.., D] -> [.., D]; dropout after both (table 3's note)."""
+
+    def __init__(self, config: HfViTBaseConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation_fn = ACT2FN[config.hidden_act]
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        activated = self.activation_fn(self.fc1(hidden_states))
+        return self.dropout(self.fc2(self.dropout(activated)))
+
+    def init_weights(self) -> None:
+        for dense in (self.fc1, self.fc2):
+            init.normal_(dense.bias, std=1e-6)
+
+
+class HfViTLayerScale(nn.Module):
+    """A learned factor a channel on a residual branch (CaiT, arXiv 2103.17239)."""
+
+    def __init__(self, hidden_size: int, initial_value: float) -> None:
+        super().__init__()
+        self.initial_value = initial_value
+        self.lambda1 = nn.Parameter(torch.full((hidden_size,), initial_value))
+
+    def init_weights(self) -> None:
+        init.constant_(self.lambda1, self.initial_value)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states * self.lambda1
+
+
+def build_layer_scale(config: HfViTBaseConfig) -> HfViTLayerScale | None:
+    value = config.layer_scale_init_value
+    return None if value is None else HfViTLayerScale(config.hidden_size, float(value))
+
+
+class HfViTDropPath(nn.Module):
+    """Stochastic depth (arXiv 1603.09382): drops a whole residual branch for an image, keeps its expectation."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, branch: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return branch
+        keep = torch.empty(branch.shape[0], *[1] * (branch.ndim - 1), device=branch.device, dtype=branch.dtype)
+        return branch * keep.bernoulli_(1.0 - self.rate) / (1.0 - self.rate)
+
+
+class HfViTLayer(GradientCheckpointingLayer):
+    """Pre-norm block: attention, then MLP, each with a residual. [B, N, D] -> [B, N, D]."""
+
+    def __init__(self, config: HfViTBaseConfig, drop_path_rate: float) -> None:
+        super().__init__()
+        self.layernorm_before = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention = HfViTAttention(config)
+        self.layer_scale1 = build_layer_scale(config)
+        self.layernorm_after = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp = HfViTMLP(config)
+        self.layer_scale2 = build_layer_scale(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.drop_path = HfViTDropPath(drop_path_rate) if drop_path_rate else None
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, **kwargs)
+        hidden_states = self._add(hidden_states, self.dropout(attended), self.layer_scale1)
+        return self._add(hidden_states, self.mlp(self.layernorm_after(hidden_states)), self.layer_scale2)
+
+    def _add(self, hidden_states: torch.Tensor, branch: torch.Tensor, scale: nn.Module | None) -> torch.Tensor:
+        """A module that does nothing is left out: called twice a layer, it shows in the time of a small batch."""
+        scaled = branch if scale is None else scale(branch)
+        return hidden_states + (scaled if self.drop_path is None else self.drop_path(scaled))
+
+    def attention_map(self, hidden_states: torch.Tensor, attention_mask: Any, tokens: Tokens) -> torch.Tensor:
+        """[B, A, N, N] of this block on its input [B, N, D]."""
+        normed = self.layernorm_before(hidden_states)
+        return self.attention.probabilities(normed, tokens.token_mask, tokens.grid, tokens.image_grids)
+
+
+def class_token_index(config: HfViTBaseConfig) -> int:
+    """Where the class token stands in the sequence; the distillation token follows it."""
+    return -config.num_special_tokens if config.is_causal else 0
+
+
+def patch_token_slice(config: HfViTBaseConfig) -> slice:
+    """Where the patch tokens stand in the sequence: after the special tokens, or before them when causal."""
+    special = config.num_special_tokens
+    return slice(0, -special if special else None) if config.is_causal else slice(special, None)
+
+
+class AttentionPooling(nn.Module):
+    """One learned query (probe [1, 1, D]) attends to all tokens, then an MLP with a residual: [B, N, D] -> [B, D]."""
+
+    def __init__(self, config: HfViTBaseConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.num_heads = config.num_attention_heads
+        self.probe = nn.Parameter(torch.zeros(1, 1, width))
+        self.attention = nn.ModuleDict(
+            {name: nn.Linear(width, width) for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
+        )
+        self.layernorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.mlp = HfViTMLP(config)
+
+    def init_weights(self) -> None:
+        init.xavier_uniform_(self.probe)
+
+    def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
+        batch = hidden_states.shape[0]
+        inputs = {"q_proj": self.probe.expand(batch, -1, -1), "k_proj": hidden_states, "v_proj": hidden_states}
+        query, key, value = (
+            self.attention[name](tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for name, tokens in inputs.items()
+        )
+        mask = None if token_mask is None else token_mask[:, None, None, :]
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        pooled = self.attention["o_proj"](attended.transpose(1, 2).flatten(2))[:, 0]
+        return pooled + self.mlp(self.layernorm(pooled))
+
+
+class HfViTPooler(nn.Module):
+    """Abstract: tokens [B, N, D] -> [B, D], or [B, R] with a representation layer (`dense`, tanh; `pre_logits`)."""
+
+    def __init__(self, config: HfViTBaseConfig) -> None:
+        super().__init__()
+        size = config.representation_size
+        self.dense = None if size is None else nn.Linear(config.hidden_size, size)
+
+    def init_weights(self) -> None:
+        if self.dense is not None:
+            lecun_normal_(self.dense.weight)
+
+    def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """[B, D] before the representation layer; `token_mask` [B, N] is True where a token is not padding."""
+        raise NotImplementedError(f"{type(self).__name__} is abstract: take it from POOLERS")
+
+    def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
+        pooled = self.pool(hidden_states, token_mask)
+        return pooled if self.dense is None else torch.tanh(self.dense(pooled))
+
+
+class HfViTTokenPooler(HfViTPooler):
+    """The class token."""
+
+    def __init__(self, config: HfViTBaseConfig) -> None:
+        super().__init__(config)
+        self.class_token = class_token_index(config)
+
+    def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
+        return hidden_states[:, self.class_token]
+
+
+class HfViTMeanPooler(HfViTPooler):
+    """The mean of the patch tokens (GAP), without padding."""
+
+    def __init__(self, config: HfViTBaseConfig) -> None:
+        super().__init__(config)
+        self.patch_tokens = patch_token_slice(config)
+
+    def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
+        patches = hidden_states[:, self.patch_tokens]
+        if token_mask is None:
+            return patches.mean(dim=1)
+        weight = token_mask[:, self.patch_tokens, None].to(patches.dtype)
+        return (patches * weight).sum(dim=1) / weight.sum(dim=1)
+
+
+class HfViTAttentionPooler(HfViTPooler):
+    """A learned query attends to all tokens (MAP)."""
+
+    def __init__(self, config: HfViTBaseConfig) -> None:
+        super().__init__(config)
+        self.map = AttentionPooling(config)
+
+    def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.map(hidden_states, token_mask)
+
+
+POOLERS: dict[str, type[HfViTPooler]] = {
+    "token": HfViTTokenPooler,
+    "gap": HfViTMeanPooler,
+    "map": HfViTAttentionPooler,
+}
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """Attention probabilities of the asked layers, with their axes named.
+
+    Attributes:
+        maps: layer index -> [B, A, N, N] (plain and hybrid), or the pair (rows [B, A, h, w, w], columns
+            [B, A, w, h, h]) of an axial layer.
+        grid: (h, w) in patches.
+        patch_tokens: where the patch tokens stand among the N tokens, row by row.
     """
-    deviation = kernel[0].numel() ** -0.5 / 0.87962566103423978  # what the truncation takes away
-    init.trunc_normal_(kernel, std=deviation, a=-2 * deviation, b=2 * deviation)
+
+    maps: dict[int, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]
+    grid: Grid
+    patch_tokens: slice
+
+    @property
+    def axes(self) -> tuple[str, ...] | tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of a map's axes (of both maps of a pair)."""
+        if isinstance(next(iter(self.maps.values())), tuple):
+            return ("batch", "head", "row", "query", "key"), ("batch", "head", "column", "query", "key")
+        return "batch", "head", "query", "key"
+
+    def __getitem__(self, layer: int) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        if layer not in self.maps:
+            raise KeyError(f"layer {layer} was not asked for; there are {sorted(self.maps)}")
+        return self.maps[layer]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.maps)
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    def dense(self, layer: int) -> torch.Tensor:
+        """[B, A, N, N]: from every token to every token; of an axial layer, columns after rows.
+
+        A token (i, j) sees (i', j') through (i', j): first along row i', then along column j. Residuals and MLPs
+        between the two are left out, as in attention rollout.
+        """
+        found = self[layer]
+        if isinstance(found, torch.Tensor):
+            return found
+        rows, columns = found
+        composed = torch.einsum("bawqk,bakwv->baqwkv", columns, rows)
+        return composed.flatten(4, 5).flatten(2, 3)
 
 
-SIZE_KEYS = ("image_size", "patch_size")
-HUB_KEYS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+class HfViTPreTrainedModel(HfPreTrainedModel):
+    """Abstract: what transformers is told of every model with these blocks."""
 
-
-class HfViTPreTrainedModel(PreTrainedModel):
-    """Abstract: initialisation, sharing and resizing for every model of the package."""
-
-    config: Any
     config_class: ClassVar[type] = HfViTConfig
     base_model_prefix = "vit"
-    main_input_name = "pixel_values"
-    input_modalities = "image"
     supports_gradient_checkpointing = True
     _no_split_modules: ClassVar[list[str]] = ["HfViTEmbeddings", "HfViTLayer"]
     _input_embed_layer = "patch_embeddings"
@@ -60,128 +408,6 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs: ClassVar[dict[str, Any]] = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}
-
-    def __init__(self, config: Any) -> None:
-        config.validate()  # fields may have been set since it was made
-        super().__init__(config)
-
-    @classmethod
-    def auto_classes(cls) -> dict[str, type]:
-        """The family's class for each Auto class: all that load from one saved folder.
-
-        The modules of the other heads import this one, hence the imports here. They have a second use: transformers
-        copies with a model every file that the text of its own names in a relative import.
-        """
-        from .backbone_hf_vit import HfViTBackbone
-        from .pretraining_hf_vit import HfViTForMaskedPatchPrediction
-
-        return {
-            "AutoConfig": HfViTConfig,
-            "AutoModel": HfViTModel,
-            "AutoModelForImageClassification": HfViTForImageClassification,
-            "AutoModelForMaskedImageModeling": HfViTForMaskedPatchPrediction,
-            "AutoBackbone": HfViTBackbone,
-        }
-
-    @classmethod
-    def is_custom_code(cls) -> bool:
-        """False: initialise as transformers' own models.
-
-        For what it takes for custom code, transformers passes over modules without parameters of their own, so that
-        `_init_special_cases` would never run. That guards code that writes weights in place; this one keeps to
-        `transformers.initialization`, which leaves loaded weights alone.
-        """
-        return False
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """The original code's initialisation (vit_jax): xavier-uniform kernels, zero biases, zero class token."""
-        if isinstance(module, nn.Linear | nn.Conv2d) and isinstance(module.bias, nn.Parameter):
-            init.zeros_(module.bias)
-        if isinstance(module, nn.Linear):
-            init.xavier_uniform_(module.weight)
-        elif isinstance(module, nn.Conv2d):
-            lecun_normal_(module.weight)
-        elif isinstance(module, nn.LayerNorm | nn.GroupNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
-        elif isinstance(module, PositionTable):
-            for name, parameter in module.named_parameters(recurse=False):
-                if "position" in name:
-                    init.normal_(parameter, std=self.config.initializer_range)
-                else:
-                    init.zeros_(parameter)
-        elif isinstance(module, RelativePositionBias):
-            init.normal_(module.offset_embeddings, std=self.config.initializer_range)
-        elif isinstance(module, AttentionPooling):
-            init.xavier_uniform_(module.probe)
-        elif isinstance(module, HfViTLayerScale):
-            init.constant_(module.lambda1, module.initial_value)
-        self._init_special_cases(module)
-
-    def _init_special_cases(self, module: nn.Module) -> None:
-        """Runs after the children of `module` were initialised: what a parent knows better than its parts."""
-        if isinstance(module, HfViTMLP):
-            for dense in (module.fc1, module.fc2):
-                init.normal_(dense.bias, std=1e-6)
-        elif isinstance(module, HfViTPooler) and module.dense is not None:
-            lecun_normal_(module.dense.weight)
-
-    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
-        """As transformers', with a complete `auto_map`; `_auto_class` makes transformers copy the code it names."""
-        self.config.auto_map = {
-            auto_class: f"{own.__module__.rpartition('.')[2]}.{own.__name__}"
-            for auto_class, own in self.auto_classes().items()
-        }
-        kwargs.setdefault("save_original_format", False)
-        super().save_pretrained(save_directory, *args, **kwargs)
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Self:
-        """As transformers'; another `image_size` or `patch_size` than the checkpoint's resamples its tables.
-
-        Position tables are stretched (arXiv 2010.11929, section 3.2), patch kernels by the pseudo-inverse of the
-        resize (FlexiViT, arXiv 2212.08013). Both may come as keywords or in `config`.
-        """
-        sizes = {name: kwargs.pop(name) for name in SIZE_KEYS if name in kwargs}
-        if isinstance(config, PreTrainedConfig) and pretrained_model_name_or_path is not None:
-            hub = {name: kwargs[name] for name in HUB_KEYS if name in kwargs}
-            stored = type(config).from_pretrained(pretrained_model_name_or_path, **hub)
-            changed = [name for name in SIZE_KEYS if getattr(config, name) != getattr(stored, name)]
-            if changed:
-                sizes = {**{name: getattr(config, name) for name in changed}, **sizes}
-                config = copy.deepcopy(config)
-                for name in changed:
-                    setattr(config, name, getattr(stored, name))
-        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
-        if sizes:
-            model = loaded[0] if isinstance(loaded, tuple) else loaded
-            model.resize_to(**sizes)
-        return loaded
-
-    @torch.no_grad()
-    def resize_to(
-        self, image_size: int | Iterable[int] | None = None, patch_size: int | Iterable[int] | None = None
-    ) -> None:
-        """Make another image or patch size (px, int or (height, width)) the model's own, in place.
-
-        Learned positions are resampled to the new grid, and the patch kernel to the new patch.
-
-        Raises:
-            StrictDataclassError: the new image size does not fit the patch.
-        """
-        new = copy.deepcopy(self.config)
-        for name, value in (("image_size", image_size), ("patch_size", patch_size)):
-            if value is not None:
-                setattr(new, name, value if isinstance(value, int) else tuple(value))
-        new.validate()
-        for module in self.modules():
-            resize = getattr(module, "resize_to", None)
-            if resize is not None and not isinstance(module, PreTrainedModel):
-                resize(new)
-        for name in SIZE_KEYS:
-            if getattr(self.config, name) != getattr(new, name):
-                setattr(self.config, name, getattr(new, name))
 
 
 class HfViTBaseModel(HfViTPreTrainedModel):
@@ -196,12 +422,12 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.pooler: HfViTPooler | None = None
         if add_pooling_layer:
-            self.pooler = HfViTPooler(config, HfViTMLP(config) if config.pooling == "map" else None)
+            self.pooler = POOLERS[config.pooling](config)
         self.post_init()
         if config.position_embedding == "relative":
             # One table for all heads, of which each process of tensor parallelism sees some.
-            own = {"layers.*.attention.relative_position": "replicated_with_grad_allreduce"}
-            self._tp_plan = {**(self._tp_plan or {}), **own}
+            shared = {"layers.*.attention.relative_position": "replicated_with_grad_allreduce"}
+            self._tp_plan = {**(self._tp_plan or {}), **shared}
 
     def build_patch_embeddings(self, config: Any) -> nn.Module:
         raise NotImplementedError(f"{type(self).__name__} is abstract: a family supplies its patch embeddings")
@@ -231,7 +457,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         interpolate_pos_encoding: bool | None = None,
         bool_masked_pos: torch.Tensor | None = None,
         patch_sources: torch.Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
         """Encode images.
 
@@ -249,7 +475,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         Raises:
             ValueError: an image does not fit the patch; `output_attentions` without eager attention.
         """
-        self._refuse_silent_attentions(kwargs)
+        self._refuse_silent_attentions(kwargs.get("output_attentions", self.config.output_attentions))
         tokens = self.embed(
             pixel_values, patch_attention_mask, bool_masked_pos=bool_masked_pos, patch_sources=patch_sources
         )
@@ -268,9 +494,8 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             return create_causal_mask(self.config, tokens.hidden_states, tokens.token_mask, past_key_values=None)
         return create_bidirectional_mask(self.config, tokens.hidden_states, tokens.token_mask)
 
-    def _refuse_silent_attentions(self, kwargs: dict[str, Any]) -> None:
-        asked = kwargs.get("output_attentions", self.config.output_attentions)
-        if asked and self.config._attn_implementation != "eager":
+    def _refuse_silent_attentions(self, output_attentions: bool | None) -> None:
+        if output_attentions and self.config._attn_implementation != "eager":
             raise ValueError(
                 f"output_attentions=True gives nothing under attn_implementation="
                 f"'{self.config._attn_implementation}'; use model.attention_maps(pixel_values), which works under "
@@ -310,6 +535,18 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         return AttentionMaps(maps, tokens.grid, patch_token_slice(self.config))
 
 
+class HfViTModel(HfViTBaseModel):
+    """The bare Vision Transformer: tokens and the pooled output. See `HfViTConfig` for every choice."""
+
+    config: HfViTConfig
+
+    def build_patch_embeddings(self, config: Any) -> nn.Module:
+        return HfViTPatchEmbeddings(config)
+
+    def build_layer(self, config: Any, drop_path_rate: float) -> nn.Module:
+        return HfViTLayer(config, drop_path_rate)
+
+
 @dataclass
 class HfViTImageClassifierOutput(ImageClassifierOutput):
     """`ImageClassifierOutput`, and with a distillation head the logits of each head [B, K]."""
@@ -336,13 +573,11 @@ class HfViTBaseForImageClassification(HfViTPreTrainedModel):
     def _head(config: HfViTBaseConfig, width: int) -> nn.Module:
         return nn.Linear(width, config.num_labels) if config.num_labels else nn.Identity()
 
-    def _init_special_cases(self, module: nn.Module) -> None:
-        super()._init_special_cases(module)
-        if module is self:
-            for name in ("classifier", "distillation_classifier"):
-                head = getattr(self, name, None)
-                if isinstance(head, nn.Linear):
-                    init.zeros_(head.weight)
+    def init_heads(self) -> None:
+        for name in ("classifier", "distillation_classifier"):
+            head = getattr(self, name, None)
+            if isinstance(head, nn.Linear):
+                init.zeros_(head.weight)
 
     def attention_maps(self, pixel_values: torch.Tensor, **kwargs: Any) -> AttentionMaps:
         """See `HfViTModel.attention_maps`."""
@@ -354,7 +589,7 @@ class HfViTBaseForImageClassification(HfViTPreTrainedModel):
         pixel_values: torch.Tensor,
         labels: torch.Tensor | None = None,
         patch_attention_mask: torch.Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> HfViTImageClassifierOutput:
         """Classify images.
 
@@ -374,31 +609,13 @@ class HfViTBaseForImageClassification(HfViTPreTrainedModel):
             token = outputs.last_hidden_state[:, class_token_index(self.config) + 1]
             heads = {"cls_logits": logits, "distillation_logits": self.distillation_classifier(token)}
             logits = (heads["cls_logits"] + heads["distillation_logits"]) / 2
-        loss = None
-        if labels is not None:
-            if not self.config.num_labels:
-                raise ValueError("labels were given to a model with num_labels=0, which has no head; set num_labels")
-            loss = classification_loss(logits, labels, self.config.problem_type, num_items_in_batch)
+        loss = classifier_loss(logits, labels, self.config, num_items_in_batch)
         return HfViTImageClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions, **heads
         )
 
 
-class HfViTModel(HfViTBaseModel):
-    """The bare Vision Transformer: tokens and the pooled output. See `HfViTConfig` for every choice."""
-
-    config: HfViTConfig
-    _auto_class = "AutoModel"
-
-    def build_patch_embeddings(self, config: Any) -> nn.Module:
-        return HfViTPatchEmbeddings(config)
-
-    def build_layer(self, config: Any, drop_path_rate: float) -> nn.Module:
-        return HfViTLayer(config, drop_path_rate)
-
-
 class HfViTForImageClassification(HfViTBaseForImageClassification):
     """The Vision Transformer with a linear classifier on the pooled output."""
 
-    _auto_class = "AutoModelForImageClassification"
     model_class = HfViTModel

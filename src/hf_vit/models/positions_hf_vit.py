@@ -4,17 +4,18 @@ Legend: B batch, N = h*w patch tokens, D hidden size, K head size; a grid is (h,
 Sources: arXiv 2010.11929 section 3.2 (resampling) and appendix D.4 (kinds); sin-cos as in arXiv 2205.01580.
 """
 
-import functools
-from typing import Any, Self
+from collections.abc import Callable
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTBaseConfig
 
 Grid = tuple[int, int]
+# For patches [1, h*w, D] and for special tokens [1, T, D].
+Rows = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str) -> torch.Tensor:
@@ -86,21 +87,6 @@ def resample_patch_kernel(kernel: torch.Tensor, new_patch: Grid, antialias: bool
     return fitted.reshape(*kernel.shape[:2], *new_patch).to(kernel.device, kernel.dtype)
 
 
-@functools.cache
-def optimizer_steps() -> list[int]:
-    """[n], the steps of all optimisers since the first call: fused ones change weights but not their versions.
-
-    What is derived from weights and kept must be made anew when this number or a weight's version has changed.
-    """
-    steps = [0]
-
-    def count(*_: Any) -> None:
-        steps[0] += 1
-
-    register_optimizer_step_post_hook(count)
-    return steps
-
-
 def replace_parameter(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:
     """A parameter of other values, and maybe another shape, that is frozen if the old one is."""
     return nn.Parameter(values.detach(), requires_grad=old.requires_grad)
@@ -155,40 +141,19 @@ class PositionTable(nn.Module):
             self.column_position_embeddings = nn.Parameter(torch.zeros(1, w, half))
             if self.num_special_rows:
                 self.class_position_embedding = nn.Parameter(torch.zeros(1, self.num_special_rows, self.hidden_size))
-        # A method's name, not the bound method: a replica or a shallow copy must use its own parameters.
-        self._compute = None if kind in ("relative", "none") else f"_{kind}"
-        self._cache: dict[tuple, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self.initializer_range = config.initializer_range
+        self._rows = ROWS[kind]
 
-    def position_table(self, grid: Grid, like: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The rows to add for a grid: patches [1, h*w, D] and special tokens [1, T, D]; None where nothing is added.
+    def init_weights(self) -> None:
+        for name, parameter in self.named_parameters(recurse=False):
+            if "position" in name:
+                init.normal_(parameter, std=self.initializer_range)
+            else:
+                init.zeros_(parameter)
 
-        In evaluation without gradients, resampled and sinusoidal tables are kept per grid. Every in-place change, load,
-        move or `train()` makes them anew.
-        """
-        if self._compute is None:
-            return None, None
-        compute = getattr(self, self._compute)
-        replica = getattr(self, "_is_replica", False)  # nn.DataParallel's, which shares this dict and lives one call
-        if self.training or replica or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return compute(grid, like)
-        parameters = self._position_parameters()
-        if any(p.is_inference() for p in parameters):  # their changes leave no trace
-            return compute(grid, like)
-        versions = (optimizer_steps()[0], *((p._version, p.data_ptr(), p.dtype) for p in parameters))
-        key = (grid, like.dtype, like.device, versions)
-        if key not in self._cache:
-            if any(old[3] != versions for old in self._cache):
-                self._cache.clear()
-            self._cache[key] = compute(grid, like)
-        return self._cache[key]
-
-    def train(self, mode: bool = True) -> Self:
-        self._cache.clear()
-        return super().train(mode)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        self._cache.clear()
-        return super()._apply(fn, recurse)
+    def position_table(self, grid: Grid, like: torch.Tensor) -> Rows:
+        """The rows to add for a grid: patches [1, h*w, D] and special tokens [1, T, D]; None where nothing is added."""
+        return self._rows(self, grid, like)
 
     def resize_to(self, config: HfViTBaseConfig) -> None:
         """Resample the learned tables to the grid of another config and make it the table's own."""
@@ -205,36 +170,45 @@ class PositionTable(nn.Module):
                 resampled = resample_grid(table.transpose(0, 1), (side, 1), self.interpolation).transpose(0, 1)
                 setattr(self, f"{name}_position_embeddings", replace_parameter(table, resampled))
         self.grid = config.grid
-        self._cache.clear()
 
-    def __getstate__(self):
-        return {**super().__getstate__(), "_cache": {}}  # a pickled or copied model carries no derived tables
 
-    def _position_parameters(self) -> list[nn.Parameter]:
-        return [p for name, p in self.named_parameters(recurse=False) if "position" in name]
+def learned_rows(table: PositionTable, grid: Grid, like: torch.Tensor) -> Rows:
+    special = table.num_special_rows
+    rows = resample_position_table(table.position_embeddings, table.grid, grid, special, table.interpolation)
+    return rows[:, special:], rows[:, :special] if special else None
 
-    def _learned(self, grid: Grid, like: torch.Tensor):
-        table = resample_position_table(
-            self.position_embeddings, self.grid, grid, self.num_special_rows, self.interpolation
-        )
-        special = table[:, : self.num_special_rows] if self.num_special_rows else None
-        return table[:, self.num_special_rows :], special
 
-    def _learned_2d(self, grid: Grid, like: torch.Tensor):
-        rows, columns = self.row_position_embeddings[0], self.column_position_embeddings[0]
-        if grid != self.grid:
-            # A one-axis table is a grid of width 1.
-            rows = resample_grid(rows[:, None], (grid[0], 1), self.interpolation)[:, 0]
-            columns = resample_grid(columns[:, None], (grid[1], 1), self.interpolation)[:, 0]
-        h, w = grid
-        table = torch.cat([rows[:, None].expand(h, w, -1), columns[None].expand(h, w, -1)], dim=-1)
-        return table.reshape(1, h * w, -1), getattr(self, "class_position_embedding", None)
+def learned_2d_rows(table: PositionTable, grid: Grid, like: torch.Tensor) -> Rows:
+    rows, columns = table.row_position_embeddings[0], table.column_position_embeddings[0]
+    if grid != table.grid:
+        # A one-axis table is a grid of width 1.
+        rows = resample_grid(rows[:, None], (grid[0], 1), table.interpolation)[:, 0]
+        columns = resample_grid(columns[:, None], (grid[1], 1), table.interpolation)[:, 0]
+    h, w = grid
+    both = torch.cat([rows[:, None].expand(h, w, -1), columns[None].expand(h, w, -1)], dim=-1)
+    return both.reshape(1, h * w, -1), getattr(table, "class_position_embedding", None)
 
-    def _sincos_2d(self, grid: Grid, like: torch.Tensor):
-        return sincos_2d_table(grid, self.hidden_size, like.device)[None].to(like.dtype), None
 
-    def _sincos_1d(self, grid: Grid, like: torch.Tensor):
-        return sincos_1d_table(grid, self.hidden_size, like.device)[None].to(like.dtype), None
+def sincos_2d_rows(table: PositionTable, grid: Grid, like: torch.Tensor) -> Rows:
+    return sincos_2d_table(grid, table.hidden_size, like.device)[None].to(like.dtype), None
+
+
+def sincos_1d_rows(table: PositionTable, grid: Grid, like: torch.Tensor) -> Rows:
+    return sincos_1d_table(grid, table.hidden_size, like.device)[None].to(like.dtype), None
+
+
+def no_rows(table: PositionTable, grid: Grid, like: torch.Tensor) -> Rows:
+    return None, None
+
+
+ROWS: dict[str, Callable[[PositionTable, Grid, torch.Tensor], Rows]] = {
+    "learned": learned_rows,
+    "learned_2d": learned_2d_rows,
+    "sincos_2d": sincos_2d_rows,
+    "sincos_1d": sincos_1d_rows,
+    "relative": no_rows,
+    "none": no_rows,
+}
 
 
 class RelativePositionBias(nn.Module):
@@ -250,6 +224,10 @@ class RelativePositionBias(nn.Module):
         h, w = config.grid
         head_dim = config.hidden_size // config.num_attention_heads
         self.offset_embeddings = nn.Parameter(torch.zeros((2 * h - 1) * (2 * w - 1), head_dim))
+        self.initializer_range = config.initializer_range
+
+    def init_weights(self) -> None:
+        init.normal_(self.offset_embeddings, std=self.initializer_range)
 
     def resize_to(self, config: HfViTBaseConfig) -> None:
         """Resample the offsets to the grid of another config and make it the table's own."""

@@ -6,19 +6,18 @@ raster order, as GPT's (the question its conclusion leaves open).
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.modeling_outputs import MaskedImageModelingOutput
-from transformers.utils.generic import can_return_tuple
+from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig, as_pair
 from .embeddings_hf_vit import check_corruption
-from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel
-from .pooling_hf_vit import patch_token_slice
+from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel, patch_token_slice
 
 LEVELS = 8  # 3 bits a channel
 MAX_CHANNELS = 4  # 8**4 = 4,096 classes; every further channel would multiply them by 8
@@ -173,10 +172,8 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
         self.prediction_head = nn.Linear(config.hidden_size, self.target.num_outputs)
         self.post_init()
 
-    def _init_special_cases(self, module: nn.Module) -> None:
-        super()._init_special_cases(module)
-        if module is self:
-            init.zeros_(self.prediction_head.weight)
+    def init_heads(self) -> None:
+        init.zeros_(self.prediction_head.weight)
 
     def resize_to(self, image_size: Any = None, patch_size: Any = None) -> None:
         """As every model's, where the head fits the new patch.
@@ -195,7 +192,7 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
         bool_masked_pos: torch.Tensor | None = None,
         patch_sources: torch.Tensor | None = None,
         patch_attention_mask: torch.Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> HfViTMaskedPatchPredictionOutput:
         """Predict patches.
 
@@ -282,5 +279,4 @@ class HfViTForMaskedPatchPrediction(HfViTBaseForMaskedPatchPrediction):
     """
 
     config: HfViTConfig
-    _auto_class = "AutoModelForMaskedImageModeling"
     model_class = HfViTModel

@@ -9,9 +9,9 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from hf_vit.analysis.reading.token_layout import KNOWN, OURS, TokenLayout, encoder_of, kind_of
+from hf_vit.analysis.reading.encoder import KNOWN, OURS, TokenLayout, encoder_of, kind_of
 from hf_vit.errors import UserError
-from hf_vit.models.attention_hf_vit import AttentionMaps, attention_probabilities
+from hf_vit.models.modeling_hf_vit import AttentionMaps, attention_probabilities
 
 
 def attention_obstacle(model: nn.Module) -> str | None:

@@ -29,12 +29,11 @@ def data_speed(
     seconds: Annotated[float, typer.Option(help="Of each measurement.")] = 5.0,
 ) -> None:
     """The input's images/s beside the model's, and which of them limits a training."""
-    from hf_vit.cli.options import parse_size
     from hf_vit.training import FinetuneOptions
     from hf_vit.training.input_speed import measure_input
 
     chosen = FinetuneOptions(
-        image_size=parse_size(image_size),
+        image_size=options.parse_size(image_size),
         micro_batch_size=micro_batch_size,
         precision=precision,  # pyright: ignore[reportArgumentType] - checked by the class
         num_workers=num_workers,

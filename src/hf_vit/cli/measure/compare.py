@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hf_vit.cli import options
+
 if TYPE_CHECKING:
     from hf_vit.comparison import ModelResult, SpeedResult
 
@@ -46,7 +48,6 @@ def compare(
 ) -> None:
     """Put image classifiers of any library side by side: accuracy, calibration, robustness, FLOPs, speed, memory."""
     from hf_vit.cli.command_line import command_line
-    from hf_vit.cli.options import parse_size
     from hf_vit.comparison import ComparisonSettings, save_comparison
     from hf_vit.comparison import compare as run_comparison
     from hf_vit.results.facts import Facts
@@ -74,7 +75,7 @@ def compare(
             split=split,
             probe=probe,
             settings=settings,
-            image_size=parse_size(image_size),
+            image_size=options.parse_size(image_size),
             skip_bad_images=skip_bad_images,
             device=device,
             report=typer.echo,

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hf_vit.cli import options
 from hf_vit.cli.cost_rows import Rows, dollars, flops, rate_of, time_rows
-from hf_vit.cli.options import parse_size
 
 if TYPE_CHECKING:
     from hf_vit.cost import BlogEstimate, CorrectedEstimate, CostReport
@@ -41,7 +41,7 @@ def cost(
     from hf_vit.errors import UserError
 
     asked: dict[str, Any] = {
-        "image_size": parse_size(image_size),
+        "image_size": options.parse_size(image_size),
         "images": images,
         "epochs": epochs,
         "devices": devices,

@@ -29,6 +29,14 @@ def convert(
         bool,
         typer.Option("--drop-pre-logits", help="Leave out the representation layer, and the head made for it."),
     ] = False,
+    num_heads: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Declare the source's attention heads, where its files do not say it."),
+    ] = None,
+    hidden_act: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Declare its activation: gelu, gelu_pytorch_tanh, quick_gelu ...")
+    ] = None,
+    pooling: Annotated[str | None, typer.Option(metavar="NAME", help="Declare its pooling: token, gap or map.")] = None,
     verify: Annotated[
         Path | None,
         typer.Option(metavar="IO.npz", help="Images and results of the original code that the model must reproduce."),
@@ -39,6 +47,7 @@ def convert(
     sha256: Annotated[
         str | None, typer.Option(metavar="HEX", help="What the source file must be; anything else is refused.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT where an earlier conversion wrote it.")] = False,
 ) -> None:
     """Convert an original checkpoint into a folder that from_pretrained reads; all or nothing."""
     from hf_vit import conversion
@@ -51,8 +60,14 @@ def convert(
         num_labels=num_labels,
         labels=None if labels is None else conversion.read_labels(labels),
         drop_pre_logits=drop_pre_logits,
+        num_heads=num_heads,
+        hidden_act=hidden_act,
+        pooling=pooling,
         recording=verify,
         report=report,
         sha256=sha256,
+        force=force,
     )
+    if (assumption := conversion.assumption(result.plan)) is not None:
+        typer.echo(assumption, err=True)
     typer.echo(conversion.describe(result))

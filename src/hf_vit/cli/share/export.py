@@ -10,10 +10,11 @@ def export(
     model: Annotated[str, typer.Argument(help="Folder or Hub id of a model.")],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the exported model.")],
     to: Annotated[str, typer.Option(metavar="TARGET", help="transformers, timm, vit_jax or onnx.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT where an earlier export wrote it.")] = False,
 ) -> None:
     """Write a model in the files of another library, and compare its results there; all or nothing."""
-    from hf_vit.conversion.exporting import export as export_model
+    from hf_vit import conversion
 
-    result = export_model(model, output, to)
+    result = conversion.export(model, output, to, force=force)
     typer.echo(f"results differ by at most {result.difference:.1e} (measured with {result.measured_with})")
     typer.echo(f"saved in {result.output}")

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hf_vit.data import ImageData
+from hf_vit.environment import cpu_capabilities
 from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
 from hf_vit.subjects.device import pick_device
@@ -143,10 +144,4 @@ def use_bf16(options: FinetuneOptions, config: HfViTBaseConfig) -> bool:
     if options.precision == "bf16":
         return True
     # CPUs without matrix units are slower in bf16, and narrow models lose more by casts than products gain.
-    return bool(_cpu_capabilities().get("amx_bf16")) and config.hidden_size >= _BF16_FROM_WIDTH
-
-
-def _cpu_capabilities() -> Mapping[str, Any]:
-    # Not in torch 2.11, the oldest supported.
-    read = getattr(torch.cpu, "get_capabilities", None)
-    return read() if read is not None else {}
+    return bool(cpu_capabilities().get("amx_bf16")) and config.hidden_size >= _BF16_FROM_WIDTH

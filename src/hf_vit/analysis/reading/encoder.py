@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_vit.families import FAMILIES
 from hf_vit.models.configuration_hf_vit import as_pair
-from hf_vit.models.pooling_hf_vit import class_token_index, patch_token_slice
+from hf_vit.models.modeling_hf_vit import class_token_index, patch_token_slice
 
 OURS = tuple(family.model_type for family in FAMILIES.values() if family.is_vit)
 # transformers' families -> tokens before the patches: class, distillation, registers. The class token is the first.

@@ -1,14 +1,16 @@
 """Carrying out a plan: the state dict of the converted model."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
 
 import torch
 
-from hf_vit.conversion.plan.planning import Plan, Row
-from hf_vit.conversion.plan.transforms import TRANSFORMS
+from hf_vit.conversion.origins.transforms import TRANSFORMS
+from hf_vit.conversion.planning.plan import Plan, Row
 from hf_vit.conversion.readers.checkpoint import CheckpointReader
 from hf_vit.errors import UserError
+from hf_vit.models.positions_hf_vit import resample_position_table
 
 
 @dataclass
@@ -25,21 +27,26 @@ class Weights:
 
 
 def load_weights(
-    reader: CheckpointReader, plan: Plan, dtype: torch.dtype = torch.float32, mapped: bool = False
+    reader: CheckpointReader,
+    plan: Plan,
+    dtype: torch.dtype = torch.float32,
+    mapped: bool = False,
+    advance: Callable[[int], None] = lambda size: None,
 ) -> Weights:
     """Read and move every array of the plan.
 
     Args:
         mapped: leave arrays in the file's mapping where that can be, turned but not copied and not yet checked: for a
             state that is saved at once, which copies it, and then needs `CheckpointReader.confirm`.
+        advance: told the size of every array that was read, in the unit of `Plan.size`.
 
     Raises:
         UserError: an array is damaged, holds no floats, NaN or infinite values, or values too large for `dtype`.
     """
     weights = Weights()
-    for key, rows in groupby(plan.rows, key=lambda row: row.source):  # an array of all blocks is read once
+    for key, rows in groupby(plan.rows, key=lambda row: row.key):  # an array of all blocks is read once
         if key is None:
-            weights.state |= {plan.parameter_name(row): torch.zeros(row.target_shape, dtype=dtype) for row in rows}
+            weights.state |= {plan.parameter_name(row): torch.zeros(row.parameter_shape, dtype=dtype) for row in rows}
             continue
         source = reader.map_floats(key) if mapped else reader.read_floats(key)
         for row in rows:
@@ -48,14 +55,13 @@ def load_weights(
             weights.state[plan.parameter_name(row)] = moved if whole else _apart(moved, source)
         if source.dtype == torch.float64 and dtype != torch.float64:
             _account_for_rounding(weights, source, key, dtype)
+        advance(4 * source.numel())
     return weights
 
 
 def _moved(source: torch.Tensor, row: Row, dtype: torch.dtype) -> torch.Tensor:
     tensor = TRANSFORMS[row.transform].apply(source)
     if row.resample is not None:
-        from hf_vit.models.positions_hf_vit import resample_position_table
-
         # The original resamples in double precision (scipy.ndimage.zoom) and rounds once, at the end.
         one = row.resample
         tensor = resample_position_table(tensor.double(), one.old_grid, one.new_grid, one.prefix, one.mode)

@@ -53,7 +53,7 @@ class Layout:
 
     def _has_any(self, rule: KeyRule) -> bool:
         blocks = range(self.depth) if rule.in_block else (0,)
-        return any(rule.at(block).source in self.names.normal for block in blocks)
+        return any(rule.at(block).key in self.names.normal for block in blocks)
 
     @cached_property
     def expected(self) -> dict[str, KeyRule]:
@@ -62,7 +62,7 @@ class Layout:
         for rule in self.rules:
             if not rule.part or rule.part in self.parts:
                 rules += [rule.at(block) for block in range(self.depth)] if rule.in_block else [rule]
-        return {rule.source: rule for rule in rules}
+        return {rule.key: rule for rule in rules}
 
     @cached_property
     def present(self) -> dict[str, KeyRule]:

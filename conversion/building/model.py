@@ -9,7 +9,7 @@ import torch
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from hf_vit.conversion.plan.planning import Plan
+from hf_vit.conversion.planning.plan import Plan
 from hf_vit.models.configuration_hf_vit import as_pair
 
 
@@ -20,7 +20,7 @@ def build_model(plan: Plan, state: dict[str, torch.Tensor]) -> PreTrainedModel:
         None, config=copy.deepcopy(plan.config), state_dict=state, dtype=dtype, output_loading_info=True
     )
     model, info = loaded
-    wrong = {name: found for name, found in info.items() if found}
+    wrong = {problem: names for problem, names in info.items() if names}
     if wrong:
         raise RuntimeError(f"the planned state does not load: {wrong}")
     return model.eval()
@@ -42,8 +42,7 @@ def build_processor(plan: Plan) -> Any:
         "do_convert_rgb": channels == 3,
     }
     fields |= plan.processor or {}
-    resampled = any(row.resample for row in plan.rows)
-    if resampled or "size" not in fields:
+    if plan.resample or "size" not in fields:
         fields = {name: value for name, value in fields.items() if name not in ("crop_size", "do_center_crop")}
         fields["size"] = {"height": height, "width": width}
     return ViTImageProcessor(**fields)

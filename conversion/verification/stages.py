@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
-from hf_vit.conversion.plan.planning import Plan
+from hf_vit.conversion.planning.plan import Plan
 from hf_vit.conversion.sizes import Pair
 from hf_vit.errors import UserError
+from hf_vit.models.modeling_hf_vit import patch_token_slice
+from hf_vit.models.positions_hf_vit import resample_position_table
 
 Stages = dict[str, torch.Tensor]
 
@@ -34,7 +36,7 @@ def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> Stages:
         UserError: the images do not fit the model.
     """
     run = _run_resnet if plan.family == "bit" else _run_transformer
-    body = model.vit if plan.has_head else model
+    body = model.base_model
     try:
         with torch.no_grad():
             return run(model, body, pixel_values, plan)
@@ -42,21 +44,21 @@ def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> Stages:
         raise UserError(f"the recorded images do not fit the model: {error}") from error
 
 
-def _blocks(config: Any) -> dict[str, str]:
+def _blocks(config: Any, inside: str) -> dict[str, str]:
     """Stage -> module of a ResNet, for its stages of units."""
-    return {f"block{i + 1}": f"stem.stages.{i}" for i in range(len(config.stage_depths))}
+    return {f"block{i + 1}": f"{inside}.stages.{i}" for i in range(len(config.stage_depths))}
 
 
 def _stem_stages(plan: Plan) -> dict[str, str]:
     """Stage -> module below the patch embeddings, for what precedes the patches of a hybrid; channels last too."""
     if plan.family == "plain":
         return {}
-    return {"conv_root": "stem.root_conv", "gn_root": "stem.root_norm", **_blocks(plan.config)}
+    return {"conv_root": "stem.root_conv", "gn_root": "stem.root_norm", **_blocks(plan.config, "stem")}
 
 
 def _resnet_stages(config: Any) -> dict[str, str]:
     """Stage -> module, for what follows the root; the norm before the head comes with its ReLU still to follow."""
-    return _blocks(config) | ({"norm_pre_head": "stem.norm"} if config.pre_activation else {})
+    return _blocks(config, "encoder") | ({"norm_pre_head": "encoder.norm"} if config.pre_activation else {})
 
 
 def _run_transformer(model: Any, body: Any, pixel_values: torch.Tensor, plan: Plan) -> Stages:
@@ -71,7 +73,7 @@ def _run_transformer(model: Any, body: Any, pixel_values: torch.Tensor, plan: Pl
     for stage in ("embedding", *stem):
         stages[stage] = stages[stage].permute(0, 2, 3, 1)
     if not body.config.position_on_class_token:  # that original attaches the class token later
-        stages["with_posemb"] = stages["with_posemb"][:, body.pooler.patch_tokens]
+        stages["with_posemb"] = stages["with_posemb"][:, patch_token_slice(body.config)]
     stages["encoded"], stages["pre_logits"] = output.last_hidden_state, output.pooler_output
     stages["pooled"] = body.pooler.pool(output.last_hidden_state)
     stages["logits"] = _logits(model, output, plan)
@@ -83,7 +85,7 @@ def _run_transformer(model: Any, body: Any, pixel_values: torch.Tensor, plan: Pl
 
 def _run_resnet(model: Any, body: Any, pixel_values: torch.Tensor, plan: Plan) -> Stages:
     watched = {stage: body.get_submodule(name) for stage, name in _resnet_stages(body.config).items()}
-    with _watching(watched) as stages, _watching({"stem": body.stem.stages[0]}, inputs=True) as roots:
+    with _watching(watched) as stages, _watching({"stem": body.encoder.stages[0]}, inputs=True) as roots:
         output = body(pixel_values)
     stages = {stage: maps.permute(0, 2, 3, 1) for stage, maps in (roots | stages).items()}
     grid = body.config.grid_of(*pixel_values.shape[2:])
@@ -127,8 +129,6 @@ def _logits(model: Any, output: Any, plan: Plan) -> torch.Tensor:
 
 def _tables(body: Any, grid: Pair) -> Stages:
     """The position table as stored, and as the forward pass used it."""
-    from hf_vit.models.positions_hf_vit import resample_position_table
-
     stored = body.embeddings.position_embeddings.detach()
     special = body.embeddings.num_special_rows
     return {"posemb_in": stored, "posemb_out": resample_position_table(stored, body.config.grid, grid, special)}

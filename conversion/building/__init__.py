@@ -1,0 +1,1 @@
+"""A plan carried out: the weights, and the model and processor that they make."""

@@ -1,0 +1,248 @@
+"""From the keys and shapes of a file to a complete plan, or a refusal that lists everything that does not fit."""
+
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+from typing import Any, Unpack
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers.initialization import no_init_weights
+from transformers.modeling_utils import PreTrainedModel
+
+from hf_vit.conversion.origins.origin import Declared, KeyRule, Origin
+from hf_vit.conversion.origins.registry import find_origin
+from hf_vit.conversion.origins.transforms import TRANSFORMS
+from hf_vit.conversion.planning.accounting import check_accounting
+from hf_vit.conversion.planning.layout import Layout
+from hf_vit.conversion.planning.plan import (
+    HEADS,
+    POSITION_TABLE,
+    REPRESENTATION,
+    Plan,
+    PlanOptions,
+    Resample,
+    Row,
+    Wishes,
+)
+from hf_vit.conversion.readers.checkpoint import Companions, Shape
+from hf_vit.conversion.sizes import Pair, grid_of, square_or_pair
+from hf_vit.errors import UserError, strict_reason
+from hf_vit.families import FAMILIES
+
+NOTHING_BESIDE = Companions()
+MISFIT = "config.json does not fit the weights beside it"
+# Field of the config -> the option that declares it.
+DECLARED = {"num_attention_heads": "--num-heads", "hidden_act": "--hidden-act", "pooling": "--pooling"}
+
+
+def plan(
+    shapes: Mapping[str, Shape],
+    *,
+    file_name: str = "the checkpoint",
+    companions: Companions = NOTHING_BESIDE,
+    **options: Unpack[PlanOptions],
+) -> Plan:
+    """Decide a conversion on names and shapes alone; nothing is read.
+
+    Args:
+        shapes: key -> shape of every array of the checkpoint.
+        file_name: what messages call the checkpoint.
+        companions: what lies beside the weights.
+        options: see `Wishes`.
+
+    Raises:
+        UserError: the checkpoint is of an unknown kind, a key is missing, left over or of a wrong shape (all are
+            listed), or the sizes make no model.
+    """
+    return make_plan(shapes, Wishes(**options), companions, file_name)
+
+
+def make_plan(
+    shapes: Mapping[str, Shape], wishes: Wishes, companions: Companions = NOTHING_BESIDE, file_name: str = "the file"
+) -> Plan:
+    """See `plan`."""
+    origin = find_origin(shapes, file_name)
+    layout = Layout(origin, origin.names(shapes), shapes)
+    layout.refuse_misfits()
+    _refuse_pointless(wishes, layout)
+    declared = Declared() if origin.declared is None else origin.declared(companions, shapes)
+    source_has_head = "head" in layout.parts and not wishes.drop_pre_logits
+    fields = _fields(layout, declared, wishes)
+    fields |= _label_fields(layout.dims["L"] if source_has_head else None, declared, wishes)
+    has_head = source_has_head or wishes.new_head
+    config, resample = _config(origin.family, fields, wishes.resize_to)
+    model_class, parameters = _parameters(origin.family, config, has_head)
+    rows, ignored = _rows_of_file(layout, wishes, resample)
+    if wishes.new_head:
+        new = {name: shape for name, shape in parameters.items() if name.startswith(HEADS)}
+        rows += [Row(name, shape, None, None, "zeros") for name, shape in new.items()]
+    assumed = origin.assumed if companions.config is None else dict[str, str]()
+    plan = Plan(
+        origin.name,
+        origin.family,
+        config,
+        model_class,
+        tuple(rows),
+        ignored,
+        has_head,
+        wishes.new_head,
+        declared.processor,
+        {name: text for name, text in assumed.items() if name not in _declared_by_people(wishes)},
+    )
+    check_accounting(plan, shapes, parameters)
+    return plan
+
+
+def _refuse_pointless(wishes: Wishes, layout: Layout) -> None:
+    """Raise a UserError for what is asked of a part that the source does not have."""
+    if wishes.drop_pre_logits and not _representation(layout):
+        raise UserError("the checkpoint has no representation layer (pre_logits) to drop; leave out --drop-pre-logits")
+    if layout.origin.has_blocks:
+        return
+    if wishes.resize_to is not None:
+        raise UserError("a ResNet has no positions to resample and takes images of any size; leave out --resize-to")
+    if others := _declared_by_people(wishes):
+        names = ", ".join(DECLARED[name] for name in others)
+        raise UserError(f"a ResNet has no {', '.join(others)}; leave out {names}")
+
+
+def _representation(layout: Layout) -> set[str]:
+    """The optional part that is the representation layer, if the file has it."""
+    return {rule.part for rule in layout.present.values() if rule.parameter.startswith(REPRESENTATION)}
+
+
+def _declared_by_people(wishes: Wishes) -> dict[str, Any]:
+    """Field of the config -> value, where an option gives one."""
+    given = {"num_attention_heads": wishes.num_heads, "hidden_act": wishes.hidden_act, "pooling": wishes.pooling}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _rows_of_file(layout: Layout, wishes: Wishes, resample: Resample | None) -> tuple[list[Row], dict[str, str]]:
+    """(one row for every parameter that the file fills; key -> why it is left out)."""
+    ignored, rows = dict(layout.names.ignored), list[Row]()
+    for name, rule in layout.present.items():
+        key = layout.names.normal[name]
+        reason = _reason_to_leave(rule, wishes)
+        if reason is not None:
+            ignored[key] = reason
+        else:
+            table = resample if rule.parameter == POSITION_TABLE else None
+            blocks = range(layout.depth) if rule.stacked else (None,)
+            rows += [row for block in blocks for row in _rows(rule, key, layout.shapes[key], table, block)]
+    return rows, ignored
+
+
+def _reason_to_leave(rule: KeyRule, wishes: Wishes) -> str | None:
+    """Why a weight of the source is not used, or None."""
+    if wishes.new_head and rule.parameter.startswith(HEADS):
+        return "replaced by a new head"
+    if wishes.drop_pre_logits and rule.parameter.startswith(HEADS):
+        return "head of the dropped representation layer"
+    if wishes.drop_pre_logits and rule.parameter.startswith(REPRESENTATION):
+        return "dropped representation layer"
+    return None
+
+
+def _fields(layout: Layout, declared: Declared, wishes: Wishes) -> dict[str, Any]:
+    """Fields of the config, as shapes, the files beside the weights, and people say."""
+    origin, parts = layout.origin, layout.parts
+    if wishes.drop_pre_logits:
+        parts -= _representation(layout)
+    try:
+        image_size = wishes.image_size or declared.image_size
+        fields = origin.configure(layout.dims, parts, layout.normal_shapes, image_size)
+    except UserError as error:
+        if wishes.image_size is not None or declared.image_size is None:
+            raise
+        raise UserError(f"{MISFIT}: {str(error).replace('--image-size', 'image_size')}") from error
+    if origin.has_blocks:
+        fields |= {"num_hidden_layers": layout.depth}
+    fields |= agreed(fields, declared, origin.assumed)
+    fields |= _undisputed(_declared_by_people(wishes), fields, declared, origin)
+    scale = declared.processor or {}  # of pixels; a head that predicts colours goes by it
+    fields |= {name: tuple(map(float, scale[name])) for name in ("image_mean", "image_std") if name in scale}
+    if origin.has_blocks and "num_attention_heads" not in fields:
+        raise UserError(
+            f"the weights do not tell the number of heads, and {fields['hidden_size']} channels are no multiple of 64; "
+            "declare it with --num-heads, or give the folder with the config.json that lies beside them"
+        )
+    return fields
+
+
+def agreed(fields: Mapping[str, Any], declared: Declared, assumed: Mapping[str, str]) -> dict[str, Any]:
+    """What the files beside the weights say.
+
+    Raises:
+        UserError: the weights' shapes say otherwise.
+    """
+    wrong = [
+        f"{name} is {value} there, the weights make it {fields[name]}"
+        for name, value in declared.fields.items()
+        if name in fields and name not in assumed and fields[name] != value
+    ]
+    if wrong:
+        raise UserError(f"{MISFIT}: {'; '.join(wrong)}")
+    return dict(declared.fields)
+
+
+def _undisputed(
+    by_people: Mapping[str, Any], fields: Mapping[str, Any], declared: Declared, origin: Origin
+) -> Mapping[str, Any]:
+    """What people declare.
+
+    Raises:
+        UserError: a file beside the weights, the weights, or the origin's code say otherwise.
+    """
+    for name, value in by_people.items():
+        is_known = name in declared.fields or name not in origin.assumed
+        if is_known and name in fields and fields[name] != value:
+            source = "config.json says" if name in declared.fields else f"files of {origin.name} have"
+            raise UserError(f"{DECLARED[name]} {value}: {source} {name}={fields[name]!r}; leave the option out")
+    return by_people
+
+
+def _label_fields(size: int | None, declared: Declared, wishes: Wishes) -> dict[str, Any]:
+    """Names of the classes, or at least their number; `size` is that of the source's head, None without one."""
+    labels, size = wishes.labels, size if wishes.num_labels is None else wishes.num_labels
+    if not wishes.new_head and size is not None and declared.labels is not None and len(declared.labels) == size:
+        labels = declared.labels
+    if labels is not None:
+        return {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+    return {} if size is None else {"num_labels": size}
+
+
+def _config(family: str, fields: dict[str, Any], resize_to: Pair | None) -> tuple[Any, Resample | None]:
+    config_class: Any = FAMILIES[family].config_class
+    try:
+        config = config_class(**fields)
+        if resize_to is None:
+            return config, None
+        rows_before = config.num_special_tokens if config.position_on_class_token else 0
+        grid = grid_of(resize_to, config.patch_stride, "--resize-to")
+        resample = Resample(config.grid, grid, rows_before, config.position_interpolation)
+        fields["image_size"] = square_or_pair(resize_to)
+        return config_class(**fields), resample
+    except StrictDataclassError as error:
+        raise UserError(f"the checkpoint's sizes make no model: {strict_reason(error)}") from error
+
+
+def _parameters(family: str, config: Any, with_head: bool) -> tuple[type[PreTrainedModel], dict[str, Shape]]:
+    """The class to save, and the shapes of its parameters under the names that key tables use."""
+    model_class = FAMILIES[family].classes["classification" if with_head else "model"]
+    with torch.device("meta"), no_init_weights():
+        state = model_class(config).state_dict()
+    prefix = f"{model_class.base_model_prefix}."
+    return model_class, {name.removeprefix(prefix): tuple(value.shape) for name, value in state.items()}
+
+
+def _rows(rule: KeyRule, key: str, shape: Shape, resample: Resample | None, block: int | None) -> Generator[Row]:
+    """One row for every parameter that the array, or one block of it, fills."""
+    number = len(rule.parameters)
+    for index in range(number):
+        parameter = (rule if block is None else rule.at(block)).parameters[index]
+        row = Row(parameter, (), key, shape, rule.transform, resample, block, (index, number) if number > 1 else None)
+        moved = TRANSFORMS[rule.transform].apply(row.taken(torch.empty(shape, device="meta")))
+        parameter_shape = tuple(moved.shape)
+        if resample is not None:
+            parameter_shape = (1, resample.prefix + resample.new_grid[0] * resample.new_grid[1], parameter_shape[2])
+        yield replace(row, parameter_shape=parameter_shape)

@@ -1,0 +1,23 @@
+"""The targets by name."""
+
+from hf_vit.conversion.targets.onnx_graph import OnnxGraph
+from hf_vit.conversion.targets.target import Target
+from hf_vit.conversion.targets.timm_folder import TimmFolder
+from hf_vit.conversion.targets.transformers_folder import TransformersFolder
+from hf_vit.conversion.targets.vit_jax_file import VitJaxFile
+from hf_vit.errors import UserError
+
+TARGETS: dict[str, Target] = {
+    target.name: target for target in (TransformersFolder(), TimmFolder(), VitJaxFile(), OnnxGraph())
+}
+
+
+def find_target(name: str) -> Target:
+    """The target of this name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in TARGETS:
+        raise UserError(f"--to {name!r} is no target; give one of {', '.join(TARGETS)}")
+    return TARGETS[name]

@@ -1,0 +1,203 @@
+"""What a target is: a library that a model of this package can go to, by the same key tables that read its files.
+
+What a target cannot express is refused by name; every parameter finds its place, or nothing is written.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, final
+
+import torch
+from transformers.configuration_utils import PreTrainedConfig
+
+from hf_vit.conversion.origins.origin import Origin
+from hf_vit.conversion.planning.layout import listing
+from hf_vit.conversion.planning.plan import HEADS
+from hf_vit.conversion.targets.backwards import array_of, rules_for
+from hf_vit.errors import UserError
+
+# Settings of training, of feature maps and of pre-training heads: no logits depend on them.
+WITHOUT_EFFECT = frozenset(
+    (
+        *("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate", "initializer_range"),
+        *("reshape_hidden_states", "apply_layernorm", "use_feature_pyramid", "fpn_hidden_size"),
+        *("_out_features", "_out_indices", "prediction_target", "predict_next_patch", "image_mean", "image_std"),
+    )
+)
+ANY: tuple[Any, ...] = ()
+# What follows from the weights' shapes, or is the same in all libraries.
+SIZES: Mapping[str, Sequence[Any]] = dict.fromkeys(
+    (
+        *("image_size", "patch_size", "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+        *("intermediate_size", "position_interpolation"),
+    ),
+    ANY,
+)
+# As in `verification`; of the models that are not named, 1e-5.
+TOLERANCE = {"hf_hybrid_vit": 6e-5, "hf_bit": 6e-5}
+
+
+@dataclass(frozen=True)
+class OutgoingModel:
+    """A model on its way out.
+
+    Attributes:
+        model: of this package, in evaluation.
+        processor: its `ViTImageProcessor`.
+        arrays: key of the target -> contiguous array; empty for a target without key table.
+        folder: where the files go.
+    """
+
+    model: Any
+    processor: Any
+    arrays: dict[str, torch.Tensor]
+    folder: Path
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    @property
+    def has_head(self) -> bool:
+        return has_head(self.model)
+
+    @property
+    def nominal_size(self) -> tuple[int, int]:
+        """(height, width) in px of the images that the position table is made for."""
+        (h, w), (stride_h, stride_w) = self.config.grid, self.config.patch_stride
+        return h * stride_h, w * stride_w
+
+    @torch.no_grad()
+    def probe(self, batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+        """(images of noise [B, C, H, W], what the model gives: logits, or tokens of a bare model)."""
+        generator = torch.Generator().manual_seed(0)
+        height, width = self.nominal_size
+        images = torch.randn(batch, self.config.num_channels, height, width, generator=generator)
+        output = self.model(images)
+        return images, output.logits if self.has_head else output.last_hidden_state
+
+
+class Target(ABC):
+    """Abstract: a library that models can go to.
+
+    Attributes:
+        name: as `--to` has it.
+        title: what messages call it.
+        tables: model_type -> key table; None for a target that takes any model as it is.
+        expresses: field of the config -> values that the target has (`ANY`: all); of a field that is not named, only
+            the default.
+        libraries: modules that are needed to write or to compare, and the extra of this package that brings them.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    tables: ClassVar[Mapping[str, Origin] | None] = None
+    expresses: ClassVar[Mapping[str, Sequence[Any]]] = MappingProxyType({})
+    libraries: ClassVar[tuple[tuple[str, ...], str]] = ((), "")
+
+    @abstractmethod
+    def write(self, outgoing: OutgoingModel) -> None:
+        """Write the files."""
+
+    @abstractmethod
+    def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
+        """The largest difference between the written model's results and ours, and with what it was measured."""
+
+    def objections(self, config: Any, has_head: bool) -> list[str]:
+        """What else the target cannot express, in words."""
+        return []
+
+    def spell(self, key: str, model: Any) -> str:
+        """Key in the table's normal form -> key in the file."""
+        return key
+
+    @final
+    def tolerance(self, config: Any) -> float:
+        return TOLERANCE.get(config.model_type, 1e-5)
+
+    @final
+    def require_libraries(self) -> None:
+        """Raise a UserError where a library is missing."""
+        modules, extra = self.libraries
+        missing = [name for name in modules if find_spec(name) is None]
+        if missing:
+            raise UserError(f'the export to {self.title} needs {", ".join(missing)}: pip install "hf-vit[{extra}]"')
+
+    @final
+    def refuse_inexpressible(self, model: Any) -> None:
+        """Raise a UserError that names everything the target cannot express; return if there is nothing."""
+        config, kind = model.config, type(model).__name__
+        if not kind.endswith(("Model", "ForImageClassification")):
+            raise UserError(f"{kind} is neither a classifier nor a bare model; only those can be exported")
+        if self.tables is None:
+            return
+        if config.model_type not in self.tables:
+            known = " and ".join(self.tables)
+            raise UserError(f"{self.title} cannot express model_type='{config.model_type}'; it takes {known}")
+        wrong: list[str] = []
+        for name, value in _settings(config).items():
+            allowed = self.expresses.get(name, (_default(config, name),))
+            if allowed is not ANY and value not in allowed:
+                choice = f" (it has {' or '.join(map(repr, allowed))})" if name in self.expresses else ""
+                wrong.append(f"{name}={value!r}{choice}")
+        wrong += self.objections(config, has_head(model))
+        if wrong:
+            raise UserError(f"{self.title} cannot express {', '.join(wrong)}; nothing is written")
+
+    @final
+    def arrays_of(self, model: Any) -> dict[str, torch.Tensor]:
+        """The model's parameters under the target's keys and with its axes.
+
+        Raises:
+            UserError: a parameter has no place there.
+        """
+        if self.tables is None:
+            return {}
+        prefix = f"{model.base_model_prefix}."
+        state = {name.removeprefix(prefix): value.detach().cpu() for name, value in model.state_dict().items()}
+        arrays: dict[str, torch.Tensor] = {}
+        placed: set[str] = set()
+        for rule in rules_for(self.tables[model.config.model_type], model.config):
+            if all(name in state for name in rule.parameters):
+                arrays[self.spell(rule.key, model)] = array_of(rule, state, model.config)
+                placed.update(rule.parameters)
+        left = [name for name in state if name not in placed]
+        if left:
+            raise UserError(f"{self.title} has no place for {listing('parameters', left)}; nothing is written")
+        return arrays
+
+
+def has_head(model: Any) -> bool:
+    return any(name.startswith(HEADS) for name in model.state_dict())
+
+
+@torch.no_grad()
+def largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Relative to the largest value where that exceeds 1; NaN where a value is."""
+    return float((ours - theirs).abs().max()) / max(1.0, float(ours.abs().max()))
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    """What results depend on, field by field; a value that says what another does already is given as the default."""
+    inherited = {known.name for known in fields(PreTrainedConfig)}  # pyright: ignore[reportArgumentType]
+    names = {known.name for known in fields(config)} - inherited - WITHOUT_EFFECT
+    settings = {name: getattr(config, name) for name in sorted(names)}
+    if config.has_class_token == (config.pooling == "token"):
+        settings["use_class_token"] = None
+    if config.num_hidden_groups == config.num_hidden_layers:
+        settings["num_hidden_groups"] = None
+    if not config.has_class_token:
+        settings["position_on_class_token"] = True
+    if "group_norm_eps" in settings and config.group_norm_eps is None:
+        settings["group_norm_eps"] = config.layer_norm_eps
+    return settings
+
+
+def _default(config: Any, name: str) -> Any:
+    if name == "group_norm_eps":  # None means that
+        return config.layer_norm_eps
+    return next(known.default for known in fields(config) if known.name == name)

@@ -1,0 +1,1 @@
+"""A converted model beside recorded results of the original code, stage by stage."""

@@ -1,0 +1,69 @@
+"""What every configuration of the package inherits: the classes it stands for, and the code that is saved with it."""
+
+import os
+import re
+import shutil
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, ClassVar
+
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils.hub import cached_file
+
+
+class HfBaseConfig(PreTrainedConfig):
+    """Abstract: a configuration is saved with the code that its models run, so that they load without the package.
+
+    Class attributes:
+        auto_classes: the class for each Auto class, "module.Class": all that load from one saved folder.
+        code_files: every module that these need. The siblings that an import names are among them.
+    """
+
+    auto_classes: ClassVar[dict[str, str]]
+    code_files: ClassVar[tuple[str, ...]]
+
+    @property
+    def nominal_size(self) -> tuple[int, int]:
+        """(height, width) of the nominal image in px."""
+        size = self.image_size
+        return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
+        """As transformers', with code and `auto_map`.
+
+        A model that was loaded without the package brought along what its own class needs; the siblings are fetched
+        from where it came. Where that is gone, `auto_map` leaves out the classes that could not be loaded again.
+        """
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
+        missing = [name for name in self.code_files if not self._copy_code(f"{name}.py", Path(save_directory))]
+        self.auto_map = {
+            auto_class: target
+            for auto_class, target in self.auto_classes.items()
+            if target.partition(".")[0] not in missing
+        }
+        if missing:
+            warnings.warn(
+                f"{', '.join(f'{name}.py' for name in missing)} could not be fetched from {self.name_or_path!r}; "
+                f"{save_directory} loads without the package by {', '.join(self.auto_map)} alone",
+                UserWarning,
+                stacklevel=2,
+            )
+        super().save_pretrained(save_directory)
+        if push_to_hub:
+            self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
+
+    def _copy_code(self, name: str, folder: Path) -> bool:
+        """Whether the file now stands in the folder: from beside this class, else from where the config came."""
+        here = Path(str(sys.modules[type(self).__module__].__file__)).parent
+        source = here / name
+        if not source.is_file():
+            # Code of the Hub is kept under its commit, which is the one to go on with.
+            revision = here.name if re.fullmatch("[0-9a-f]{40}", here.name) else None
+            try:
+                source = Path(str(cached_file(self.name_or_path or "", name, revision=revision)))
+            except OSError:
+                return (folder / name).is_file()  # transformers copied what the model's own class imports
+        if source.resolve() != (folder / name).resolve():
+            shutil.copyfile(source, folder / name)
+        return True

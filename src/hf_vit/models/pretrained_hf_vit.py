@@ -1,0 +1,123 @@
+"""What every model of the package inherits: initialising, saving, loading and resizing.
+
+Legend: H x W px, P patch side.
+Sources: the original code's initialisation (arXiv 2010.11929); resizing: 2010.11929, section 3.2, and 2212.08013.
+"""
+
+import copy
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+
+SIZE_KEYS = ("image_size", "patch_size")
+HUB_KEYS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+
+
+def lecun_normal_(kernel: torch.Tensor) -> None:
+    """Flax's default for dense layers and convolutions: variance 1 / fan-in, truncated at two deviations.
+
+    transformers' function of this name truncates at +-2 instead, which makes the deviation 14% too large.
+    """
+    deviation = kernel[0].numel() ** -0.5 / 0.87962566103423978  # what the truncation takes away
+    init.trunc_normal_(kernel, std=deviation, a=-2 * deviation, b=2 * deviation)
+
+
+class HfPreTrainedModel(PreTrainedModel):
+    """Abstract: initialisation, sharing and resizing for every model of the package."""
+
+    config: Any
+    main_input_name = "pixel_values"
+    input_modalities = "image"
+
+    def __init__(self, config: Any) -> None:
+        config.validate()  # fields may have been set since it was made
+        super().__init__(config)
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """False: initialise as transformers' own models.
+
+        For what it takes for custom code, transformers passes over modules without parameters of their own, so that
+        their `init_weights` would never run. That guards code that writes weights in place; this one keeps to
+        `transformers.initialization`, which leaves loaded weights alone.
+        """
+        return False
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """torch's layers as the original code (vit_jax): xavier-uniform and LeCun's kernels, zero biases.
+
+        Every other module says how by a method `init_weights`, which runs after those of its children.
+        """
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            (init.xavier_uniform_ if isinstance(module, nn.Linear) else lecun_normal_)(module.weight)
+            if isinstance(module.bias, nn.Parameter):
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.BatchNorm1d | nn.BatchNorm2d):
+            for name, tensor in module.state_dict(keep_vars=True).items():
+                init.constant_(tensor, 1 if name in ("weight", "running_var") else 0)
+        elif module is self:
+            self.init_heads()
+        elif not isinstance(module, PreTrainedModel) and hasattr(module, "init_weights"):
+            module.init_weights()  # pyright: ignore[reportCallIssue]
+
+    def init_heads(self) -> None:
+        """What a class of models initialises otherwise than its parts do; nothing by default."""
+
+    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
+        """As transformers'; the configuration takes the code along (see `HfBaseConfig`)."""
+        kwargs.setdefault("save_original_format", False)
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Self:
+        """As transformers'; another `image_size` or `patch_size` than the checkpoint's resamples its tables.
+
+        Position tables are stretched (arXiv 2010.11929, section 3.2), patch kernels by the pseudo-inverse of the
+        resize (FlexiViT, arXiv 2212.08013). Both may come as keywords or in `config`.
+        """
+        sizes = {name: kwargs.pop(name) for name in SIZE_KEYS if name in kwargs}
+        if isinstance(config, PreTrainedConfig) and pretrained_model_name_or_path is not None:
+            hub = {name: kwargs[name] for name in HUB_KEYS if name in kwargs}
+            stored = type(config).from_pretrained(pretrained_model_name_or_path, **hub)
+            changed = [name for name in SIZE_KEYS if getattr(config, name) != getattr(stored, name)]
+            if changed:
+                sizes = {**{name: getattr(config, name) for name in changed}, **sizes}
+                config = copy.deepcopy(config)
+                for name in changed:
+                    setattr(config, name, getattr(stored, name))
+        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
+        if sizes:
+            model = loaded[0] if isinstance(loaded, tuple) else loaded
+            model.resize_to(**sizes)
+        return loaded
+
+    @torch.no_grad()
+    def resize_to(
+        self, image_size: int | Iterable[int] | None = None, patch_size: int | Iterable[int] | None = None
+    ) -> None:
+        """Change the image or patch size (px, int or (height, width)) in place.
+
+        Learned positions are resampled to the new grid, and the patch kernel to the new patch.
+
+        Raises:
+            StrictDataclassError: the new image size does not fit the patch.
+        """
+        new = copy.deepcopy(self.config)
+        for name, value in (("image_size", image_size), ("patch_size", patch_size)):
+            if value is not None:
+                setattr(new, name, value if isinstance(value, int) else tuple(value))
+        new.validate()
+        for module in self.modules():
+            resize = getattr(module, "resize_to", None)
+            if resize is not None and not isinstance(module, PreTrainedModel):
+                resize(new)
+        for name in SIZE_KEYS:
+            if getattr(self.config, name) != getattr(new, name):
+                setattr(self.config, name, getattr(new, name))
