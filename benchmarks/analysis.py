@@ -19,8 +19,8 @@ from pairing import Report, parser, quartiles, take_turns
 
 from hf_vit import HfViTForImageClassification
 from hf_vit.analysis import AttentionReader
+from hf_vit.analysis.analyses.attention_analysis import LayerHeadMeans
 from hf_vit.analysis.analyses.distance import attention_distances
-from hf_vit.analysis.frame import LayerHeadMeans
 from hf_vit.variants import variant_config
 
 

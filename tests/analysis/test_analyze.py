@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from evaluation.tiny import make_images
-from models.families import FAMILIES
+from models.families import FAMILIES, randomise
 
 import hf_vit.analysis.api as api
+from hf_vit import families
 from hf_vit.analysis import ANALYSES, AnalysisDocument, AnalysisSettings, analyze, open_images
-from hf_vit.analysis.frame import Analysis
+from hf_vit.analysis.analyses.analysis import Analysis
 from hf_vit.analysis.reading.images import AnalysisImages
 from hf_vit.data import load_data
 from hf_vit.errors import UserError
@@ -52,6 +53,20 @@ def test_arrays_have_the_documented_shapes(family, with_processor):
     assert run["cka"]["cka"].shape == (3, 3)  # embeddings and two layers
     assert ("distance_rows" in run["attention_distance"]) == (family == "axial")
     assert ("root_components" in run["patch_filters"]) == (family == "hybrid")
+
+
+@pytest.mark.parametrize("name", ["axial_resnet", "bit"])
+def test_resnets_are_looked_at_where_it_makes_sense(name, with_processor):
+    family = families.FAMILIES[name]
+    config = family.config_class(image_size=32, stage_depths=(1, 1), stem_width=32)
+    model = randomise(family.classes["classification"](config))
+    settings = AnalysisSettings(num_images=4, cka_batch_size=4)
+    run = analyze(with_processor(model), make_images(4), settings=settings)
+    assert set(run) == {"patch_filters", "cka", "equivariance", "patch_permutation", "receptive_field"}
+    assert set(run.left_out) == {*ATTENTION, "position_similarity", "cka_between", "shape_bias"}
+    assert all(np.isfinite(values).all() for arrays in run.values() for values in arrays.values())
+    with pytest.raises(UserError, match=f"attention_rollout does not apply: .*, not in {family.model_type}$"):
+        analyze(with_processor(model), make_images(4), only=["attention_rollout"])
 
 
 def test_batches_do_not_change_the_numbers(with_processor):
@@ -154,7 +169,7 @@ def test_an_interrupted_write_leaves_no_finished_analysis(saved, pictures, tmp_p
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(api.plots, "encode", fail)
+    monkeypatch.setattr(api, "encode_figure", fail)
     with pytest.raises(OSError, match="disk full"):
         analyze(saved, pictures, tmp_path / "out", only=["patch_filters"], settings=SETTINGS, device="cpu")
     assert list((tmp_path / "out").iterdir()) == []

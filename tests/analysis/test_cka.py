@@ -12,8 +12,9 @@ from timm.models.mlp_mixer import MlpMixer
 from torchvision.transforms.v2.functional import pil_to_tensor
 from transformers import ResNetConfig, ResNetModel
 
-from hf_vit.analysis import AnalysisSettings, analyze, plots
-from hf_vit.analysis.analyses.cka import MinibatchCKA, gram, hsic, layers_of
+from hf_vit.analysis import AnalysisSettings, analyze
+from hf_vit.analysis.analyses.cka import MinibatchCKA, draw_cka, gram, hsic
+from hf_vit.subjects.layers import layers_of
 from hf_vit.subjects.subject import Subject
 
 
@@ -145,6 +146,6 @@ def test_a_vit_beside_a_mixer_and_a_resnet_of_timm(with_processor):
 
 def test_the_heat_map_names_whole_layers() -> None:
     """With few layers, ticks would stand between them."""
-    axes = plots.cka(np.eye(4, 2, dtype=np.float32), "vit", "resnet").axes[0]
+    axes = draw_cka(np.eye(4, 2, dtype=np.float32), "vit", "resnet").axes[0]
     assert {*axes.get_xticks(), *axes.get_yticks()} >= {0, 1, 2, 3}
     assert all(float(tick).is_integer() for tick in (*axes.get_xticks(), *axes.get_yticks()))

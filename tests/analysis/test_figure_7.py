@@ -8,6 +8,7 @@ import torch
 from models.families import FAMILIES
 from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel, ViTConfig, ViTModel
 
+from hf_vit import HfAxialResNetConfig, HfAxialResNetModel, HfBitConfig, HfBitModel
 from hf_vit.analysis.analyses.filters import patch_filters, principal_components
 from hf_vit.analysis.analyses.positions import patch_positions, position_similarity
 
@@ -45,6 +46,16 @@ def test_filters_of_every_family():
 def test_root_filters_are_the_standardised_ones():
     root = patch_filters(FAMILIES["hybrid"].build())["root"]
     torch.testing.assert_close(root.mean((1, 2, 3)), torch.zeros(32), rtol=0, atol=1e-5)
+
+
+def test_a_resnet_has_the_filters_of_its_root():
+    tiny = {"image_size": 32, "stage_depths": (1,), "stem_width": 32}
+    bit, axial = HfBitModel(HfBitConfig(**tiny)), HfAxialResNetModel(HfAxialResNetConfig(**tiny))
+    (root,) = patch_filters(bit).values()
+    torch.testing.assert_close(root.mean((1, 2, 3)), torch.zeros(32), rtol=0, atol=1e-5)
+    (root,) = patch_filters(axial).values()
+    (wanted,) = (value for name, value in axial.named_parameters() if name.endswith("root_conv.weight"))
+    assert torch.equal(root, wanted)
 
 
 def test_similarity_equals_a_loop():

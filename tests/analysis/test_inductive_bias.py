@@ -8,7 +8,7 @@ import timm
 import torch
 from analysis.test_attention import THEIRS, TINY
 from evaluation.tiny import make_images
-from models.families import FAMILIES
+from models.families import FAMILIES, randomise
 from torch import nn
 from torchvision.transforms.v2.functional import pil_to_tensor
 from transformers import (
@@ -22,11 +22,20 @@ from transformers import (
     ResNetForImageClassification,
 )
 
+from hf_vit import (
+    HfAxialResNetConfig,
+    HfAxialResNetModel,
+    HfBitConfig,
+    HfBitForImageClassification,
+    HfBitModel,
+    HfViTForImageClassification,
+)
 from hf_vit.analysis import AnalysisSettings, analyze
+from hf_vit.analysis.analyses.feature_analysis import MapComparison
 from hf_vit.analysis.analyses.moves import Move, moves, shift
 from hf_vit.analysis.analyses.permutation import SHARES, patch_sources, permute_patches
 from hf_vit.analysis.analyses.receptive_field import field_energy, field_numbers
-from hf_vit.analysis.reading.features import FeatureReader, MapComparison
+from hf_vit.analysis.reading.features import FeatureReader
 from hf_vit.errors import UserError
 from hf_vit.subjects.subject import Subject
 
@@ -107,6 +116,15 @@ def test_positions_and_borders_are_seen(family):
     assert run["equivariance"]["patch_shift_error"].min() > 0.1
     assert run["patch_permutation"]["feature_error"].min() > 0.1
     assert run["patch_permutation"]["output_error"].min() > 1e-3
+
+
+def test_a_head_of_zeros_has_no_defined_error(tmp_path, with_processor):
+    """As every classifier here begins; nothing is drawn, and nothing is warned of."""
+    model = HfViTForImageClassification(FAMILIES["plain"].config())
+    subject, only = with_processor(model), ["patch_permutation"]
+    run = analyze(subject, make_images(2), tmp_path, only=only, settings=AnalysisSettings(num_images=2))
+    assert np.isnan(run["patch_permutation"]["output_error"]).all()
+    assert np.isfinite(run["patch_permutation"]["feature_error"]).all()
 
 
 def test_axial_lines_are_an_order_even_without_positions():
@@ -312,6 +330,7 @@ def test_what_cannot_be_looked_at_is_refused():
         look(Convolutions(nn.Conv2d(3, 4, 5, 5), nn.Identity()), ["patch_permutation"])
 
 
+OURS = {"image_size": 96, "stage_depths": (1, 2), "stem_width": 32}
 RESNETS = {
     "resnet": lambda: ResNetForImageClassification(ResNetConfig(**SMALL, layer_type="basic")),
     "regnet": lambda: RegNetModel(RegNetConfig(**SMALL, groups_width=8)),
@@ -319,6 +338,7 @@ RESNETS = {
     "convnext": lambda: ConvNextModel(
         ConvNextConfig(hidden_sizes=[8, 8], depths=[1, 2], num_stages=2, layer_scale_init_value=1.0)
     ),
+    "our bit": lambda: HfBitForImageClassification(HfBitConfig(**OURS)),
     "timm": lambda: timm.create_model("resnet10t", num_classes=3),
 }
 SMALL = {"hidden_sizes": [8, 16], "depths": [1, 2], "embedding_size": 8}
@@ -335,6 +355,19 @@ def test_convolutional_networks_to_compare_with(kind):
     assert shifts["patch_shift_cosine"].shape == (2, depths)
     assert shifts["patch_shift_cosine"][0, 0] > run["patch_permutation"]["feature_cosine"][-1, 0]
     assert run["receptive_field"]["radius"][-1] > 1.5 * run["receptive_field"]["radius"][0]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [HfAxialResNetModel(HfAxialResNetConfig(**OURS)), HfBitModel(HfBitConfig(**OURS, pre_activation=False))],
+    ids=lambda model: type(model).__name__,
+)
+def test_maps_of_our_resnets_are_what_they_return_row_by_row(model):
+    """Whatever the order of the axes inside is. (A BiT with pre-activation ends in a norm, which no unit gives.)"""
+    with torch.inference_mode():
+        maps, output = FeatureReader(randomise(model).eval()).maps(torch.randn(2, 3, 64, 96))
+    assert [tuple(one.shape[2:]) for one in maps] == [(16, 24), (8, 12), (8, 12)]
+    torch.testing.assert_close(maps[-1].flatten(2).transpose(1, 2), output.last_hidden_state)
 
 
 def test_hooks_are_gone_afterwards():

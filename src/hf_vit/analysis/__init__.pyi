@@ -1,11 +1,11 @@
+from .analyses.analysis import AnalysisSettings
 from .analyses.registry import ANALYSES
+from .analysis_file import AnalysisDocument
 from .api import AnalysisRun, analyze
-from .document import AnalysisDocument
-from .frame import AnalysisSettings
 from .reading.attention import AttentionReader
 from .reading.cue_conflicts import CueConflicts, open_cue_conflicts
 from .reading.images import AnalysisImages, open_images
-from .record import save_analyses
+from .saving import save_analyses
 from .stages import StagesDocument, analyze_stages, stage_folders
 
 __all__ = [

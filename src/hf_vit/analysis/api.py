@@ -9,16 +9,15 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_vit.analysis import plots
-from hf_vit.analysis.analyses.cka import CKABetween
+from hf_vit.analysis.analyses.analysis import Analysis, AnalysisSettings, Arrays, Context
 from hf_vit.analysis.analyses.registry import ANALYSES
-from hf_vit.analysis.analyses.shape_bias import ShapeBias
-from hf_vit.analysis.document import AnalysisDocument, ImagesInput, Inputs, ModelInput
-from hf_vit.analysis.frame import Analysis, AnalysisSettings, Arrays, Context
+from hf_vit.analysis.analysis_file import AnalysisDocument, AnalysisInputs, ImagesInput
+from hf_vit.analysis.folder_report import write_report
 from hf_vit.analysis.reading.cue_conflicts import open_cue_conflicts
 from hf_vit.analysis.reading.images import AnalysisImages, open_images
-from hf_vit.analysis.report import write_report
 from hf_vit.errors import UserError, enough_memory
+from hf_vit.results.documents import ModelInput, differing
+from hf_vit.results.figures import PictureFormat, encode_figure
 from hf_vit.results.writing import write_atomically
 from hf_vit.subjects.subject import Subject, open_subject
 
@@ -69,7 +68,7 @@ def analyze(
     class_map: str | Path | Mapping[str, Sequence[str]] | None = None,
     settings: AnalysisSettings | None = None,
     split: str = "test",
-    picture_format: plots.PictureFormat = "png",
+    picture_format: PictureFormat = "png",
     device: str | None = None,
     report: Callable[[str], None] | None = None,
 ) -> AnalysisRun:
@@ -102,7 +101,11 @@ def analyze(
     names = _known(only)
     settings = settings or AnalysisSettings()
     conflicts = None if cue_conflict is None else open_cue_conflicts(cue_conflict)
-    if images is None and conflicts is not None and names == [ShapeBias.name]:
+    if (
+        images is None
+        and conflicts is not None
+        and all(ANALYSES[name].second_input == "cue_conflicts" for name in names)
+    ):
         images = conflicts.images
     if images is None:
         raise UserError("no images were given (--images); only shape_bias can be made of cue conflicts alone")
@@ -129,7 +132,7 @@ def _make(
     run: AnalysisRun,
     context: Context,
     folder: Path,
-    picture_format: plots.PictureFormat,
+    picture_format: PictureFormat,
     say: Callable[[str], None],
 ) -> None:
     """Make what the folder does not hold yet, and the report over all that it holds."""
@@ -161,18 +164,18 @@ def _known(only: Sequence[str] | None) -> list[str]:
 
 
 def _applicable(names: Sequence[str], asked: bool, context: Context, run: AnalysisRun) -> list[str]:
-    found: list[str] = []
+    applicable: list[str] = []
     for name in names:
         obstacle = ANALYSES[name].obstacle(context)
         if obstacle is None:
-            found.append(name)
+            applicable.append(name)
         elif asked:
             raise UserError(f"{name} does not apply: {obstacle}")
         else:
             run.left_out[name] = obstacle
-    if not found:
+    if not applicable:
         raise UserError(f"no analysis applies to {context.subject.name}: {'; '.join(run.left_out.values())}")
-    return found
+    return applicable
 
 
 def _measure(analysis: Analysis, run: AnalysisRun) -> Arrays:
@@ -187,10 +190,10 @@ def _measure(analysis: Analysis, run: AnalysisRun) -> Arrays:
     return arrays
 
 
-def _inputs(context: Context, name: str) -> Inputs:
-    other = context.against if name == CKABetween.name else None
-    conflicts = context.cue_conflicts if name == ShapeBias.name else None
-    return Inputs(
+def _inputs(context: Context, analysis: type[Analysis]) -> AnalysisInputs:
+    other = context.against if analysis.second_input == "against" else None
+    conflicts = context.cue_conflicts if analysis.second_input == "cue_conflicts" else None
+    return AnalysisInputs(
         model=ModelInput(**context.subject.describe()),
         images=_images_input(context.images),
         settings=asdict(context.settings),
@@ -215,34 +218,29 @@ def _kept(folder: Path, context: Context) -> dict[str, AnalysisDocument]:
     Raises:
         UserError: one of another model, other images or other settings: a report must not mix them.
     """
-    found: dict[str, AnalysisDocument] = {}
-    for name in ANALYSES:
+    documents: dict[str, AnalysisDocument] = {}
+    for name, analysis in ANALYSES.items():
         document = AnalysisDocument.read(folder / f"{name}.json")
         if document is None or not all((folder / picture).is_file() for picture in document.pictures):
             continue
-        wanted = _inputs(context, name)
-        # What this run was not given is not asked for: the finished result stays.
-        if name == CKABetween.name and context.against is None:
-            wanted.against = document.inputs.against
-        if name == ShapeBias.name and context.cue_conflicts is None:
-            wanted.cue_conflicts = document.inputs.cue_conflicts
+        wanted, second = _inputs(context, analysis), analysis.second_input
+        if second is not None and getattr(context, second) is None:  # it is not asked for: the finished result stays
+            setattr(wanted, second, getattr(document.inputs, second))
         if document.inputs != wanted:
-            fields = [key for key in Inputs.model_fields if getattr(document.inputs, key) != getattr(wanted, key)]
-            raise UserError(
-                f"{folder} holds {name} of other inputs ({', '.join(fields)}); choose another folder or remove it"
-            )
-        found[name] = document
-    return found
+            fields = ", ".join(differing(document.inputs, wanted))
+            raise UserError(f"{folder} holds {name} of other inputs ({fields}); choose another folder or remove it")
+        documents[name] = document
+    return documents
 
 
-def _write(analysis: Analysis, run: AnalysisRun, folder: Path, picture_format: plots.PictureFormat) -> AnalysisDocument:
+def _write(analysis: Analysis, run: AnalysisRun, folder: Path, picture_format: PictureFormat) -> AnalysisDocument:
     """Measure, draw, and last write NAME.json, which says that the analysis is finished."""
     arrays = _measure(analysis, run)
     pictures: dict[str, str] = {}
     for place, (title, figure) in enumerate(analysis.draw(arrays).items()):
         name = f"{analysis.name}{f'_{place + 1}' if place else ''}.{picture_format}"
-        write_atomically(folder / name, plots.encode(figure, picture_format))
+        write_atomically(folder / name, encode_figure(figure, picture_format))
         pictures[name] = title
-    document = AnalysisDocument.of(analysis, arrays, _inputs(analysis.context, analysis.name), pictures)
+    document = AnalysisDocument.of(analysis, arrays, _inputs(analysis.context, type(analysis)), pictures)
     document.write(folder / f"{analysis.name}.json")
     return document

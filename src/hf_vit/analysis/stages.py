@@ -12,26 +12,41 @@ OUTPUT/report.html          all curves on one page
 | numbers              | analysis -> name -> a number, or a list by layer or depth, for every stage; null: undefined  |
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 from pydantic import BaseModel
 
-from hf_vit.analysis import plots
+from hf_vit.analysis.analyses.analysis import AnalysisSettings
 from hf_vit.analysis.analyses.registry import ANALYSES
 from hf_vit.analysis.api import AnalysisRun, analyze
-from hf_vit.analysis.frame import AnalysisSettings
+from hf_vit.analysis.folder_report import REPORT_NAME
 from hf_vit.analysis.reading.images import open_images
-from hf_vit.analysis.report import write_stage_report
 from hf_vit.errors import UserError
+from hf_vit.results.documents import Document
+from hf_vit.results.figures import PictureFormat, encode_figure, new_figure
+from hf_vit.results.report import render_report
 from hf_vit.results.writing import write_atomically
 from hf_vit.subjects.checkpoint_folders import WORK_FOLDER, checkpoints_in, step_of
 from hf_vit.subjects.subject import open_subject
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
 Number = float | None | list[float | None]
+
+_REPORT = """
+<p>{% for stage in stages %}<a href="{{ stage }}/report.html">{{ stage }}</a>{{ ", " if not loop.last }}{% endfor %}.
+A line is a layer or depth, the first is dark; numbers: stages.json.</p>
+{%- for title, picture in pictures %}
+<h2>{{ title }}</h2>
+{{ figure(picture, title) }}
+{%- endfor %}
+"""
 
 
 @final
@@ -44,10 +59,11 @@ class Stage(BaseModel):
 
 
 @final
-class StagesDocument(BaseModel):
+class StagesDocument(Document):
     """The numbers of all stages; see the module's table."""
 
-    format: Literal[1] = 1
+    command: ClassVar[str] = "hf-vit analyze"
+
     stages: list[Stage]
     numbers: dict[str, dict[str, list[Number]]]
 
@@ -71,7 +87,7 @@ def analyze_stages(
     *,
     settings: AnalysisSettings | None = None,
     split: str = "test",
-    picture_format: plots.PictureFormat = "png",
+    picture_format: PictureFormat = "png",
     device: str | None = None,
     report: Callable[[str], None] | None = None,
     **options: Any,
@@ -128,7 +144,7 @@ def _numbers(runs: list[AnalysisRun]) -> dict[str, dict[str, list[Number]]]:
     return found
 
 
-def _write(document: StagesDocument, output: Path, picture_format: plots.PictureFormat) -> None:
+def _write(document: StagesDocument, output: Path, picture_format: PictureFormat) -> None:
     steps = [stage.step for stage in document.stages]
     pictures: dict[str, str] = {}
     for analysis, numbers in document.numbers.items():
@@ -137,7 +153,32 @@ def _write(document: StagesDocument, output: Path, picture_format: plots.Picture
             for name, values in numbers.items()
         }
         name = f"stages_{analysis}.{picture_format}"
-        write_atomically(output / name, plots.encode(plots.over_steps(curves, steps), picture_format))
+        write_atomically(output / name, encode_figure(_over_steps(curves, steps), picture_format))
         pictures[name] = ANALYSES[analysis].title
-    write_atomically(output / "stages.json", document.model_dump_json(indent=1) + "\n")
-    write_stage_report(output, [stage.name for stage in document.stages], pictures)
+    document.write(output / "stages.json")
+    page = render_report(
+        "Stages of a training",
+        _REPORT,
+        stages=[stage.name for stage in document.stages],
+        pictures=[(title, output / name) for name, title in pictures.items()],
+    )
+    write_atomically(output / REPORT_NAME, page)
+
+
+def _over_steps(curves: "Mapping[str, NDArray[np.float32]]", steps: "Sequence[int]") -> "Figure":
+    """One panel an array [stage, depth] (or [stage, 1]): a line a depth, dark to bright, over the training's steps."""
+    from matplotlib import colormaps
+
+    figure = new_figure(4.4 * len(curves), 3.6)
+    for place, (title, values) in enumerate(curves.items()):
+        axes = figure.add_subplot(1, len(curves), place + 1)
+        depths = values.shape[1]
+        for depth in range(depths):
+            colour = colormaps["viridis"](depth / max(depths - 1, 1) * 0.9)
+            axes.plot(steps, values[:, depth], marker=".", color=colour, label=str(depth) if depths > 1 else None)
+        axes.set_xlabel("step")
+        axes.set_title(title, fontsize=9)
+        axes.grid(visible=True, alpha=0.3)
+        if depths > 1:
+            axes.legend(fontsize=6, title="place", title_fontsize=6)
+    return figure

@@ -10,7 +10,7 @@ from torch import nn
 
 from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_vit import class_token_index
-from hf_vit.subjects.layers import layer_tensor, layers_of
+from hf_vit.subjects.layers import watch_layers
 
 PRE_LOGITS = "pre_logits"
 
@@ -75,21 +75,13 @@ def depth_features(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
     found: dict[str, torch.Tensor] = {}
     runs: dict[str, int] = {}
 
-    def keep_as(name: str) -> Any:
-        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-            features = layer_tensor(output)
-            if features is not None and features.ndim > 2 and len(features) == len(pixel_values):
-                runs[name] = runs.get(name, 0) + 1
-                found[name if runs[name] == 1 else f"{name} ({runs[name]})"] = pool(model, features)
+    def keep(name: str, features: torch.Tensor) -> None:
+        if features.ndim > 2 and len(features) == len(pixel_values):
+            runs[name] = runs.get(name, 0) + 1
+            found[name if runs[name] == 1 else f"{name} ({runs[name]})"] = pool(model, features)
 
-        return hook
-
-    handles = [module.register_forward_hook(keep_as(name)) for name, module in layers_of(model).items()]
-    try:
+    with watch_layers(model, keep):
         last = pre_logits(model, pixel_values)
-    finally:
-        for handle in handles:
-            handle.remove()
     return {**found, PRE_LOGITS: last}
 
 
@@ -101,7 +93,7 @@ def pool(model: nn.Module, features: torch.Tensor) -> torch.Tensor:
         features: [B, N, D] or a map, [B, C, H, W] ([B, H, W, C] of AxialResNets and of timm's "NHWC" models).
     """
     if features.ndim == 4:
-        return features.mean(dim=(1, 2) if _channels_last(model) else (2, 3))
+        return features.mean(dim=(1, 2) if is_channels_last(model) else (2, 3))
     token = class_token(model)
     return features.mean(dim=1) if token is None else features[:, token]
 
@@ -114,7 +106,8 @@ def class_token(model: nn.Module) -> int | None:
     return 0 if any(name.rpartition(".")[2] == "cls_token" for name, _ in model.named_parameters()) else None
 
 
-def _channels_last(model: nn.Module) -> bool:
+def is_channels_last(model: nn.Module) -> bool:
+    """Whether the feature maps of a model are [B, H, W, C]."""
     if getattr(getattr(model, "config", None), "model_type", None) == "hf_axial_resnet":
         return True
     return str(getattr(model, "output_fmt", "NCHW")).endswith("NHWC")

@@ -1,6 +1,8 @@
 """The layers of any vision model, and what they give."""
 
 import re
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +26,25 @@ def layers_of(model: nn.Module) -> dict[str, nn.Module]:
         if len(found) > 1:
             return found
     return modules
+
+
+@contextmanager
+def watch_layers(model: nn.Module, receive: Callable[[str, torch.Tensor], None]) -> Generator[None]:
+    """Meanwhile `receive(name, features)` gets what every layer gives, in the order they run."""
+
+    def hook_of(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+            if (features := layer_tensor(output)) is not None:
+                receive(name, features)
+
+        return hook
+
+    handles = [module.register_forward_hook(hook_of(name)) for name, module in layers_of(model).items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def layer_tensor(output: Any) -> torch.Tensor | None:

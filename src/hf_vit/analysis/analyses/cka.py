@@ -5,17 +5,16 @@ Sources: arXiv 2010.15327, section 3 (minibatch CKA); used on ViTs and ResNets i
 estimator is that of Song et al., JMLR 13 (2012).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
-from hf_vit.analysis import plots
-from hf_vit.analysis.frame import Analysis, Arrays, ArraySpec, Context
-from hf_vit.subjects.layers import layer_tensor, layers_of
+from hf_vit.analysis.analyses.analysis import Analysis, Arrays, ArraySpec, Context
+from hf_vit.results.figures import integer_ticks, new_figure
+from hf_vit.subjects.layers import watch_layers
 from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:
@@ -74,30 +73,21 @@ class _Watch:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.layers = layers_of(subject.model)
         self.names: list[str] = []
 
     def kernels(self, images: Any) -> list[torch.Tensor]:
         """One [B, B] a layer, in the order they ran."""
-        found: list[torch.Tensor] = []
+        kernels: list[torch.Tensor] = []
         self.names = []
 
-        def keep(name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-                if (features := layer_tensor(output)) is not None and len(features) == len(images):
-                    found.append(gram(features))
-                    self.names.append(name)
+        def keep(name: str, features: torch.Tensor) -> None:
+            if len(features) == len(images):
+                kernels.append(gram(features))
+                self.names.append(name)
 
-            return hook
-
-        handles = [module.register_forward_hook(keep(name)) for name, module in self.layers.items()]
-        try:
-            with torch.inference_mode():
-                self.subject.model(self.subject.pixel_values(images))
-        finally:
-            for handle in handles:
-                handle.remove()
-        return found
+        with watch_layers(self.subject.model, keep), torch.inference_mode():
+            self.subject.model(self.subject.pixel_values(images))
+        return kernels
 
 
 def _compare(analysis: Analysis, second: Subject | None) -> tuple[NDArray[np.float32], list[str], list[str]]:
@@ -146,7 +136,7 @@ class CKA(Analysis):
 
     def draw(self, arrays: Arrays) -> "dict[str, Figure]":
         name = self.context.subject.name
-        return {"CKA within the model": plots.cka(arrays["cka"], f"layer of {name}", f"layer of {name}")}
+        return {"CKA within the model": draw_cka(arrays["cka"], f"layer of {name}", f"layer of {name}")}
 
 
 @final
@@ -157,6 +147,7 @@ class CKABetween(Analysis):
     title = "CKA between two models"
     source = CKA.source
     shows = _SHOWS
+    second_input = "against"
     arrays: ClassVar[Mapping[str, ArraySpec]] = {
         "cka": ArraySpec(("layer", "other_layer"), "1", "of a layer of the model and one of the other model")
     }
@@ -173,4 +164,17 @@ class CKABetween(Analysis):
     def draw(self, arrays: Arrays) -> "dict[str, Figure]":
         assert self.context.against is not None
         names = [f"layer of {subject.name}" for subject in (self.context.subject, self.context.against)]
-        return {"CKA between two models": plots.cka(arrays["cka"], *names)}
+        return {"CKA between two models": draw_cka(arrays["cka"], *names)}
+
+
+def draw_cka(values: "NDArray[np.float32]", first: str, second: str) -> "Figure":
+    """A heat map of [L, L'], layer 0 at the bottom left."""
+    figure = new_figure(5.2, 4.2)
+    axes = figure.add_subplot()
+    picture = axes.imshow(values, origin="lower", cmap="magma", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    axes.set_ylabel(first, parse_math=False)
+    axes.set_xlabel(second, parse_math=False)
+    for axis in (axes.xaxis, axes.yaxis):
+        integer_ticks(axis)
+    figure.colorbar(picture, ax=axes, label="CKA")
+    return figure

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 
-from hf_vit.analysis import plots
-from hf_vit.analysis.frame import Arrays, ArraySpec, AttentionAnalysis, LayerHeadMeans
+from hf_vit.analysis.analyses.analysis import Arrays, ArraySpec
+from hf_vit.analysis.analyses.attention_analysis import AttentionAnalysis, LayerHeadMeans, heads_by_depth
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class AttentionDistance(AttentionAnalysis):
 
     def draw(self, arrays: Arrays) -> "dict[str, Figure]":
         shown = {name: arrays[name] for name in self.arrays if name in arrays and name != "prefix_attention"}
-        return {"Attention distance by depth": plots.heads_by_depth(shown, "mean attention distance (px)")}
+        return {"Attention distance by depth": heads_by_depth(shown, "mean attention distance (px)")}
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
         return {"distance_px_by_layer": [round(float(value), 3) for value in arrays["distance"].mean(axis=1)]}

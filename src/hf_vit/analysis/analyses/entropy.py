@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 
-from hf_vit.analysis import plots
-from hf_vit.analysis.frame import Arrays, ArraySpec, AttentionAnalysis, LayerHeadMeans
+from hf_vit.analysis.analyses.analysis import Arrays, ArraySpec
+from hf_vit.analysis.analyses.attention_analysis import AttentionAnalysis, LayerHeadMeans, heads_by_depth
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class AttentionEntropy(AttentionAnalysis):
         self._means.add(layer, attention_entropies(maps, layer))
 
     def draw(self, arrays: Arrays) -> "dict[str, Figure]":
-        return {"Attention entropy by depth": plots.heads_by_depth(arrays, "mean attention entropy (nats)")}
+        return {"Attention entropy by depth": heads_by_depth(arrays, "mean attention entropy (nats)")}
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
         return {"entropy_nats_by_layer": [round(float(value), 4) for value in arrays["entropy"].mean(axis=1)]}

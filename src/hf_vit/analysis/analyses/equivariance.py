@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import numpy as np
 import torch
 
-from hf_vit.analysis import plots
+from hf_vit.analysis.analyses.analysis import Arrays, ArraySpec, rounded
+from hf_vit.analysis.analyses.feature_analysis import FeatureAnalysis, MapComparison, curves
 from hf_vit.analysis.analyses.moves import Move, moves
-from hf_vit.analysis.frame import Arrays, ArraySpec, rounded
-from hf_vit.analysis.reading.features import FeatureAnalysis, MapComparison
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,7 +83,7 @@ class Equivariance(FeatureAnalysis):
             panels[kind.replace("_", " ")] = {
                 label.format(value): error for value, error in zip(values, errors, strict=True)
             }
-        return {"Error of equivariance by depth": plots.curves(panels, "depth", "relative error")}
+        return {"Error of equivariance by depth": curves(panels, "depth", "relative error")}
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
         # The largest shift within a patch, and one whole patch.

@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from hf_vit.analysis import plots
-from hf_vit.analysis.frame import Analysis, Arrays, ArraySpec, Context
-from hf_vit.analysis.reading.encoder import encoder_of
+from hf_vit.analysis.analyses.analysis import Analysis, Arrays, ArraySpec, Context
+from hf_vit.analysis.reading.token_layout import encoder_of, kind_of
+from hf_vit.families import FAMILIES
+from hf_vit.results.figures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
+_OURS = [family.model_type for family in FAMILIES.values()]
 NUM_COMPONENTS = 28  # as many as the figure shows
 
 
@@ -38,19 +40,23 @@ def principal_components(
 
 
 def patch_filters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The filters [F, C, P, P'] by name: "embedding", and of a hybrid also "root", standardised as they are used."""
-    patches: Any = getattr(getattr(encoder_of(model), "embeddings", None), "patch_embeddings", None)
-    projection = getattr(patches, "projection", None)
-    if not isinstance(projection, nn.Conv2d):
-        return {}
-    with torch.no_grad():
-        root = {"root": patches.stem.root_conv.standardized()} if hasattr(patches, "stem") else {}
-    return {"embedding": projection.weight, **root}
+    """The filters [F, C, P, P'] by name: "embedding" of a ViT, "root" of a hybrid or ResNet, standardised as used."""
+    encoder = encoder_of(model)
+    filters: dict[str, torch.Tensor] = {}
+    patches = getattr(getattr(encoder, "embeddings", None), "patch_embeddings", None)
+    if isinstance(projection := getattr(patches, "projection", None), nn.Conv2d):
+        filters["embedding"] = projection.weight
+    if kind_of(model) in _OURS:
+        for name, module in encoder.named_modules():
+            if name.rpartition(".")[2] == "root_conv":
+                with torch.no_grad():
+                    filters["root"] = module.standardized() if hasattr(module, "standardized") else module.weight
+    return filters
 
 
 @final
 class PatchFilters(Analysis):
-    """The first principal components of the patch embedding; of a hybrid, of its root too."""
+    """The first principal components of the patch embedding; of a hybrid of its root too, of a ResNet of its root."""
 
     name = "patch_filters"
     title = "Principal components of the patch filters"
@@ -62,8 +68,8 @@ class PatchFilters(Analysis):
     arrays: ClassVar[Mapping[str, ArraySpec]] = {
         "embedding_components": ArraySpec(("component", "channel", "row", "column"), "1", "of the patch embedding"),
         "embedding_variance": ArraySpec(("component",), "share", "of the filters' variance that a component explains"),
-        "root_components": ArraySpec(("component", "channel", "row", "column"), "1", "hybrid: of the 7x7 root"),
-        "root_variance": ArraySpec(("component",), "share", "hybrid: of the root filters' variance"),
+        "root_components": ArraySpec(("component", "channel", "row", "column"), "1", "hybrid, ResNet: of the 7x7 root"),
+        "root_variance": ArraySpec(("component",), "share", "hybrid, ResNet: of the root filters' variance"),
     }
 
     @classmethod
@@ -80,10 +86,35 @@ class PatchFilters(Analysis):
         return found
 
     def draw(self, arrays: Arrays) -> "dict[str, Figure]":
-        pictures = {"Principal components of the patch filters": plots.filters(arrays["embedding_components"])}
-        if "root_components" in arrays:
-            pictures["Principal components of the root filters"] = plots.filters(arrays["root_components"])
-        return pictures
+        titles = {"embedding": "patch", "root": "root"}
+        return {
+            f"Principal components of the {title} filters": _draw_filters(arrays[f"{name}_components"])
+            for name, title in titles.items()
+            if f"{name}_components" in arrays
+        }
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
-        return {"embedding_variance_of_28_components": round(float(arrays["embedding_variance"].sum()), 4)}
+        name = "embedding" if "embedding_variance" in arrays else "root"
+        return {f"{name}_variance_of_28_components": round(float(arrays[f"{name}_variance"].sum()), 4)}
+
+
+def _draw_filters(components: "NDArray[np.float32]") -> "Figure":
+    """Components [F, C, P, P']: as colour tiles for 3 channels, gray for 1; of more channels or 1x1, as one matrix."""
+    count, channels, height, width = components.shape
+    if channels not in (1, 3) or height * width == 1:
+        figure = new_figure(7, 4)
+        axes = figure.add_subplot()
+        axes.imshow(components.reshape(count, -1), cmap="coolwarm", aspect="auto", interpolation="nearest")
+        axes.set_xlabel("input channel" if height * width == 1 else "input channel, row, column")
+        axes.set_ylabel("component")
+        return figure
+    columns = min(7, count)
+    rows = -(-count // columns)
+    figure = new_figure(0.9 * columns, 0.9 * rows)
+    for place, component in enumerate(components):
+        axes = figure.add_subplot(rows, columns, place + 1)
+        low, high = component.min(), component.max()
+        tile = ((component - low) / max(high - low, 1e-12)).transpose(1, 2, 0)
+        axes.imshow(tile if channels == 3 else tile[..., 0], cmap="gray", interpolation="nearest", vmin=0, vmax=1)
+        axes.set_axis_off()
+    return figure

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import numpy as np
 import torch
 
-from hf_vit.analysis import plots
-from hf_vit.analysis.frame import Arrays, ArraySpec, rounded
-from hf_vit.analysis.reading.features import FeatureAnalysis, MapComparison
+from hf_vit.analysis.analyses.analysis import Arrays, ArraySpec, rounded
+from hf_vit.analysis.analyses.feature_analysis import FeatureAnalysis, MapComparison, curves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,7 +76,8 @@ class PatchPermutation(FeatureAnalysis):
         arrays = {
             "share": np.array(SHARES),
             **comparison.arrays("feature_"),
-            "output_error": np.sqrt(sums[:, 0] / norm),
+            # A head as it is initialised answers nothing but zeros: what is left of them is undefined.
+            "output_error": np.sqrt(sums[:, 0] / (norm or np.nan)),
         }
         if classifies:
             arrays["same_prediction"] = sums[:, 1] / seen
@@ -109,13 +109,13 @@ class PatchPermutation(FeatureAnalysis):
         shares, errors = arrays["share"], arrays["feature_error"]
         names = [f"{share:.0%}" for share in shares]
         figures = {
-            "Error of permuted patches by depth": plots.curves(
+            "Error of permuted patches by depth": curves(
                 {"features": dict(zip(names, errors, strict=True))}, "depth", "relative error"
             )
         }
         output = {name: arrays[name] for name in ("output_error", "same_prediction") if name in arrays}
         panels = {name.replace("_", " "): {"": values} for name, values in output.items()}
-        figures["Output by the share of permuted patches"] = plots.curves(
+        figures["Output by the share of permuted patches"] = curves(
             panels, "share of patches that changed places", "", shares
         )
         return figures

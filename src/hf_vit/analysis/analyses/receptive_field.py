@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from hf_vit.analysis import plots
-from hf_vit.analysis.frame import Arrays, ArraySpec, rounded
-from hf_vit.analysis.reading.features import FeatureAnalysis
+from hf_vit.analysis.analyses.analysis import Arrays, ArraySpec, rounded
+from hf_vit.analysis.analyses.feature_analysis import FeatureAnalysis, curves
+from hf_vit.results.figures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 # Two standard deviations of a Gaussian, as in the paper: a pixel counts whose gradient is above 1 - 0.9545 of the top.
 INSIDE = 0.9545
@@ -135,8 +136,8 @@ class ReceptiveField(FeatureAnalysis):
     def draw(self, arrays: Arrays) -> "dict[str, Figure]":
         panels = {"size": {"": arrays["size"]}, "radius": {"": arrays["radius"]}}
         return {
-            "Effective receptive field": plots.fields(arrays["maps"]),
-            "Size of the receptive field by depth": plots.curves(panels, "depth", "px"),
+            "Effective receptive field": _draw_fields(arrays["maps"]),
+            "Size of the receptive field by depth": curves(panels, "depth", "px"),
         }
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
@@ -148,3 +149,20 @@ def _shown(energy: torch.Tensor) -> Any:
     size = min(energy.shape[0], MAX_CELLS), min(energy.shape[1], MAX_CELLS)
     root = F.adaptive_avg_pool2d(energy[None, None], size)[0, 0].sqrt()
     return (root / root.max().clamp(min=torch.finfo(root.dtype).tiny)).float().numpy()
+
+
+def _draw_fields(maps: "NDArray[np.float32]") -> "Figure":
+    """Maps [L, h, w] with a largest value of 1, one tile a depth, logarithmic over three decades."""
+    from matplotlib.colors import LogNorm
+
+    columns = min(7, len(maps))
+    rows = -(-len(maps) // columns)
+    figure = new_figure(1.6 * columns + 0.8, 1.8 * rows)
+    tiles = figure.subplots(rows, columns, squeeze=False).ravel()
+    for depth, (axes, found) in enumerate(zip(tiles, maps, strict=False)):
+        picture = axes.imshow(found.clip(1e-3), norm=LogNorm(1e-3, 1), cmap="magma", interpolation="nearest")
+        axes.set_title(f"depth {depth}", fontsize=8)
+    for axes in tiles:
+        axes.set_axis_off()
+    figure.colorbar(picture, ax=list(tiles), label="gradient")  # pyright: ignore[reportPossiblyUnboundVariable]
+    return figure

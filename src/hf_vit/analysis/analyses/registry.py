@@ -1,5 +1,6 @@
 """The table of all analyses: a new one is a module of its own and one line here."""
 
+from hf_vit.analysis.analyses.analysis import Analysis
 from hf_vit.analysis.analyses.cka import CKA, CKABetween
 from hf_vit.analysis.analyses.distance import AttentionDistance
 from hf_vit.analysis.analyses.entropy import AttentionEntropy
@@ -11,7 +12,6 @@ from hf_vit.analysis.analyses.positions import PositionSimilarity
 from hf_vit.analysis.analyses.receptive_field import ReceptiveField
 from hf_vit.analysis.analyses.rollout import AttentionRollout
 from hf_vit.analysis.analyses.shape_bias import ShapeBias
-from hf_vit.analysis.frame import Analysis
 
 # In the order in which they are made and shown: name -> class.
 ANALYSES: dict[str, type[Analysis]] = {

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 import torch
 
-from hf_vit.analysis import plots
-from hf_vit.analysis.frame import Arrays, ArraySpec, AttentionAnalysis, shown_pixels
+from hf_vit.analysis.analyses.analysis import Arrays, ArraySpec
+from hf_vit.analysis.analyses.attention_analysis import AttentionAnalysis, shown_pixels
 from hf_vit.models.modeling_hf_vit import AttentionMaps
+from hf_vit.results.figures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 
 def rollout_step(rolled: torch.Tensor | None, maps: AttentionMaps, layer: int, identity: float) -> torch.Tensor:
@@ -90,4 +92,20 @@ class AttentionRollout(AttentionAnalysis):
         self._found.append(output.unflatten(1, self._grid).cpu())
 
     def draw(self, arrays: Arrays) -> "dict[str, Figure]":
-        return {"Attention rollout": plots.overlays(np.concatenate(self._pixels), arrays["rollout"])}
+        return {"Attention rollout": _draw_overlays(np.concatenate(self._pixels), arrays["rollout"])}
+
+
+def _draw_overlays(pixels: "NDArray[np.uint8]", maps: "NDArray[np.float32]") -> "Figure":
+    """Images [I, H, W, 3] above themselves under a heat map [I, h, w], each map on its own scale."""
+    count = len(maps)
+    figure = new_figure(2.2 * count, 4.6)
+    for place, (image, found) in enumerate(zip(pixels, maps, strict=True)):
+        height, width = image.shape[:2]
+        for row in range(2):
+            axes = figure.add_subplot(2, count, row * count + place + 1)
+            axes.imshow(image, interpolation="nearest")
+            if row:
+                extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+                axes.imshow(found, cmap="inferno", alpha=0.6, extent=extent, interpolation="bilinear", vmin=0)
+            axes.set_axis_off()
+    return figure

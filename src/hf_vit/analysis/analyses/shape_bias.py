@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import numpy as np
 import torch
 
-from hf_vit.analysis import plots
-from hf_vit.analysis.frame import Analysis, Arrays, ArraySpec, Context
+from hf_vit.analysis.analyses.analysis import Analysis, Arrays, ArraySpec, Context
+from hf_vit.results.figures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,6 +55,7 @@ class ShapeBias(Analysis):
         "the share that goes to the shape; the line is the share over all images. Images given to a third class do "
         "not count, so it says nothing about accuracy, and it holds for this set of images alone."
     )
+    second_input = "cue_conflicts"
     arrays: ClassVar[Mapping[str, ArraySpec]] = {
         "shape_bias": ArraySpec(("class",), "share", "shape decisions among shape and texture decisions, by shape"),
         "shape_bias_overall": ArraySpec(("all",), "share", "the same over all images"),
@@ -90,9 +91,22 @@ class ShapeBias(Analysis):
         assert self.context.cue_conflicts is not None
         names = self.context.cue_conflicts.classes
         overall = float(arrays["shape_bias_overall"][0])
-        return {"Shape against texture": plots.shares(names, arrays["shape_bias"], overall, "share of shape decisions")}
+        return {"Shape against texture": _draw_shares(names, arrays["shape_bias"], overall, "share of shape decisions")}
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
         overall = float(arrays["shape_bias_overall"][0])
         decisions = dict(zip(DECISIONS, arrays["decisions"].sum(axis=0).astype(int).tolist(), strict=True))
         return {"shape_bias": round(overall, 4) if np.isfinite(overall) else None, "decisions": decisions}
+
+
+def _draw_shares(names: "Sequence[str]", values: "NDArray[np.float32]", overall: float, label: str) -> "Figure":
+    """One bar a name, 0 to 1, and a line for all together; undefined ones are left out."""
+    figure = new_figure(0.45 * len(names) + 2.2, 3.4)
+    axes = figure.add_subplot()
+    axes.bar(np.arange(len(names)), np.nan_to_num(values))
+    axes.axhline(overall, color="tab:orange", label=f"all: {overall:.2f}")
+    axes.set_xticks(np.arange(len(names)), names, rotation=45, ha="right", parse_math=False)
+    axes.set_ylabel(label)
+    axes.set_ylim(0, 1)
+    axes.legend(fontsize=8)
+    return figure

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from hf_vit.analysis.reading.encoder import KNOWN, OURS, TokenLayout, encoder_of, kind_of
+from hf_vit.analysis.reading.token_layout import KNOWN, OURS, TokenLayout, encoder_of, kind_of
 from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_vit import AttentionMaps, attention_probabilities
 

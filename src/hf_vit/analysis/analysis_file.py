@@ -15,25 +15,14 @@ The same model, images and settings give the same bytes: no dates, times or path
 """
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal, Self, final
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
-from hf_vit.analysis.frame import Analysis, Arrays
-from hf_vit.errors import UserError
-from hf_vit.results.writing import write_atomically
-
-
-@final
-class ModelInput(BaseModel):
-    """A model that was looked at."""
-
-    name: str
-    kind: str
-    fingerprint: str
+from hf_vit.analysis.analyses.analysis import Analysis, Arrays
+from hf_vit.results.documents import Document, ModelInput
 
 
 @final
@@ -48,7 +37,7 @@ class ImagesInput(BaseModel):
 
 
 @final
-class Inputs(BaseModel):
+class AnalysisInputs(BaseModel):
     """All that a result depends on; results in one folder share it, but for what only some compare with."""
 
     model: ModelInput
@@ -74,21 +63,22 @@ class StoredArray(BaseModel):
 
 
 @final
-class AnalysisDocument(BaseModel):
+class AnalysisDocument(Document):
     """One analysis; see the module's table."""
 
-    format: Literal[1] = 1
+    command: ClassVar[str] = "hf-vit analyze"
+
     name: str
     title: str
     source: str
     shows: str
-    inputs: Inputs
+    inputs: AnalysisInputs
     arrays: dict[str, StoredArray]
     notes: list[str] = Field(default_factory=list[str])
     pictures: dict[str, str] = Field(default_factory=dict[str, str])
 
     @classmethod
-    def of(cls, analysis: Analysis, arrays: Arrays, inputs: Inputs, pictures: Mapping[str, str]) -> Self:
+    def of(cls, analysis: Analysis, arrays: Arrays, inputs: AnalysisInputs, pictures: Mapping[str, str]) -> Self:
         """What an analysis found."""
         return cls(
             name=analysis.name,
@@ -100,24 +90,6 @@ class AnalysisDocument(BaseModel):
             notes=analysis.notes,
             pictures=dict(pictures),
         )
-
-    @classmethod
-    def read(cls, path: Path) -> Self | None:
-        """The document in a file; None if there is none.
-
-        Raises:
-            UserError: the file is something else.
-        """
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValidationError as error:
-            raise UserError(f"{path} is no result of this version of hf-vit analyze; move it away") from error
-
-    def write(self, path: Path) -> None:
-        """Write in one move."""
-        write_atomically(path, self.model_dump_json(indent=1) + "\n")
 
 
 def _stored(analysis: Analysis, name: str, values: NDArray[np.float32]) -> StoredArray:

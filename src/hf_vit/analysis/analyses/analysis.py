@@ -1,22 +1,20 @@
 """What an analysis is: one module and one class each; all of them stand in the table of `registry.py`.
 
-Legend: B batch, C channels, H x W px, A heads, L layers.
+Legend: B batch, C channels, H x W px.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hf_vit.analysis.reading.attention import AttentionReader, attention_obstacle
 from hf_vit.analysis.reading.cue_conflicts import CueConflicts
 from hf_vit.analysis.reading.images import AnalysisImages
 from hf_vit.errors import UserError
-from hf_vit.models.modeling_hf_vit import AttentionMaps
 from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:
@@ -85,6 +83,7 @@ class Analysis(ABC):
         title: for people.
         source: the paper and section it follows.
         shows: what the picture shows, and what it does not.
+        second_input: the field of `Context` that it needs beside model, images and settings.
         arrays: the arrays of a result; those that do not apply to a model are absent.
     """
 
@@ -92,6 +91,7 @@ class Analysis(ABC):
     title: ClassVar[str]
     source: ClassVar[str]
     shows: ClassVar[str]
+    second_input: ClassVar[Literal["against", "cue_conflicts"] | None] = None
     arrays: ClassVar[Mapping[str, ArraySpec]]
 
     def __init__(self, context: Context) -> None:
@@ -135,69 +135,6 @@ class Analysis(ABC):
             yield pixel_values
 
 
-class AttentionAnalysis(Analysis):
-    """Abstract: looks at the attention maps of all layers, batch by batch."""
-
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        self.reader = AttentionReader(context.subject.model)
-
-    @classmethod
-    def obstacle(cls, context: Context) -> str | None:
-        return attention_obstacle(context.subject.model)
-
-    def read(self, limit: int | None = None) -> None:
-        """One pass over the (first `limit`) images: `begin`, then `observe` for every layer, then `end`."""
-        for pixel_values in self.batches(self.context.settings.batch_size, limit):
-            self.begin(pixel_values)
-            with torch.inference_mode():
-                self.reader.read(pixel_values, self.observe)
-            self.end()
-
-    def begin(self, pixel_values: torch.Tensor) -> None:
-        """Before a batch [B, C, H, W]."""
-
-    @abstractmethod
-    def observe(self, layer: int, maps: AttentionMaps) -> None:
-        """One layer of a batch."""
-
-    def end(self) -> None:
-        """After the last layer of a batch."""
-
-
-@final
-class LayerHeadMeans:
-    """Running means over images of numbers that every layer and head has."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, dict[int, NDArray[np.float64]]] = {}
-        self._images = 0
-
-    def add(self, layer: int, values: Mapping[str, torch.Tensor]) -> None:
-        """Values [B, A] of one layer."""
-        for name, found in values.items():
-            layers = self._sums.setdefault(name, {})
-            batch = found.sum(dim=0).cpu().double().numpy()
-            layers[layer] = layers.get(layer, np.zeros_like(batch)) + batch
-        if layer == 0:
-            self._images += len(next(iter(values.values())))
-
-    def arrays(self) -> Arrays:
-        """[L, A] a name."""
-        return {
-            name: (np.stack([layers[layer] for layer in sorted(layers)]) / self._images).astype(np.float32)
-            for name, layers in self._sums.items()
-        }
-
-
 def rounded(values: NDArray[np.float32]) -> list[float | None]:
     """Numbers [...] for facts.json, None where undefined."""
     return [round(float(value), 4) if np.isfinite(value) else None for value in values]
-
-
-def shown_pixels(pixel_values: torch.Tensor) -> NDArray[np.uint8]:
-    """Images as the model was given them [B, C, H, W] -> [B, H, W, 3] to show; each stretched to its own range."""
-    pixels = pixel_values.detach().float().cpu()
-    low, high = pixels.amin(dim=(1, 2, 3), keepdim=True), pixels.amax(dim=(1, 2, 3), keepdim=True)
-    stretched = (pixels - low) / (high - low).clamp(min=1e-12) * 255
-    return stretched.round().to(torch.uint8).expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy()
