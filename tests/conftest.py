@@ -20,7 +20,7 @@ pytest_plugins = ["loopback.fixtures"]
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: each training ends in a full garbage collection, which need not walk through it."""
+    """What is imported by now stays: the full collection at the end of a training need not walk through it."""
     gc.collect()
     gc.freeze()
 

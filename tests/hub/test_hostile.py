@@ -147,7 +147,7 @@ def write_weights(path: Path, note: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("README.md", "preprocessor_config.json", "pooling_hf_vit.py"),
+        *("README.md", "preprocessor_config.json", "positions_hf_vit.py"),
         *("learning_curve.png", "LICENSE", "model.safetensors"),
     ],
 )
@@ -159,7 +159,7 @@ def test_a_token_anywhere_is_not_shared(name: str, model_folder: Path) -> None:
         write_weights(path, TOKEN)
     elif name.endswith(".json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"note": TOKEN}))
-    elif name == "pooling_hf_vit.py":
+    elif name == "positions_hf_vit.py":
         path.write_text(f"# {TOKEN}\n{path.read_text()}")
     else:
         path.write_bytes(b"\x89PNG tEXtComment\0" + TOKEN.encode() + b"\xff\x00")
@@ -205,8 +205,8 @@ def test_a_damaged_index_is_one_line(index: Any, model_folder: Path) -> None:
 
 @pytest.mark.parametrize("code", ["def (", "\0", "x = '\ud800'"])
 def test_code_that_is_none_is_one_line(code: str, model_folder: Path) -> None:
-    (model_folder / "pooling_hf_vit.py").write_bytes(code.encode("utf-8", "surrogatepass"))
-    refused(model_folder, "pooling_hf_vit.py of .* is not Python code")
+    (model_folder / "positions_hf_vit.py").write_bytes(code.encode("utf-8", "surrogatepass"))
+    refused(model_folder, "positions_hf_vit.py of .* is not Python code")
 
 
 def test_a_full_disk_while_sharding_is_one_line(model_folder: Path) -> None:

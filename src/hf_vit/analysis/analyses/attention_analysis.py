@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hf_vit.analysis.analyses.analysis import Analysis, Arrays, Context
 from hf_vit.analysis.reading.attention import AttentionReader, attention_obstacle
-from hf_vit.models.attention_hf_vit import AttentionMaps
+from hf_vit.models.modeling_hf_vit import AttentionMaps
 from hf_vit.results.figures import integer_ticks, new_figure
 
 if TYPE_CHECKING:
