@@ -19,7 +19,7 @@ from typing import Any
 
 from hf_vit import HfViTConfig
 from hf_vit.data import load_data
-from hf_vit.evaluation import evaluate_classifier
+from hf_vit.evaluation import evaluate_protocol
 from hf_vit.results.facts import Facts, new_record
 from hf_vit.subjects.subject import open_subject
 from hf_vit.training import FinetuneOptions, find_recipe, finetune
@@ -60,10 +60,8 @@ def as_it_is(folder: Path, side: int) -> dict[str, Any]:
     model.resize_to(image_size=side)
     loaded.processor.size = {"height": side, "width": side}
     photos = load_data("photos", image_size=(side, side))
-    found = evaluate_classifier(
-        model, loaded.processor, photos.split("test"), label_names=photos.label_names, progress=False
-    )
-    return {"accuracy": found.top1, "steps": 0}
+    found = evaluate_protocol("top1", (model, loaded.processor), photos, progress=False).result
+    return {"accuracy": found.values()["top1"], "steps": 0}
 
 
 def run(work: Path, seed: int) -> dict[str, dict[str, Any]]:

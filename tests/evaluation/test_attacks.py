@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from evaluation.tiny import NAMES, examine, make_classifier, make_data, make_images, our_subject
+from evaluation.tiny import examine, make_classifier, make_data, make_images, our_subject
 from models.families import FAMILIES
 from PIL import Image
 from timm.data.config import resolve_model_data_config
@@ -17,8 +17,8 @@ from transformers import ViTImageProcessor
 
 from hf_vit.data import eval_transform
 from hf_vit.errors import UserError
-from hf_vit.evaluation import evaluate_classifier
 from hf_vit.evaluation.protocols.attacks import fgsm, pgd, random_start, robustness
+from hf_vit.evaluation.protocols.top1 import top1
 from hf_vit.subjects.pixels import PixelScale
 from hf_vit.subjects.subject import Subject
 
@@ -182,11 +182,7 @@ def test_accuracy_under_attack_equals_the_closed_form() -> None:
 def test_every_family_after_an_ordinary_evaluation(family: str) -> None:
     """Derived tables and kernels that an evaluation without gradients keeps do not stand in the way."""
     subject, data = our_subject(family), make_data(test=12)
-
-    def ordinary(batch: dict[str, Any]) -> dict[str, Any]:
-        return {"pixel_values": list(subject.prepare(batch["image"]))}
-
-    evaluate_classifier(subject.model, ordinary, data.splits["test"], label_names=NAMES, progress=False)
+    top1(examine(subject, data))
     before = {name: value.clone() for name, value in subject.model.state_dict().items()}
     result = robustness(examine(subject, data), epsilons=(8.0,), steps=2)
     assert result == robustness(examine(subject, data, batch_size=5), epsilons=[8.0], steps=2)

@@ -7,8 +7,8 @@ from evaluation.tiny import examine, make_classifier, make_data, make_processor
 from scipy.special import log_softmax
 
 from hf_vit.errors import UserError
-from hf_vit.evaluation import evaluate_classifier
 from hf_vit.evaluation.protocols.calibration import ReliabilitySums, calibration, fit_temperature
+from hf_vit.evaluation.protocols.top1 import top1
 
 
 def draws(images: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -55,7 +55,7 @@ def test_the_temperature_is_the_best_of_a_grid() -> None:
 def test_a_classifier_before_and_after() -> None:
     data, model = make_data(validation=60, test=50), make_classifier()
     result = calibration(examine(model, data, batch_size=9))
-    whole = evaluate_classifier(model, make_processor(), data.splits["test"], label_names=data.label_names)
+    whole = top1(examine(model, data))
     assert (result.top1, result.num_images) == (whole.top1, 50)
     assert result.plain.ece == pytest.approx(whole.ece)
     assert result.plain.loss == pytest.approx(whole.loss)

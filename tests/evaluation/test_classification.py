@@ -1,6 +1,8 @@
-"""`evaluate_classifier` against a plain loop and scikit-learn, and its promises on memory, names and state."""
+"""`top1` against a plain loop and scikit-learn, and its promises on memory, names and state."""
 
 import weakref
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,13 @@ from evaluation.tiny import NAMES, make_classifier, make_dataset, make_images, m
 from PIL import Image
 from sklearn.metrics import accuracy_score, confusion_matrix, log_loss, recall_score, top_k_accuracy_score
 
+from hf_vit.data import ImageData
 from hf_vit.errors import UserError
-from hf_vit.evaluation import ClassificationResult, evaluate_classifier
+from hf_vit.evaluation import ClassificationResult
+from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.protocols.top1 import top1
 from hf_vit.subjects.labels import match_labels, unique_names
+from hf_vit.subjects.subject import open_subject
 
 COUNT = 61
 
@@ -23,9 +29,14 @@ def dataset() -> Dataset:
     return make_dataset(COUNT)
 
 
-def _evaluate(model: Any, dataset: Any, **options: Any) -> ClassificationResult:
-    defaults = {"processor": make_processor(), "label_names": NAMES, "device": "cpu", "progress": False}
-    return evaluate_classifier(model, dataset=dataset, **{**defaults, **options})
+def _evaluate(
+    model: Any, dataset: Any, label_names: Any = NAMES, prepare: Any = None, max_wrong: int = 64, **options: Any
+) -> ClassificationResult:
+    training, subject = model.training, open_subject((model, make_processor()))
+    model.train(training)
+    subject = subject if prepare is None else replace(subject, prepare=prepare)
+    data = ImageData("noise", "0123456789abcdef", {"test": dataset}, list(label_names))
+    return top1(Examination(subject, data, **{"progress": False, **options}), max_wrong=max_wrong)
 
 
 def _probabilities(model: Any, dataset: Dataset) -> np.ndarray:
@@ -66,16 +77,16 @@ def test_a_stream_gives_the_same(dataset: Dataset) -> None:
     assert stream.wrong == table.wrong
 
 
-def test_a_transform_in_place_of_the_processor_gives_the_same(dataset: Dataset) -> None:
+def test_any_way_to_prepare_images_gives_the_same(dataset: Dataset) -> None:
     processor, model = make_processor(), make_classifier()
     seen: list[int] = []
 
-    def transform(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        assert all(image.mode == "RGB" for image in batch["image"])
-        seen.append(len(batch["image"]))
-        return {"pixel_values": list(processor(images=batch["image"], return_tensors="pt")["pixel_values"])}
+    def prepare(images: Sequence[Image.Image]) -> torch.Tensor:
+        assert all(image.mode == "RGB" for image in images)
+        seen.append(len(images))
+        return processor(images=list(images), return_tensors="pt")["pixel_values"]
 
-    by_transform = _evaluate(model, dataset, processor=transform, batch_size=20)
+    by_transform = _evaluate(model, dataset, prepare=prepare, batch_size=20)
     assert by_transform.loss == pytest.approx(_evaluate(model, dataset).loss, rel=1e-6)
     assert seen == [20, 20, 20, 1]
 

@@ -10,9 +10,9 @@ from evaluation.tiny import examine, make_classifier, make_data, make_images, ma
 from PIL import Image
 
 from hf_vit.errors import UserError
-from hf_vit.evaluation import evaluate_classifier
 from hf_vit.evaluation.protocols.corrupted_accuracy import corrupt_batch, corruptions
 from hf_vit.evaluation.protocols.corruptions import CORRUPTIONS, corrupt, disk_kernel, motion_kernel
+from hf_vit.evaluation.protocols.top1 import top1
 
 
 def photo(side: int = 64) -> np.ndarray:
@@ -122,7 +122,7 @@ def test_accuracy_equals_a_plain_loop() -> None:
     data, model = make_data(), make_classifier()
     result = corruptions(examine(model, data, batch_size=8, seed=4), kinds=["contrast", "shot_noise"])
     assert list(result.accuracy) == ["shot_noise", "contrast"]
-    whole = evaluate_classifier(model, make_processor(), data.splits["test"], label_names=data.label_names)
+    whole = top1(examine(model, data))
     assert result.clean == whole.top1
     labels = torch.tensor(data.splits["test"]["label"])
     values = make_processor()(images=list(data.splits["test"]["image"]), return_tensors="pt")["pixel_values"]

@@ -11,8 +11,8 @@ from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from hf_vit.errors import UserError
-from hf_vit.evaluation import evaluate_classifier
 from hf_vit.evaluation.protocols.occlusion import drop, patch_drop, patch_px, saliency
+from hf_vit.evaluation.protocols.top1 import top1
 
 
 def test_the_grid_is_the_model_s() -> None:
@@ -82,7 +82,7 @@ def test_accuracy_equals_a_plain_loop() -> None:
     result = patch_drop(examine(model, data, batch_size=8), shares=(0.5, 0, 1), fill="black")
     labels = torch.tensor(data.splits["test"]["label"])
     values = make_processor()(images=list(data.splits["test"]["image"]), return_tensors="pt")["pixel_values"]
-    whole = evaluate_classifier(model, make_processor(), data.splits["test"], label_names=data.label_names)
+    whole = top1(examine(model, data))
     with torch.no_grad():
         black = int(model(torch.full((1, 3, 8, 8), -1.0)).logits.argmax())
         ranks = saliency(model, values, torch.tensor(-1.0), (4, 4)).flatten(1).argsort(dim=1, descending=True)

@@ -9,7 +9,7 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
 
 from hf_vit.data import load_data
-from hf_vit.evaluation import evaluate_classifier
+from hf_vit.evaluation import evaluate_protocol
 from hf_vit.models.modeling_hf_vit import HfViTAttention
 from hf_vit.models.positions_hf_vit import resample_position_table
 from hf_vit.results.facts import Facts
@@ -95,7 +95,7 @@ def test_facts_record_what_was_used_and_found(tiny_checkpoint, colours, tmp_path
     assert (evaluation.data.split, evaluation.data.size) == ("test", 6)
     model = AutoModelForImageClassification.from_pretrained(output)
     processor = AutoImageProcessor.from_pretrained(output)
-    again = evaluate_classifier(model, processor, data.split("test"), label_names=data.label_names, progress=False)
+    again = evaluate_protocol("top1", (model, processor), data, progress=False).result
     assert again.top1 == evaluation.values["top1"]
     assert again.loss == pytest.approx(evaluation.values["loss"], rel=1e-5)
 
@@ -111,9 +111,8 @@ def test_it_learns_and_keeps_the_best_checkpoint(colours, tiny_config, tmp_path)
     assert result.validation == {"accuracy": best["eval_accuracy"], "loss": best["eval_loss"]}
     assert result.test.top1 >= 5 / 6
     data = load_data(str(colours), image_size=(8, 8))
-    validation = evaluate_classifier(
-        result.model, result.processor, data.split("validation"), label_names=data.label_names, progress=False
-    )
+    judged = (result.model, result.processor)
+    validation = evaluate_protocol("top1", judged, data, split="validation", progress=False).result
     assert validation.top1 == pytest.approx(best["eval_accuracy"])
 
 

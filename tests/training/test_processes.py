@@ -15,7 +15,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.data import load_data
-from hf_vit.evaluation import evaluate_classifier
+from hf_vit.evaluation import evaluate_protocol
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
 from hf_vit.training.run.decisions import micro_batch_size
@@ -117,9 +117,7 @@ def test_a_streamed_validation_counts_every_image_once(two):
     data = load_data(str(folder / "shards"), image_size=(8, 8))
     model = AutoModelForImageClassification.from_pretrained(folder / "stream")
     processor = AutoImageProcessor.from_pretrained(folder / "stream")
-    again = evaluate_classifier(
-        model, processor, data.split("validation"), label_names=data.label_names, progress=False
-    )
+    again = evaluate_protocol("top1", (model, processor), data, split="validation", progress=False).result
     assert again.num_images == 27
     assert recorded["validation_accuracy"] == pytest.approx(again.top1, abs=1e-6)  # kept in float32
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForImageClassification
 
 from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.data import load_data, make_processor
-from hf_vit.evaluation import evaluate_classifier
+from hf_vit.evaluation import evaluate_protocol
 from hf_vit.results.facts import Facts
 from hf_vit.training.soups import make_soup
 
@@ -77,8 +77,7 @@ def test_a_greedy_soup_makes_the_choices_of_the_paper(shelf, colours, tmp_path):
             for name in judge.state_dict()
         }
         judge.load_state_dict(means)
-        images = data.split(split)
-        return evaluate_classifier(judge, processor, images, label_names=data.label_names, progress=False).top1
+        return evaluate_protocol("top1", (judge, processor), data, split=split, progress=False).result.top1
 
     alone = {name: accuracy([name]) for name in names}
     ranked = sorted(names, key=lambda name: -alone[name])

@@ -35,8 +35,8 @@ def sweep(tiny_config, colours):
 
 def test_the_best_trial_is_the_run_of_its_own_rate(sweep, tiny_config, colours, tmp_path, monkeypatch):
     looks, told = [], []
-    evaluate = classification.evaluate_classifier
-    monkeypatch.setattr(classification, "evaluate_classifier", lambda *a, **k: looks.append(1) or evaluate(*a, **k))
+    evaluate = classification.top1
+    monkeypatch.setattr(classification, "top1", lambda *a, **k: looks.append(1) or evaluate(*a, **k))
     result = sweep(tmp_path / "swept", report=told.append)
     assert looks == [1]
     alone = {

@@ -2,9 +2,9 @@ from .embedding.job import Embedded, embed
 from .prediction import Prediction, predict_images
 from .protocols.frame import ProtocolResult
 from .protocols.registry import PROTOCOLS, ProtocolRun, evaluate_protocol
-from .protocols.top1 import ClassificationResult, WrongImage, evaluate_classifier
-from .protocols.top1_figures import draw_evaluation, plot_confusion_matrix, plot_wrong_images
-from .saving import save_evaluation, save_protocol
+from .protocols.top1 import ClassificationResult
+from .protocols.top1_figures import WrongImage, plot_confusion_matrix, plot_wrong_images
+from .saving import save_protocol
 
 __all__ = [
     "PROTOCOLS",
@@ -14,13 +14,10 @@ __all__ = [
     "ProtocolResult",
     "ProtocolRun",
     "WrongImage",
-    "draw_evaluation",
     "embed",
-    "evaluate_classifier",
     "evaluate_protocol",
     "plot_confusion_matrix",
     "plot_wrong_images",
     "predict_images",
-    "save_evaluation",
     "save_protocol",
 ]

@@ -14,6 +14,7 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import Collate, enough_for, evaluating, finite_logits, image_batches, shown
 from hf_vit.results.facts import DataFact
 from hf_vit.subjects.features import PRE_LOGITS, depth_features, pre_logits
+from hf_vit.subjects.labels import match_labels
 from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Examination:
         batch_size: images a forward.
         seed: of every draw.
         progress: show a bar on standard error.
+        num_workers: processes that read and prepare images; streams are read in this one.
     """
 
     subject: Subject
@@ -44,6 +46,7 @@ class Examination:
     batch_size: int = 32
     seed: int = 0
     progress: bool = True
+    num_workers: int = 0
 
     def __post_init__(self) -> None:
         for name, value in (("batch size", self.batch_size), ("number of images", self.num_images)):
@@ -52,18 +55,27 @@ class Examination:
         self.data.split(self.split)
 
     @cached_property
-    def model_classes(self) -> list[int]:
-        """For every class of the data the model's class of that name.
+    def answers(self) -> list[str]:
+        """The names of the model's classes, in the order of its logits.
 
         Raises:
-            UserError: the model is no classifier, or does not know a class.
+            UserError: the model is no classifier.
         """
         if not self.subject.label_sets:
             raise UserError(
                 f"{self.subject.name} has no named classes to answer with; choose few-shot, linear-probe or knn, "
                 "which need features only, or fine-tune it first (hf-vit finetune)"
             )
-        return self.subject.classes_of(self.data.label_names)
+        return self.subject.label_names(self.data.label_names)
+
+    @cached_property
+    def model_classes(self) -> list[int]:
+        """For every class of the data the model's class of that name.
+
+        Raises:
+            UserError: the model is no classifier, or does not know a class.
+        """
+        return match_labels(self.data.label_names, self.answers)
 
     @property
     def data_classes(self) -> list[int]:
@@ -81,20 +93,34 @@ class Examination:
             raise UserError(f"split '{name}' is fitted on and cannot judge as well; choose another --split")
         return name
 
-    def fact(self, size: int) -> DataFact:
-        """The data as facts.json names them."""
+    def judged(self, num_images: int) -> str:
+        """The images as people read of them: "digits, split test, 360 images"."""
+        left_out = f" ({len(self.data.skipped):,} unreadable left out)" if self.data.skipped else ""
+        return f"{self.data.name}, split {self.split}, {num_images:,} images{left_out}"
+
+    def fact(self, size: int | None = None) -> DataFact:
+        """The data as facts.json names them; `size`: images that judged."""
         return DataFact(name=self.data.name, fingerprint=self.data.fingerprint, split=self.split, size=size)
 
     def judging(self, what: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(pixel values [B, C, H, W] in at least float32, the model's classes [B]) of the images that judge."""
-        yield from self._batches(self.split, self.model_classes, self._chosen(self.split), what)
+        for pixel_values, labels, _ in self._batches(self.split, self.model_classes, self._chosen(self.split), what):
+            yield pixel_values, labels
 
     def logits(self, split: str, what: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(logits [B, K] float32, the model's classes [B]), on the CPU; all of a split, or the images that judge."""
+        for logits, labels, _ in self.pictured_logits(split, what):
+            yield logits, labels
+
+    def pictured_logits(
+        self, split: str | None = None, what: str = "evaluating"
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, "list[Image]"]]:
+        """As `logits`, and the images [B] themselves; by default of the split that judges."""
+        split = split or self.split
         rows = self._chosen(split) if split == self.split else None
         with torch.inference_mode():
-            for pixel_values, labels in self._batches(split, self.model_classes, rows, what):
-                yield finite_logits(self.subject.model, pixel_values).cpu(), labels.cpu()
+            for pixel_values, labels, images in self._batches(split, self.model_classes, rows, what):
+                yield finite_logits(self.subject.model, pixel_values).cpu(), labels.cpu(), images
 
     def labels(self, split: str) -> NDArray[np.int64]:
         """Classes of the data [n] of all images of a split, without reading them.
@@ -123,7 +149,7 @@ class Examination:
         classes: list[NDArray[np.int64]] = []
         model, read = self.subject.model, depth_features if by_depth else _last_features
         with torch.inference_mode():
-            for pixel_values, labels in self._batches(split, self.data_classes, rows, f"features of {split}"):
+            for pixel_values, labels, _ in self._batches(split, self.data_classes, rows, f"features of {split}"):
                 with enough_for(pixel_values):
                     found = read(model, pixel_values.to(self.subject.dtype))
                 for name, values in found.items():
@@ -140,24 +166,21 @@ class Examination:
 
     def _batches(
         self, split: str, classes: Sequence[int], rows: Sequence[int] | None, what: str
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, "list[Image]"]]:
         table: Any = self.data.split(split)
         if rows is not None:
             table = table.select(rows)
         elif self.num_images is not None and split == self.split and not hasattr(table, "__len__"):
             table = table.take(self.num_images)
         total, seen = len(table) if hasattr(table, "__len__") else None, 0
-        batches = image_batches(table, self.batch_size, Collate(self._prepare, classes))
+        batches = image_batches(table, self.batch_size, Collate(self.subject.prepare, classes), self.num_workers)
         with evaluating(self.subject.model):
-            for pixel_values, labels, _ in shown(batches, total, what, self.progress):
+            for pixel_values, labels, images in shown(batches, total, what, self.progress):
                 dtype = torch.promote_types(self.subject.dtype, torch.float32)
-                yield pixel_values.to(self.subject.device, dtype), labels.to(self.subject.device)
+                yield pixel_values.to(self.subject.device, dtype), labels.to(self.subject.device), images
                 seen += len(labels)
         if not seen:
             raise UserError(f"split '{split}' holds no image; choose another")
-
-    def _prepare(self, images: "list[Image]", labels: list[int]) -> torch.Tensor:
-        return self.subject.prepare(images)
 
 
 def _last_features(model: torch.nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hf_vit.errors import UserError, enough_memory
 
@@ -16,11 +16,11 @@ class Collate:
     """Rows of a data set -> pixel values [B, C, H, W], labels [B], and the images.
 
     Args:
-        prepare: (Pillow images in RGB, labels) -> [B, C, H, W].
+        prepare: Pillow images in RGB -> [B, C, H, W].
         mapping: for every class of the data the number to call it by, usually the model's class of that name.
     """
 
-    def __init__(self, prepare: "Callable[[list[Image], list[int]], torch.Tensor]", mapping: Sequence[int]) -> None:
+    def __init__(self, prepare: "Callable[[Sequence[Image]], torch.Tensor]", mapping: Sequence[int]) -> None:
         self.prepare = prepare
         self.mapping = mapping
 
@@ -31,7 +31,7 @@ class Collate:
 
         images = [to_rgb(row["image"]) for row in rows]
         labels = [self._label(row["label"]) for row in rows]
-        return self.prepare(images, labels), torch.tensor(labels), images
+        return self.prepare(images), torch.tensor(labels), images
 
     def _label(self, label: int | None) -> int:
         if label is None or not 0 <= label < len(self.mapping):
@@ -62,11 +62,9 @@ def image_batches(
 
 
 @contextmanager
-def evaluating(model: "nn.Module", place: "torch.device | None" = None) -> Generator[None]:
-    """The model in evaluation mode, and on a device if one is given; in training mode again if it was."""
+def evaluating(model: "nn.Module") -> Generator[None]:
+    """The model in evaluation mode; in training mode again if it was."""
     training = model.training
-    if place is not None:
-        cast(Any, model).to(place)
     model.eval()
     try:
         yield

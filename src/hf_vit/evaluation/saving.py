@@ -1,4 +1,4 @@
-"""What is kept of an evaluation: a record in facts.json, and pictures, which the card shows."""
+"""What is kept of an evaluation: a record in facts.json, numbers as JSON, and pictures, which the card shows."""
 
 import json
 import os
@@ -7,89 +7,66 @@ from pathlib import Path
 from typing import Any
 
 from hf_vit.evaluation.protocols.registry import ProtocolRun
-from hf_vit.evaluation.protocols.top1 import ClassificationResult
-from hf_vit.evaluation.protocols.top1_figures import draw_evaluation
-from hf_vit.results.facts import DataFact, Record, append_record, new_record
+from hf_vit.results.facts import Record, append_record, new_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.writing import write_atomically
 
 PICTURE_PREFIX = "evaluation_"
 
 
-def save_evaluation(
-    folder: str | os.PathLike[str],
-    result: ClassificationResult,
-    *,
-    data: DataFact,
-    command: str | Sequence[str] | None = None,
-    seed: int | None = None,
-    device: str | None = None,
-    pictures: str | os.PathLike[str] | None = None,
-) -> Record:
-    """Append an evaluation to `folder/facts.json` and draw its pictures.
-
-    Args:
-        folder: the model's folder.
-        data: which images were evaluated; its size is taken from the result.
-        command: what was typed; this process' own arguments by default.
-        seed: seed of the data split.
-        device: torch device the evaluation ran on.
-        pictures: another folder for the pictures; they then do not appear in the card.
-    """
-    here = pictures is None or Path(pictures).resolve() == Path(folder).resolve()
-    names = draw_evaluation(folder if pictures is None else pictures, result, data)
-    values = result.values() | ({"pictures": names} if here and names else {})
-    data = data.model_copy(update={"size": result.num_images})
-    record = new_record(
-        "evaluation", values=values, command=command, seed=seed, data=data, seconds=result.seconds, device=device
-    )
-    append_record(folder, record)
-    return record
-
-
 def save_protocol(
     run: ProtocolRun,
     output: str | os.PathLike[str] | None = None,
     *,
+    folder: str | os.PathLike[str] | None = None,
     command: str | Sequence[str] | None = None,
     device: str | None = None,
 ) -> Record | None:
-    """Append the result to the facts of the model's folder; write its numbers and its picture.
+    """Append the result to the facts of the model's folder; write its numbers and its pictures.
 
     Args:
         run: from `evaluate_protocol`.
-        output: folder for NAME.json and NAME.png. Without one the picture goes beside the weights, where the card
-            shows it.
+        output: folder for NAME.json and NAME.png. Without one the pictures go beside the weights, where the card
+            shows them.
+        folder: the model's; by default the one it was loaded from.
         command: what was typed; this process' own arguments by default.
         device: torch device it ran on.
 
     Returns:
         The record; None for a model without a folder.
     """
-    folder, name = run.examination.subject.folder, run.protocol.replace("-", "_")
-    pictures: dict[str, str] = {}
+    home = run.examination.subject.folder if folder is None else Path(folder)
+    name, pictures = run.protocol.replace("-", "_"), list[str]()
     if output is not None:
         Path(output).mkdir(parents=True, exist_ok=True)
-        save_figure(run.result.draw(), Path(output) / f"{name}.png")
+        _draw(run, Path(output), name)
         write_atomically(Path(output) / f"{name}.json", _document(run))
-    elif folder is not None:
-        pictures[f"{PICTURE_PREFIX}{name}.png"] = run.result.title
-        save_figure(run.result.draw(), folder / f"{PICTURE_PREFIX}{name}.png")
-    if folder is None:
+    elif home is not None:
+        pictures = _draw(run, home, f"{PICTURE_PREFIX}{name}")
+    if home is None:
         return None
-    values = {"protocol": run.protocol, "settings": run.settings, **run.result.values()}
-    values |= {"headline": run.result.headline(), "pictures": pictures}
     record = new_record(
         "evaluation",
-        values=values,
+        values=run.result.record(run.protocol, run.settings, pictures),
         command=command,
         seed=run.examination.seed,
         data=run.examination.fact(run.result.num_images),
         seconds=run.seconds,
         device=device,
     )
-    append_record(folder, record)
+    append_record(home, record)
     return record
+
+
+def _draw(run: ProtocolRun, folder: Path, stem: str) -> list[str]:
+    """Write the pictures; returns the names of the files. A picture of an earlier run is replaced."""
+    figures = run.result.figures(stem, f"{run.examination.data.name} {run.examination.split}")
+    for name, figure in figures.items():
+        if figure is None:
+            (folder / name).unlink(missing_ok=True)
+        else:
+            save_figure(figure, folder / name)
+    return [name for name, figure in figures.items() if figure is not None]
 
 
 def _document(run: ProtocolRun) -> str:

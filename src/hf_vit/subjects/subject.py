@@ -51,16 +51,24 @@ class Subject:
             return timm_label_names(self.model)
         return [label_names_of(self.model)] if _classifies(self.model) else []
 
-    def classes_of(self, data_names: Sequence[str]) -> list[int]:
-        """For every class of the data the model's class of that name, in the set of names that fits.
+    def label_names(self, data_names: Sequence[str]) -> list[str]:
+        """Of the sets of names the one that knows these classes of the data, else the first.
 
         Raises:
-            UserError: the model names no classes, or does not know one of these.
+            UserError: the model names no classes.
         """
         if not self.label_sets:
             raise UserError("it has no head with named classes")
         fitting = [names for names in self.label_sets if set(data_names) <= set(names)]
-        return match_labels(data_names, (fitting or self.label_sets)[0])
+        return (fitting or self.label_sets)[0]
+
+    def classes_of(self, data_names: Sequence[str]) -> list[int]:
+        """For every class of the data the model's class of that name.
+
+        Raises:
+            UserError: the model names no classes, or does not know one of these.
+        """
+        return match_labels(data_names, self.label_names(data_names))
 
     @property
     def image_size(self) -> tuple[int, int] | None:

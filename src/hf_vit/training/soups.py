@@ -12,9 +12,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from hf_vit.data import ImageData, load_data
 from hf_vit.errors import UserError
-from hf_vit.evaluation import ClassificationResult, evaluate_classifier, save_evaluation
+from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.protocols.registry import ProtocolRun
+from hf_vit.evaluation.protocols.top1 import ClassificationResult, top1
+from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.card import write_card
-from hf_vit.results.facts import DataFact, append_record, new_record
+from hf_vit.results.facts import append_record, new_record
 from hf_vit.subjects.subject import Subject, open_subject
 from hf_vit.training.driver import quiet_transformers
 from hf_vit.training.run.data import SPLIT_SEED
@@ -103,7 +106,7 @@ def make_soup(
         for other in loaded[1:]:
             _need_same(loaded[0], other)
         images = None if data is None else load_data(data, image_size=loaded[0].image_size, seed=SPLIT_SEED)
-        judge = _judge(images, loaded[0], batch_size, device)
+        judge = _judge(images, loaded[0], batch_size)
         shelf = [(Ingredient(model.name, judge(model.model)), model) for model in loaded]
         for ingredient, _ in shelf:
             if ingredient.accuracy is not None:
@@ -112,9 +115,9 @@ def make_soup(
             _greedy(shelf, judge) if greedy else ([i for i, _ in shelf], average_weights([m.model for m in loaded]))
         )
         chosen = replace(loaded[0], model=mixed)
-        test = None if images is None else _evaluate(chosen, images, "test", batch_size, device)
-        soup = Soup(output, ingredients, judge(mixed), test)
-        _deliver(soup, chosen, images, "greedy" if greedy else "uniform", command, device)
+        judged = None if images is None else _examination(chosen, images, "test", batch_size)
+        soup = Soup(output, ingredients, judge(mixed), None if judged is None else top1(judged))
+        _deliver(soup, chosen, judged, "greedy" if greedy else "uniform", command, device)
     return soup
 
 
@@ -150,28 +153,16 @@ def _need_same(first: Subject, other: Subject) -> None:
         )
 
 
-def _judge(
-    images: ImageData | None, first: Subject, batch_size: int, device: str | None
-) -> Callable[[nn.Module], float | None]:
+def _judge(images: ImageData | None, first: Subject, batch_size: int) -> Callable[[nn.Module], float | None]:
     """Accuracy on the validation split; None without data."""
     if images is None:
         return lambda model: None
     known = images
-    return lambda model: _evaluate(replace(first, model=model), known, "validation", batch_size, device).top1
+    return lambda model: top1(_examination(replace(first, model=model), known, "validation", batch_size)).top1
 
 
-def _evaluate(
-    model: Subject, images: ImageData, split: str, batch_size: int, device: str | None
-) -> ClassificationResult:
-    return evaluate_classifier(
-        cast(Any, model.model),
-        model.processor,
-        images.split(split),
-        label_names=images.label_names,
-        batch_size=batch_size,
-        device=device,
-        progress=False,
-    )
+def _examination(subject: Subject, images: ImageData, split: str, batch_size: int) -> Examination:
+    return Examination(subject, images, split, batch_size=batch_size, seed=SPLIT_SEED, progress=False)
 
 
 def _greedy(
@@ -196,7 +187,7 @@ def _greedy(
 def _deliver(
     soup: Soup,
     model: Subject,
-    images: ImageData | None,
+    judged: Examination | None,
     kind: str,
     command: str | Sequence[str] | None,
     device: str | None,
@@ -214,20 +205,12 @@ def _deliver(
         if soup.accuracy is not None:
             values["validation_accuracy"] = soup.accuracy
             values["validation_accuracies"] = {i.name: i.accuracy for i in soup.ingredients}
-        facts = {} if images is None else _facts(images)
-        append_record(
-            parcel, new_record("training", command=command, data=facts.get("validation"), device=device, values=values)
-        )
-        if soup.test is not None:
-            save_evaluation(parcel, soup.test, data=facts["test"], command=command, seed=SPLIT_SEED, device=device)
+        chosen_by = None if judged is None else replace(judged, split="validation").fact()
+        append_record(parcel, new_record("training", command=command, data=chosen_by, device=device, values=values))
+        if judged is not None and soup.test is not None:
+            test = ProtocolRun("top1", soup.test, judged, {}, soup.test.seconds)
+            save_protocol(test, folder=parcel, command=command, device=device)
         write_card(parcel)
         move_into(parcel, soup.folder)
     finally:
         shutil.rmtree(parcel.parent, ignore_errors=True)
-
-
-def _facts(images: ImageData) -> dict[str, DataFact]:
-    return {
-        split: DataFact(name=images.name, fingerprint=images.fingerprint, split=split)
-        for split in ("validation", "test")
-    }

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.curves import Line, curves
-from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
+from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
 from hf_vit.evaluation.reading import enough_for, finite_logits
 from hf_vit.subjects.pixels import PixelScale, image_generator
 
@@ -65,7 +65,7 @@ def gradient(loss: Loss, pixels: torch.Tensor) -> torch.Tensor:
 
 @final
 @dataclass(frozen=True)
-class RobustnessResult(ProtocolResult):
+class RobustnessResult(OneTableResult):
     """What `robustness` measured.
 
     Attributes:

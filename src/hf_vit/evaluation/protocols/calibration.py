@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.confidence import ConfidenceBins
-from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
+from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
 from hf_vit.results.figures import new_figure
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class ReliabilitySums:
 
 @final
 @dataclass(frozen=True)
-class CalibrationResult(ProtocolResult):
+class CalibrationResult(OneTableResult):
     """What `calibration` measured.
 
     Attributes:

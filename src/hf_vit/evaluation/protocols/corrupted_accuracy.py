@@ -14,7 +14,7 @@ import torch
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.corruptions import CORRUPTIONS, corrupt, known_corruptions
 from hf_vit.evaluation.protocols.curves import Line, curves
-from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
+from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
 from hf_vit.evaluation.reading import finite_logits
 from hf_vit.subjects.pixels import PixelScale, image_generator
 
@@ -26,7 +26,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 @final
 @dataclass(frozen=True)
-class CorruptionsResult(ProtocolResult):
+class CorruptionsResult(OneTableResult):
     """What `corruptions` measured.
 
     Attributes:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.curves import Line, curves
-from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
+from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ def _design(rows: NDArray[np.float64], mean: NDArray[np.float64], std: NDArray[n
 
 @final
 @dataclass(frozen=True)
-class FewShotResult(ProtocolResult):
+class FewShotResult(OneTableResult):
     """What `few_shot` measured.
 
     Attributes:

@@ -1,8 +1,8 @@
-"""What a protocol gives: numbers with documented shapes, a table, a picture; all protocols stand in `protocols.py`."""
+"""What a protocol gives: numbers with documented shapes, tables, pictures; all protocols stand in `registry.py`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a header, as they are printed."""
+    """Rows of text under a header (none where it is empty), as they are printed."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    title: str = ""
 
 
 class ProtocolResult(ABC):
@@ -39,12 +40,40 @@ class ProtocolResult(ABC):
         """The few fractions that a card shows, by name."""
 
     @abstractmethod
+    def tables(self, judged: str) -> list[Table]:
+        """What a terminal shows; `judged`: the images, for a title."""
+
+    @abstractmethod
+    def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
+        """File -> picture; None where there is nothing to draw, so that one of an earlier run goes.
+
+        Args:
+            stem: of the file of a protocol that has one picture.
+            judged: the images, for a title.
+        """
+
+    def record(self, protocol: str, settings: dict[str, Any], pictures: list[str]) -> dict[str, Any]:
+        """The values of a record in facts.json; `pictures`: the files that lie beside the weights."""
+        values = {"protocol": protocol, "settings": settings, **self.values(), "headline": self.headline()}
+        return values | {"pictures": dict.fromkeys(pictures, self.title)}
+
+
+class OneTableResult(ProtocolResult):
+    """Abstract: a result with one table and one picture."""
+
+    @abstractmethod
     def table(self) -> Table:
         """What a terminal shows."""
+
+    def tables(self, judged: str) -> list[Table]:
+        return [replace(self.table(), title=f"{self.title}: {judged}")]
 
     @abstractmethod
     def draw(self) -> "Figure":
         """The picture."""
+
+    def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
+        return {f"{stem}.png": self.draw()}
 
 
 def percent(value: float) -> str:

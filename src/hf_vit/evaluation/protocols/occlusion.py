@@ -17,7 +17,7 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.attacks import gradient
 from hf_vit.evaluation.protocols.curves import Line, curves
-from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
+from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
 from hf_vit.evaluation.reading import finite_logits
 from hf_vit.subjects.pixels import PixelScale, image_generator
 
@@ -33,7 +33,7 @@ _PATCHES = 14
 
 @final
 @dataclass(frozen=True)
-class PatchDropResult(ProtocolResult):
+class PatchDropResult(OneTableResult):
     """What `patch_drop` measured.
 
     Attributes:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.curves import Line, curves, named_curve
-from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
+from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +27,7 @@ TEMPERATURE = 0.07
 
 @final
 @dataclass(frozen=True)
-class LinearProbeResult(ProtocolResult):
+class LinearProbeResult(OneTableResult):
     """What `linear_probe` measured.
 
     Attributes:
@@ -141,7 +141,7 @@ class Probe:
 
 @final
 @dataclass(frozen=True)
-class NeighborsResult(ProtocolResult):
+class NeighborsResult(OneTableResult):
     """What `nearest_neighbors` measured.
 
     Attributes:

@@ -16,10 +16,12 @@ from hf_vit.evaluation.protocols.few_shot import few_shot
 from hf_vit.evaluation.protocols.frame import ProtocolResult
 from hf_vit.evaluation.protocols.occlusion import patch_drop
 from hf_vit.evaluation.protocols.probes import linear_probe, nearest_neighbors
+from hf_vit.evaluation.protocols.top1 import top1
 from hf_vit.results.facts import Facts
 from hf_vit.subjects.subject import open_subject
 
 PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
+    "top1": top1,
     "few-shot": few_shot,
     "linear-probe": linear_probe,
     "knn": nearest_neighbors,
@@ -28,6 +30,8 @@ PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
     "corruptions": corruptions,
     "patch-drop": patch_drop,
 }
+# Those that look at features: their model needs no head.
+ON_FEATURES = ("few-shot", "linear-probe", "knn")
 
 
 @final
@@ -63,6 +67,7 @@ def evaluate_protocol(
     progress: bool = True,
     streaming: bool = False,
     skip_bad_images: bool = False,
+    num_workers: int = 0,
     **options: Any,
 ) -> ProtocolRun:
     """Measure a model by a protocol.
@@ -79,6 +84,7 @@ def evaluate_protocol(
         progress: show a bar on standard error.
         streaming: read the data while measuring, see `load_data`.
         skip_bad_images: leave out unreadable images, see `load_data`.
+        num_workers: processes that read and prepare images; streams are read in this one.
         **options: of the protocol, the keyword arguments of its function.
 
     Raises:
@@ -86,21 +92,23 @@ def evaluate_protocol(
     """
     function = _protocol(protocol)
     settings = _settings(protocol, function, options)
-    subject = open_subject(model, device)
+    is_training = isinstance(model, tuple) and model[0].training
+    subject = open_subject(model, device, as_classifier=protocol not in ON_FEATURES)
     if subject.folder is not None:
         Facts.load(subject.folder)  # damaged facts are told before the work, not after it
     if isinstance(data, str):
         size = subject.image_size
         data = load_data(data, streaming=streaming, skip_bad_images=skip_bad_images, image_size=size, seed=seed)
-    examination = Examination(subject, data, split, num_images, batch_size, seed, progress)
+    examination = Examination(subject, data, split, num_images, batch_size, seed, progress, num_workers)
     started = time.perf_counter()
     result = function(examination, **options)
+    subject.model.train(is_training)
     return ProtocolRun(protocol, result, examination, settings, time.perf_counter() - started)
 
 
 def _protocol(name: str) -> Callable[..., ProtocolResult]:
     if name not in PROTOCOLS:
-        raise UserError(f"there is no protocol '{name}'; there are top1 (by default), {', '.join(PROTOCOLS)}")
+        raise UserError(f"there is no protocol '{name}'; there are {', '.join(PROTOCOLS)}")
     return PROTOCOLS[name]
 
 

@@ -1,47 +1,40 @@
-"""Evaluating an image classifier in one pass over a data set, in memory that does not depend on its size."""
+"""Accuracy, calibration error, loss, every class and the mistakes, in one pass whose memory is one batch's."""
 
 import heapq
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from hf_vit.errors import UserError
-from hf_vit.evaluation.reading import Collate, evaluating, finite_logits, image_batches, shown
-from hf_vit.subjects.device import pick_device
-from hf_vit.subjects.labels import label_names_of, match_labels, unique_names
+import evaluate
+import torch
+
+from hf_vit.evaluation import metrics
+from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
+from hf_vit.evaluation.protocols.top1_figures import WrongImage, plot_confusion_matrix, plot_wrong_images
+from hf_vit.subjects.labels import unique_names
 
 if TYPE_CHECKING:
-    import evaluate
     import numpy as np
-    import torch
+    from matplotlib.figure import Figure
     from numpy.typing import NDArray
     from PIL.Image import Image
-    from transformers import PreTrainedModel
 
 # A dense confusion matrix of more classes than this costs memory (21,841 classes: 3.8 GB) and shows nothing.
 MAX_MATRIX_CLASSES = 1000
 MAX_WRONG = 64
+_MAX_CLASS_ROWS = 20
 _THUMBNAIL_PX = 160
 
 
-@dataclass(frozen=True, order=True)
-class WrongImage:
-    """A wrongly classified image: its place in the data set, true and predicted class, probability of the latter."""
-
-    confidence: float
-    index: int
-    label: str
-    prediction: str
-    thumbnail: "Image | None" = field(default=None, compare=False, repr=False)
-
-
+@final
 @dataclass(frozen=True)
-class ClassificationResult:
-    """What `evaluate_classifier` measured. Accuracies and errors are fractions in [0, 1].
+class ClassificationResult(ProtocolResult):
+    """What `top1` measured.
 
     Attributes:
-        num_images: images evaluated.
+        num_images: images that judged.
         label_names: the model's classes; names that occur twice carry their index.
         top1: share of images whose most likely class is right.
         top5: share of images whose class is among the five most likely; None below five classes.
@@ -54,6 +47,8 @@ class ClassificationResult:
         wrong: the most confident of them, most confident first, with small copies of the images.
     """
 
+    title: ClassVar[str] = "Accuracy"
+    source: ClassVar[str] = "calibration error: arXiv 1706.04599"
     num_images: int
     label_names: list[str]
     top1: float
@@ -72,84 +67,82 @@ class ClassificationResult:
         return self.num_images / self.seconds
 
     def values(self) -> dict[str, Any]:
-        """The measurements as facts.json keeps them; what does not apply is absent."""
         values: dict[str, Any] = {"top1": self.top1}
         if self.top5 is not None:
             values["top5"] = self.top5
-        values |= {
-            "loss": self.loss,
-            "ece": self.ece,
-            "num_classes": len(self.label_names),
-            "images_per_second": round(self.images_per_second, 2),
-        }
+        values |= {"loss": self.loss, "ece": self.ece, "num_classes": len(self.label_names)}
         if len(self.per_class) <= MAX_MATRIX_CLASSES:
             values["per_class"] = self.per_class
         return values
 
+    def record(self, protocol: str, settings: dict[str, Any], pictures: list[str]) -> dict[str, Any]:
+        """As version 0.1 wrote it: what names no protocol is this one."""
+        values = self.values() | {"images_per_second": round(self.images_per_second, 2)}
+        return values | ({"pictures": pictures} if pictures else {})
 
-def evaluate_classifier(
-    model: "PreTrainedModel",
-    processor: Any,
-    dataset: Any,
-    *,
-    label_names: Sequence[str],
-    batch_size: int = 32,
-    device: str | None = None,
-    progress: bool = True,
-    max_wrong: int = MAX_WRONG,
-    num_workers: int = 0,
-) -> ClassificationResult:
-    """Measure a classifier on a labelled data set.
+    def headline(self) -> dict[str, float]:
+        top5 = {} if self.top5 is None else {"top-5 accuracy": self.top5}
+        return {"top-1 accuracy": self.top1, **top5, "expected calibration error": self.ece}
+
+    def tables(self, judged: str) -> list[Table]:
+        """The numbers; and the classes, the worst first: all of them, or the ten worst of more than twenty."""
+        rows = [[name, percent(value)] for name, value in self.headline().items()]
+        rows += [
+            ["loss (nats)", f"{self.loss:.4f}"],
+            ["wrongly classified", f"{self.num_wrong:,}"],
+            ["images/s", f"{self.images_per_second:,.1f}"],
+        ]
+        worst = sorted(self.per_class.items(), key=lambda item: item[1])
+        shown = worst if len(worst) <= _MAX_CLASS_ROWS else worst[: _MAX_CLASS_ROWS // 2]
+        every = len(shown) == len(worst)
+        title = "accuracy of each class" if every else f"the {len(shown)} worst of {len(worst)} classes"
+        classes = [[name, percent(value)] for name, value in shown]
+        return [Table([], rows, judged), Table(["class", "top-1 accuracy"], classes, title)]
+
+    def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
+        """The confusion matrix, up to 1,000 classes, and the mistakes, where there are any."""
+        matrix = self.confusion_matrix
+        return {
+            "confusion_matrix.png": None if matrix is None else plot_confusion_matrix(matrix, self.label_names, judged),
+            "wrong_images.png": plot_wrong_images(self.wrong) if self.wrong else None,
+        }
+
+
+def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> ClassificationResult:
+    """Accuracy of the most likely class, and what it hides: calibration, loss, every class, the confident mistakes.
 
     Only running sums and the `max_wrong` most confident mistakes are kept, so a stream of any length fits in memory.
-    Data and model are matched by the NAMES of their classes: the data may hold fewer classes, in any order.
+    Data and model are matched by the names of their classes: the data may hold fewer classes, in any order.
 
     Args:
-        model: hf_vit or transformers image classifier; runs in the dtype of its weights.
-        processor: its image processor, or a transform: {"image": [PIL RGB], "label": [int]} -> {"pixel_values": [...]}.
-        dataset: `datasets.Dataset` or `IterableDataset` with columns "image" (PIL) and "label" (int).
-        label_names: the data's classes, in the order of its labels.
-        batch_size: images a step.
-        device: torch device string; by default CUDA where there is one, else the CPU.
-        progress: show a progress bar on standard error.
+        examination: the classifier and the data.
         max_wrong: wrongly classified images to keep.
-        num_workers: processes that read and prepare images; used for data sets that are not streamed.
 
     Raises:
         UserError: classes the model does not know, labels outside the classes, no images, outputs that are not finite.
     """
-    import torch
-
-    if batch_size < 1:
-        raise UserError(f"batch size {batch_size} must be at least 1")
-    names = unique_names(label_names_of(model))
-    mapping = match_labels(label_names, label_names_of(model))
-    place = pick_device(device)
-    metrics = _metrics(names)
-    mistakes = _Mistakes(names, max_wrong)
-    batches = image_batches(dataset, batch_size, Collate(_prepare(processor), mapping), num_workers)
-    total = len(dataset) if hasattr(dataset, "__len__") else None
+    names = unique_names(examination.answers)
+    sums, mistakes = _sums(names), _Mistakes(names, max_wrong)
     start, seen = time.perf_counter(), 0
-    with evaluating(model, place), torch.inference_mode():
-        for pixel_values, labels, images in shown(batches, total, progress=progress):
-            logits = finite_logits(model, pixel_values.to(place))
-            columns = _columns(logits.cpu(), labels)
-            metrics.add_batch(**columns)
-            mistakes.add(seen, columns, images)
-            seen += len(images)
-    if not seen:
-        raise UserError("the data set holds no image; choose another split")
-    return _result(metrics.compute(), mistakes, names, seen, time.perf_counter() - start)
-
-
-def _prepare(processor: Any) -> "Callable[[list[Image], list[int]], torch.Tensor]":
-    """What an image processor or a transform makes of images and labels: [B, C, H, W]."""
-    import torch
-    from transformers.image_processing_base import ImageProcessingMixin
-
-    if isinstance(processor, ImageProcessingMixin):
-        return lambda images, labels: cast(Any, processor)(images=images, return_tensors="pt")["pixel_values"]
-    return lambda images, labels: torch.stack(list(processor({"image": images, "label": labels})["pixel_values"]))
+    for logits, labels, images in examination.pictured_logits():
+        columns = _columns(logits, labels)
+        sums.add_batch(**columns)
+        mistakes.add(seen, columns, images)
+        seen += len(images)
+    values = sums.compute()
+    return ClassificationResult(
+        num_images=seen,
+        label_names=names,
+        top1=values["accuracy"],
+        top5=values.get("top5_accuracy"),
+        loss=values["loss"],
+        ece=values["expected_calibration_error"],
+        per_class=values["per_class_accuracy"],
+        confusion_matrix=values.get("confusion_matrix"),
+        seconds=time.perf_counter() - start,
+        num_wrong=mistakes.count,
+        wrong=mistakes.kept(),
+    )
 
 
 class _Mistakes:
@@ -176,11 +169,7 @@ class _Mistakes:
         return sorted(self._heap, key=lambda entry: (-entry.confidence, entry.index))
 
 
-def _metrics(names: Sequence[str]) -> "evaluate.CombinedEvaluations":
-    import evaluate
-
-    from hf_vit.evaluation import metrics
-
+def _sums(names: Sequence[str]) -> evaluate.CombinedEvaluations:
     chosen: list[metrics.RunningMetric] = [
         metrics.Top1Accuracy(),
         metrics.PerClassAccuracy(names),
@@ -194,10 +183,8 @@ def _metrics(names: Sequence[str]) -> "evaluate.CombinedEvaluations":
     return evaluate.combine(chosen)
 
 
-def _columns(logits: "torch.Tensor", labels: "torch.Tensor") -> "dict[str, NDArray[Any]]":
+def _columns(logits: torch.Tensor, labels: torch.Tensor) -> "dict[str, NDArray[Any]]":
     """The columns of `hf_vit.evaluation.metrics`: a few numbers an image instead of K logits."""
-    import torch
-
     log_probabilities = torch.log_softmax(logits.double(), dim=-1)
     best = log_probabilities.topk(min(5, logits.shape[-1]), dim=-1)
     return {
@@ -207,24 +194,6 @@ def _columns(logits: "torch.Tensor", labels: "torch.Tensor") -> "dict[str, NDArr
         "confidences": best.values[:, 0].exp().numpy(),
         "losses": -log_probabilities.gather(1, labels[:, None])[:, 0].numpy(),
     }
-
-
-def _result(
-    values: dict[str, Any], mistakes: _Mistakes, names: list[str], num_images: int, seconds: float
-) -> ClassificationResult:
-    return ClassificationResult(
-        num_images=num_images,
-        label_names=names,
-        top1=values["accuracy"],
-        top5=values.get("top5_accuracy"),
-        loss=values["loss"],
-        ece=values["expected_calibration_error"],
-        per_class=values["per_class_accuracy"],
-        confusion_matrix=values.get("confusion_matrix"),
-        seconds=seconds,
-        num_wrong=mistakes.count,
-        wrong=mistakes.kept(),
-    )
 
 
 def _thumbnail(image: "Image") -> "Image":

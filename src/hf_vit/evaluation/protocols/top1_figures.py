@@ -1,49 +1,34 @@
 """The pictures of top-1: the confusion matrix, and the images that were classified wrongly."""
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast, final
 
-from hf_vit.results.facts import DataFact
-from hf_vit.results.figures import new_figure, save_figure
+from hf_vit.results.figures import new_figure
 
 if TYPE_CHECKING:
     import numpy as np
+    from matplotlib.figure import Figure
     from numpy.typing import NDArray
-
-    from hf_vit.evaluation.protocols.top1 import ClassificationResult, WrongImage
-
-CONFUSION_MATRIX_NAME = "confusion_matrix.png"
-WRONG_IMAGES_NAME = "wrong_images.png"
+    from PIL.Image import Image
 
 _MAX_NAMED_CLASSES = 40
 _MAX_COUNTED_CLASSES = 20
 
 
-def draw_evaluation(folder: str | os.PathLike[str], result: "ClassificationResult", data: DataFact) -> list[str]:
-    """Write the confusion matrix and the wrongly classified images as PNG; a picture of an earlier run is replaced.
+@final
+@dataclass(frozen=True, order=True)
+class WrongImage:
+    """A wrongly classified image: its place in the data set, true and predicted class, probability of the latter."""
 
-    Returns:
-        The names of the files written: no matrix above 1,000 classes, no images where none was wrong.
-    """
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    written: list[str] = []
-    if result.confusion_matrix is not None:
-        title = " ".join(part for part in (data.name, data.split) if part)
-        plot_confusion_matrix(
-            result.confusion_matrix, result.label_names, Path(folder) / CONFUSION_MATRIX_NAME, title=title
-        )
-        written.append(CONFUSION_MATRIX_NAME)
-    if result.wrong:
-        plot_wrong_images(result.wrong, Path(folder) / WRONG_IMAGES_NAME)
-        written.append(WRONG_IMAGES_NAME)
-    for name in {CONFUSION_MATRIX_NAME, WRONG_IMAGES_NAME} - set(written):
-        (Path(folder) / name).unlink(missing_ok=True)
-    return written
+    confidence: float
+    index: int
+    label: str
+    prediction: str
+    thumbnail: "Image | None" = field(default=None, compare=False, repr=False)
 
 
-def plot_confusion_matrix(matrix: "NDArray[np.int64]", label_names: Sequence[str], path: Path, title: str = "") -> None:
+def plot_confusion_matrix(matrix: "NDArray[np.int64]", label_names: Sequence[str], title: str = "") -> "Figure":
     """Draw [K, K] counts, row = true class, column = predicted; the colour is the share of the row.
 
     Names are written up to 40 classes, counts up to 20.
@@ -69,10 +54,10 @@ def plot_confusion_matrix(matrix: "NDArray[np.int64]", label_names: Sequence[str
             axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=colour, fontsize=8)
     if title:
         axes.set_title(title, parse_math=False)
-    save_figure(figure, path)
+    return figure
 
 
-def plot_wrong_images(wrong: "Sequence[WrongImage]", path: Path, limit: int = 25) -> None:
+def plot_wrong_images(wrong: Sequence[WrongImage], limit: int = 25) -> "Figure":
     """Draw the most confident mistakes as a grid: image, "true → predicted", probability of the predicted class."""
     shown = [entry for entry in wrong if entry.thumbnail is not None][:limit]
     columns = min(5, max(len(shown), 1))
@@ -86,7 +71,7 @@ def plot_wrong_images(wrong: "Sequence[WrongImage]", path: Path, limit: int = 25
             f"{_short(entry.label, 16)} → {_short(entry.prediction, 16)}\n{entry.confidence:.0%} · image {entry.index}"
         )
         axes.set_title(title, fontsize=8, parse_math=False)
-    save_figure(figure, path)
+    return figure
 
 
 def _short(name: str, limit: int = 24) -> str:

@@ -19,17 +19,22 @@ from transformers import (
 )
 
 from hf_vit.data import ImageCollator, ImageData
-from hf_vit.evaluation import ClassificationResult, evaluate_classifier, save_evaluation
+from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.protocols.registry import ProtocolRun
+from hf_vit.evaluation.protocols.top1 import ClassificationResult, top1
+from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.push import PushResult
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.results.facts import Facts
+from hf_vit.subjects.device import pick_device
 from hf_vit.subjects.labels import label_names_of
+from hf_vit.subjects.subject import open_subject
 from hf_vit.training.model_source import ModelSource, build_classifier, build_processor
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.arguments import weights_of
 from hf_vit.training.run.data import SPLIT_SEED
 from hf_vit.training.run.decisions import Run
-from hf_vit.training.run.training_record import data_fact, recipe_values
+from hf_vit.training.run.training_record import recipe_values
 from hf_vit.training.tasks.task import Task, TrainingResult
 
 # What remains between two checkpoints of equal accuracy; below the smallest difference of accuracies.
@@ -77,15 +82,8 @@ class ClassifierTask(Task[FinetuneResult]):
         }
 
     def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> FinetuneResult:
-        test = evaluate_classifier(
-            model,
-            run.processor,
-            run.data.split("test"),
-            label_names=run.data.label_names,
-            batch_size=run.micro_batch_size,
-            device=run.options.device,
-            progress=False,
-        )
+        cast(nn.Module, model).to(pick_device(run.options.device))
+        test = top1(_test_images(run, model))
         best = best_evaluation(state)
         return FinetuneResult(
             folder=run.output,
@@ -114,14 +112,8 @@ class ClassifierTask(Task[FinetuneResult]):
         }
 
     def write(self, run: Run, result: FinetuneResult, folder: Path) -> None:
-        save_evaluation(
-            folder,
-            result.test,
-            data=data_fact(run, "test", result.test.num_images),
-            command=run.command,
-            seed=SPLIT_SEED,
-            device=run.options.device,
-        )
+        test = ProtocolRun("top1", result.test, _test_images(run, result.model), {}, result.test.seconds)
+        save_protocol(test, folder=folder, command=run.command, device=run.options.device)
 
     def recall(self, folder: Path, recipe: Recipe) -> FinetuneResult:
         records = Facts.load(folder).records
@@ -177,6 +169,12 @@ def build_for_classes(
         **fields,
     )
     return classifier, build_processor(source, cast(HfViTBaseConfig, classifier.config))
+
+
+def _test_images(run: Run, model: PreTrainedModel) -> Examination:
+    """The model and the images that it is judged by once."""
+    subject = open_subject((model, run.processor))
+    return Examination(subject, run.data, batch_size=run.micro_batch_size, seed=SPLIT_SEED, progress=False)
 
 
 def best_evaluation(state: TrainerState) -> dict[str, Any]:
