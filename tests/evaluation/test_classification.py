@@ -15,7 +15,7 @@ from sklearn.metrics import accuracy_score, confusion_matrix, log_loss, recall_s
 
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
-from hf_vit.evaluation import ClassificationResult
+from hf_vit.evaluation import ClassificationResult, evaluate_protocol
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.top1 import top1
 from hf_vit.subjects.labels import match_labels, unique_names
@@ -32,8 +32,7 @@ def dataset() -> Dataset:
 def _evaluate(
     model: Any, dataset: Any, label_names: Any = NAMES, prepare: Any = None, max_wrong: int = 64, **options: Any
 ) -> ClassificationResult:
-    training, subject = model.training, open_subject((model, make_processor()))
-    model.train(training)
+    subject = open_subject((model, make_processor()))
     subject = subject if prepare is None else replace(subject, prepare=prepare)
     data = ImageData("noise", "0123456789abcdef", {"test": dataset}, list(label_names))
     return top1(Examination(subject, data, **{"progress": False, **options}), max_wrong=max_wrong)
@@ -211,9 +210,12 @@ def test_images_are_let_go_of() -> None:
 
 
 def test_mode_and_random_state_are_given_back(dataset: Dataset) -> None:
-    model = make_classifier().train()
+    model, data = make_classifier().train(), ImageData("noise", "", {"test": dataset}, list(NAMES))
     before = torch.get_rng_state()
-    _evaluate(model, dataset)
+    evaluate_protocol("top1", (model, make_processor()), data, progress=False)
+    assert model.training
+    with pytest.raises(UserError):
+        evaluate_protocol("top1", (model, make_processor()), data, split="none")
     assert model.training
     assert torch.equal(torch.get_rng_state(), before)
 

@@ -1,7 +1,7 @@
 """`hf-vit evaluate`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -52,7 +52,7 @@ def evaluate(
     fill: Annotated[str | None, typer.Option(help="patch-drop: mean (of the image) or black.")] = None,
 ) -> None:
     """Measure an image classifier: accuracy, calibration, every class; or by another protocol."""
-    options = {
+    options: dict[str, Any] = {
         "shots": shots,
         "trials": trials,
         "neighbors": neighbors,

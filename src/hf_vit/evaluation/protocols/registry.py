@@ -3,6 +3,7 @@
 import inspect
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -17,6 +18,7 @@ from hf_vit.evaluation.protocols.frame import ProtocolResult
 from hf_vit.evaluation.protocols.occlusion import patch_drop
 from hf_vit.evaluation.protocols.probes import linear_probe, nearest_neighbors
 from hf_vit.evaluation.protocols.top1 import top1
+from hf_vit.evaluation.reading import evaluating
 from hf_vit.results.facts import Facts
 from hf_vit.subjects.subject import open_subject
 
@@ -92,17 +94,16 @@ def evaluate_protocol(
     """
     function = _protocol(protocol)
     settings = _settings(protocol, function, options)
-    is_training = isinstance(model, tuple) and model[0].training
-    subject = open_subject(model, device, as_classifier=protocol not in ON_FEATURES)
-    if subject.folder is not None:
-        Facts.load(subject.folder)  # damaged facts are told before the work, not after it
-    if isinstance(data, str):
-        size = subject.image_size
-        data = load_data(data, streaming=streaming, skip_bad_images=skip_bad_images, image_size=size, seed=seed)
-    examination = Examination(subject, data, split, num_images, batch_size, seed, progress, num_workers)
-    started = time.perf_counter()
-    result = function(examination, **options)
-    subject.model.train(is_training)
+    with evaluating(model[0]) if isinstance(model, tuple) else nullcontext():
+        subject = open_subject(model, device, as_classifier=protocol not in ON_FEATURES)
+        if subject.folder is not None:
+            Facts.load(subject.folder)  # damaged facts are told before the work, not after it
+        if isinstance(data, str):
+            size = subject.image_size
+            data = load_data(data, streaming=streaming, skip_bad_images=skip_bad_images, image_size=size, seed=seed)
+        examination = Examination(subject, data, split, num_images, batch_size, seed, progress, num_workers)
+        started = time.perf_counter()
+        result = function(examination, **options)
     return ProtocolRun(protocol, result, examination, settings, time.perf_counter() - started)
 
 
