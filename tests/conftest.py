@@ -29,6 +29,14 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    """Also for the fixtures of modules, which come before those of a test."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     import random

@@ -14,6 +14,7 @@ RANK = int(os.environ.get("RANK", "0"))
 SETTINGS = dict(
     evaluations=2, batch_size=16, optimizer="sgd", learning_rate=0.1, dropout=0.0, drop_path=0.0, mixup_alpha=0.0
 )
+CONTRAST = dict(steps=4, evaluations=1, batch_size=16, optimizer="sgd", learning_rate=0.1)
 
 
 def tiny_config(**fields):
@@ -98,6 +99,16 @@ def misfits(folder: Path) -> None:
             report(folder, name, [type(error).__name__, str(error)])
 
 
+def contrast(folder: Path, output: Path) -> None:
+    """The whole batch is the dictionary, over both processes; without a norm its parts do not know of each other."""
+    from hf_vit.training import FinetuneOptions, pretrain
+    from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
+
+    options, contrastive = FinetuneOptions(device="cpu", precision="fp32"), ContrastiveOptions(normalization="none")
+    settings = dict(objective="contrastive", contrastive=contrastive, options=options, **CONTRAST)
+    pretrain(tiny_config(), str(folder / "colours"), output, **settings)
+
+
 def sharded(folder: Path) -> None:
     """FSDP2: torch's fully_shard around every block and the whole; saved whole by the first process."""
     from torch.distributed import device_mesh
@@ -178,6 +189,7 @@ def main() -> None:
         read_lanes(folder, "uneven", 2, 30)
         read_lanes(folder, "single", 2, 5)
         misfits(folder)
+        contrast(folder, folder / "contrast")
         sharded(folder)
     torch.distributed.destroy_process_group()
 

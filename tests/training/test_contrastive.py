@@ -88,17 +88,18 @@ def test_only_the_learning_side_gets_gradients():
 
 
 def test_the_papers_heads():
-    """Projector of three layers, predictor of two; a norm after each, the projector's last without scale (MoCo v3)."""
+    """Projector of three layers, predictor of two; a norm after each, the last one of both without scale (MoCo v3)."""
     model = learner()
     kinds = [type(layer).__name__ for layer in model.projector]
     assert kinds == ["Linear", "BatchNorm1d", "ReLU", "Linear", "BatchNorm1d", "ReLU", "Linear", "BatchNorm1d"]
     assert [layer.affine for layer in model.projector if hasattr(layer, "affine")] == [True, True, False]
     kinds = [type(layer).__name__ for layer in model.predictor]
     assert kinds == ["Linear", "BatchNorm1d", "ReLU", "Linear", "BatchNorm1d"]
+    assert [layer.affine for layer in model.predictor if hasattr(layer, "affine")] == [True, False]
     assert ContrastiveOptions() == ContrastiveOptions(0.2, 0.99, 256, None, "batch", True)
     widths = {width: build_width(width) for width in (64, 192, 384, 768)}
     assert widths == {64: 768, 192: 2304, 384: 4096, 768: 4096}
-    assert not any(isinstance(layer, torch.nn.BatchNorm1d) for layer in build_mlp([4, 4, 4], "none", True))
+    assert not any(isinstance(layer, torch.nn.BatchNorm1d) for layer in build_mlp([4, 4, 4], "none"))
 
 
 def build_width(hidden_size):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from training.rank_jobs import FSDP2, SETTINGS, tiny_config
+from training.rank_jobs import FSDP2, SETTINGS, contrast, tiny_config
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_vit import HfViTForImageClassification, UserError
@@ -87,6 +87,15 @@ def test_two_processes_train_as_one(two, tmp_path, micro_batch):
     for test_loss, losses in read("ddp"):
         assert test_loss == pytest.approx(one.test.loss, abs=1e-6)
         assert losses == pytest.approx([entry["loss"] for entry in one.history if "loss" in entry], abs=1e-5)
+
+
+def test_contrast_on_two_processes_is_that_of_one(two, tmp_path):
+    """Every process has half of the batch at once; the keys of the other half are negatives too."""
+    folder, _ = two
+    contrast(folder, tmp_path / "contrast")
+    ours, theirs = (load_file(place / "contrast" / "model.safetensors") for place in (tmp_path, folder))
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight, theirs[name], atol=2e-6, rtol=0)
 
 
 def test_the_first_process_alone_tells_and_writes(two):

@@ -172,8 +172,8 @@ def test_the_bias_of_a_binary_head_answers_every_class_as_often_as_it_comes():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (dict(tune="lora", average_decay=0.99), "cannot be averaged and merged"),
-        (dict(bce_threshold=0.2), "choose --loss bce"),
+        (dict(tune="lora", average_decay=0.99), "^LoRA's factors cannot be averaged and merged"),
+        (dict(bce_threshold=0.2), "^bce_threshold is .*choose --loss bce"),
         (dict(tune="heads"), "'all', 'head' or 'lora'"),
         (dict(layer_decay=1.5), "less than or equal to 1"),
         (dict(sam_rho=-1.0), "sam_rho = -1.0"),

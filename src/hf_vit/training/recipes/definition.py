@@ -137,7 +137,9 @@ class Recipe(BaseModel):
             first = error.errors()[0]
             where = "_".join(str(part) for part in first["loc"])
             value = f"{where} = {first['input']!r}: " if where else ""
-            raise UserError(f"{value}{first['msg']}; see hf-vit finetune --help") from error
+            raise UserError(
+                f"{value}{first['msg'].removeprefix('Value error, ')}; see hf-vit finetune --help"
+            ) from error
 
     def settings(self) -> dict[str, Any]:
         """Every value, plain: what facts record and `hf-vit recipes` prints."""

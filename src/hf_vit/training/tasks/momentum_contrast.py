@@ -61,17 +61,19 @@ class ContrastiveOptions:
             raise UserError(f"normalization '{self.normalization}' is unknown; choose {', '.join(_NORMS)}")
 
 
-def build_mlp(sizes: Sequence[int], normalization: str, last_affine: bool) -> nn.Sequential:
-    """Dense layers without bias, each followed by a norm; ReLU between them. [B, sizes[0]] -> [B, sizes[-1]]."""
+def build_mlp(sizes: Sequence[int], normalization: str) -> nn.Sequential:
+    """Dense layers without bias, each followed by a norm; ReLU between them. [B, sizes[0]] -> [B, sizes[-1]].
+
+    The last norm has no scale and shift, as in the authors' code (`_build_mlp` in github.com/facebookresearch/moco-v3).
+    """
     layers = nn.Sequential()
     for index, (inputs, outputs) in enumerate(pairwise(sizes)):
         last = index == len(sizes) - 2
-        affine = last_affine or not last
         layers.append(nn.Linear(inputs, outputs, bias=normalization == "none"))
         if normalization == "batch":
-            layers.append(nn.BatchNorm1d(outputs, affine=affine))
+            layers.append(nn.BatchNorm1d(outputs, affine=not last))
         elif normalization == "layer":
-            layers.append(nn.LayerNorm(outputs, elementwise_affine=affine))
+            layers.append(nn.LayerNorm(outputs, elementwise_affine=not last))
         if not last:
             layers.append(nn.ReLU())
     return layers
@@ -117,8 +119,8 @@ class MomentumContrast(nn.Module):
         hidden = self.options.hidden_size or min(4096, 12 * width)
         size, norm = self.options.projection_size, self.options.normalization
         self.encoder = encoder
-        self.projector = build_mlp([width, hidden, hidden, size], norm, last_affine=False)
-        self.predictor = build_mlp([size, hidden, size], norm, last_affine=True)
+        self.projector = build_mlp([width, hidden, hidden, size], norm)
+        self.predictor = build_mlp([size, hidden, size], norm)
         if self.options.freeze_patches:
             encoder.embeddings.patch_embeddings.requires_grad_(False)
         self.momentum_encoder = copy.deepcopy(encoder).requires_grad_(False)

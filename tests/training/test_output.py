@@ -1,0 +1,249 @@
+"""The output folder: one run at a time, told how to go on whatever stops it, recognised as finished whenever it is."""
+
+import os
+import pkgutil
+import shutil
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.utils.data import get_worker_info
+
+from hf_vit import HfViTConfig, UserError
+from hf_vit.results.facts import Facts
+from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune, pretrain
+from hf_vit.training.run import output as output_module
+from hf_vit.training.run.checkpoints import is_complete
+from hf_vit.training.trainer.sampling import SeededDataset
+
+SETTINGS = dict(steps=4, evaluations=2, batch_size=8, dropout=0.1, learning_rate=2e-3)
+
+
+@pytest.fixture(scope="module")
+def train(colours):
+    sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+
+    def run(output, report=None, changes=None, **options):
+        return finetune(
+            HfViTConfig(**sizes, intermediate_size=32),
+            str(colours),
+            output,
+            options=FinetuneOptions(device="cpu", **options),
+            report=report,
+            **(SETTINGS | (changes or {})),
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def done(train, tmp_path_factory):
+    """A finished run with its checkpoints."""
+    return train(tmp_path_factory.mktemp("done") / "done", keep_checkpoints=True)
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def same(one, other):
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+# ---- one run at a time
+
+
+@pytest.mark.parametrize("place", ["driver.open_start", "trainer.hf_vit_trainer.HfViTTrainer.training_step"])
+def test_a_second_run_in_a_live_runs_folder_is_refused(place, train, done, tmp_path, monkeypatch):
+    """While the first looks at its data, and while it trains; with and without --resume."""
+    output, refused = tmp_path / "out", []
+    real = pkgutil.resolve_name(f"hf_vit.training.{place}")
+
+    def meanwhile(*args, **kwargs):
+        for resume in (False, True) if not refused else ():
+            with pytest.raises(UserError, match=r"another run is at work in .*out; wait for its end, or choose"):
+                train(output, resume=resume)
+            refused.append(resume)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(f"hf_vit.training.{place}", meanwhile)
+    train(output)
+    assert refused == [False, True]
+    assert same(weights(output), weights(done.folder))
+    assert not [path for path in output.iterdir() if path.name.startswith(".") or path.is_dir()]
+
+
+def test_what_was_refused_leaves_nothing(train, tmp_path):
+    with pytest.raises(UserError, match="no-such-folder"):
+        pretrain(HfViTConfig(image_size=8, patch_size=4), "no-such-folder", tmp_path / "a" / "b" / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_on_a_disk_that_is_read_only(train, tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(output_module, "WeakFileLock", refuse)
+    with pytest.raises(UserError, match=r"out cannot be written \(Read-only file system\); choose another folder"):
+        train(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- finished, whatever a kill left beside the model
+
+
+def only_run_json(work):
+    for path in work.iterdir():
+        if path.name != "run.json":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+LEFT = {
+    "everything": lambda work: None,
+    "an older checkpoint": lambda work: shutil.rmtree(work / "checkpoint-4"),
+    "no run.json": lambda work: (work / "run.json").unlink(),
+    "run.json alone": only_run_json,
+    "a renamed folder": lambda work: work.rename(work.with_name(".checkpoints-removed")),
+    "nothing": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_a_run_killed_in_its_final_tidying_is_finished(left, train, done, tmp_path, monkeypatch):
+    """Nothing is trained, also with other settings; the model stays as it is, and what was left goes."""
+    output, told = shutil.copytree(done.folder, tmp_path / "out"), []
+    LEFT[left](output / "checkpoints")
+    monkeypatch.setattr(HfViTTrainer, "train", lambda *args, **kwargs: pytest.fail("trained again"))
+    again = train(output, told.append, dict(learning_rate=0.1), resume=True)
+    assert told == [f"{output} holds a finished model: there is nothing to resume"]
+    assert {path.name for path in output.iterdir()} == {p.name for p in done.folder.iterdir()} - {"checkpoints"}
+    assert (output / "facts.json").read_bytes() == (done.folder / "facts.json").read_bytes()
+    assert same(weights(output), weights(done.folder))
+    assert same(again.model.state_dict(), done.model.state_dict())
+    for field in ("steps", "best_step", "validation"):
+        assert getattr(again, field) == getattr(done, field)
+    for field in ("num_images", "num_wrong", "top1", "top5", "loss", "ece", "per_class", "label_names"):
+        assert getattr(again.test, field) == getattr(done.test, field), field
+
+
+def test_a_kill_between_renaming_and_removing(train, tmp_path, monkeypatch):
+    output = tmp_path / "out"
+    remove = shutil.rmtree
+
+    def kill(path, *args, **kwargs):
+        if os.path.basename(path) == ".checkpoints-removed" and os.path.exists(path):
+            raise KeyboardInterrupt
+        remove(path, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", kill)
+        with pytest.raises(KeyboardInterrupt):
+            train(output)
+    assert (output / ".checkpoints-removed" / "run.json").exists()
+    assert not (output / "checkpoints").exists()
+    train(output, resume=True)
+    assert not (output / ".checkpoints-removed").exists()
+
+
+def test_a_finished_pre_training_by_command(command, colours, tiny_checkpoint, tmp_path):
+    output = tmp_path / "out"
+    arguments = ("pretrain", "--model", tiny_checkpoint, "--data", colours, "--output", output)
+    steps = ("--steps", "1", "--evaluations", "1", "--batch-size", "8", "--objective", "contrastive")
+    first, second = (command(*arguments, *steps, *flags) for flags in (("--keep-checkpoints",), ("--resume",)))
+    assert (second[0], second[2]) == (0, "")
+    assert "holds a finished model: there is nothing to resume" in second[1]
+    assert first[1].partition("validation loss")[2] == second[1].partition("validation loss")[2]
+    assert not (output / "checkpoints").exists()
+    assert len(Facts.load(output).records) == 1
+
+
+# ---- stopped, and told how it goes on
+
+
+@pytest.fixture
+def stop_at(monkeypatch):
+    """Do something instead of a training step, once."""
+
+    def arm(number, act):
+        step, calls = HfViTTrainer.training_step, []
+
+        def acting(self, *args, **kwargs):
+            calls.append(1)
+            if len(calls) == number:
+                act()
+            return step(self, *args, **kwargs)
+
+        monkeypatch.setattr(HfViTTrainer, "training_step", acting)
+
+    return arm
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (1, "no checkpoint was complete yet; --resume starts again from step 0"),
+        (2, "checkpoint-1 in OUTPUT is complete; --resume goes on from it"),
+    ],
+)
+def test_an_interrupted_command_tells_what_it_kept(step, message, command, colours, tmp_path, stop_at):
+    output = tmp_path / "out"
+    stop_at(step, interrupt)
+    flags = ("--image-size", "8", "--steps", "2", "--evaluations", "2", "--batch-size", "4")
+    code, _, err = command("finetune", "--model", "Ti/4", "--data", colours, "--output", output, *flags)
+    assert (code, err) == (130, f"hf-vit: stopped; {message.replace('OUTPUT', str(output))}\n")
+
+
+def test_an_interrupt_before_the_run_is_entered(command, colours, tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_vit.training.driver.open_start", lambda *args: interrupt())
+    code, _, err = command("finetune", "--model", "Ti/4", "--data", colours, "--output", tmp_path / "out")
+    assert (code, err) == (130, "hf-vit: stopped; nothing was written yet; start again with the same command\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_sigterm_writes_a_checkpoint_to_go_on_from(train, done, tmp_path, stop_at, monkeypatch):
+    """At step 3, where none was due; the handler is given back."""
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context():
+        stop_at(3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "out")
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert is_complete(tmp_path / "out" / "checkpoints" / "checkpoint-3")
+    told = []
+    again = train(tmp_path / "out", told.append, resume=True)
+    assert "going on from checkpoint-3" in told
+    assert again.steps == 4
+    assert same(weights(again.folder), weights(done.folder))
+    assert (again.validation, again.test.loss) == (done.validation, done.test.loss)
+
+
+def test_a_data_worker_that_is_killed_is_one_line(train, tmp_path, monkeypatch):
+    fetch = SeededDataset.__getitems__
+
+    def killed(self, keys):
+        if get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return fetch(self, keys)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SeededDataset, "__getitems__", killed)
+        message = (
+            r"^a process that prepares images was killed, most likely for want of memory \(DataLoader worker .*\); "
+        )
+        with pytest.raises(UserError, match=message + r"free some or choose a smaller --num-workers, then start again"):
+            train(tmp_path / "out", num_workers=1)
+    assert train(tmp_path / "out", resume=True).steps == 4
+
+
+def test_a_diverged_run_names_a_way_that_is_open(train, tmp_path, monkeypatch):
+    def explode(self, model, *args, **kwargs):
+        return next(model.parameters()).sum() * float("nan")
+
+    monkeypatch.setattr(HfViTTrainer, "compute_loss", explode)
+    with pytest.raises(UserError, match=r"loss became nan at step 1 .*lower the learning rate.* another --output$"):
+        train(tmp_path / "out", changes=dict(evaluations=1))
