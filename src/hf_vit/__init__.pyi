@@ -1,7 +1,7 @@
 from .conversion.loading import from_hub, image_processor_from_hub
 from .errors import UserError
 from .hub.push import push_to_hub
-from .inference import optimize_for_inference
+from .inference.optimize import optimize_for_inference
 from .models.backbone_hf_vit import HfViTBackbone
 from .models.configuration_hf_axial_resnet import HfAxialResNetConfig
 from .models.configuration_hf_axial_vit import HfAxialViTConfig

@@ -138,6 +138,12 @@ class HfAxialResNetAttention(nn.Module):
         )
         return torch.addcmul(torch.addcmul(shift + other_shift, content, scale), position, other_scale)
 
+    def attend_lines(self, lines: torch.Tensor, *scales_and_offsets: torch.Tensor) -> torch.Tensor:
+        """What lines [M, A, L, 2K + V] read, see `attend`, through both batch norms: [M, L, A, V]."""
+        attended = attend(lines.contiguous(), *scales_and_offsets)
+        content, position = (each.unflatten(0, (-1, HEADS)).transpose(1, 2) for each in attended)
+        return self.normed_sum(content, position)
+
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         qkv = self.qkv(features if self.axis == 2 else features.transpose(1, 2))  # [B, lines, L, 2C]
         length, channels, size = qkv.shape[2], features.shape[3], self.key_size
@@ -149,9 +155,7 @@ class HfAxialResNetAttention(nn.Module):
             # Where the key j stands from the query i, [i, :, j]: row j - i + L - 1 of the table; to_k is [j, :, i].
             to_q, to_k, to_v = (rows.unfold(0, length, 1).flip(0) for rows in (to_q, to_k.flip(0), to_v))
             scales = self.logit_norm(lines[..., :size], lines[..., size : 2 * size], to_q, to_k).to(wide)
-            attended = attend(lines.contiguous(), scales[..., None, None], to_q, to_k, to_v)
-            content, position = (each.unflatten(0, (-1, HEADS)).transpose(1, 2) for each in attended)
-            summed = self.normed_sum(content, position)
+            summed = self.attend_lines(lines, scales[..., None, None], to_q, to_k, to_v)
         whole = summed.to(qkv.dtype).reshape(*qkv.shape[:3], channels)
         return whole if self.axis == 2 else whole.transpose(1, 2)
 

@@ -85,10 +85,11 @@ class StdConv2d(nn.Conv2d):
         kernel_size: int | tuple[int, int],
         stride: int | tuple[int, int] = 1,
         padding: str = "same",
+        groups: int = 1,
         bias: bool = False,
         standardization: str | None = None,
     ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride, bias=bias)
+        super().__init__(in_channels, out_channels, kernel_size, stride, groups=groups, bias=bias)
         self.padding = padding
         self._standardize, self._pad = STANDARDIZATIONS[standardization], PADDINGS[padding]
 
@@ -98,10 +99,10 @@ class StdConv2d(nn.Conv2d):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         kernel = self.standardized()
-        if self.kernel_size == self.stride == (1, 1):  # a dense layer on every place, and run faster as one
+        if self.kernel_size == self.stride == (1, 1) and self.groups == 1:  # a dense layer, and run faster as one
             return F.linear(input.permute(0, 2, 3, 1), kernel.flatten(1), self.bias).permute(0, 3, 1, 2)
         padded, padding = self._pad(input, self.kernel_size[0], self.stride[0])
-        return F.conv2d(padded, kernel, self.bias, stride=self.stride, padding=padding)
+        return F.conv2d(padded, kernel, self.bias, stride=self.stride, padding=padding, groups=self.groups)
 
 
 def conv_and_norm(

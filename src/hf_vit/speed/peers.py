@@ -15,7 +15,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
-from hf_vit.inference import optimize_for_inference
+from hf_vit.inference.optimize import optimize_for_inference
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 from hf_vit.variants import variant_config
 

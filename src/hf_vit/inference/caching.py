@@ -1,0 +1,55 @@
+"""What a frozen model keeps between passes, and in which portions it computes: rows of positions, attention in a cache.
+
+Legend: h x w patch grid, A heads, L places of a line, M lines, K size of a query.
+"""
+
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from hf_vit.models.configuration_hf_axial_resnet import HEADS
+from hf_vit.models.embeddings_hf_vit import HfViTEmbeddings
+from hf_vit.models.modeling_hf_axial_resnet import HfAxialResNetAttention
+from hf_vit.models.positions_hf_vit import Grid, Rows
+from hf_vit.rewriting.planning import Change
+
+KEPT_GRIDS = 16  # sizes of images whose tables are kept; of more, the oldest is computed anew
+CACHED_LOGITS = 2**18  # computed at a time on a CPU: what fits into its cache
+
+
+@final
+class KeptEmbeddings(HfViTEmbeddings):
+    """`HfViTEmbeddings` that computes resampled and sinusoidal tables once a grid."""
+
+    kept: dict[Any, Rows]
+
+    def position_table(self, grid: Grid, like: torch.Tensor) -> Rows:
+        key = grid, like.dtype, like.device
+        rows = self.kept.get(key)
+        if rows is None:
+            if len(self.kept) >= KEPT_GRIDS:
+                self.kept.pop(next(iter(self.kept)), None)
+            rows = self.kept[key] = super().position_table(grid, like)
+        return rows
+
+
+@final
+class PortionedAttention(HfAxialResNetAttention):
+    """`HfAxialResNetAttention` that computes as many lines at a time as a CPU's cache holds the logits of."""
+
+    def attend_lines(self, lines: torch.Tensor, *scales_and_offsets: torch.Tensor) -> torch.Tensor:
+        compute = super().attend_lines
+        few = max(CACHED_LOGITS // (HEADS * lines.shape[2] ** 2), 1)
+        return torch.cat([compute(part, *scales_and_offsets) for part in lines.split(few)])
+
+
+def caches(model: nn.Module) -> list[Change]:
+    """The changes by which a model's parts keep what they compute; their weights stay where they are."""
+    changes: list[Change] = []
+    for module in model.modules():
+        if type(module) is HfViTEmbeddings:
+            changes += [Change(module, "kept", {}), Change(module, "__class__", KeptEmbeddings)]
+        elif type(module) is HfAxialResNetAttention and module.offset_embeddings.device.type == "cpu":
+            changes.append(Change(module, "__class__", PortionedAttention))
+    return changes

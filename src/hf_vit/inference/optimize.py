@@ -1,0 +1,79 @@
+"""`optimize_for_inference`: what it takes, and in which order, so that a model is optimized wholly or not at all."""
+
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from hf_vit.environment import emulates_bfloat16
+from hf_vit.errors import UserError, enough_memory
+from hf_vit.inference.caching import caches
+from hf_vit.inference.compiling import compile_frozen
+from hf_vit.inference.freezing import check_not_frozen, freeze
+from hf_vit.inference.packing import pack
+from hf_vit.rewriting.looking import check_rewritable
+from hf_vit.rewriting.planning import plan_for
+
+Model = TypeVar("Model", bound=nn.Module)
+ENGINES = ("auto", "torch")
+
+
+def optimize_for_inference(
+    model: Model, *, engine: str = "auto", compile: bool = False, quantize: None = None, merge_tokens: None = None
+) -> Model:
+    """Make a model faster at inference, in place: same inputs, same outputs up to rounding, no more training or saving.
+
+    q, k and v become one product, LayerScale and batch norms go into the weights, kernels are standardised once, and
+    patches are cut by a product instead of a convolution. The last layer of a classifier that reads its class token
+    computes only that, unless hidden states or attentions are asked for (a hook on it sees as much). On CPUs weights
+    are packed for oneDNN, which then adds biases, residuals and GELU while the product is in the cache; bfloat16 is
+    computed in float32 where the processor has no instructions for it; position tables are kept for the sizes of
+    images that come.
+
+    All of the model is looked at first, and everything new is built before anything is changed, so that a model that
+    is refused, or for which memory runs out, is as it was. Meanwhile the weights are in memory twice, afterwards once.
+
+    Args:
+        model: any model of this package, or one that holds such a model; on its device and in its dtype (they are
+            final), without adapters, hooks or parametrisations on what is rewritten.
+        engine: what computes: "torch". "auto" chooses, today among that one.
+        compile: instead of packing weights, compile with torch's inductor and the weights frozen into the graph. It
+            needs a C++ compiler, a slow first call for every input shape, and weights twice in memory. Which of the two
+            is faster depends on the processor (`hf-vit bench models`).
+        quantize, merge_tokens: None; there is nothing else yet.
+
+    Returns:
+        `model`, in evaluation mode and frozen: what would train, cast, move, copy or save it raises UserError and
+        changes nothing.
+
+    Raises:
+        UserError: an option that there is not; a model that cannot be optimized without losing something (the message
+            names the part and the remedy); too little memory.
+    """
+    _check_options(engine, quantize, merge_tokens)
+    check_not_frozen(model)
+    dtype, device = check_rewritable(model)
+    is_emulated = dtype == torch.bfloat16 and device.type == "cpu" and emulates_bfloat16()
+    # A compiler cannot look into packed weights, and folds by itself what depends on weights alone.
+    with enough_memory("the model's weights a second time", "use the model as it is, or where there is more"):
+        plan = plan_for(model, torch.float32 if is_emulated else dtype, finish=_as_it_is if compile else pack)
+    if not compile:
+        plan.changes += caches(model)
+    plan.carry_out()
+    model.eval().requires_grad_(False)
+    if compile:
+        compile_frozen(model)
+    freeze(model, (dtype, device))
+    return model
+
+
+def _as_it_is(part: nn.Module) -> nn.Module:
+    return part
+
+
+def _check_options(engine: str, quantize: object, merge_tokens: object) -> None:
+    if engine not in ENGINES:
+        raise UserError(f"engine={engine!r}: there is {' and '.join(map(repr, ENGINES))}")
+    for name, value in (("quantize", quantize), ("merge_tokens", merge_tokens)):
+        if value is not None:
+            raise UserError(f"{name}={value!r}: there is None alone")

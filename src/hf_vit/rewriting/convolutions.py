@@ -1,0 +1,37 @@
+"""What ResNets compute at every pass though the weights stand still: standardised kernels, batch norms after products.
+
+Legend: B batch, C channels, H x W px, O outputs, I inputs, k kernel side.
+"""
+
+from typing import Any, final
+
+import torch
+
+from hf_vit.models.modeling_hf_axial_resnet import DenseNorm, as_affine
+from hf_vit.models.resnet_hf_vit import StdConv2d
+from hf_vit.rewriting.dense import Dense, derived
+
+
+@final
+class StandardizedConv2d(StdConv2d):
+    """`StdConv2d` whose weight is the standardised kernel [O, I, k, k], in whose dtype it computes."""
+
+    @classmethod
+    def of(cls, conv: StdConv2d, dtype: torch.dtype) -> "StandardizedConv2d":
+        new: Any = derived(cls, conv)
+        bias = None if conv.bias is None else conv.bias.detach().to(dtype)
+        new._parameters, new._buffers = {}, {"weight": conv.weight.detach().to(dtype), "bias": bias}
+        new.weight = StdConv2d.standardized(new).contiguous(memory_format=torch.channels_last)
+        return new
+
+    def standardized(self) -> torch.Tensor:
+        return self.weight
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input.to(self.weight.dtype)).to(input.dtype)
+
+
+def dense_of_norm(dense_norm: DenseNorm, dtype: torch.dtype) -> Dense:
+    """A product and the batch norm that follows it, in evaluation."""
+    scale, shift = as_affine(dense_norm.norm)
+    return Dense(dense_norm.dense.weight.to(dtype) * scale.to(dtype)[:, None], shift.to(dtype))

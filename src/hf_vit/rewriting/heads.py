@@ -1,0 +1,26 @@
+"""What a head does not read is not computed."""
+
+from typing import Any
+
+from hf_vit.models.modeling_hf_vit import HfViTBaseForImageClassification
+
+
+def num_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None:
+    """How many tokens of the last layer the head reads, the special ones; None where it may read all.
+
+    Layers that share a block have no last one, and a bias of relative positions is that of all tokens.
+    """
+    config = classifier.config
+    shared = len(classifier.vit.layers) < config.num_hidden_layers
+    if shared or config.pooling != "token" or config.is_causal or config.position_embedding == "relative":
+        return None
+    return config.num_special_tokens
+
+
+def only_for_head(classifier: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A forward pre-hook of a classifier: its last layer may leave out what is neither read nor recorded."""
+    config = classifier.config
+    recorded = (kwargs.get(name, getattr(config, name)) for name in ("output_hidden_states", "output_attentions"))
+    if any(recorded) or config._attn_implementation not in ("eager", "sdpa"):
+        return args, kwargs
+    return args, {**kwargs, "only_for_head": True}

@@ -1,0 +1,85 @@
+"""What stands for what, as a list of changes: all of it is built before anything is changed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from hf_vit.models.embeddings_hf_vit import HfViTPatchEmbeddings
+from hf_vit.models.modeling_hf_axial_resnet import DenseNorm
+from hf_vit.models.modeling_hf_vit import AttentionPooling, HfViTBaseForImageClassification, HfViTLayer
+from hf_vit.models.resnet_hf_vit import StdConv2d
+from hf_vit.rewriting.convolutions import StandardizedConv2d, dense_of_norm
+from hf_vit.rewriting.heads import num_read_tokens, only_for_head
+from hf_vit.rewriting.transformer import FusedLayer, PatchProduct, fused_pooling
+
+# By exact types; what stands for a module stands for its parts too.
+REPLACEMENTS: dict[type[nn.Module], Callable[[Any, torch.dtype], nn.Module]] = {
+    HfViTLayer: FusedLayer.of,
+    HfViTPatchEmbeddings: PatchProduct,
+    AttentionPooling: fused_pooling,
+    StdConv2d: StandardizedConv2d.of,
+    DenseNorm: dense_of_norm,
+}
+
+
+class Change(NamedTuple):
+    """`owner.name = value`: a part, or an object's class."""
+
+    owner: nn.Module
+    name: str
+    value: Any
+
+
+@dataclass
+class Plan:
+    """What turns a model into its rewritten form; nothing of it has happened.
+
+    Attributes:
+        changes: in the order they are carried out.
+        classifiers: whose last layer computes only what the head reads.
+    """
+
+    changes: list[Change] = field(default_factory=list)
+    classifiers: list[HfViTBaseForImageClassification] = field(default_factory=list)
+
+    def carry_out(self) -> None:
+        for owner, name, value in self.changes:
+            setattr(owner, name, value)
+        for classifier in self.classifiers:
+            classifier.register_forward_pre_hook(only_for_head, with_kwargs=True)
+
+
+@torch.no_grad()
+def plan_for(
+    model: nn.Module, dtype: torch.dtype, finish: Callable[[nn.Module], nn.Module] = lambda module: module
+) -> Plan:
+    """The rewritten form of a model that `looking` has passed; the model stays as it is.
+
+    Args:
+        dtype: what rewritten products are computed in; inputs and outputs keep theirs.
+        finish: is given every new part as soon as it is built, and gives what stands in its place.
+    """
+    plan, built = Plan(), dict[nn.Module, Any]()  # a part that stands in two places stays one part
+
+    def visit(parent: nn.Module) -> None:
+        for name, child in parent._modules.items():
+            if child is None:
+                continue
+            if type(child) not in REPLACEMENTS:
+                visit(child)
+                continue
+            if child not in built:
+                built[child] = finish(REPLACEMENTS[type(child)](child, dtype))
+            plan.changes.append(Change(parent, name, built[child]))
+
+    visit(model)
+    for module in model.modules():
+        if isinstance(module, HfViTBaseForImageClassification):
+            num_read = num_read_tokens(module)
+            if num_read is not None:
+                built[module.vit.layers[-1]].num_read = num_read
+                plan.classifiers.append(module)
+    return plan

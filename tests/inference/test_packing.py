@@ -1,0 +1,122 @@
+"""Packed products against the formula, and what is left of them where torch has other names."""
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from models.families import FAMILIES, RESNETS
+from torch.nn import functional as F
+
+import hf_vit
+from hf_vit.inference import caching, packing
+from hf_vit.inference.packing import PackedDense, pack
+from hf_vit.rewriting.dense import Dense
+
+PLAIN = FAMILIES["plain"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("then", ["nothing", "tanh", "none", "residual"])
+@torch.no_grad()
+def test_dense_layers_equal_the_formula(then: str, dtype: torch.dtype):
+    """With and without a bias, for any number of axes, and of weights in float32 for bfloat16 inputs."""
+    approximate = then if then in ("tanh", "none") else None
+    for bias, shape, wide in ((True, (3, 8), dtype), (False, (2, 5, 8), torch.float32), (True, (2, 3, 4, 8), dtype)):
+        weight, inputs = torch.randn(6, 8).to(wide), torch.randn(shape).to(dtype)
+        offset = torch.randn(6).to(wide) if bias else None
+        residual = torch.randn(*shape[:-1], 6).to(dtype) if then == "residual" else None
+        exact = F.linear(inputs.double(), weight.double(), None if offset is None else offset.double())
+        exact = exact if approximate is None else F.gelu(exact, approximate=approximate)
+        exact = exact if residual is None else exact + residual.double()
+        plain = Dense(weight, offset, approximate)
+        packed = pack(copy.deepcopy(plain))
+        assert isinstance(packed, PackedDense)
+        for dense in (plain, packed):
+            outputs = dense(inputs, residual)
+            assert outputs.dtype == dtype
+            tolerance = 1e-6 if dtype == torch.float32 else 3e-2
+            torch.testing.assert_close(outputs.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["_REORDER", "_LINEAR"])
+@torch.no_grad()
+def test_without_the_names_of_this_torch_nothing_is_packed(name: str, monkeypatch):
+    """A torch without oneDNN, or of a later year."""
+    model = PLAIN.build("classification")
+    images = PLAIN.images(model.config)
+    wanted = model(images).logits
+    monkeypatch.setattr(packing, name, None)
+    fast = hf_vit.optimize_for_inference(model)
+    assert not any(isinstance(module, PackedDense) for module in fast.modules())
+    torch.testing.assert_close(fast(images).logits, wanted, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_packed_weights_are_the_only_ones():
+    model = PLAIN.build("classification")
+    before = sum(p.numel() for p in model.parameters())
+    fast = hf_vit.optimize_for_inference(model)
+    dense = [module for module in fast.modules() if isinstance(module, PackedDense)]
+    assert len(dense) == 1 + 4 * PLAIN.config().num_hidden_layers
+    packed = sum(m.weight.numel() + m.bias.numel() for m in dense)
+    assert packed + sum(t.numel() for t in [*fast.parameters(), *fast.buffers()]) == before
+
+
+@torch.no_grad()
+def test_position_tables_are_kept_a_grid(monkeypatch):
+    """Computed once a grid, for a limited number of grids; equal all along."""
+    model = PLAIN.build("classification", "bicubic")
+    fast = hf_vit.optimize_for_inference(copy.deepcopy(model))
+    computed: list[Any] = []
+    resample = type(model.vit.embeddings).position_table
+
+    def watched(self: Any, grid: Any, like: torch.Tensor) -> Any:
+        computed.append(grid)
+        return resample(self, grid, like)
+
+    monkeypatch.setattr(type(model.vit.embeddings), "position_table", watched)
+    monkeypatch.setattr(caching, "KEPT_GRIDS", 2)
+    grids = [(2, 3), (4, 4), (2, 3), (3, 2), (2, 3)]  # the fourth pushes out the first
+    for grid in grids:
+        images = PLAIN.images(model.config, grid=grid)
+        given = fast(images).logits
+        with monkeypatch.context() as plain:
+            plain.setattr(type(model.vit.embeddings), "position_table", resample)
+            torch.testing.assert_close(given, model(images).logits, rtol=0, atol=1e-5)
+    assert computed == [(2, 3), (4, 4), (3, 2), (2, 3)]
+    with torch.inference_mode():
+        fast(PLAIN.images(model.config, grid=(5, 5)))
+    assert fast(PLAIN.images(model.config, grid=(5, 5))).logits.isfinite().all()
+
+
+@torch.no_grad()
+def test_axial_attention_in_portions_is_the_same(monkeypatch):
+    family = RESNETS["axial_resnet"]
+    model = family.build("classification", dtype=torch.float64)
+    images = family.images(model.config, grid=(3, 5), dtype=torch.float64)
+    wanted = model(images).logits
+    fast = hf_vit.optimize_for_inference(model)
+    for limit in (1, 500, 2**18):  # a line, some, all at a time
+        monkeypatch.setattr(caching, "CACHED_LOGITS", limit)
+        torch.testing.assert_close(fast(images).logits, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_frozen_compilation():
+    """Same outputs, with gradients switched on too, and weights that were folded into the graph."""
+    for family in (PLAIN, RESNETS["bit"]):
+        model = family.build("classification")
+        images = family.images(model.config)
+        wanted = model(images).logits.detach()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the compiler
+            fast = hf_vit.optimize_for_inference(model, compile=True)
+            torch.testing.assert_close(fast(images).logits, wanted, rtol=0, atol=2e-5)
+            with torch.no_grad():
+                model.classifier.bias.add_(1.0)
+            torch.testing.assert_close(fast(images).logits, wanted, rtol=0, atol=2e-5)
+        with pytest.raises(hf_vit.UserError, match="cannot be trained"):
+            fast.train()
+        torch._dynamo.reset()

@@ -1,0 +1,283 @@
+"""What would be lost or half done is refused in one line, before anything has changed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from models.families import FAMILIES, RESNETS, Family, tensors_of
+from torch import nn
+from torch.nn.utils import parametrize
+
+import hf_vit
+from hf_vit.inference import optimize
+from hf_vit.models.modeling_hf_vit import HfViTLayer
+
+OTHER_FAMILIES = RESNETS
+PLAIN = FAMILIES["plain"]
+
+
+def lora(model: nn.Module) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+
+
+def added_adapter(model: Any) -> nn.Module:
+    """transformers' own door to peft, which leaves no PeftModel around it."""
+    from peft import LoraConfig
+
+    model.add_adapter(LoraConfig(r=2, target_modules=["fc1"], init_lora_weights=False))
+    return model
+
+
+def lora_on_the_head(model: nn.Module) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(r=2, target_modules=["classifier"], init_lora_weights=False))
+
+
+def with_hook(register: str, path: str, *wanted: Any) -> Callable[[nn.Module], nn.Module]:
+    def change(model: nn.Module) -> nn.Module:
+        getattr(model.get_submodule(path), register)(lambda *_: None, *wanted)
+        return model
+
+    return change
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * 2
+
+
+def parametrised(model: nn.Module) -> nn.Module:
+    parametrize.register_parametrization(model.get_submodule("vit.layers.0.mlp.fc1"), "weight", Doubled())
+    return model
+
+
+def weight_norm(model: nn.Module) -> nn.Module:
+    nn.utils.parametrizations.weight_norm(model.get_submodule("vit.embeddings.patch_embeddings.projection"))
+    return model
+
+
+def pruned(model: nn.Module) -> nn.Module:
+    from torch.nn.utils import prune
+
+    prune.random_unstructured(model.get_submodule("vit.layers.1.attention.q_proj"), "weight", 0.5)
+    return model
+
+
+def quantised_dynamically(model: nn.Module) -> nn.Module:
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+
+
+def quantised_by_torchao(model: nn.Module) -> nn.Module:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(model, Int8WeightOnlyConfig())
+    return model
+
+
+def patched_forward(model: Any) -> nn.Module:
+    attention = model.vit.layers[0].attention
+    attention.forward = attention.forward  # as accelerate's hooks do
+    return model
+
+
+def other_block(model: Any) -> nn.Module:
+    class Otherwise(HfViTLayer):
+        def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return 2 * super().forward(*args, **kwargs)
+
+    model.vit.layers[1].__class__ = Otherwise
+    return model
+
+
+def other_part(model: Any) -> nn.Module:
+    fc2 = model.vit.layers[0].mlp.fc2
+    model.vit.layers[0].mlp.fc2 = nn.Sequential(fc2, nn.Tanh())
+    return model
+
+
+class TaggedTensor(torch.Tensor):
+    pass
+
+
+def tensor_subclass(model: Any) -> nn.Module:
+    norm = model.vit.layernorm
+    norm.weight = nn.Parameter(norm.weight.detach().as_subclass(TaggedTensor))
+    return model
+
+
+def mixed_dtypes(model: Any) -> nn.Module:
+    model.vit.layers[1].bfloat16()
+    return model
+
+
+def meta(model: Any) -> nn.Module:
+    model.vit.layers[1].to("meta")
+    return model
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="eager")
+
+
+def compiled_in_place(model: Any) -> nn.Module:
+    model.vit.layers[1].compile(backend="eager")
+    return model
+
+
+REFUSED: dict[str, tuple[Callable[[Any], nn.Module], str]] = {
+    "LoRA": (lora, r"peft.*merge_and_unload"),
+    "added adapter": (added_adapter, r"layers\.0\.mlp\.fc1 is a peft\..*merge_and_unload"),
+    "LoRA on the head": (lora_on_the_head, r"peft.*merge_and_unload"),
+    "hook on a product": (
+        with_hook("register_forward_hook", "vit.layers.0.mlp.fc1"),
+        r"0\.mlp\.fc1 has a hook",
+    ),
+    "hook on a block": (with_hook("register_forward_hook", "vit.layers.1"), r"vit\.layers\.1 has a hook"),
+    "pre-hook": (with_hook("register_forward_pre_hook", "vit.layers.1.attention"), "has a hook"),
+    "backward hook": (with_hook("register_full_backward_hook", "vit.layers.0.attention.o_proj"), "has a hook"),
+    "backward pre-hook": (with_hook("register_full_backward_pre_hook", "vit.layers.0"), "has a hook"),
+    "hook on the patches": (with_hook("register_forward_hook", "vit.embeddings.patch_embeddings"), "has a hook"),
+    "parametrisation": (parametrised, "fc1 is a torch.nn.utils.parametrize.*remove_parametrizations"),
+    "weight norm": (weight_norm, "projection is a torch.nn.utils.parametrize"),
+    "pruned": (pruned, "q_proj has a hook"),
+    "quantize_dynamic": (quantised_dynamically, r"is a torch\.ao\..*before it is quantised"),
+    "torchao": (quantised_by_torchao, "torchao.*before it is quantised"),
+    "patched forward": (patched_forward, r"attention\.forward was replaced"),
+    "subclass of a block": (other_block, r"layers\.1 is a .*Otherwise.*as from_pretrained"),
+    "other part": (other_part, r"mlp\.fc2 is a .*Sequential, not the plain Linear"),
+    "tensor subclass": (tensor_subclass, r"layernorm\.weight is a .*TaggedTensor"),
+    "mixed dtypes": (mixed_dtypes, r"torch\.bfloat16 and torch\.float32"),
+    "meta": (meta, r"layers\.1.*meta device.*load"),
+    "compiled": (compiled, "before it is compiled"),
+    "compiled part": (compiled_in_place, r"layers\.1 is compiled"),
+    "data parallel": (nn.DataParallel, r"model\.module"),
+}
+
+
+def outputs(model: nn.Module) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return tensors_of(model(torch.linspace(-1, 1, 2 * 3 * 16 * 16).view(2, 3, 16, 16)))
+
+
+def parts(model: nn.Module) -> dict[str, tuple[type, bool]]:
+    """Name -> class and mode of every module."""
+    return {name: (type(module), module.training) for name, module in model.named_modules()}
+
+
+def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor.dequantize() if "torchao" in type(tensor).__module__ else tensor
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+    }
+
+
+@contextmanager
+def nothing_changes(model: nn.Module, runs: bool = True) -> Iterator[None]:
+    """Classes, modes, tensors and outputs are bit for bit what they were."""
+    model.train()
+    wanted = outputs(model) if runs else []
+    before = parts(model), [(id(p), p.requires_grad) for p in model.parameters()]
+    weights = {name: tensor.detach().clone() for name, tensor in tensors(model).items()}
+    yield
+    assert (parts(model), [(id(p), p.requires_grad) for p in model.parameters()]) == before
+    after = tensors(model)
+    assert after.keys() == weights.keys()
+    for name, tensor in after.items():
+        assert tensor.is_meta or torch.equal(tensor, weights[name]), name
+    assert all(torch.equal(new, old) for new, old in zip(outputs(model) if runs else [], wanted, strict=True))
+
+
+# Upstream: peft asks for a name that transformers renames; torch.ao and torch.jit say that they are old.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_would_be_lost_is_refused(change: Callable, message: str):
+    model = change(PLAIN.build("classification"))
+    runs = change not in (meta, mixed_dtypes, compiled, compiled_in_place)
+    with nothing_changes(model, runs), pytest.raises(hf_vit.UserError, match=message) as refused:
+        hf_vit.optimize_for_inference(model)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [None, "out/model", nn.Linear(2, 2), nn.Sequential(nn.ReLU())], ids=str)
+def test_what_is_no_model_of_the_package(given: Any):
+    with pytest.raises(hf_vit.UserError, match="is no model"):
+        hf_vit.optimize_for_inference(given)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"engine": "onnxruntime"}, "engine='onnxruntime': there is 'auto' and 'torch'"),
+        ({"engine": None}, "engine=None"),
+        ({"quantize": "int8"}, "quantize='int8': there is None alone"),
+        ({"merge_tokens": 0.5}, "merge_tokens=0.5"),
+    ],
+)
+def test_options_that_there_are_not(option: dict[str, Any], message: str):
+    model = PLAIN.build("classification")
+    with nothing_changes(model), pytest.raises(hf_vit.UserError, match=message):
+        hf_vit.optimize_for_inference(model, **option)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=repr)
+def test_a_failure_in_the_middle_changes_nothing(family: Family, error: Exception, monkeypatch):
+    model = family.build("classification")
+    packed = optimize.pack
+    calls = iter(range(100))
+
+    def fail_late(part: nn.Module) -> nn.Module:
+        if next(calls) == 2:
+            raise error
+        return packed(part)
+
+    monkeypatch.setattr(optimize, "pack", fail_late)
+    with nothing_changes(model), pytest.raises(hf_vit.UserError, match="too little memory"):
+        hf_vit.optimize_for_inference(model)
+    assert next(calls) == 3
+
+
+def test_a_merged_adapter_and_hooks_elsewhere_are_welcome():
+    """What the remedies name, and what stays in its place: the head, the last norm, transformers' own recording."""
+    with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):  # upstream, see above
+        adapted = lora(PLAIN.build("classification")).eval()
+    images = PLAIN.images(PLAIN.config())
+    wanted = adapted(images).logits.detach()
+    model = adapted.merge_and_unload()
+    seen: list[Any] = []
+    model.vit.layernorm.register_forward_hook(lambda *_: seen.append("norm"))
+    model.classifier.register_forward_pre_hook(lambda *_: seen.append("head"))
+    recorded = model(images, output_hidden_states=True).hidden_states  # transformers sets its hooks now
+    fast = hf_vit.optimize_for_inference(model)
+    seen.clear()
+    with torch.no_grad():
+        torch.testing.assert_close(fast(images).logits, wanted, rtol=0, atol=1e-5)
+        assert seen == ["norm", "head"]
+        given = fast(images, output_hidden_states=True).hidden_states
+    for state, plain in zip(given, recorded, strict=True):
+        torch.testing.assert_close(state, plain, rtol=0, atol=1e-5)
+
+
+def test_a_model_inside_another():
+    """A detector's backbone, say: the rest of it stays as it is."""
+
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone, self.head = PLAIN.build("model"), nn.Linear(32, 2)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.head(self.backbone(images).pooler_output)
+
+    model, images = Wrapper().eval(), PLAIN.images(PLAIN.config())
+    with torch.no_grad():
+        wanted = model(images)
+        torch.testing.assert_close(hf_vit.optimize_for_inference(model)(images), wanted, rtol=0, atol=1e-5)
+    with pytest.raises(hf_vit.UserError, match="cannot be trained"):
+        model.train()

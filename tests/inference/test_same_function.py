@@ -1,0 +1,110 @@
+"""An optimized model computes what the plain one does: every family, choice, head, size and dtype."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from models.families import FAMILIES, RESNETS, Family, pad, tensors_of
+
+import hf_vit
+from hf_vit.inference import optimize
+from hf_vit.inference.packing import PackedDense
+from hf_vit.rewriting.convolutions import StandardizedConv2d
+
+OTHER_FAMILIES = RESNETS
+# float64 goes through the plain product, float32 through oneDNN's; attention by the formula, and by the default.
+PATHS = {"eager": (torch.float64, 1e-12), None: (torch.float32, 2e-5)}
+
+
+@torch.no_grad()
+def both(family: Family, head: str = "classification", choice: str = "default", **options: Any):
+    """A model, whose batch norms have seen images, and its optimized copy."""
+    model = family.build(head, choice, **options)
+    for name, buffer in model.named_buffers():
+        if "running" in name:
+            buffer.copy_(torch.rand_like(buffer) + 0.5)
+    return model, hf_vit.optimize_for_inference(copy.deepcopy(model))
+
+
+def assert_same(given: Any, wanted: Any, tolerance: float) -> None:
+    for fast, plain in zip(tensors_of(given), tensors_of(wanted), strict=True):
+        torch.testing.assert_close(fast, plain, rtol=0, atol=tolerance * max(1.0, float(plain.abs().max())))
+
+
+@torch.no_grad()
+def test_every_choice_of_a_classifier(family: Family, choice: str):
+    """At its own and another size, with and without labels and hidden states, and its bare model alone."""
+    for implementation, (dtype, tolerance) in PATHS.items():
+        model, fast = both(family, choice=choice, dtype=dtype, attn_implementation=implementation)
+        labels = torch.tensor([0, 1]) if model.config.num_labels else None
+        for grid in ((3, 5), None, (3, 5)):
+            images = family.images(model.config, grid=grid, dtype=dtype)
+            assert_same(fast(images), model(images), tolerance)
+        recorded = {"output_hidden_states": True, "labels": labels}
+        assert_same(fast(images, **recorded), model(images, **recorded), tolerance)
+        bare = model.base_model_prefix
+        assert_same(getattr(fast, bare)(images), getattr(model, bare)(images), tolerance)
+
+
+@torch.no_grad()
+def test_every_head(family: Family, head: str):
+    model, fast = both(family, head)
+    images = family.images(model.config)
+    assert_same(fast(images), model(images), 2e-5)
+
+
+VITS = {name: pytest.param(family, id=name) for name, family in FAMILIES.items()}
+
+
+@pytest.mark.parametrize("vit", VITS.values())
+@pytest.mark.parametrize("implementation", PATHS)
+@torch.no_grad()
+def test_attentions_maps_and_padded_batches(vit: Family, implementation: str):
+    grids = [(1, 1), (2, 1)] if vit.any_size else [(2, 3), (4, 2)]
+    for choice in {"default", "gap", "map", "relative", "causal", "distillation"} & set(vit.choices):
+        model, fast = both(vit, choice=choice, dtype=torch.float64, attn_implementation=implementation)
+        images = vit.images(model.config, dtype=torch.float64)
+        for given, wanted in zip(*(each.attention_maps(images).maps.values() for each in (fast, model)), strict=True):
+            torch.testing.assert_close(given, wanted, rtol=0, atol=1e-12)
+        if implementation == "eager":
+            assert_same(fast(images, output_attentions=True), model(images, output_attentions=True), 1e-12)
+        singles = [vit.images(model.config, batch=1, grid=grid, dtype=torch.float64) for grid in grids]
+        images, mask = pad(model.config, singles, grids, (4, 4))
+        for given, wanted in ((fast, model), (fast.vit, model.vit)):
+            assert_same(given(images, patch_attention_mask=mask), wanted(images, patch_attention_mask=mask), 1e-12)
+
+
+@pytest.mark.parametrize(("choice", "num_read"), [("default", 1), ("distillation", 2), ("gap", None), ("causal", None)])
+@torch.no_grad()
+def test_the_last_layer_computes_what_the_head_reads(choice: str, num_read: int | None):
+    """Special tokens alone, but for the base model, and where hidden states or attentions are asked for."""
+    family, seen = FAMILIES["plain"], []
+    fast = both(family, choice=choice, attn_implementation="eager")[1]
+    fast.vit.layernorm.register_forward_hook(lambda module, args, output: seen.append(output.shape[1]))
+    images = family.images(fast.config)
+    fast(images)
+    fast.vit(images)
+    fast(images, output_hidden_states=True)
+    fast(images, output_attentions=True)
+    fast.config.output_hidden_states = True
+    fast(images)
+    assert len(set(seen[1:])) == 1
+    assert seen[0] == (num_read or seen[1])
+
+
+@pytest.mark.parametrize("emulated", [False, True])
+@torch.no_grad()
+def test_bfloat16_is_as_near_to_float64_as_the_plain_model(family: Family, emulated: bool, monkeypatch):
+    """Where the processor only emulates bfloat16, products and convolutions in float32 are nearer."""
+    monkeypatch.setattr(optimize, "emulates_bfloat16", lambda: emulated)
+    model, fast = both(family, dtype=torch.bfloat16)
+    computed_in = {m.dtype for m in fast.modules() if isinstance(m, PackedDense)}
+    computed_in |= {m.weight.dtype for m in fast.modules() if isinstance(m, StandardizedConv2d)}
+    assert computed_in == {torch.float32 if emulated else torch.bfloat16}
+    images = family.images(model.config, batch=8)
+    exact = copy.deepcopy(model).double()(images.double()).logits
+    plain, given = (each(images.bfloat16()).logits for each in (model, fast))
+    assert given.dtype == torch.bfloat16
+    errors = [(each.double() - exact).abs().mean() for each in (plain, given)]
+    assert errors[1] <= 1.5 * errors[0] + 1e-3

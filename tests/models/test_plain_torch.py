@@ -1,0 +1,232 @@
+"""A model as loaded is plain torch: what transforms modules by torch's public functions works on it.
+
+transformers' own ViT goes through every check beside the three families, as an independent reference of the idiom.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from models.families import FAMILIES, randomise
+from torch import nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+from transformers import ViTConfig, ViTForImageClassification
+
+from hf_vit.models.resnet_hf_vit import StdConv2d
+
+# Upstream: torch has no batching rule for its fused attention on CPUs, and says that vmap is slow there.
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+
+Build = Callable[[int], Any]
+NUM_WEIGHTS = 10
+
+
+def transformers_vit(seed: int) -> nn.Module:
+    config = ViTConfig(
+        image_size=16, patch_size=4, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
+    )
+    config.num_labels = 3
+    return randomise(ViTForImageClassification(config), seed).eval()
+
+
+MODELS: dict[str, Build] = {
+    name: lambda seed, family=family: family.build("classification", seed=seed) for name, family in FAMILIES.items()
+}
+MODELS["transformers"] = transformers_vit
+
+
+@pytest.fixture(params=MODELS, scope="module")
+def build(request) -> Build:
+    return MODELS[request.param]
+
+
+@pytest.fixture(scope="module")
+def images(build: Build) -> torch.Tensor:
+    """Three images of a size that is not the nominal one, so that position tables are resampled."""
+    config = build(0).config
+    stride = getattr(config, "patch_stride", (config.patch_size,) * 2)
+    return torch.rand(3, 3, 5 * stride[0], 3 * stride[1], generator=torch.Generator().manual_seed(1)) * 2 - 1
+
+
+def logits(model: nn.Module, images: torch.Tensor, **weights: Any) -> torch.Tensor:
+    kwargs = {"interpolate_pos_encoding": True}  # transformers' ViT asks for it; ours accept it
+    if weights:
+        return functional_call(model, weights["weights"], (images,), kwargs).logits
+    return model(images, **kwargs).logits
+
+
+def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def wanted(build: Build, images: torch.Tensor) -> list[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+    """Weights of ten models, and the logits of each."""
+    models = [build(seed) for seed in range(NUM_WEIGHTS)]
+    with torch.no_grad():
+        return [(weights_of(model), logits(model, images)) for model in models]
+
+
+@torch.no_grad()
+def test_functional_call(build, images, wanted):
+    model = build(99)
+    logits(model, images)  # whatever a model would keep of its own weights, it has now
+    for weights, outputs in wanted:
+        assert torch.equal(logits(model, images, weights=weights), outputs)
+    for _, outputs in wanted:
+        assert (outputs - logits(model, images)).abs().max() > 1e-2
+
+
+@torch.no_grad()
+def test_vmap_over_stacked_models(build, images, wanted):
+    models = [build(seed) for seed in range(NUM_WEIGHTS)]
+    parameters, buffers = stack_module_state(models)
+
+    def run(parameters: Any, buffers: Any) -> torch.Tensor:
+        return logits(models[0], images, weights={**parameters, **buffers})
+
+    outputs = vmap(run)(parameters, buffers)
+    torch.testing.assert_close(outputs, torch.stack([each for _, each in wanted]), rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_of_each_sample(build, images):
+    """By vmap(grad), and one sample at a time."""
+    model, images, labels = build(0).double(), images.double(), torch.tensor([0, 1, 2])
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(weights: Any, image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(logits(model, image[None], weights=weights), label[None])
+
+    found = vmap(grad(loss), in_dims=(None, 0, 0))(weights, images, labels)
+    for index in range(len(images)):
+        model.zero_grad()
+        nn.functional.cross_entropy(logits(model, images[index : index + 1]), labels[index : index + 1]).backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found[name][index], parameter.grad, rtol=1e-8, atol=1e-10, msg=name)
+
+
+@torch.no_grad()
+def test_weights_written_through_data(build, images, wanted):
+    """The usual idiom of averaged weights: neither autograd's versions nor a switch of mode tell of it."""
+    model = build(99)
+    logits(model, images)
+    for weights, outputs in wanted[:3]:
+        for name, parameter in model.named_parameters():
+            parameter.data.copy_(weights[name])
+        assert torch.equal(logits(model, images), outputs)
+
+
+def test_outputs_do_not_depend_on_the_grad_mode_or_on_what_was_called_before(build, images, wanted):
+    model = build(0)
+    with_gradients = logits(model, images)
+    assert with_gradients.requires_grad
+    assert torch.equal(with_gradients, wanted[0][1])
+    with torch.inference_mode():
+        assert torch.equal(logits(model, images), wanted[0][1])
+    assert torch.equal(logits(model.requires_grad_(False), images), wanted[0][1])
+    other_size = torch.nn.functional.interpolate(images, scale_factor=2)
+    logits(model, other_size)
+    assert torch.equal(logits(copy.deepcopy(model), images), wanted[0][1])
+
+
+# Upstream: torch.jit says that it is old.
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@torch.no_grad()
+def test_trace(build, images, wanted):
+    model = build(0)
+    traced = torch.jit.trace(Logits(model), images, check_trace=False)
+    torch.testing.assert_close(traced(images), wanted[0][1], rtol=0, atol=1e-5)
+    model.load_state_dict(wanted[1][0])  # a trace holds the weights themselves, nothing derived from them
+    torch.testing.assert_close(traced(images), wanted[1][1], rtol=0, atol=1e-5)
+
+
+class Logits(nn.Module):
+    """A model that gives a tensor, for tracing."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return logits(self.model, images)
+
+
+# Upstream: torch.ao says that it is old.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor:UserWarning")
+@torch.no_grad()
+def test_dynamic_quantisation_reaches_the_blocks(build, images, wanted):
+    """Every dense layer, by torch's exact types; the outputs stay near."""
+    model = build(0)
+    dense = sum(isinstance(module, nn.Linear) for module in model.modules())
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    kinds = [type(module).__name__ for module in quantised.modules() if "quantized" in type(module).__module__]
+    layers = 2 * (2 if "axial" in type(model.config).__name__.lower() else 1)
+    assert kinds.count("Linear") == dense == 6 * layers + 1
+    off = (logits(quantised, images) - wanted[0][1]).norm() / wanted[0][1].norm()
+    assert 0 < off < 0.1
+
+
+# Upstream: peft asks for a name that transformers renames.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_lora_on_convolutions(build, images):
+    """It starts from the same outputs, trains, and merges.
+
+    Beside a standardised kernel std(W) LoRA's product BA is a plain convolution with the same padding and stride:
+    std(W) * x + s BA * x. Merging adds it to what is stored, which is standardised anew: std(W + s BA) * x. So merged
+    outputs are those of another function; of a plain convolution they are the same.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    base = build(0)
+    names = [name for name, module in base.named_modules() if isinstance(module, nn.Conv2d)]
+    before = logits(base, images).detach()
+    kernels = {name: base.get_submodule(name).weight.detach().clone() for name in names}
+    model: Any = get_peft_model(base, LoraConfig(r=3, lora_alpha=6, target_modules=names)).eval()
+    assert torch.equal(logits(model, images), before)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    losses = []
+    for _ in range(3):
+        loss = nn.functional.cross_entropy(logits(model, images), torch.tensor([0, 1, 2]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[2] < losses[1] < losses[0]
+    adapted, lora = logits(model, images).detach(), {}
+    for name in names:
+        layer = base.get_submodule(name)
+        a, b = (getattr(layer, f"lora_{part}")["default"].weight.detach() for part in "AB")
+        lora[name] = 2 * torch.einsum("or,rihw->oihw", b[:, :, 0, 0], a)  # s = alpha / r
+        assert lora[name].any(), name
+    merged = model.merge_and_unload()
+    assert type(merged) is type(base)
+    plain = build(0)
+    with torch.no_grad():
+        for name in names:
+            plain.get_submodule(name).weight.copy_(kernels[name] + lora[name])
+    torch.testing.assert_close(logits(merged, images), logits(plain, images), rtol=0, atol=1e-5)
+    if not any(isinstance(module, StdConv2d) for module in merged.modules()):
+        torch.testing.assert_close(logits(merged, images), adapted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("padding", ["same", "even"])
+@pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (1, 2), (3, 1), (3, 2), (7, 2)])
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@torch.no_grad()
+def test_lora_beside_a_standardised_kernel(kernel: int, stride: int, padding: str):
+    """Before merging: the outputs with the kernel std(W) + s BA, computed as one convolution, at odd and even sizes."""
+    from peft import LoraConfig, get_peft_model
+
+    conv = StdConv2d(5, 4, kernel, stride, padding=padding, standardization="std").double()
+    wanted = StdConv2d(5, 4, kernel, stride, padding=padding).double()  # whose kernel stays as it is
+    model: Any = get_peft_model(
+        nn.Sequential(conv), LoraConfig(r=2, lora_alpha=6, target_modules=["0"], init_lora_weights=False)
+    )
+    layer = model.base_model.model[0]
+    a, b = (getattr(layer, f"lora_{part}")["default"].weight for part in "AB")
+    wanted.weight.copy_(conv.standardized() + 3 * torch.einsum("or,rihw->oihw", b[:, :, 0, 0], a))
+    for size in ((8, 9), (7, 6)):
+        images = torch.randn(2, 5, *size, dtype=torch.float64)
+        torch.testing.assert_close(model(images), wanted(images), rtol=0, atol=1e-12)
