@@ -1,9 +1,14 @@
 """Attention: every implementation gives the same, and the maps are what the blocks really used."""
 
+import copy
+
 import pytest
 import torch
 from models.families import ATTENTION, FAMILIES, Family, pad
 from torch.nn import functional as F
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hf_vit.models.modeling_hf_vit import eager_attention_forward
 
 
 @pytest.fixture(params=["whole", "padded"])
@@ -223,3 +228,15 @@ def test_flash_refuses_relative_positions(family: Family):
     model.config._attn_implementation_internal = "flash_attention_2"
     with pytest.raises(ValueError, match=r"position_embedding='relative'.*flash.*'sdpa', 'flex_attention' or 'eager'"):
         model(family.images(model.config))
+
+
+def test_attention_functions_of_others_that_give_weights():
+    """Only the implementations that are known to give none are refused."""
+    eager = FAMILIES["plain"].build("model", "default", "eager")
+    images = FAMILIES["plain"].images(eager.config)
+    ALL_ATTENTION_FUNCTIONS.register("of_others", eager_attention_forward)
+    other = copy.deepcopy(eager)
+    other.set_attn_implementation("of_others")
+    given, wanted = (model(images, output_attentions=True).attentions for model in (other, eager))
+    assert len(given) == len(wanted) > 0
+    assert all(torch.equal(a, b) for a, b in zip(given, wanted, strict=True))

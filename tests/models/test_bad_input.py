@@ -1,5 +1,6 @@
 """What forward, resizing and loading say about input that does not fit, and that they never go on with it."""
 
+import numpy as np
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -58,6 +59,11 @@ LABELS = [
     (torch.tensor([0, 1, 2]), None, r"shape \(3,\).*logits \(2, 3\)"),
     (torch.tensor([0, 1]), "multi_label_classification", r"shape \(2,\).*multi_label_classification.*\[B, K\]"),
     (torch.rand(2), "regression", r"shape \(2,\).*logits \(2, 3\) and problem_type=regression"),
+    (torch.tensor([[1.0, 0, 1], [0, 1, 0]]), None, r"rows that sum to 1 ... 2.*multi_label_classification"),
+    (torch.tensor([[0.0, 0, 0], [0, 1, 0]]), None, r"rows that sum to 0 ... 1.*multi_label_classification"),
+    (torch.tensor([0, 3]), None, r"labels hold 3; with 3 classes they run from 0 to 2"),
+    (torch.tensor([-1, 0]), None, r"labels hold -1; with 3 classes"),
+    ([0, 1], None, r"labels are list; give a tensor"),
 ]
 
 
@@ -66,6 +72,19 @@ def test_wrong_labels(family: Family, labels: torch.Tensor, problem_type: str | 
     model = family.build("classification", problem_type=problem_type)
     with pytest.raises(ValueError, match=f"(?s){message}"):
         model(family.images(model.config), labels=labels)
+
+
+def test_labels_of_any_integer_type(family: Family):
+    model = family.build("classification")
+    images, labels = family.images(model.config), torch.tensor([0, 2])
+    assert model(images, labels=labels.int()).loss == model(images, labels=labels).loss
+
+
+@pytest.mark.parametrize("images", [None, np.zeros((2, 3, 16, 16), np.float32), [[0.0]]], ids=["None", "numpy", "list"])
+def test_images_that_are_no_tensor(family: Family, head: str, images: object):
+    model = family.build(head)
+    with pytest.raises(ValueError, match=f"pixel_values are {type(images).__name__}; .* image processor"):
+        model(images)
 
 
 def test_labels_without_a_head(family: Family):

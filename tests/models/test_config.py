@@ -249,3 +249,19 @@ def test_defaults_are_the_papers_b16():
     assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (12, 768, 3072)
     assert (config.num_attention_heads, config.hidden_act, config.layer_norm_eps) == (12, "gelu_pytorch_tanh", 1e-6)
     assert (config.pooling, config.has_class_token, config.position_embedding) == ("token", True, "learned")
+
+
+def test_as_many_layers_as_a_number_can_say_is_refused_at_once():
+    with pytest.raises(StrictDataclassError, match="num_hidden_layers=1000000000 is more than 10000"):
+        HfViTConfig(num_hidden_layers=10**9)
+
+
+def test_keys_that_transformers_writes_are_not_taken_for_misspelt(recwarn):
+    """What its configurations hold besides fields, such as "tie_word_embeddings"."""
+    HfViTConfig(**{name: False for name in ("tie_word_embeddings", "is_encoder_decoder", "add_cross_attention")})
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_a_whole_number_is_an_epsilon_too():
+    with pytest.raises(StrictDataclassError, match="layer_norm_eps=0 must be a finite number above 0"):
+        HfViTConfig(layer_norm_eps=0)

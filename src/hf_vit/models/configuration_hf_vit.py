@@ -18,7 +18,21 @@ from .configuration_hf_base import HfBaseConfig
 
 # Keys that transformers writes into configs or passes along without declaring them as fields.
 # `encoder_stride` is of transformers' ViT, which reconstructs images with it.
-FOREIGN_KEYS = frozenset({"auto_map", "attn_implementation", "torch_dtype", "quantization_config", "encoder_stride"})
+FOREIGN_KEYS = frozenset(
+    [
+        "auto_map",
+        "attn_implementation",
+        "torch_dtype",
+        "quantization_config",
+        "encoder_stride",
+        "tie_word_embeddings",
+        "is_encoder_decoder",
+        "is_decoder",
+        "add_cross_attention",
+    ]
+)
+
+MAX_LAYERS = 10_000  # what a crafted config may ask for before anything is built
 
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
@@ -59,7 +73,7 @@ class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
     num_attention_heads: int = 12
     intermediate_size: int = 3072
     hidden_act: str = "gelu_pytorch_tanh"
-    layer_norm_eps: float = 1e-6
+    layer_norm_eps: float | int = 1e-6
     qkv_bias: bool = True
     hidden_dropout_prob: float | int = 0.0
     attention_probs_dropout_prob: float | int = 0.0
@@ -152,7 +166,9 @@ class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
             ValueError: the image does not fit the patch.
         """
         stride_h, stride_w = self.patch_stride
-        if height % stride_h or width % stride_w or not height or not width:
+        if height < 1 or width < 1:
+            raise ValueError(f"image {height}x{width} px is empty; a patch has {stride_h}x{stride_w} px")
+        if height % stride_h or width % stride_w:
             fitting = f"{-(-height // stride_h) * stride_h}x{-(-width // stride_w) * stride_w}"
             raise ValueError(
                 f"image {height}x{width} px is not divisible by patch {stride_h}x{stride_w} px; "
@@ -192,6 +208,10 @@ class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
         for name in ("representation_size", "num_hidden_groups"):
             if getattr(self, name) is not None:
                 _need_positive(name, getattr(self, name))
+        if self.num_hidden_layers > MAX_LAYERS:
+            raise ValueError(
+                f"num_hidden_layers={self.num_hidden_layers} is more than {MAX_LAYERS}, the most there can be"
+            )
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}; "
@@ -293,6 +313,8 @@ class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
                 raise ValueError(f"image_std={given} must be above 0: pixel values were divided by it")
 
     def validate_stages(self) -> None:
+        if self._out_features is None and self._out_indices is None:
+            return
         self.verify_out_features_out_indices()
 
     def validate_feature_pyramid(self) -> None:

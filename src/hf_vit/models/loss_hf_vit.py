@@ -16,13 +16,16 @@ def classification_loss(
 
     Args:
         logits: [B, K].
-        labels: [B] int: cross-entropy (-100 is ignored); [B, K] float: soft cross-entropy, or binary cross-entropy
-            summed over classes if `problem_type` is "multi_label_classification"; K = 1 or "regression": squared error.
+        labels: [B] int: cross-entropy (-100 is ignored); [B, K]: soft cross-entropy of probabilities, or binary
+            cross-entropy if `problem_type` is "multi_label_classification", summed over classes as in the original code
+            (transformers' models take their mean); K = 1 or "regression": squared error.
         num_items_in_batch: label elements of the accumulated batches, as transformers' Trainer counts them.
 
     Raises:
-        ValueError: labels and logits do not fit each other.
+        ValueError: labels and logits do not fit each other, or soft labels are no probabilities.
     """
+    if not isinstance(labels, torch.Tensor):
+        raise ValueError(f"labels are {type(labels).__name__}; give a tensor: class indices [B], or targets [B, K]")
     labels = labels.to(logits.device)
     wide = logits if logits.dtype == torch.float64 else logits.float()
     if problem_type is None and logits.shape[1] == 1:
@@ -33,9 +36,11 @@ def classification_loss(
     elif problem_type == "multi_label_classification" and one_a_logit:
         each = F.binary_cross_entropy_with_logits(wide, labels.to(wide.dtype), reduction="none").sum(dim=1)
     elif problem_type in (None, "single_label_classification") and one_a_logit:
+        _check_probabilities(labels)
         each = F.cross_entropy(wide, labels.to(wide.dtype), reduction="none")
     elif problem_type in (None, "single_label_classification") and one_an_image and not labels.is_floating_point():
-        each = F.cross_entropy(wide, labels, reduction="none")
+        _check_indices(labels, logits.shape[1])
+        each = F.cross_entropy(wide, labels.long(), reduction="none")
         if num_items_in_batch is None:
             return each.sum() / (labels != -100).sum().clamp(min=1)
     else:
@@ -46,6 +51,25 @@ def classification_loss(
     if num_items_in_batch is None:
         return each.mean()
     return each.sum() * labels[0].numel() / num_items_in_batch
+
+
+def _check_probabilities(labels: torch.Tensor) -> None:
+    if torch.compiler.is_compiling():  # a graph cannot look at values
+        return
+    sums = labels.sum(dim=1, dtype=torch.float32)
+    if bool(((sums - 1).abs() > 1e-2).any()):
+        raise ValueError(
+            f"labels [B, K] have rows that sum to {sums.min():.3g} ... {sums.max():.3g}, which are no probabilities; "
+            "set problem_type='multi_label_classification' in the config for several classes an image"
+        )
+
+
+def _check_indices(labels: torch.Tensor, num_labels: int) -> None:
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():  # GPUs tell it themselves
+        return
+    wrong = labels[(labels != -100) & ((labels < 0) | (labels >= num_labels))]
+    if len(wrong):
+        raise ValueError(f"labels hold {int(wrong[0])}; with {num_labels} classes they run from 0 to {num_labels - 1}")
 
 
 def classifier_loss(

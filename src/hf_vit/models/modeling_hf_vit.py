@@ -444,7 +444,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None, **corruption: torch.Tensor | None
     ) -> Tokens:
         dtype = self.layernorm.weight.dtype
-        if pixel_values.is_floating_point() and pixel_values.dtype != dtype:
+        if isinstance(pixel_values, torch.Tensor) and pixel_values.is_floating_point():
             pixel_values = pixel_values.to(dtype)
         return self.embeddings(pixel_values, patch_attention_mask, **corruption)
 
@@ -495,11 +495,12 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         return create_bidirectional_mask(self.config, tokens.hidden_states, tokens.token_mask)
 
     def _refuse_silent_attentions(self, output_attentions: bool | None) -> None:
-        if output_attentions and self.config._attn_implementation != "eager":
+        implementation = self.config._attn_implementation or "eager"
+        if output_attentions and any(word in implementation for word in ("sdpa", "flash", "flex")):
             raise ValueError(
-                f"output_attentions=True gives nothing under attn_implementation="
-                f"'{self.config._attn_implementation}'; use model.attention_maps(pixel_values), which works under "
-                "every implementation, or model.set_attn_implementation('eager')"
+                f"output_attentions=True gives nothing under attn_implementation='{implementation}'; use "
+                "model.attention_maps(pixel_values), which works under every implementation, or "
+                "model.set_attn_implementation('eager')"
             )
 
     def attention_maps(

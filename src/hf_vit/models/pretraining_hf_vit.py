@@ -93,8 +93,10 @@ class ColourClasses:
         return colour_classes((shrunk * std + mean).flatten(2).transpose(1, 2))
 
     def loss(self, outputs: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy (nats) of outputs [M, num_outputs] over patches and their colours."""
-        return F.cross_entropy(outputs.reshape(-1, self.num_classes), self.targets(patches).flatten())
+        """Mean cross-entropy (nats) of outputs [M, num_outputs] over patches and their colours; 0 of no patch."""
+        targets = self.targets(patches).flatten()
+        total = F.cross_entropy(outputs.reshape(-1, self.num_classes), targets, reduction="sum")
+        return total / torch.ones_like(targets).sum().clamp(min=1)
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """[B, N, num_outputs] -> [B, N, 8**C], or [B, N, 16, 8**C]."""
@@ -133,8 +135,8 @@ class PixelValues:
             )
 
     def loss(self, outputs: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
-        """Mean squared error of outputs [M, num_outputs], in the units of `pixel_values`."""
-        return F.mse_loss(outputs, patches.flatten(1))
+        """Mean squared error of outputs [M, num_outputs], in the units of `pixel_values`; 0 of no patch."""
+        return F.mse_loss(outputs, patches.flatten(1), reduction="sum") / torch.ones_like(outputs).sum().clamp(min=1)
 
     def logits(self, outputs: torch.Tensor) -> None:
         """There are no classes."""
@@ -204,13 +206,14 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
             patch_attention_mask: [B, h, w], as in `HfViTModel.forward`.
 
         Returns:
-            loss with `bool_masked_pos`; reconstruction [B, C, H, W] in the units of `pixel_values`, of colour classes
-            the middle of the likeliest; logits (see the output class). While training with a mask the head runs on the
-            patches that count alone, and there is only the loss. With `predict_next_patch` the prediction of a patch is
-            made at the one before it; the first patch gets the head's bias.
+            loss with `bool_masked_pos` (0 where it marks no patch); reconstruction [B, C, H, W] in the units of
+            `pixel_values`, of colour classes the middle of the likeliest; logits (see the output class).
+            While training with a mask the head runs on the patches that count alone, and there is only the loss. With
+            `predict_next_patch` the prediction of a patch is made at the one before it; the first patch gets the head's
+            bias.
 
         Raises:
-            ValueError: a mask that does not fit the image, or without a corrupted patch; see also `check_corruption`.
+            ValueError: a mask that does not fit the image; see also `check_corruption`.
         """
         if bool_masked_pos is not None:
             self._check(pixel_values, bool_masked_pos, patch_sources, patch_attention_mask)
@@ -258,10 +261,6 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
             )
         if torch.compiler.is_compiling():  # a graph cannot look at values
             return
-        if not bool(masked.any()):
-            raise ValueError(
-                "bool_masked_pos marks no patch of the batch, so that there is nothing to predict; mark at least one"
-            )
         if self.config.predict_next_patch and bool(masked[:, 0].any()):
             raise ValueError("bool_masked_pos marks patch 0, which predict_next_patch=True has nothing to predict from")
 
