@@ -10,10 +10,8 @@ import pytest
 import torch
 from hub import jobs
 from loopback.client import Client, Loopback
-from safetensors.torch import load_file
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers import AutoModelForImageClassification
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 FAMILIES = ("plain", "hybrid", "axial")
 
 
@@ -94,24 +92,3 @@ def test_by_branch_tag_and_commit_and_offline(
     trusting = [{**load, "trust_remote_code": True} for load in loads[:2]]
     same(stranger.run("hub.jobs:logits_many", loads=trusting), wanted[:2])
     same(stranger.run("hub.jobs:offline_logits", loads=trusting), wanted[:2])
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("release", sorted(path.name for path in FIXTURES.glob("release_*")))
-def test_a_checkpoint_of_an_older_version(release: str, family: str) -> None:
-    folder = FIXTURES / release / family
-    answers = load_file(folder / "answers.safetensors")
-    model, info = AutoModelForImageClassification.from_pretrained(folder, output_loading_info=True)
-    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    with torch.no_grad():
-        outputs = model(answers["images"], output_hidden_states=True)
-    torch.testing.assert_close(outputs.logits, answers["logits"], rtol=0, atol=1e-5)
-    torch.testing.assert_close(outputs.hidden_states[-1], answers["last_hidden_state"], rtol=0, atol=1e-5)
-    assert AutoImageProcessor.from_pretrained(folder).size["height"] == 16
-
-
-def test_there_is_a_fixture_of_this_release() -> None:
-    import hf_vit
-
-    assert (FIXTURES / f"release_{hf_vit.__version__}").is_dir(), "see tests/fixtures/make_release.py"
-    assert sum(path.stat().st_size for path in FIXTURES.rglob("*") if path.is_file()) < 200_000

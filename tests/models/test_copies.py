@@ -75,8 +75,6 @@ def test_every_kind_of_change_is_seen(model, images):
     def through_data() -> None:
         for parameter in model.parameters():
             parameter.data.mul_(0.5)  # not counted by autograd's versions
-        model.train()
-        model.eval()
 
     def optimiser_step() -> None:
         optimiser = torch.optim.SGD(model.train().parameters(), lr=0.1)
