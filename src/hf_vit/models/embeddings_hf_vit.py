@@ -97,7 +97,7 @@ class HfViTEmbeddings(PositionTable):
 
     def patch_grid(self, pixel_values: torch.Tensor) -> Grid:
         """(h, w) of a batch; an image that does not fit raises with what was given and what is needed."""
-        if not isinstance(pixel_values, torch.Tensor):
+        if not isinstance(pixel_values, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(
                 f"pixel_values are {type(pixel_values).__name__}; the model needs a tensor [B, C, H, W]: use the image "
                 'processor with return_tensors="pt"'

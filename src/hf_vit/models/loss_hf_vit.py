@@ -24,7 +24,7 @@ def classification_loss(
     Raises:
         ValueError: labels and logits do not fit each other, or soft labels are no probabilities.
     """
-    if not isinstance(labels, torch.Tensor):
+    if not isinstance(labels, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"labels are {type(labels).__name__}; give a tensor: class indices [B], or targets [B, K]")
     labels = labels.to(logits.device)
     wide = logits if logits.dtype == torch.float64 else logits.float()

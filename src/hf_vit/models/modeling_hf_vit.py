@@ -444,7 +444,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None, **corruption: torch.Tensor | None
     ) -> Tokens:
         dtype = self.layernorm.weight.dtype
-        if isinstance(pixel_values, torch.Tensor) and pixel_values.is_floating_point():
+        if isinstance(pixel_values, torch.Tensor) and pixel_values.is_floating_point():  # pyright: ignore[reportUnnecessaryIsInstance]
             pixel_values = pixel_values.to(dtype)
         return self.embeddings(pixel_values, patch_attention_mask, **corruption)
 
