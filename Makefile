@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test slow lint format bench clean
+.PHONY: demo test slow lint format bench compat clean
 
 demo: $(VENV)/.base
 	$(BIN)/hf-vit demo --output out/demo
 
+# By file, so that what a file's tests share is made once.
 test: $(VENV)/.mixins
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 slow: $(VENV)/.mixins
 	$(BIN)/python -m pytest -m slow
@@ -32,6 +33,13 @@ bench: $(VENV)/.test
 	$(BIN)/hf-vit bench models --compiled --work training --turns 5 --output benchmarks/results/models_training.json
 	$(BIN)/python benchmarks/parity.py
 	$(BIN)/python benchmarks/import_time.py
+
+# The oldest versions that pyproject.toml allows, in an environment of their own (some GB); uv resolves them.
+compat:
+	$(PYTHON) -m venv build/compat
+	build/compat/bin/python -m pip install --quiet --disable-pip-version-check uv
+	build/compat/bin/uv pip install --quiet --python build/compat/bin/python --resolution lowest-direct --editable '.[test,peft]'
+	build/compat/bin/python benchmarks/compat.py --output benchmarks/results/compat.json
 
 clean:
 	rm -rf $(VENV) build out

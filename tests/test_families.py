@@ -34,9 +34,12 @@ def test_every_family_by_every_door(name: str, door: Door):
     assert forward_flops(config, task=door) > 0
     images = row.images(config)
     with torch.no_grad():
-        outputs = model(images)
+        outputs = model(images, output_hidden_states=True)
     if door != "backbone":
         assert outputs[OUTPUTS[door]].shape[0] == len(images)
+    depth = config.num_hidden_layers if family.is_vit else sum(config.stage_depths)
+    assert sum(isinstance(module, family.blocks) for module in model.modules()) == depth
+    assert len(outputs.hidden_states) == depth + 1
     assert hasattr(model, family.prefix) == (door != "model")
 
 

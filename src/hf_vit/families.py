@@ -64,10 +64,11 @@ class Family:
         return self.classes["model"].base_model_prefix
 
     @property
-    def block(self) -> type:
-        """The module that its depth is made of; each one's output is one of the `hidden_states`."""
+    def blocks(self) -> tuple[type, ...]:
+        """The modules that its depth is made of, of two kinds in BiT; every one's output is a hidden state."""
         recorded: Any = self.classes["model"]._can_record_outputs
-        return recorded["hidden_states"]
+        kinds = recorded["hidden_states"]
+        return tuple(each.target_class for each in kinds) if isinstance(kinds, list) else (kinds,)
 
     def door_of(self, class_name: object) -> Door | None:
         """Which of its classes config.json's `architectures` names; None where it is none of them."""

@@ -306,6 +306,11 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     return model
 
 
+def checkpoint_activations(model: Any) -> None:
+    """By the name that transformers 5.23 brought, or the one before it."""
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+
+
 def pad(
     config: Any, singles: list[torch.Tensor], grids: list[tuple[int, int]], padded: tuple[int, int]
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models.families import Family, training_loss
+from models.families import Family, checkpoint_activations, training_loss
 
 # Upstream: peft 0.21 asks for `is_gradient_checkpointing`, which transformers 5.23 renames.
 renamed = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -46,7 +46,7 @@ def test_lora_in_a_model_with_checkpointing(family: Family):
     from peft import LoraConfig, get_peft_model
 
     base = family.build("classification").train()
-    base.activation_checkpointing_enable()
+    checkpoint_activations(base)
     model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
     training_loss(family, "classification", model, family.images(base.config)).backward()
     gradients = [p.grad for name, p in model.named_parameters() if "lora_B" in name]

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from models.families import BLOCKS, TABLES, Family, pad, tensors_of, training_loss
+from models.families import BLOCKS, TABLES, Family, checkpoint_activations, pad, tensors_of, training_loss
 
 
 def test_shapes(family: Family, head: str, choice: str):
@@ -163,7 +163,7 @@ def test_checkpointing_changes_no_gradient(family: Family, head: str, choice: st
     training_loss(family, head, model, images).backward()
     wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    model.activation_checkpointing_enable()
+    checkpoint_activations(model)
     calls = count_calls(model)
     training_loss(family, head, model, images).backward()
     attentions = len(family.attentions_of(torch.zeros(1, 1), (1, 1)))

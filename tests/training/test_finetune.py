@@ -178,7 +178,7 @@ def test_streamed_training(tiny_config, tmp_path, colours, monkeypatch):
     from datasets import Image as ImageFeature
 
     # datasets waits so long (5 s) at the end of every shuffled pass over a parquet stream.
-    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0, raising=False)
     files = sorted(colours.glob("*/*.png"))
     features = Features({"image": ImageFeature(), "label": ClassLabel(names=["blue", "green", "red"])})
     rows = {

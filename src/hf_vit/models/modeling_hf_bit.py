@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_hf_bit import HfBitConfig
 from .modeling_hf_resnet import HfResNetBaseForImageClassification, HfResNetBaseModel, HfResNetPreTrainedModel
-from .resnet_hf_vit import GROUPS, ResNetStem, StdConv2d, channels_last, residual_stages
+from .resnet_hf_vit import GROUPS, ResNetBottleneck, ResNetStem, StdConv2d, channels_last, residual_stages
 
 EPS = 1e-5
 
@@ -71,6 +72,9 @@ class HfBitPreTrainedModel(HfResNetPreTrainedModel):
     config: HfBitConfig
     config_class = HfBitConfig
     _no_split_modules: ClassVar[list[str]] = ["ResNetBottleneck", "HfBitPreActivationUnit"]
+    _can_record_outputs: ClassVar[dict[str, Any]] = {
+        "hidden_states": [OutputRecorder(ResNetBottleneck), OutputRecorder(HfBitPreActivationUnit)]
+    }
 
 
 class HfBitModel(HfBitPreTrainedModel, HfResNetBaseModel):

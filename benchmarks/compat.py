@@ -1,0 +1,67 @@
+"""The contract on the oldest versions that pyproject.toml allows: `make compat` makes the environment and runs this.
+
+    build/compat/bin/python benchmarks/compat.py [--output benchmarks/results/compat.json]
+
+The dependencies themselves are the oldest (uv's `--resolution lowest-direct`); what they bring along is not. Old
+libraries warn of newer ones around them, so that warnings are no errors here.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from xml.etree import ElementTree
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+TESTS = (
+    "tests/test_families.py",
+    "tests/models/test_config.py",
+    "tests/models/test_forward.py",
+    "tests/models/test_saving.py",
+    "tests/models/test_stock_trainer.py",
+    "tests/models/test_adapters.py",
+    "tests/conversion/test_golden.py",
+    "tests/conversion/test_pytorch_origins.py",
+    "tests/conversion/test_loading.py",
+    "tests/training/test_finetune.py",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    report = ROOT / "build" / "compat.xml"
+    warnings = ("-o", "filterwarnings=default", "--disable-warnings")
+    command = [sys.executable, "-m", "pytest", "-q", *warnings, f"--junitxml={report}", *TESTS]
+    finished = subprocess.run(command, cwd=ROOT, check=False)
+    suite = ElementTree.parse(report).getroot().find("testsuite")
+    assert suite is not None
+    failed = [f"{case.get('classname')}::{case.get('name')}" for case in suite.iter("testcase") if len(case)]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["peft"]]
+    result = {
+        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in sorted(Requirement(line).name for line in wanted)},
+        "tests": list(TESTS),
+        "passed": int(suite.get("tests", 0)) - len(failed),
+        "failed": failed,
+        "seconds": round(float(suite.get("time", 0))),
+    }
+    text = json.dumps(result, indent=2)
+    print(text)
+    if options.output:
+        options.output.write_text(text + "\n")
+    sys.exit(finished.returncode)
+
+
+if __name__ == "__main__":
+    main()
