@@ -1,6 +1,9 @@
 """Bad input is one clear line before any training: what was given, what is needed, the remedy."""
 
+import hashlib
+
 import pytest
+from datasets import Dataset
 from PIL import Image
 
 from hf_vit.data import check_images, load_data
@@ -261,6 +264,50 @@ def test_a_skipped_image_of_a_stream_is_counted_once(folder):
         for stream in data.splits.values():
             list(stream)
     assert len(data.skipped) == 3
+
+
+@pytest.fixture(params=["parquet", "webdataset"])
+def bad_files(request, folder, tmp_path, make):
+    """Two files of 40 nameless images; three are bad (two of them alike), and where these stand."""
+    images = [(file.read_bytes(), file.parent.name) for file in sorted(folder.glob("*/*.png"))]
+    for row, content in ((3, b"GIF, or so"), (25, b""), (38, b"")):
+        images[row] = (content, images[row][1])
+    root = tmp_path / "files"
+    root.mkdir()
+    for number, part in enumerate((images[:20], images[20:])):
+        if request.param == "webdataset":
+            make.tar(
+                root / f"{number}.tar", [{"png": content, "cls": b"%d" % NAMES.index(label)} for content, label in part]
+            )
+        else:
+            columns = {"image": [content for content, _ in part], "label": [label for _, label in part]}
+            Dataset.from_dict(columns).to_parquet(root / f"{number}.parquet")
+    rows = ("00003.png", "00005.png", "00018.png") if request.param == "webdataset" else ("row 3", "row 5", "row 18")
+    files = [f"train/{number}.{'tar' if request.param == 'webdataset' else 'parquet'}" for number in (0, 1, 1)]
+    return root, [f"{file}, {row}" for file, row in zip(files, rows, strict=True)]
+
+
+def test_a_stream_tells_the_file_and_row_of_every_bad_image(bad_files, caplog):
+    root, places = bad_files
+    refuses(root, rf"image '({'|'.join(places)})' is ", streaming=True)
+    data = load_data(str(root), streaming=True, skip_bad_images=True)
+    for _ in range(2):
+        assert sum(len(list(stream)) for stream in data.splits.values()) == 37
+    assert sorted(data.skipped) == sorted(places)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert sorted(told) == [f"left out the unreadable image {place}" for place in sorted(places)]
+
+
+def test_a_stream_too_large_to_search_tells_the_content(bad_files, monkeypatch):
+    monkeypatch.setattr("hf_vit.data.reading._SEARCHED_BYTES", 0)
+    root, _ = bad_files
+    digest = hashlib.sha256(b"GIF, or so").hexdigest()[:12]
+    data = load_data(str(root), streaming=True, skip_bad_images=True)
+    for stream in data.splits.values():
+        list(stream)
+    if next(root.iterdir()).suffix == ".parquet":
+        assert any(name.endswith(f"with SHA-256 {digest}") for name in data.skipped)
+    assert len(data.skipped) >= 2
 
 
 def test_big_sets_show_their_progress(folder, monkeypatch, capsys):

@@ -91,9 +91,10 @@ def test_photos_are_the_same_every_time_and_everywhere():
 
 
 def test_photos_are_384_px_at_most():
-    assert load_data("photos", image_size=(384, 384)).splits["test"][0]["image"].size == (384, 384)
-    with pytest.raises(UserError, match=r"385x100 px asked for.*384 px a side at most"):
-        load_data("photos", image_size=(385, 100))
+    assert load_data("photos", image_size=(384, 8)).splits["test"][0]["image"].size == (8, 384)
+    for size in ((385, 100), (100, 385)):
+        with pytest.raises(UserError, match=rf"{size[0]}x{size[1]} px asked for.*384 px a side at most"):
+            load_data("photos", image_size=size)
 
 
 def test_built_in_data_need_no_network(monkeypatch):

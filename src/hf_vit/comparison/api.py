@@ -20,7 +20,7 @@ from hf_vit.comparison.speed import measure_speed
 from hf_vit.comparison.tables import html, markdown, plain_csv, plain_json
 from hf_vit.data import ImageData, load_data
 from hf_vit.data.builtin import MAX_PHOTO_SIDE
-from hf_vit.data.sources import BUILTIN_NAMES
+from hf_vit.data.data_source import BUILTIN_NAMES
 from hf_vit.errors import UserError
 from hf_vit.results.documents import differing
 from hf_vit.results.facts import append_record, new_record

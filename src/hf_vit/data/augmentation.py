@@ -205,6 +205,8 @@ def affine(
 ) -> torch.Tensor:
     """Slant, scale and turn every image about its centre, then move it; bilinear, and what moves in is 0.
 
+    Not torchvision's `affine`, which takes one image at a time and rounds otherwise: 3 in 100,000 pixels differ by 1.
+
     Args:
         pixels: uint8 [B, C, H, W].
         degrees: [B] or one number; counter-clockwise.

@@ -1,14 +1,13 @@
 """A labelled image data set, ready to train on or to evaluate with."""
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.data.checks import Seen, keep_good, scan, short_name
-from hf_vit.data.dealing import StreamReader
-from hf_vit.data.files import file_states, tell_changes
-from hf_vit.data.sources import Source
+from hf_vit.data.data_source import DataSource
+from hf_vit.data.fingerprints import content_fingerprint, file_states, tell_changes
+from hf_vit.data.stream_reader import StreamReader
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ class ImageData:
         label_names: the classes, in the order of their numbers.
         skipped: bad images that were left out.
         notes: what a user should be told: splits that were cut, files that were ignored.
-        place: where it is read from; None for data of other making.
+        source: where it is read from; None for data of other making.
         files: what `file_states` said of its files when it was loaded.
     """
 
@@ -38,7 +37,7 @@ class ImageData:
     label_names: list[str]
     skipped: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
-    place: Source | None = None
+    source: DataSource | None = None
     files: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     # What the scan saw, row by row (tables); size of a stream where it is known; how to read a stream anew.
     seen: dict[str, list[Seen]] = field(default_factory=dict[str, list[Seen]], repr=False)
@@ -49,9 +48,9 @@ class ImageData:
 
     def changed_files(self) -> str:
         """Which files are missing or changed since the data was loaded; see `tell_changes`."""
-        if self.place is None:
+        if self.source is None:
             return ""
-        now = file_states(self.place, contents=bool(self.readers))
+        now = file_states(self.source, contents=bool(self.readers))
         return tell_changes(self.files, now)
 
     def num_examples(self, split: str) -> int | None:
@@ -112,16 +111,3 @@ def _check_streams(data: ImageData, min_size: tuple[int, int], skip_bad_images: 
     return replace(
         data, readers=readers, splits={split: reader.over(stream) for split, (stream, reader) in readers.items()}
     )
-
-
-def content_fingerprint(
-    splits: "Mapping[str, Dataset]", seen: Mapping[str, Sequence[Seen]], label_names: Sequence[str]
-) -> str:
-    """Hash of which contents bear which class in which split; order and names of files are left out."""
-    lines: list[str] = []
-    for split, table in splits.items():
-        labels: list[int] = list(table["label"])
-        lines.extend(
-            f"{split}\t{label_names[label]}\t{image.digest}" for label, image in zip(labels, seen[split], strict=True)
-        )
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]

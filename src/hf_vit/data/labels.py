@@ -37,8 +37,8 @@ class LabelMap:
             raise UserError(f"'{data_name}' has images without a label; label them or remove them")
         kinds = {type(value) for value in distinct}
         if len(kinds) > 1 or not kinds <= {int, str, bool}:
-            found = ", ".join(sorted(kind.__name__ for kind in kinds))
-            raise UserError(f"the labels of '{data_name}' are of type {found}; needed: whole numbers or names")
+            names = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise UserError(f"the labels of '{data_name}' are of type {names}; needed: whole numbers or names")
         ordered = sorted(distinct)
         if ordered and not isinstance(ordered[0], str) and ordered[0] < 0:
             raise UserError(f"'{data_name}' has the label {ordered[0]}; classes are numbered from 0")

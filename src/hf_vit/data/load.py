@@ -9,13 +9,13 @@ import numpy as np
 
 from hf_vit.data.builtin import digits, photos
 from hf_vit.data.checks import keep_good, scan, short_name
-from hf_vit.data.dealing import StreamCut, StreamReader
-from hf_vit.data.files import broken_file, file_states, states_fingerprint
-from hf_vit.data.image_data import ImageData, content_fingerprint
+from hf_vit.data.data_source import DataSource, resolve_source
+from hf_vit.data.fingerprints import content_fingerprint, file_states, states_fingerprint
+from hf_vit.data.image_data import ImageData
 from hf_vit.data.labels import LabelMap, is_unlabelled
-from hf_vit.data.sources import Source, resolve_source
+from hf_vit.data.reading import Columns, Tables, broken_file, hub_commit, read_files, read_folder, read_hub
 from hf_vit.data.splits import SPLITS, cut_rows, missing_splits
-from hf_vit.data.tables import Columns, Tables, hub_commit, read_files, read_folder, read_hub
+from hf_vit.data.stream_reader import StreamCut, StreamReader
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,44 +55,44 @@ def load_data(
     """
     if image_size is not None and min(image_size) < 1:
         raise UserError(f"image size {image_size[0]}x{image_size[1]} px; both sides must be at least 1 px")
-    place = resolve_source(source)
-    if place.kind == "builtin":
-        return _builtin_data(place.name, image_size, streaming)
-    if broken := broken_file(place):
-        raise UserError(f"'{place.name}' cannot be read as {place.kind}: {broken}; put it back, or remove it")
-    data = _read(place, streaming, skip_bad_images, seed)
+    resolved = resolve_source(source)
+    if resolved.kind == "builtin":
+        return _builtin_data(resolved.name, image_size, streaming)
+    if broken := broken_file(resolved):
+        raise UserError(f"'{resolved.name}' cannot be read as {resolved.kind}: {broken}; put it back, or remove it")
+    data = _read(resolved, streaming, skip_bad_images, seed)
     for note in data.notes:
         logger.info(note)
     return data
 
 
-def _read(place: Source, streaming: bool, skip_bad_images: bool, seed: int) -> ImageData:
-    if place.kind == "folder":
-        tables = read_folder(place)
-    elif place.kind == "hub":
-        tables = read_hub(place, streaming=streaming)
+def _read(source: DataSource, streaming: bool, skip_bad_images: bool, seed: int) -> ImageData:
+    if source.kind == "folder":
+        tables = read_folder(source)
+    elif source.kind == "hub":
+        tables = read_hub(source, streaming=streaming)
     else:
-        tables = read_files(place, streaming=streaming)
-    tables.notes.extend(place.notes)
-    if streaming and place.kind != "folder":
-        return _streams(place, tables, skip_bad_images, seed)
-    return _tables_data(place, tables, streaming, skip_bad_images, seed)
+        tables = read_files(source, streaming=streaming)
+    tables.notes.extend(source.notes)
+    if streaming and source.kind != "folder":
+        return _streams(source, tables, skip_bad_images, seed)
+    return _tables_data(source, tables, streaming, skip_bad_images, seed)
 
 
 def _builtin_data(name: str, image_size: tuple[int, int] | None, streaming: bool) -> ImageData:
-    made = digits(image_size) if name == "digits" else photos(image_size)
-    fingerprint = content_fingerprint(made.splits, made.seen, made.label_names)
+    builtin = digits(image_size) if name == "digits" else photos(image_size)
+    fingerprint = content_fingerprint(builtin.splits, builtin.seen, builtin.label_names)
     if streaming:
-        return _streamed_tables(ImageData(name, fingerprint, made.splits, made.label_names), False)
-    return ImageData(name, fingerprint, made.splits, made.label_names, seen=made.seen)
+        return _streamed_tables(ImageData(name, fingerprint, builtin.splits, builtin.label_names), False)
+    return ImageData(name, fingerprint, builtin.splits, builtin.label_names, seen=builtin.seen)
 
 
-def _tables_data(place: Source, tables: Tables, streaming: bool, skip_bad_images: bool, seed: int) -> ImageData:
+def _tables_data(source: DataSource, tables: Tables, streaming: bool, skip_bad_images: bool, seed: int) -> ImageData:
     import datasets
 
-    splits, names = _labelled(place.name, tables)
-    data = ImageData(place.name, "", splits, names, notes=tables.notes, place=place)
-    data.files = file_states(place, contents=streaming)
+    splits, names = _labelled(source.name, tables)
+    data = ImageData(source.name, "", splits, names, notes=tables.notes, source=source)
+    data.files = file_states(source, contents=streaming)
     if not streaming:
         seen = {split: scan(table, split) for split, table in splits.items()}
         rows, bad = keep_good(seen, (1, 1), skip_bad_images)
@@ -101,7 +101,7 @@ def _tables_data(place: Source, tables: Tables, streaming: bool, skip_bad_images
         data.skipped = list(map(short_name, bad))
     _cut(data, splits, seed)
     if streaming:
-        data.fingerprint = _files_fingerprint(place, data.files)
+        data.fingerprint = _files_fingerprint(source, data.files)
         return _streamed_tables(data, skip_bad_images)
     data.splits = {
         split: table.cast_column("image", datasets.Image()) for split, table in cast("Any", data.splits).items()
@@ -115,8 +115,8 @@ def _labelled(name: str, tables: Tables) -> "tuple[dict[str, Dataset], list[str]
     from datasets import ClassLabel
 
     column, path = tables.columns.image, tables.columns.label
-    found = cast("dict[str, Dataset]", tables.splits)
-    raw = {split: tables.columns.labels(table.select_columns([path[0]])[:]) for split, table in found.items()}
+    read = cast("dict[str, Dataset]", tables.splits)
+    raw = {split: tables.columns.labels(table.select_columns([path[0]])[:]) for split, table in read.items()}
     for split in [split for split in raw if split != "train" and is_unlabelled(raw[split])]:
         tables.notes.append(f"split '{split}' of '{name}' has no labels and was left out")
         del raw[split]
@@ -126,7 +126,7 @@ def _labelled(name: str, tables: Tables) -> "tuple[dict[str, Dataset], list[str]
     splits: dict[str, Dataset] = {}
     for split, values in raw.items():
         numbers = [labels.number(value, f"image {row} of split {split}") for row, value in enumerate(values)]
-        table = found[split].select_columns([column]).rename_columns({} if column == "image" else {column: "image"})
+        table = read[split].select_columns([column]).rename_columns({} if column == "image" else {column: "image"})
         splits[split] = table.add_column("label", numbers, feature=ClassLabel(names=labels.names))  # pyright: ignore[reportArgumentType]
     return splits, labels.names
 
@@ -170,23 +170,23 @@ def _streamed_tables(data: ImageData, skip_bad_images: bool) -> ImageData:
     return data
 
 
-def _streams(place: Source, tables: Tables, skip_bad_images: bool, seed: int) -> ImageData:
+def _streams(source: DataSource, tables: Tables, skip_bad_images: bool, seed: int) -> ImageData:
     """Streams of parquet, webdataset or Hub files; classes that the source does not name are read in a first pass."""
-    found = cast("dict[str, IterableDataset]", tables.splits)
+    read = cast("dict[str, IterableDataset]", tables.splits)
     if tables.label_names is not None:
         labels = LabelMap.of_names(tables.label_names)
-    elif place.kind == "hub":
-        raise UserError(f"'{place.name}' does not name its classes, which streaming needs; load it without streaming")
+    elif source.kind == "hub":
+        raise UserError(f"'{source.name}' does not name its classes, which streaming needs; load it without streaming")
     else:
-        labels = _label_map(place.name, tables, list(_distinct(found.get("train", next(iter(found.values()))), tables)))
-    files = file_states(place)
-    fingerprint = _files_fingerprint(place, files)
-    data = ImageData(place.name, fingerprint, {}, labels.names, notes=tables.notes, place=place, files=files)
-    missing = tuple(missing_splits(list(found)))
-    for split in (name for name in SPLITS if name in found or name in missing):
+        labels = _label_map(source.name, tables, list(_distinct(read.get("train", next(iter(read.values()))), tables)))
+    files = file_states(source)
+    fingerprint = _files_fingerprint(source, files)
+    data = ImageData(source.name, fingerprint, {}, labels.names, notes=tables.notes, source=source, files=files)
+    missing = tuple(missing_splits(list(read)))
+    for split in (name for name in SPLITS if name in read or name in missing):
         cut = StreamCut(missing, split, seed) if missing and (split == "train" or split in missing) else None
-        stream = found["train"] if cut else found[split]
-        reader = StreamReader(tables.columns, labels, split, (1, 1), skip_bad_images, cut, data.skipped)
+        stream = read["train"] if cut else read[split]
+        reader = StreamReader(tables.columns, labels, split, (1, 1), skip_bad_images, cut, data.skipped, source)
         data.readers[split] = (stream, reader)
     data.splits = {split: reader.over(stream) for split, (stream, reader) in data.readers.items()}
     if missing:
@@ -199,9 +199,9 @@ def _distinct(stream: "IterableDataset", tables: Tables) -> Iterator[Any]:
         yield from set(tables.columns.labels(cast("Any", batch)))
 
 
-def _files_fingerprint(place: Source, files: Mapping[str, str]) -> str:
+def _files_fingerprint(source: DataSource, files: Mapping[str, str]) -> str:
     """Hash of a stream's files: contents up to 1 GiB together, names and sizes beyond; for the Hub, of the commit."""
-    if place.kind == "hub":
-        commit = hub_commit(place.name.partition(":")[0])
-        return hashlib.sha256(f"{place.name} {commit}".encode()).hexdigest()[:16]
+    if source.kind == "hub":
+        commit = hub_commit(source.name.partition(":")[0])
+        return hashlib.sha256(f"{source.name} {commit}".encode()).hexdigest()[:16]
     return states_fingerprint(files)

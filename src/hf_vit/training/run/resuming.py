@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerState
 
-from hf_vit.data.files import tell_changes
+from hf_vit.data.fingerprints import tell_changes
 from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.subjects.checkpoint_folders import WORK_FOLDER

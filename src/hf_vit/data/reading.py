@@ -1,12 +1,16 @@
 """Reading a source into `datasets` tables or streams, and finding the image and the label among their columns."""
 
+import functools
 import glob
-from collections.abc import Iterable, Mapping
+import hashlib
+import os
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_vit.data.sources import Source
+from hf_vit.data.data_source import DataSource
 from hf_vit.data.splits import SPLITS, split_name
 from hf_vit.errors import UserError
 
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
 _IMAGE_NAMES = ("image", "img", "picture")
 _LABEL_NAMES = ("label", "labels", "cls", "class", "target", "fine_label", "cls.txt")
 _NESTED = ("json", "jsn")
+# A stream that is larger is not read again to tell where a bad image stands.
+_SEARCHED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Tables:
     notes: list[str] = field(default_factory=list[str])
 
 
-def read_folder(source: Source) -> Tables:
+def read_folder(source: DataSource) -> Tables:
     """Tables of a folder of class folders; nothing is decoded or copied, the rows name the files."""
     from datasets import ClassLabel, Dataset, Features, Image
 
@@ -68,7 +74,7 @@ def read_folder(source: Source) -> Tables:
     return Tables(splits, Columns("image", ("label",)), names)
 
 
-def read_files(source: Source, *, streaming: bool) -> Tables:
+def read_files(source: DataSource, *, streaming: bool) -> Tables:
     """Tables or streams of parquet or webdataset files."""
     from datasets import load_dataset
 
@@ -82,7 +88,33 @@ def read_files(source: Source, *, streaming: bool) -> Tables:
     return _tables(dict(loaded), source.name)
 
 
-def read_hub(source: Source, *, streaming: bool) -> Tables:
+def broken_file(source: DataSource) -> str | None:
+    """The first parquet or tar file that is cut off or none, and why; None if all begin and end as they must."""
+    for name, path in source.named_files():
+        try:
+            if source.kind == "parquet":
+                from pyarrow import parquet
+
+                parquet.read_metadata(path)
+            elif source.kind == "webdataset":
+                _look_into(path)
+        except Exception as error:  # pyarrow, tarfile and gzip each raise their own
+            reason = " ".join(str(error).split()) or type(error).__name__
+            return f"the file {name} is damaged ({reason:.120})"
+    return None
+
+
+def _look_into(path: Path) -> None:
+    with tarfile.open(path):  # reads the first header
+        pass
+    if path.suffix == ".tar":
+        with path.open("rb") as file:
+            file.seek(-2 * tarfile.BLOCKSIZE, os.SEEK_END)
+            if any(file.read()):
+                raise tarfile.ReadError("cut off: the two empty blocks at its end are missing")
+
+
+def read_hub(source: DataSource, *, streaming: bool) -> Tables:
     """Tables or streams of a Hub data set: `user/name`, or `user/name:configuration`."""
     from datasets import load_dataset
 
@@ -100,16 +132,56 @@ def read_hub(source: Source, *, streaming: bool) -> Tables:
     except Exception as error:  # gated, no configuration chosen, no images: datasets' text says which
         chosen = "" if configuration else f" (a choice of configuration is written {repo}:CONFIGURATION)"
         raise UserError(f"{neither}: {_one_line(error)}{chosen}") from error
-    found: dict[str, Any] = dict(loaded)
-    known = {name: split_name(name) for name in found}
-    splits = {split: found[name] for name, split in known.items() if split}
+    read: dict[str, Any] = dict(loaded)
+    known = {name: split_name(name) for name in read}
+    splits = {split: read[name] for name, split in known.items() if split}
     notes = [f"split '{name}' of '{source.name}' was left out" for name, split in known.items() if not split]
-    if not splits and len(found) == 1:
-        splits, notes = {"train": next(iter(found.values()))}, []
+    if not splits and len(read) == 1:
+        splits, notes = {"train": next(iter(read.values()))}, []
     if not splits:
-        raise UserError(f"'{source.name}' has the splits {', '.join(found)}; needed: train, validation or test")
+        raise UserError(f"'{source.name}' has the splits {', '.join(read)}; needed: train, validation or test")
     tables = _tables(splits, source.name)
     return Tables(tables.splits, tables.columns, tables.label_names, notes)
+
+
+def image_places(source: DataSource, column: str) -> Mapping[str, list[str]]:
+    """SHA-256 of every stored image -> which files and rows hold it, by their names for people.
+
+    The files are read again, once a process: this is for telling which image is bad. Empty for a source that has no
+    files of many images, or more than `_SEARCHED_BYTES` of them.
+    """
+    if source.kind not in ("parquet", "webdataset"):
+        return {}
+    return _image_places(source.kind, tuple(source.named_files()), column)
+
+
+@functools.lru_cache(maxsize=1)
+def _image_places(kind: str, named_files: tuple[tuple[str, Path], ...], column: str) -> Mapping[str, list[str]]:
+    if sum(path.stat().st_size for _, path in named_files) > _SEARCHED_BYTES:
+        return {}
+    places: dict[str, list[str]] = {}
+    for name, path in named_files:
+        for row, content in _parquet_images(path, column) if kind == "parquet" else _tar_images(path):
+            places.setdefault(hashlib.sha256(content).hexdigest(), []).append(f"{name}, {row}")
+    return places
+
+
+def _parquet_images(path: Path, column: str) -> Iterator[tuple[str, bytes]]:
+    from pyarrow import parquet
+
+    row = 0
+    for batch in parquet.ParquetFile(path).iter_batches(batch_size=64, columns=[column]):
+        for stored in batch.column(0).to_pylist():
+            content = stored.get("bytes") if isinstance(stored, dict) else stored
+            yield f"row {row}", content if isinstance(content, bytes) else b""
+            row += 1
+
+
+def _tar_images(path: Path) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(path) as file:
+        for member in file:
+            if content := file.extractfile(member):
+                yield member.name, content.read()
 
 
 def hub_commit(repo: str) -> str | None:
@@ -128,16 +200,16 @@ def _is_cached(repo: str) -> bool:
     return Path(config.HF_DATASETS_CACHE, "___".join([*user, camelcase_to_snakecase(name)])).expanduser().is_dir()
 
 
-def _tables(found: dict[str, Any], name: str) -> Tables:
+def _tables(read: dict[str, Any], name: str) -> Tables:
     from datasets import Image
 
-    features: Features | None = next(iter(found.values())).features
+    features: Features | None = next(iter(read.values())).features
     if features is None:
         raise UserError(f"'{name}' does not tell its columns as a stream; load it without streaming")
     columns = find_columns(features, name)
     splits: dict[str, Any] = {}
-    for split in (known for known in SPLITS if known in found):
-        table = found[split].select_columns([columns.image, columns.label[0]])
+    for split in (known for known in SPLITS if known in read):
+        table = read[split].select_columns([columns.image, columns.label[0]])
         splits[split] = table.cast_column(columns.image, Image(decode=False))
     label: Any = features[columns.label[0]]
     names: Iterable[str] | None = getattr(label, "names", None)

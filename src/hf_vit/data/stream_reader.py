@@ -1,17 +1,20 @@
 """Streams: every image is decoded, checked and dealt to its split while it flows past."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hf_vit.data.checks import open_image, raise_bad, short_name
+from hf_vit.data.checks import Seen, open_image, raise_bad, short_name
+from hf_vit.data.data_source import DataSource
 from hf_vit.data.labels import LabelMap
+from hf_vit.data.reading import Columns, image_places
 from hf_vit.data.splits import streamed_part
-from hf_vit.data.tables import Columns
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
 
+logger = logging.getLogger(__name__)
 # Decoded images waiting inside a stream; small, so that a stream of large photographs stays small in memory.
 _BATCH = 16
 
@@ -29,8 +32,8 @@ class StreamCut:
 class StreamReader:
     """Batched map function of a stream: undecoded rows in, RGB images and class numbers out.
 
-    A bad image raises UserError, or with skip_bad_images is left out and named in `skipped` (of this process: in a
-    loader's worker the list is the worker's own).
+    A bad image raises UserError, or with skip_bad_images is left out, named in a warning and in `skipped` (of this
+    process: in a loader's worker the list is the worker's own). It is named by its file and row, see `places`.
     """
 
     columns: Columns
@@ -40,6 +43,7 @@ class StreamReader:
     skip_bad_images: bool = False
     cut: StreamCut | None = None
     skipped: list[str] = field(default_factory=list[str])
+    source: DataSource | None = None
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         images: list[Any] = []
@@ -47,21 +51,29 @@ class StreamReader:
         for stored, raw in zip(batch[self.columns.image], self.columns.labels(batch), strict=True):
             if self.cut is not None and not self._wanted(stored):
                 continue
-            place = str(stored.get("path") or f"of split {self.split}")
-            seen, image = open_image(stored, place)
+            seen, image = open_image(stored, "")
             problem = seen.problem_below(self.min_size)
             if image is not None and problem is None:
-                labels.append(self.labels.number(raw, f"image '{place}'"))
+                if raw not in self.labels.numbers:
+                    self.labels.number(raw, f"image '{self.places(seen)[0]}'")
+                labels.append(self.labels.numbers[raw])
                 images.append(image)
             elif self.skip_bad_images:
-                self._skip(short_name(seen.name))
+                self._skip(map(short_name, self.places(seen)))
             else:
-                raise_bad(seen, problem or "is corrupt")
+                raise_bad(replace(seen, name=self.places(seen)[0]), problem or "is corrupt")
         return {"image": images, "label": labels}
 
-    def _skip(self, name: str) -> None:
-        if name not in self.skipped:  # a stream passes once an epoch
-            self.skipped.append(name)
+    def places(self, seen: Seen) -> list[str]:
+        """Where an image stands, for people: file and row, of several equal ones all; else what is known of it."""
+        known = image_places(self.source, self.columns.image).get(seen.digest) if self.source else None
+        return known or [seen.name or f"of split {self.split} with SHA-256 {seen.digest[:12]}"]
+
+    def _skip(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self.skipped:  # a stream passes once an epoch
+                self.skipped.append(name)
+                logger.warning("left out the unreadable image %s", name)
 
     def _wanted(self, stored: Mapping[str, Any]) -> bool:
         assert self.cut is not None

@@ -26,7 +26,7 @@ _HUB_ID = re.compile(r"[\w][\w.\-]*(/[\w][\w.\-]*)?(:[\w.\-]+)?")
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """A `--data` argument, understood.
 
     Attributes:
@@ -43,15 +43,25 @@ class Source:
     folder: dict[str, dict[str, list[Path]]] = field(default_factory=dict[str, dict[str, list[Path]]])
     notes: list[str] = field(default_factory=list[str])
 
+    def named_files(self) -> Iterator[tuple[str, Path]]:
+        """Every file with its name for people: split/file, or split/class/file of a folder."""
+        for split, paths in self.files.items():
+            for path in paths:
+                yield f"{split}/{path.name}", path
+        for split, classes in self.folder.items():
+            for label, paths in classes.items():
+                for path in paths:
+                    yield f"{split}/{label}/{path.name}", path
 
-def resolve_source(source: str) -> Source:
+
+def resolve_source(source: str) -> DataSource:
     """Decide what `source` names. Existing paths win over Hub ids; the two built-in names win over everything.
 
     Raises:
         UserError: a path that does not exist, holds no images, or is laid out in a way that leaves classes open.
     """
     if source in BUILTIN_NAMES:
-        return Source("builtin", source)
+        return DataSource("builtin", source)
     if not source.strip():
         raise UserError("no data given; give a folder, parquet or tar files, a Hub data set id, 'digits' or 'photos'")
     path = Path(source).expanduser()
@@ -69,7 +79,7 @@ def resolve_source(source: str) -> Source:
             f"'{source}' does not exist; give a folder of class folders, parquet or tar files, a Hub data set id, "
             "'digits' or 'photos'"
         )
-    return Source("hub", source)
+    return DataSource("hub", source)
 
 
 def _looks_like_a_path(source: str) -> bool:
@@ -79,10 +89,10 @@ def _looks_like_a_path(source: str) -> bool:
     return source.lower().endswith(suffixes) or _HUB_ID.fullmatch(source) is None
 
 
-def _from_files(paths: Sequence[Path], name: str, source: str) -> Source:
+def _from_files(paths: Sequence[Path], name: str, source: str) -> DataSource:
     for kind, suffixes in _FILES:
         if all(path.name.lower().endswith(suffixes) for path in paths):
-            return Source(kind, name, files=_by_split([(path, (path.name,)) for path in paths]))
+            return DataSource(kind, name, files=_by_split([(path, (path.name,)) for path in paths]))
     what = f"'{source}' is no data set file" if len(paths) == 1 else f"'{source}' mixes kinds of files"
     raise UserError(f"{what}; needed: .parquet files, or .tar files (webdataset), or a folder of class folders")
 
@@ -97,13 +107,13 @@ def _by_split(files: Sequence[tuple[Path, tuple[str, ...]]]) -> dict[str, list[P
     return {split: sorted(paths) for split, paths in result.items()}
 
 
-def _from_folder(root: Path, source: str) -> Source:
+def _from_folder(root: Path, source: str) -> DataSource:
     name = root.resolve().name
     files, folders = _walk(root)
     for kind, suffixes in _FILES:
         chosen = [parts for parts in files if parts[-1].lower().endswith(suffixes)]
         if chosen:
-            return Source(kind, name, files=_by_split([(root.joinpath(*parts), parts) for parts in chosen]))
+            return DataSource(kind, name, files=_by_split([(root.joinpath(*parts), parts) for parts in chosen]))
     images = [parts for parts in files if Path(parts[-1]).suffix.lower() in IMAGE_SUFFIXES]
     if not images:
         raise UserError(_nothing_found(source, files))
@@ -124,8 +134,8 @@ def _from_folder(root: Path, source: str) -> Source:
             target = layout.setdefault(split_name(split_folder) or "", {})
             for label, paths in classes.items():
                 target.setdefault(label, []).extend(paths)
-        return Source("folder", name, folder=layout, notes=notes)
-    return Source("folder", name, folder={"train": _classes(root, images, folders, (), source, notes)}, notes=notes)
+        return DataSource("folder", name, folder=layout, notes=notes)
+    return DataSource("folder", name, folder={"train": _classes(root, images, folders, (), source, notes)}, notes=notes)
 
 
 def _classes(
@@ -143,8 +153,8 @@ def _classes(
     loose = [parts for parts in inside if len(parts) == depth + 1]
     names = sorted({parts[depth] for parts in folders if len(parts) == depth + 1 and parts[:depth] == above})
     if not names:
-        found = f"images such as '{loose[0][-1]}' but no class folders" if loose else "no class folders"
-        raise UserError(f"'{place}' holds {found}; put the images of every class into a folder with the class's name")
+        instead = f"images such as '{loose[0][-1]}' but no class folders" if loose else "no class folders"
+        raise UserError(f"'{place}' holds {instead}; put the images of every class into a folder with the class's name")
     if loose:
         notes.append(f"{_count(len(loose), 'image')} beside the class folders in '{place}' were ignored")
     classes: dict[str, list[Path]] = {name: [] for name in names}
@@ -185,8 +195,8 @@ def _nothing_found(source: str, files: Sequence[tuple[str, ...]]) -> str:
     if not files:
         return f"'{source}' holds no files; {need}"
     kinds = Counter(Path(parts[-1]).suffix.lower() or "no suffix" for parts in files)
-    found = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
-    return f"'{source}' holds no images (found: {found}); {need}"
+    instead = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
+    return f"'{source}' holds no images (found: {instead}); {need}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,0 +1,67 @@
+"""What tells data from other data: hashes of images, classes and splits, or of the files, and what became of these."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hf_vit.data.checks import Seen
+from hf_vit.data.data_source import DataSource
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# Files are hashed whole up to this many bytes together; beyond, their sizes must do.
+HASHED_BYTES = 1 << 30
+_NAMED = 3
+
+
+def content_fingerprint(
+    splits: "Mapping[str, Dataset]", seen: Mapping[str, Sequence[Seen]], label_names: Sequence[str]
+) -> str:
+    """Hash of which contents bear which class in which split; order and names of files are left out."""
+    lines: list[str] = []
+    for split, table in splits.items():
+        labels: list[int] = list(table["label"])
+        lines.extend(
+            f"{split}\t{label_names[label]}\t{image.digest}" for label, image in zip(labels, seen[split], strict=True)
+        )
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
+
+
+def file_states(source: DataSource, contents: bool = True) -> dict[str, str]:
+    """Name -> what changes with the file: a hash of its content, or its size. Files that are not there are left out.
+
+    Args:
+        source: a folder or files; others have none.
+        contents: hash them if all together are at most `HASHED_BYTES`.
+    """
+    there = [(name, path) for name, path in source.named_files() if path.is_file()]
+    whole = contents and sum(path.stat().st_size for _, path in there) <= HASHED_BYTES
+    states: dict[str, list[str]] = {}
+    for name, path in there:  # files of several folders may share a name
+        states.setdefault(name, []).append(_digest(path) if whole else f"{path.stat().st_size}")
+    return {name: " ".join(sorted(several)) for name, several in states.items()}
+
+
+def states_fingerprint(states: Mapping[str, str]) -> str:
+    """16 hexadecimal digits of a hash over names and states."""
+    lines = sorted(f"{name}\t{state}" for name, several in states.items() for state in several.split())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def tell_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Which files are missing, changed or new, as "train/a.parquet is missing, ..."; empty if none is."""
+    kinds = {
+        "is missing": sorted(before.keys() - now.keys()),
+        "has changed": sorted(name for name in before.keys() & now.keys() if before[name] != now[name]),
+        "is new": sorted(now.keys() - before.keys()),
+    }
+    changes = [f"{name} {what}" for what, names in kinds.items() for name in names]
+    more = f" and {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
+    return ", ".join(changes[:_NAMED]) + more
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
