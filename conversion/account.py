@@ -14,6 +14,8 @@ from hf_vit.conversion.sizes import size_text
 from hf_vit.conversion.verification.comparing import PRECISION, Verification
 from hf_vit.models.configuration_hf_vit import as_pair
 
+REPORT_BEGIN = b'{"origin": '
+
 
 @dataclass(frozen=True)
 class ConversionResult:

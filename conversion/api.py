@@ -8,7 +8,7 @@ from typing import Unpack
 
 import torch
 
-from hf_vit.conversion.account import ConversionResult, facts_of, report_of
+from hf_vit.conversion.account import REPORT_BEGIN, ConversionResult, facts_of, report_of
 from hf_vit.conversion.building.model import build_model, build_processor
 from hf_vit.conversion.building.weights import load_weights
 from hf_vit.conversion.delivery import free_folder, new_file, new_folder, saying_why
@@ -94,8 +94,8 @@ def _free_report(path: str | Path) -> Path:
         raise UserError(f"the folder of --report {path} does not exist; create it first")
     if not path.exists():
         return path
-    with saying_why(path):
-        is_report = path.is_file() and path.open("rb").read(11) == b'{"origin": '
+    with saying_why(path), path.open("rb") as file:
+        is_report = file.read(len(REPORT_BEGIN)) == REPORT_BEGIN
     if not is_report:
         raise UserError(f"--report {path} is there already and is no report of a conversion; give another name")
     return path

@@ -28,14 +28,14 @@ def free_folder(output: str | Path, force: bool = False) -> Path:
     """
     output = Path(output)
     with saying_why(output):
-        place = output.resolve()
+        place = Path(os.path.realpath(output))
         with suppress(FileNotFoundError, NotADirectoryError):
             place.lstat()  # finds a name that is too long
     if place.is_dir():
         if any(place.iterdir()) and not (force and (place / FACTS_NAME).is_file()):
             remedy = f"; --force replaces only a folder with a {FACTS_NAME}" if force else ""
             raise UserError(f"the folder {output} is not empty; give a new folder, or empty this one first{remedy}")
-    elif place.exists():
+    elif place.exists() or place.is_symlink():  # a link to itself
         raise UserError(f"{output} exists and is no folder; give another name")
     file = next((above for above in place.parents if above.exists() and not above.is_dir()), None)
     if file is not None:

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from hf_vit.errors import UserError
 
@@ -31,22 +32,40 @@ def size_text(sides: Iterable[int]) -> str:
     return "x".join(str(side) for side in sides) or "scalar"
 
 
-def grid_of(image_size: Pair, patch: Pair, option: str) -> Pair:
-    """(h, w) in patches of an image in px.
+@dataclass(frozen=True)
+class Patches:
+    """How an image becomes a grid of patches.
 
-    Raises:
-        UserError: the image is not a whole number of patches.
+    Attributes:
+        sides: (height, width) of a patch, in px or in places of a stem's feature map.
+        stem_stride: px of the image behind one place of that map; 1 without a stem.
     """
-    if any(side % stride for side, stride in zip(image_size, patch, strict=True)):
-        raise UserError(
-            f"{option} {size_text(image_size)} px is not divisible by the patch of {size_text(patch)} px; "
-            "give sides that are multiples of the patch"
-        )
-    return image_size[0] // patch[0], image_size[1] // patch[1]
+
+    sides: Pair
+    stem_stride: int = 1
+
+    @property
+    def stride(self) -> Pair:
+        """(height, width) in px behind one patch."""
+        return self.sides[0] * self.stem_stride, self.sides[1] * self.stem_stride
+
+    def grid_of(self, image_size: Pair) -> Pair:
+        """(h, w) of an image, as the originals cut it: a stem rounds up (SAME), what makes no whole patch is left out.
+
+        Raises:
+            UserError: the image is smaller than a patch.
+        """
+        places = (-(-side // self.stem_stride) for side in image_size)
+        h, w = (place // side for place, side in zip(places, self.sides, strict=True))
+        if not (h and w):
+            raise UserError(
+                f"{size_text(image_size)} px hold no patch of {size_text(self.stride)} px; give a larger image size"
+            )
+        return h, w
 
 
-def declared_grid(rows: int, patch: Pair, image_size: Pair | None) -> Pair:
-    """(h, w) of a position table with `rows` patch rows: as declared, or the square.
+def table_size(rows: int, patches: Patches, image_size: Pair | None) -> Pair:
+    """(height, width) in px of the images that a table of `rows` patch rows is made for: as declared, or square.
 
     Raises:
         UserError: the declared size does not fit, or none is declared and the table is not square.
@@ -54,40 +73,42 @@ def declared_grid(rows: int, patch: Pair, image_size: Pair | None) -> Pair:
     if rows < 1:
         raise UserError("the position table has no row for any patch; the file is damaged or of another kind")
     if image_size is not None:
-        grid = grid_of(image_size, patch, "--image-size")
-        if grid[0] * grid[1] != rows:
+        h, w = patches.grid_of(image_size)
+        if h * w != rows:
             raise UserError(
-                f"--image-size {size_text(image_size)} makes {grid[0]}x{grid[1]} = {grid[0] * grid[1]} patches of "
-                f"{size_text(patch)} px, but the position table has {rows}; {_fitting(rows, patch)}"
+                f"--image-size {size_text(image_size)} makes {h}x{w} = {h * w} patches of {size_text(patches.stride)} "
+                f"px, but the position table has {rows}; {_fitting(rows, patches)}"
             )
-        return grid
+        return image_size
     side = math.isqrt(rows)
     if side * side != rows:
         raise UserError(
             f"the position table has rows for {rows} patches, which make no square; declare the image size the "
-            f"checkpoint was trained at with --image-size HxW: {_fitting(rows, patch)}"
+            f"checkpoint was trained at with --image-size HxW: {_fitting(rows, patches)}"
         )
-    return side, side
+    return side * patches.stride[0], side * patches.stride[1]
 
 
-def table_grid(rows: int, special: int, patch: Pair, image_size: Pair | None) -> tuple[bool, Pair]:
-    """(whether a position table has rows for the special tokens before those of the patches, (h, w) patch grid).
+def fits(rows: int, patches: Patches, image_size: Pair | None) -> bool:
+    """Whether a table of `rows` patch rows is one of the declared size, or square; see `table_size`."""
+    if image_size is None:
+        return math.isqrt(max(rows, 0)) ** 2 == rows > 0
+    return math.prod(patches.grid_of(image_size)) == rows
+
+
+def table_size_and_prefix(rows: int, special: int, patches: Patches, image_size: Pair | None) -> tuple[Pair, bool]:
+    """(as `table_size`, whether the table has rows for the special tokens before those of the patches).
 
     Raises:
-        UserError: as `declared_grid`.
+        UserError: as `table_size`.
     """
-    if image_size is None:
-        squares = {count: math.isqrt(max(rows - count, 0)) ** 2 == rows - count > 0 for count in (special, 0)}
-    else:
-        h, w = grid_of(image_size, patch, "--image-size")
-        squares = {count: h * w == rows - count for count in (special, 0)}
-    with_special = squares[special] or not squares[0]
-    return with_special, declared_grid(rows - (special if with_special else 0), patch, image_size)
+    with_special = fits(rows - special, patches, image_size) or not fits(rows, patches, image_size)
+    return table_size(rows - (special if with_special else 0), patches, image_size), with_special
 
 
-def _fitting(rows: int, patch: Pair) -> str:
+def _fitting(rows: int, patches: Patches) -> str:
     """The image sizes that fit, most square first."""
     heights = [h for h in range(1, rows + 1) if rows % h == 0]
     heights.sort(key=lambda h: max(h, rows // h))
-    sizes = [size_text((h * patch[0], rows // h * patch[1])) for h in heights[:6]]
+    sizes = [size_text((h * patches.stride[0], rows // h * patches.stride[1])) for h in heights[:6]]
     return "sizes that fit: " + ", ".join(sizes)

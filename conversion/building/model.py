@@ -1,15 +1,13 @@
 """From a plan and its weights to the model and the image processor that go with it."""
 
 import copy
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from hf_vit.conversion.planning.plan import Plan
+from hf_vit.errors import UserError, first_line
 from hf_vit.models.configuration_hf_vit import as_pair
 
 
@@ -45,16 +43,7 @@ def build_processor(plan: Plan) -> Any:
     if plan.resample or "size" not in fields:
         fields = {name: value for name, value in fields.items() if name not in ("crop_size", "do_center_crop")}
         fields["size"] = {"height": height, "width": width}
-    return ViTImageProcessor(**fields)
-
-
-@contextmanager
-def without_progress_bars() -> Generator[None]:
-    """transformers shows a bar for every load and save; a conversion ends within seconds."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
     try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
+        return ViTImageProcessor(**fields)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"what lies beside the weights makes no image processor: {first_line(error)}") from error

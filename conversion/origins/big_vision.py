@@ -6,7 +6,6 @@ array. The forms of older files are those that the original's own loader mends (
 (arXiv 2212.08013) files have the same layout.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import Any
 from hf_vit.conversion.origins import vit_jax
 from hf_vit.conversion.origins.origin import BLOCK, Dims, KeyNames, KeyRule, Origin
 from hf_vit.conversion.readers.checkpoint import Shape
-from hf_vit.conversion.sizes import Pair, declared_grid, grid_of, square_or_pair
+from hf_vit.conversion.sizes import Pair, Patches, fits, square_or_pair, table_size
 from hf_vit.errors import UserError
 
 _HEAD = "MAPHead_0"
@@ -127,34 +126,29 @@ def configure(
     """Fields of `HfViTConfig`."""
     if {"cls", "map"} <= parts:
         raise UserError(f"the file holds a class token and a MAP head ({_HEAD}), of which big_vision has one at a time")
-    patch = (dims["P"], dims["Q"])
-    has_class_row, grid = _table(dims.get("T"), "cls" in parts, patch, image_size)
+    patches = Patches((dims["P"], dims["Q"]))
+    size, has_class_row = _table(dims.get("T"), "cls" in parts, patches, image_size)
     return {
-        **vit_jax.common_fields(dims, parts, patch, grid),
-        "patch_size": square_or_pair(patch),
+        **vit_jax.common_fields(dims, parts, size),
+        "patch_size": square_or_pair(patches.sides),
         "position_embedding": "learned" if "table" in parts else "sincos_2d",
         "position_on_class_token": has_class_row,
         "pooling": next((kind for part, kind in {"cls": "token", "map": "map"}.items() if part in parts), "gap"),
     }
 
 
-def _table(rows: int | None, token: bool, patch: Pair, image_size: Pair | None) -> tuple[bool, Pair]:
-    """(whether the position table begins with the class token's row, as in older files; its (h, w) patch grid)."""
+def _table(rows: int | None, token: bool, patches: Patches, image_size: Pair | None) -> tuple[Pair, bool]:
+    """(nominal image size, whether the position table begins with the class token's row, as in older files)."""
     if rows is None:
         if image_size is None:
             raise UserError(
                 "the file holds no position table, so its positions are sincos2d (or it is damaged); declare the "
                 "image size the checkpoint was trained at with --image-size HxW"
             )
-        return False, grid_of(image_size, patch, "--image-size")
-    others = rows - 1
-    fits = math.isqrt(others) ** 2 == others if image_size is None else _patches(image_size, patch) == others
-    has_class_row = token and others > 0 and fits
-    return has_class_row, declared_grid(rows - has_class_row, patch, image_size)
-
-
-def _patches(image_size: Pair, patch: Pair) -> int:
-    return math.prod(grid_of(image_size, patch, "--image-size"))
+        patches.grid_of(image_size)
+        return image_size, False
+    has_class_row = token and fits(rows - 1, patches, image_size)
+    return table_size(rows - has_class_row, patches, image_size), has_class_row
 
 
 ORIGIN = Origin(

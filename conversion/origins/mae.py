@@ -31,7 +31,8 @@ def names(shapes: Mapping[str, Shape]) -> KeyNames:
 
 def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
     """The code's own constants; a folder's config.json is one of timm."""
-    return Declared(processor=IMAGENET_PIXELS) if companions.config is None else timm_vit.declared(companions, shapes)
+    declared = timm_vit.declared(companions, shapes)
+    return Declared(processor=IMAGENET_PIXELS) if companions.config is None else declared
 
 
 ORIGIN = replace(

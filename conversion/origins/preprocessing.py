@@ -2,27 +2,50 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, Field
+
+from hf_vit.conversion.origins.beside import checked
 from hf_vit.errors import UserError
 
 # PIL's numbers, which transformers uses.
 RESAMPLE = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
-_FIELDS = (
-    "do_resize",
-    "size",
-    "resample",
-    "do_center_crop",
-    "crop_size",
-    "do_rescale",
-    "rescale_factor",
-    "do_normalize",
-    "image_mean",
-    "image_std",
-    "do_convert_rgb",
-)
+_Side = Annotated[int, Field(gt=0, le=2**20)]
+_Size = _Side | dict[str, _Side]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class TransformersPixels(BaseModel):
+    """The fields of a preprocessor_config.json that `ViTImageProcessor` has too."""
+
+    do_resize: bool | None = None
+    size: _Size | None = None
+    resample: Annotated[int, Field(ge=0, le=5)] | None = None
+    do_center_crop: bool | None = None
+    crop_size: _Size | None = None
+    do_rescale: bool | None = None
+    rescale_factor: _Positive | None = None
+    do_normalize: bool | None = None
+    image_mean: list[_Number] | None = None
+    image_std: list[_Positive] | None = None
+    do_convert_rgb: bool | None = None
+
+
+class TimmPixels(BaseModel):
+    """The fields of timm's pretrained_cfg that decide about pixels."""
+
+    input_size: tuple[_Side, _Side, _Side] = (3, 224, 224)
+    crop_mode: str | None = None
+    crop_pct: _Positive | None = None
+    interpolation: str | None = None
+    mean: list[_Number] | None = None
+    std: list[_Positive] | None = None
+
+
 _COMMON = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_convert_rgb": True}
 # Kind of processor, without the ending of its class -> what it does where its file is silent.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -64,7 +87,7 @@ def from_transformers(processor: Mapping[str, Any]) -> dict[str, Any]:
             f"preprocessor_config.json is of {named}, whose steps are unknown here; known are "
             + ", ".join(f"{name}ImageProcessor" for name in _DEFAULTS)
         )
-    given = {name: processor[name] for name in _FIELDS if processor.get(name) is not None}
+    given = checked(TransformersPixels, processor, "preprocessor_config.json").model_dump(exclude_none=True)
     fields = {**_DEFAULTS[kind], **given}
     if isinstance(fields["size"], int) and kind == "ViTHybrid":
         fields["size"] = {"shortest_edge": fields["size"]}
@@ -82,9 +105,13 @@ def from_timm(pretrained: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: the transform has a step that `ViTImageProcessor` does not have.
     """
-    channels, height, width = pretrained.get("input_size", (3, 224, 224))
-    mode, crop = pretrained.get("crop_mode") or "center", pretrained.get("crop_pct") or 0.875
-    interpolation = str(pretrained.get("interpolation") or "bilinear")
+    pixels = checked(TimmPixels, pretrained, "config.json")
+    channels, height, width = pixels.input_size
+    mode, crop, interpolation = (
+        pixels.crop_mode or "center",
+        pixels.crop_pct or 0.875,
+        pixels.interpolation or "bilinear",
+    )
     if mode not in ("center", "squash") or interpolation not in RESAMPLE or (mode == "center" and height != width):
         raise UserError(
             f"timm's preprocessing (crop_mode '{mode}', interpolation '{interpolation}', {height}x{width} px) has no "
@@ -96,7 +123,7 @@ def from_timm(pretrained: Mapping[str, Any]) -> dict[str, Any]:
         "do_center_crop": True,
         "crop_size": {"height": height, "width": width},
         "resample": RESAMPLE[interpolation],
-        "image_mean": list(pretrained.get("mean") or IMAGENET_MEAN),
-        "image_std": list(pretrained.get("std") or IMAGENET_STD),
+        "image_mean": pixels.mean or IMAGENET_MEAN,
+        "image_std": pixels.std or IMAGENET_STD,
         "do_convert_rgb": channels == 3,
     }

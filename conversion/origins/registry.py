@@ -19,7 +19,7 @@ from hf_vit.conversion.origins import (
     vit_jax_hybrid,
 )
 from hf_vit.conversion.origins.origin import Origin
-from hf_vit.conversion.readers.checkpoint import Shape
+from hf_vit.conversion.readers.checkpoint import NOTHING_BESIDE, Companions, Shape
 from hf_vit.errors import UserError
 
 ORIGINS: tuple[Origin, ...] = (
@@ -39,6 +39,10 @@ ORIGINS: tuple[Origin, ...] = (
 
 _STEM = r"(^|/)(conv_root|root_block|block\d+/unit\d+)/"
 _TRANSFORMER = r"(^|/)Transformer/encoder"
+
+
+# As config.json says it.
+TRANSFORMERS_TYPES = (*transformers_vit.MODEL_TYPES, transformers_deit.MODEL_TYPE, transformers_vit_hybrid.MODEL_TYPE)
 
 
 @dataclass(frozen=True)
@@ -68,12 +72,16 @@ STRANGERS = (
 )
 
 
-def find_origin(shapes: Mapping[str, Shape], file_name: str) -> Origin:
+def find_origin(shapes: Mapping[str, Shape], file_name: str, companions: Companions = NOTHING_BESIDE) -> Origin:
     """The origin of a file with these keys.
 
     Raises:
-        UserError: no origin recognises it; the message names the likely kind.
+        UserError: no origin recognises it; the message names the model that config.json names, or the likely kind.
     """
+    kind = (companions.config or {}).get("model_type")
+    if kind is not None and kind not in TRANSFORMERS_TYPES:
+        known = ", ".join(TRANSFORMERS_TYPES)
+        raise UserError(f"config.json of {file_name} says model_type {kind!r}; of transformers' models {known} convert")
     for origin in ORIGINS:
         if origin.recognises(shapes):
             return origin

@@ -102,8 +102,8 @@ def configure(
     dims: Dims, parts: frozenset[str], shapes: Mapping[str, Shape], image_size: Pair | None
 ) -> dict[str, Any]:
     """Fields of `HfHybridViTConfig`."""
-    stem, stride = stem_fields(dims, stage_depths(shapes))
-    return stem | CONSTANTS | timm_vit.common_fields(dims, parts, (stride, stride), image_size)
+    stem, patches = stem_fields(dims, stage_depths(shapes))
+    return stem | CONSTANTS | timm_vit.common_fields(dims, parts, patches, image_size)
 
 
 ORIGIN = Origin(

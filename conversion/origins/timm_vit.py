@@ -8,12 +8,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from hf_vit.conversion.labels import unique_names
+from hf_vit.conversion.origins.beside import checked, pair_of
 from hf_vit.conversion.origins.origin import Declared, Dims, KeyNames, KeyRule, Origin
 from hf_vit.conversion.origins.preprocessing import from_timm
-from hf_vit.conversion.origins.wrapped import BESIDE, prefixes, unwrapped
+from hf_vit.conversion.origins.wrapped import BESIDE, bare_names, prefixes, unwrapped
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
-from hf_vit.conversion.sizes import Pair, square_or_pair, table_grid
+from hf_vit.conversion.sizes import Pair, Patches, square_or_pair, table_size_and_prefix
 from hf_vit.errors import UserError
 
 PATCHES = "patch_embed.proj.weight"
@@ -119,6 +122,16 @@ ASSUMED = {
 }
 
 
+class TimmConfig(BaseModel):
+    """What is read of timm's config.json."""
+
+    architecture: str | None = None
+    global_pool: str | None = None
+    model_args: dict[str, Any] | None = None
+    pretrained_cfg: dict[str, Any] | None = None
+    label_names: Any = None
+
+
 def recognises(shapes: Mapping[str, Shape]) -> bool:
     """A fused projection in blocks, and patches that are cut from the image itself."""
     return bool(prefixes(shapes, PATCHES)) and not has_stem(shapes)
@@ -136,18 +149,18 @@ def configure(
     dims: Dims, parts: frozenset[str], shapes: Mapping[str, Shape], image_size: Pair | None
 ) -> dict[str, Any]:
     """Fields of `HfViTConfig`."""
-    patch = (dims["P"], dims["Q"])
-    return common_fields(dims, parts, patch, image_size) | {"patch_size": square_or_pair(patch)}
+    patches = Patches((dims["P"], dims["Q"]))
+    return common_fields(dims, parts, patches, image_size) | {"patch_size": square_or_pair(patches.sides)}
 
 
-def common_fields(dims: Dims, parts: frozenset[str], patch: Pair, image_size: Pair | None) -> dict[str, Any]:
+def common_fields(dims: Dims, parts: frozenset[str], patches: Patches, image_size: Pair | None) -> dict[str, Any]:
     """What names and shapes tell, and timm's rules where config.json does not name an exception."""
     width = dims["D"]
     heads = HEADS_OF_WIDTH.get(width, width // 64 if width % 64 == 0 else None)
     special = ("cls" in parts) + ("distillation" in parts)
-    with_special, grid = table_grid(dims["T"], special, patch, image_size)
+    size, with_special = table_size_and_prefix(dims["T"], special, patches, image_size)
     return ({} if heads is None else {"num_attention_heads": heads}) | {
-        "image_size": square_or_pair((grid[0] * patch[0], grid[1] * patch[1])),
+        "image_size": square_or_pair(size),
         "num_channels": dims["C"],
         "hidden_size": width,
         "intermediate_size": dims["M"],
@@ -173,44 +186,53 @@ def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
     Raises:
         UserError: it is of another library, or asks for what no model here does.
     """
-    config = companions.config
-    if config is None:
+    beside = None if companions.config is None else checked(TimmConfig, companions.config, "config.json")
+    arguments = (beside and beside.model_args) or {}
+    refuse_pooling_without_prefix(shapes, arguments)
+    if beside is None:
         return Declared()
-    named = config.get("architecture")
-    if not isinstance(named, str):
+    if beside.architecture is None:
         raise UserError("config.json names no architecture of timm, but the keys beside it are timm's")
-    architecture = named.partition(".")[0]
+    architecture = beside.architecture.partition(".")[0]
     if not KNOWN.fullmatch(architecture):
         raise UserError(
             f"timm's architecture '{architecture}' is none of vit_*, deit_*, deit3_* and flexivit_*: its heads and its "
             "activation are unknown here"
         )
-    pretrained: Any = config.get("pretrained_cfg") or config
-    arguments: Any = config.get("model_args") or {}
-    fields = next((dict(found) for name, found in EXCEPTIONS.items() if re.fullmatch(name, architecture)), {})
-    fields |= _argument_fields({"global_pool": config.get("global_pool"), **arguments})
-    image = arguments.get("img_size") or pretrained.get("input_size", (3, 224, 224))[1:]
-    labels: Any = pretrained.get("label_names") or config.get("label_names")
-    return Declared(
-        fields,
-        (image, image) if isinstance(image, int) else (image[0], image[1]),
-        unique_names(labels),
-        from_timm(pretrained),
-    )
+    pretrained = beside.pretrained_cfg or companions.config or {}
+    fields = next((dict(exception) for name, exception in EXCEPTIONS.items() if re.fullmatch(name, architecture)), {})
+    fields |= _argument_fields({"global_pool": beside.global_pool, **arguments})
+    pixels = from_timm(pretrained)
+    size = pixels["crop_size"]["height"], pixels["crop_size"]["width"]
+    labels: Any = pretrained.get("label_names") or beside.label_names
+    return Declared(fields, pair_of(arguments.get("img_size") or size), unique_names(labels), pixels)
+
+
+def refuse_pooling_without_prefix(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> None:
+    """Raise a UserError where attention pools the patches alone, beside tokens that the MAP head here reads too."""
+    bare = bare_names(shapes)
+    special = [name for name in ("cls_token", "dist_token") if name in bare]
+    if special and f"{_POOL}.latent" in bare and not arguments.get("pool_include_prefix"):
+        raise UserError(
+            f"timm's attention pooling leaves out {' and '.join(special)}, which the MAP head here reads; only models "
+            "with pool_include_prefix=True in the model_args of their config.json have the same numbers"
+        )
 
 
 def _argument_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the config that arguments of an architecture ask for."""
     fields: dict[str, Any] = {}
     for name, value in arguments.items():
-        if value in (None, "") or NEEDLESS.fullmatch(name):
+        if value is None or value == "" or NEEDLESS.fullmatch(name):
             continue
         if name == "num_heads":
             fields["num_attention_heads"] = value
-        elif name == "act_layer" and value in ACTIVATIONS:
+        elif name == "act_layer" and isinstance(value, str) and value in ACTIVATIONS:
             fields["hidden_act"] = ACTIVATIONS[value]
-        elif name == "global_pool" and value in POOLINGS:
+        elif name == "global_pool" and isinstance(value, str) and value in POOLINGS:
             fields["pooling"] = POOLINGS[value]
+        elif name == "pool_include_prefix" and not (value and arguments["global_pool"] == "avg"):
+            continue  # see `refuse_pooling_without_prefix`; the class token alone is read either way
         else:
             raise UserError(f"config.json gives timm's argument {name}={value!r}, which has no counterpart here")
     return fields

@@ -7,8 +7,9 @@ from hf_vit.conversion.origins import transformers_vit
 from hf_vit.conversion.origins.origin import Declared, Dims, KeyRule, Origin
 from hf_vit.conversion.origins.transformers_vit import RULES, common_fields, find_base, read_config
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
-from hf_vit.conversion.sizes import Pair, declared_grid, square_or_pair
+from hf_vit.conversion.sizes import Pair, Patches, square_or_pair, table_size
 
+MODEL_TYPE = "deit"
 TOKEN = "embeddings.distillation_token"
 
 DISTILLATION_RULES = (
@@ -26,9 +27,9 @@ def configure(
     dims: Dims, parts: frozenset[str], shapes: Mapping[str, Shape], image_size: Pair | None
 ) -> dict[str, Any]:
     """Fields of `HfViTConfig`."""
-    patch = (dims["P"], dims["Q"])
-    return common_fields(dims, parts, patch, declared_grid(dims["T"] - 2, patch, image_size)) | {
-        "patch_size": square_or_pair(patch),
+    patches = Patches((dims["P"], dims["Q"]))
+    return common_fields(dims, parts, table_size(dims["T"] - 2, patches, image_size)) | {
+        "patch_size": square_or_pair(patches.sides),
         "use_distillation_token": True,
         "use_distillation_head": None if "second_head" in parts or "head" not in parts else False,
     }
@@ -36,7 +37,7 @@ def configure(
 
 def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
     """See `transformers_vit.read_config`."""
-    return read_config(companions, shapes, ("deit",))
+    return read_config(companions, shapes, (MODEL_TYPE,))
 
 
 ORIGIN = Origin(

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_vit.conversion.labels import unique_names
+from hf_vit.conversion.origins.beside import pair_of
 from hf_vit.conversion.origins.origin import Declared, Dims, KeyNames, KeyRule, Origin
 from hf_vit.conversion.origins.preprocessing import from_transformers
 from hf_vit.conversion.origins.wrapped import BESIDE, prefixes, unwrapped
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
-from hf_vit.conversion.sizes import Pair, declared_grid, square_or_pair
+from hf_vit.conversion.sizes import Pair, Patches, square_or_pair, table_size
 from hf_vit.errors import UserError
 
 PATCHES = "embeddings.patch_embeddings.projection.weight"
@@ -147,17 +148,16 @@ def configure(
     dims: Dims, parts: frozenset[str], shapes: Mapping[str, Shape], image_size: Pair | None
 ) -> dict[str, Any]:
     """Fields of `HfViTConfig`."""
-    patch = (dims["P"], dims["Q"])
-    return common_fields(dims, parts, patch, declared_grid(dims["T"] - 1, patch, image_size)) | {
-        "patch_size": square_or_pair(patch)
-    }
+    patches = Patches((dims["P"], dims["Q"]))
+    size = table_size(dims["T"] - 1, patches, image_size)
+    return common_fields(dims, parts, size) | {"patch_size": square_or_pair(patches.sides)}
 
 
-def common_fields(dims: Dims, parts: frozenset[str], patch: Pair, grid: Pair) -> dict[str, Any]:
+def common_fields(dims: Dims, parts: frozenset[str], image_size: Pair) -> dict[str, Any]:
     """What shapes tell of the config, and what is assumed where config.json does not say otherwise."""
     heads = {"num_attention_heads": dims["D"] // 64} if dims["D"] % 64 == 0 else {}
     return heads | {
-        "image_size": square_or_pair((grid[0] * patch[0], grid[1] * patch[1])),
+        "image_size": square_or_pair(image_size),
         "num_channels": dims["C"],
         "hidden_size": dims["D"],
         "intermediate_size": dims["M"],
@@ -224,9 +224,9 @@ def read_config(companions: Companions, shapes: Mapping[str, Shape], model_types
         raise UserError(f"config.json says pooler_act {given['pooler_act']!r}; the representation layer here has tanh")
     fields = {name: given[name] for name in CARRIED if name in given}
     if "patch_size" in given:
-        fields["patch_size"] = square_or_pair(_pair(given["patch_size"]))
+        fields["patch_size"] = square_or_pair(pair_of(given["patch_size"]))
     processor = None if companions.processor is None else from_transformers(companions.processor)
-    return Declared(fields, _pair(given["image_size"]), labels_of(config), processor)
+    return Declared(fields, pair_of(given["image_size"]), labels_of(config), processor)
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...] | None:
@@ -237,13 +237,6 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     by_index: Mapping[str, Any] = {str(index): name for index, name in found.items()}
     names = [by_index.get(str(index)) for index in range(len(by_index))]
     return None if names == [f"LABEL_{i}" for i in range(len(names))] else unique_names(names)
-
-
-def _pair(value: Any) -> Pair:
-    sides = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
-    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise UserError(f"config.json gives the size {value!r}; it needs one number of px, or height and width")
-    return sides[0], sides[1]
 
 
 ORIGIN = Origin(

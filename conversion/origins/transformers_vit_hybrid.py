@@ -15,10 +15,11 @@ from hf_vit.conversion.origins.timm_hybrid import CONSTANTS, depths_of, stem_rul
 from hf_vit.conversion.origins.transformers_vit import RULES, common_fields, find_base, read_config
 from hf_vit.conversion.origins.vit_jax_hybrid import expanded, stem_fields
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
-from hf_vit.conversion.sizes import Pair, declared_grid
+from hf_vit.conversion.sizes import Pair, table_size
 from hf_vit.errors import UserError
 
 _BIT = "embeddings.patch_embeddings.backbone.bit"
+MODEL_TYPE = "vit-hybrid"
 _FIRST = ("downsample",)
 
 ROOT_RULES, UNIT_RULES = stem_rules(
@@ -59,9 +60,8 @@ def configure(
     dims: Dims, parts: frozenset[str], shapes: Mapping[str, Shape], image_size: Pair | None
 ) -> dict[str, Any]:
     """Fields of `HfHybridViTConfig`."""
-    stem, stride = stem_fields(dims, stage_depths(shapes))
-    patch = (stride, stride)
-    return stem | CONSTANTS | common_fields(dims, parts, patch, declared_grid(dims["T"] - 1, patch, image_size))
+    stem, patches = stem_fields(dims, stage_depths(shapes))
+    return stem | CONSTANTS | common_fields(dims, parts, table_size(dims["T"] - 1, patches, image_size))
 
 
 def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
@@ -70,7 +70,7 @@ def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
     Raises:
         UserError: it is not.
     """
-    found = read_config(companions, shapes, ("vit-hybrid",))
+    found = read_config(companions, shapes, (MODEL_TYPE,))
     if companions.config is None:
         return found
     backbone: Any = companions.config.get("backbone_config")

@@ -13,7 +13,7 @@ from typing import Any
 
 from hf_vit.conversion.origins.origin import Dims, KeyNames, KeyRule, Origin
 from hf_vit.conversion.readers.checkpoint import Shape
-from hf_vit.conversion.sizes import Pair, declared_grid, square_or_pair
+from hf_vit.conversion.sizes import Pair, Patches, square_or_pair, table_size
 from hf_vit.errors import UserError
 
 _BLOCK = "Transformer/encoderblock_{i}"
@@ -155,20 +155,13 @@ def configure(
     dims: Dims, parts: frozenset[str], shapes: Mapping[str, Shape], image_size: tuple[int, int] | None
 ) -> dict[str, Any]:
     """Fields of `HfViTConfig`."""
-    patch = (dims["P"], dims["Q"])
-    return {
-        "patch_size": square_or_pair(patch),
-        **common_fields(dims, parts, patch, table_grid(dims, parts, patch, image_size)),
-    }
+    patches = Patches((dims["P"], dims["Q"]))
+    size = table_size(dims["T"] - ("cls" in parts), patches, image_size)
+    return {"patch_size": square_or_pair(patches.sides), **common_fields(dims, parts, size)}
 
 
-def table_grid(dims: Dims, parts: frozenset[str], patch: Pair, image_size: Pair | None) -> Pair:
-    """(h, w) of a position table that begins with the class token's row, where there is a class token."""
-    return declared_grid(dims["T"] - ("cls" in parts), patch, image_size)
-
-
-def common_fields(dims: Dims, parts: frozenset[str], patch: Pair, grid: Pair) -> dict[str, Any]:
-    """What the Transformer tells of the config; `patch` is the (height, width) in px behind one token.
+def common_fields(dims: Dims, parts: frozenset[str], image_size: Pair) -> dict[str, Any]:
+    """What the Transformer tells of the config.
 
     Tanh GELU and eps 1e-6 are constants of the original code (Flax's defaults).
     """
@@ -178,7 +171,7 @@ def common_fields(dims: Dims, parts: frozenset[str], patch: Pair, grid: Pair) ->
             "the model needs heads that split the hidden size evenly"
         )
     return {
-        "image_size": square_or_pair((grid[0] * patch[0], grid[1] * patch[1])),
+        "image_size": square_or_pair(image_size),
         "num_channels": dims["C"],
         "hidden_size": dims["D"],
         "num_attention_heads": dims["A"],

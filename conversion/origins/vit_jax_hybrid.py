@@ -12,6 +12,7 @@ from typing import Any
 from hf_vit.conversion.origins import vit_jax
 from hf_vit.conversion.origins.origin import Dims, KeyRule, Origin
 from hf_vit.conversion.readers.checkpoint import Shape
+from hf_vit.conversion.sizes import Patches, table_size
 from hf_vit.errors import UserError
 
 STEM = "embeddings.patch_embeddings.stem"
@@ -117,25 +118,24 @@ def _with_axes(rule: KeyRule, sizes: Mapping[str, str]) -> KeyRule:
     return replace(rule, axes=tuple(sizes.get(axis, axis) for axis in rule.axes))
 
 
-def stem_fields(dims: Dims, depths: tuple[int, ...]) -> tuple[dict[str, Any], int]:
-    """(what the stem tells of the config, side in px of the image behind one token)."""
+def stem_fields(dims: Dims, depths: tuple[int, ...]) -> tuple[dict[str, Any], Patches]:
+    """(what the stem tells of the config, how its map is cut into patches)."""
     if dims["W"] % 32:
         raise UserError(
             f"the stem is {dims['W']} wide, which GroupNorm's 32 groups do not divide; the file is damaged or of "
             "another kind"
         )
-    stride = 4 * 2 ** max(len(depths) - 1, 0) * dims["P"]
-    return {"stage_depths": depths, "stem_width": dims["W"], "stem_patch_size": dims["P"]}, stride
+    patches = Patches((dims["P"], dims["P"]), stem_stride=4 * 2 ** max(len(depths) - 1, 0))
+    return {"stage_depths": depths, "stem_width": dims["W"], "stem_patch_size": dims["P"]}, patches
 
 
 def configure(
     dims: Dims, parts: frozenset[str], shapes: Mapping[str, Shape], image_size: tuple[int, int] | None
 ) -> dict[str, Any]:
     """Fields of `HfHybridViTConfig`."""
-    stem, stride = stem_fields(dims, stage_depths(shapes))
-    patch = (stride, stride)
-    grid = vit_jax.table_grid(dims, parts, patch, image_size)
-    return {**stem, **vit_jax.common_fields(dims, parts, patch, grid)}
+    stem, patches = stem_fields(dims, stage_depths(shapes))
+    size = table_size(dims["T"] - ("cls" in parts), patches, image_size)
+    return {**stem, **vit_jax.common_fields(dims, parts, size)}
 
 
 ORIGIN = Origin(

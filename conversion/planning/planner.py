@@ -24,12 +24,11 @@ from hf_vit.conversion.planning.plan import (
     Row,
     Wishes,
 )
-from hf_vit.conversion.readers.checkpoint import Companions, Shape
-from hf_vit.conversion.sizes import Pair, grid_of, square_or_pair
+from hf_vit.conversion.readers.checkpoint import NOTHING_BESIDE, Companions, Shape
+from hf_vit.conversion.sizes import Pair, square_or_pair
 from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import FAMILIES
 
-NOTHING_BESIDE = Companions()
 MISFIT = "config.json does not fit the weights beside it"
 # Field of the config -> the option that declares it.
 DECLARED = {"num_attention_heads": "--num-heads", "hidden_act": "--hidden-act", "pooling": "--pooling"}
@@ -61,7 +60,7 @@ def make_plan(
     shapes: Mapping[str, Shape], wishes: Wishes, companions: Companions = NOTHING_BESIDE, file_name: str = "the file"
 ) -> Plan:
     """See `plan`."""
-    origin = find_origin(shapes, file_name)
+    origin = find_origin(shapes, file_name, companions)
     layout = Layout(origin, origin.names(shapes), shapes)
     layout.refuse_misfits()
     _refuse_pointless(wishes, layout)
@@ -217,11 +216,9 @@ def _config(family: str, fields: dict[str, Any], resize_to: Pair | None) -> tupl
         config = config_class(**fields)
         if resize_to is None:
             return config, None
-        rows_before = config.num_special_tokens if config.position_on_class_token else 0
-        grid = grid_of(resize_to, config.patch_stride, "--resize-to")
-        resample = Resample(config.grid, grid, rows_before, config.position_interpolation)
-        fields["image_size"] = square_or_pair(resize_to)
-        return config_class(**fields), resample
+        resized = config_class(**fields | {"image_size": square_or_pair(resize_to)})
+        prefix = config.num_special_tokens if config.position_on_class_token else 0
+        return resized, Resample(config.grid, resized.grid, prefix, config.position_interpolation)
     except StrictDataclassError as error:
         raise UserError(f"the checkpoint's sizes make no model: {strict_reason(error)}") from error
 

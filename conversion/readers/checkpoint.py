@@ -30,6 +30,9 @@ class Companions:
     processor: Mapping[str, Any] | None = None
 
 
+NOTHING_BESIDE = Companions()
+
+
 class CheckpointReader(ABC):
     """Abstract: the arrays of one checkpoint by key, read on demand; use as a context manager.
 
@@ -41,7 +44,7 @@ class CheckpointReader(ABC):
     """
 
     path: Path
-    companions = Companions()
+    companions = NOTHING_BESIDE
 
     def __enter__(self) -> Self:
         return self

@@ -2,16 +2,19 @@
 
 Such a file is a zip archive: one pickle with the names, one member for the bytes of each storage. The pickle goes
 through `torch.load(weights_only=True)`, which runs no code of the file; what the archive says is checked first.
+What `torch.load` leaves unchecked is why this reader is ours: a storage that claims more bytes than its member has is
+given the bytes that follow, whatever they are.
 """
 
 import argparse
 import hashlib
+import mmap
 import pickle
 import re
+import struct
 import warnings
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast, final
@@ -24,6 +27,7 @@ from hf_vit.errors import UserError
 MAX_DEPTH = 8  # of dicts and lists inside each other; an optimizer's state has 4
 MAX_VALUES = 1_000_000  # tensors, numbers and texts; references make a small pickle hold any number
 CHUNK = 2**22
+LOCAL_HEADER_SIZE = 30  # of a zip archive, without name and extra field
 
 
 @final
@@ -37,13 +41,15 @@ class TorchReader(CheckpointReader):
 
     def __init__(self, path: str | Path) -> None:
         self.path = existing_file(path)
-        storages = self._checked_archive()
+        members = self._checked_archive()
         self._tensors = _flattened(self._load(), self.path.name)
         if not self._tensors:
             raise UserError(f"{self.path.name} holds no tensor at all; it is no checkpoint")
         for key, tensor in self._tensors.items():
             refuse_unsafe_key(key, self.path.name)
-            self._refuse_lies(key, tensor, storages)
+            if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+                raise UserError(f"'{key}' in {self.path.name} is no plain tensor; weights need to be dense and in full")
+        self._refuse_lies(members)
 
     def close(self) -> None:
         self._tensors = {}
@@ -59,11 +65,11 @@ class TorchReader(CheckpointReader):
     def read_floats(self, key: str) -> torch.Tensor:
         return self.checked(key, self._tensors[key])
 
-    def _checked_archive(self) -> Counter[int]:
-        """Verify names, storage and checksum of every member; the sizes in bytes of the storages."""
+    def _checked_archive(self) -> dict[int, int]:
+        """Verify names, storage and checksum of every member; where the bytes of each storage begin -> how many."""
         try:
             with zipfile.ZipFile(self.path) as archive:
-                infos = archive.infolist()
+                infos, members = archive.infolist(), dict[int, int]()
                 if len({info.filename for info in infos}) != len(infos):
                     raise ValueError("a member's name is there twice")
                 for info in infos:
@@ -72,6 +78,9 @@ class TorchReader(CheckpointReader):
                     with archive.open(info) as member:  # reading to the end verifies the checksum
                         while member.read(CHUNK):
                             pass
+                    if info.file_size and re.search(r"(^|/)data/[^/]+$", info.filename):
+                        members[self._begin(info)] = info.file_size
+                return members
         except (
             zipfile.BadZipFile,
             zlib.error,
@@ -84,7 +93,13 @@ class TorchReader(CheckpointReader):
             raise UserError(
                 f"{self.path.name} is no readable PyTorch file ({one_line(error)}); get the file again"
             ) from error
-        return Counter(info.file_size for info in infos if re.search(r"(^|/)data/[^/]+$", info.filename))
+
+    def _begin(self, info: zipfile.ZipInfo) -> int:
+        """Where a member's bytes begin in the file: after its own header, whose last two fields are lengths."""
+        with self.path.open("rb") as file:
+            file.seek(info.header_offset + LOCAL_HEADER_SIZE - 4)
+            name, extra = struct.unpack("<2H", file.read(4))
+        return info.header_offset + LOCAL_HEADER_SIZE + name + extra
 
     def _load(self) -> Any:
         try:
@@ -104,16 +119,32 @@ class TorchReader(CheckpointReader):
                 f"{self.path.name} is no readable PyTorch file ({one_line(error)}); get the file again"
             ) from error
 
-    def _refuse_lies(self, key: str, tensor: torch.Tensor, storages: Counter[int]) -> None:
-        """A tensor must be plain, and its bytes those of one member of the archive."""
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
-            raise UserError(f"'{key}' in {self.path.name} is no plain tensor; weights need to be dense and in full")
-        there = tensor.untyped_storage().nbytes()
-        if tensor.numel() * tensor.element_size() > there or (there and not storages[there]):
+    def _refuse_lies(self, members: Mapping[int, int]) -> None:
+        """Raise a UserError unless every tensor lies within exactly one member of the archive.
+
+        `torch.load` maps the whole file to one address, which it does not tell; it begins a page, and puts the first
+        storage at the beginning of a member.
+        """
+        storages = {key: tensor.untyped_storage() for key, tensor in self._tensors.items() if tensor.numel()}
+        first = min((storage.data_ptr() for storage in storages.values()), default=0)
+
+        def lies(begin: int) -> list[tuple[str, int]]:
+            """(key, bytes that are there), if the first storage is the member that begins there."""
+            there = {key: members.get(one.data_ptr() - first + begin, 0) for key, one in storages.items()}
+            return [
+                (key, size) for key, size in there.items() if not self._needs(key) <= size == storages[key].nbytes()
+            ]
+
+        begins = [begin for begin in members if (first - begin) % mmap.PAGESIZE == 0]
+        for key, size in min(map(lies, begins or [0]), key=len):
             raise UserError(
-                f"{self.path.name} is damaged at '{key}' (shape {list(tensor.shape)} does not fit the {there} bytes "
-                "that are there); get the file again"
+                f"{self.path.name} is damaged at '{key}' (shape {list(self._tensors[key].shape)} does not fit the "
+                f"{size} bytes that are there); get the file again"
             )
+
+    def _needs(self, key: str) -> int:
+        """Bytes of a tensor that is in full."""
+        return self._tensors[key].numel() * self._tensors[key].itemsize
 
 
 def _flattened(value: Any, file_name: str) -> dict[str, torch.Tensor]:

@@ -19,6 +19,7 @@ from hf_vit.conversion.planning.layout import listing
 from hf_vit.conversion.planning.plan import HEADS
 from hf_vit.conversion.targets.backwards import array_of, rules_for
 from hf_vit.errors import UserError
+from hf_vit.models.configuration_hf_vit import as_pair
 
 # Settings of training, of feature maps and of pre-training heads: no logits depend on them.
 WITHOUT_EFFECT = frozenset(
@@ -68,8 +69,7 @@ class OutgoingModel:
     @property
     def nominal_size(self) -> tuple[int, int]:
         """(height, width) in px of the images that the position table is made for."""
-        (h, w), (stride_h, stride_w) = self.config.grid, self.config.patch_stride
-        return h * stride_h, w * stride_w
+        return as_pair(self.config.image_size)
 
     @torch.no_grad()
     def probe(self, batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:

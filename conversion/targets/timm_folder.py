@@ -106,6 +106,10 @@ def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
     ratio = config.intermediate_size / config.hidden_size
     if int(config.hidden_size * ratio) < config.intermediate_size:  # timm rounds down
         ratio = math.nextafter(ratio, math.inf)
+    others = {
+        "init_values": config.layer_scale_init_value,
+        "pool_include_prefix": (config.pooling == "map" and config.has_class_token) or None,
+    }
     return {
         "img_size": list(outgoing.nominal_size),
         "patch_size": config.stem_patch_size if _is_hybrid(config) else _one_or_two(config.patch_stride),
@@ -121,7 +125,7 @@ def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
         "class_token": config.has_class_token,
         "no_embed_class": config.has_class_token and not config.position_on_class_token,
         "fc_norm": False,
-    } | ({} if config.layer_scale_init_value is None else {"init_values": config.layer_scale_init_value})
+    } | {name: value for name, value in others.items() if value is not None}
 
 
 def _pretrained(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:

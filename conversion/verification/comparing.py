@@ -100,8 +100,12 @@ def _reason_to_skip(recording: Recording, plan: Plan, one: RecordedArray) -> str
         return "the head is new"
     if plan.resample is None:
         return None
-    (stride_h, stride_w), (height, width) = plan.config.patch_stride, recording.image_sets[one.image_set].shape[1:3]
-    if one.stage == "posemb_in" or (height // stride_h, width // stride_w) != plan.config.grid:
+    height, width = recording.image_sets[one.image_set].shape[1:3]
+    try:
+        grid = plan.config.grid_of(height, width)
+    except ValueError as error:
+        raise UserError(f"the recorded images do not fit the model: {error}") from error
+    if one.stage == "posemb_in" or grid != plan.config.grid:
         return "of another image size than --resize-to"
     return None
 

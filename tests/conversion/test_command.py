@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors import SafetensorError
 
@@ -132,6 +133,76 @@ def test_output_that_appears_meanwhile_is_not_replaced(checkpoint, write_npz, tm
         conversion.convert(write_npz(checkpoint(labels=None)), tmp_path / "model")
     assert {file.name for file in tmp_path.iterdir()} == {"model.npz", "model"}
     assert [file.name for file in (tmp_path / "model").iterdir()] == ["theirs"]
+
+
+def test_links_are_followed(checkpoint, write_npz, tmp_path: Path):
+    source = write_npz(checkpoint(labels=None))
+    for name, there in (("link", True), ("dangling", False)):
+        if there:
+            (tmp_path / f"{name} leads here").mkdir()
+        (tmp_path / name).symlink_to(tmp_path / f"{name} leads here")
+        conversion.convert(source, tmp_path / name)
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / f"{name} leads here" / "model.safetensors").is_file()
+
+
+def test_places_that_cannot_be_a_folder_are_told_first(checkpoint, write_npz, tmp_path: Path, capsys):
+    source = write_npz(checkpoint(labels=None))
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for place, said in (
+        (tmp_path / "file" / "model", "cannot be a folder, as file is a file"),
+        (tmp_path / ("x" * 300), "File name too long"),
+        (tmp_path / "loop", "loop exists and is no folder"),
+    ):
+        code, _, err = run(capsys, source, place)
+        assert code == 1
+        assert said in err
+        assert err.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"model.npz", "file", "loop"}
+
+
+def test_report_comes_with_the_model_and_replaces_nothing_else(checkpoint, write_npz, tmp_path: Path, monkeypatch):
+    source = write_npz(checkpoint(labels=None))
+    content = source.read_bytes()
+    with pytest.raises(UserError, match="is there already and is no report of a conversion"):
+        conversion.convert(source, tmp_path / "model", report=source)
+    assert source.read_bytes() == content
+    with pytest.raises(UserError, match="cannot be written: Is a directory"):
+        conversion.convert(source, tmp_path / "model", report=tmp_path)
+    for number in (1, 2):
+        conversion.convert(source, tmp_path / f"model{number}", report=tmp_path / "report.json")
+    report = (tmp_path / "report.json").read_bytes()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hf_vit.conversion.api.report_of", fail)
+    with pytest.raises(UserError, match=r"report\.json cannot be written: No space left"):
+        conversion.convert(source, tmp_path / "model3", report=tmp_path / "report.json")
+    assert (tmp_path / "report.json").read_bytes() == report
+    assert {path.name for path in tmp_path.iterdir()} == {"model.npz", "model1", "model2", "report.json"}
+
+
+def test_force_replaces_what_this_package_wrote(checkpoint, write_npz, tmp_path: Path, capsys, monkeypatch):
+    source, output = write_npz(checkpoint(labels=None)), tmp_path / "model"
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "thesis.txt").touch()
+    assert run(capsys, source, tmp_path / "theirs", "--force")[0] == 1
+    assert (tmp_path / "theirs" / "thesis.txt").exists()
+    conversion.convert(source, output)
+    (output / "mark").touch()
+    assert run(capsys, source, output)[0] == 1
+    monkeypatch.setattr("hf_vit.conversion.api._verify", lambda *_: 1 / 0)
+    recording = write_npz({"images": np.zeros((1, 12, 12, 3), "f4")}, "io.npz")
+    with pytest.raises(ZeroDivisionError):
+        conversion.convert(source, output, force=True, recording=recording)
+    assert (output / "mark").exists()
+    assert run(capsys, source, output, "--force")[0] == 0
+    assert not (output / "mark").exists()
+    with pytest.raises(UserError, match="holds the source"):
+        conversion.convert(output / "model.safetensors", output, force=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"model.npz", "model", "theirs", "io.npz"}
 
 
 def test_sizes():

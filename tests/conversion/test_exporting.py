@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import timm
 import torch
 import transformers
 from originals.pytorch import randomise
+from safetensors import SafetensorError
 from torch import nn
 from transformers import ViTImageProcessor
 
@@ -345,6 +347,20 @@ def test_transforms_and_their_inverses():
     for name, shape in shapes.items():
         source = torch.randn(shape)
         assert torch.equal(TRANSFORMS[name].revert(TRANSFORMS[name].apply(source), shape), source)
+
+
+def test_full_disk_is_one_line(tmp_path: Path, monkeypatch):
+    source = make("HfViTModel", tmp_path / "source", hidden_act="gelu")
+    full = {
+        "timm": ("hf_vit.conversion.targets.timm_folder.save_file", SafetensorError("No space left (os error 28)")),
+        "vit_jax": ("numpy.savez", OSError(28, "No space left on device")),
+        "transformers": ("transformers.ViTModel.save_pretrained", SafetensorError("No space left (os error 28)")),
+    }
+    for target, (function, error) in full.items():
+        monkeypatch.setattr(function, Mock(side_effect=error))
+        with pytest.raises(UserError, match="out cannot be written: No space left"):
+            export(source if target != "vit_jax" else make("HfViTModel", tmp_path / "tanh"), tmp_path / "out", target)
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "tanh"}
 
 
 def test_results_that_differ_are_not_delivered(tmp_path: Path, capsys, monkeypatch):

@@ -85,7 +85,11 @@ def test_folders_of_other_models_are_refused(tmp_path: Path):
     of_transformers("ViTForImageClassification").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     for fields, told in (
-        ({"model_type": "beit"}, "says model_type 'beit', but the keys are those of vit"),
+        (
+            {"model_type": "beit"},
+            "says model_type 'beit'; of transformers' models vit, vit_mae, .* convert",
+        ),
+        ({"model_type": "deit"}, "says model_type 'deit', but the keys are those of vit"),
         ({"model_type": None}, "says model_type None"),
         ({"hidden_size": 48}, "does not fit the weights beside it: hidden_size is 48 there, the weights make it 24"),
         ({"image_size": 16}, "does not fit the weights beside it: image_size 16x16 makes 4x4 = 16 patches"),

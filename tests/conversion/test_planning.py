@@ -154,7 +154,7 @@ def test_heads_that_do_not_split_the_width_are_refused(checkpoint):
     [
         ({"num_labels": 0}, "0 labels make no classifier"),
         ({"num_labels": 3, "labels": ["a", "b", "c"]}, "not both"),
-        ({"resize_to": (13, 12)}, "--resize-to 13x12 px is not divisible by the patch of 4x4 px"),
+        ({"resize_to": (3, 12)}, "sizes make no model: image_size=.3, 12. does not fit patch_size=4"),
     ],
 )
 def test_bad_options_are_refused(options, told, checkpoint):

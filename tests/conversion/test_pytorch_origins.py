@@ -15,6 +15,7 @@ from torch import nn
 from transformers import ViTModel
 
 import hf_vit.conversion as conversion
+from hf_vit.cli.main import main
 from hf_vit.errors import UserError
 
 # As the golden tests: a hybrid normalises again and again, and float32 rounds otherwise on other processors.
@@ -198,6 +199,42 @@ def test_file_without_config_says_what_is_assumed(tmp_path: Path):
     assert conversion.assumption(with_config.plan) is None
 
 
+def test_what_a_bare_file_does_not_say_is_declared(tmp_path: Path, capsys):
+    model = of_timm(global_pool="avg", fc_norm=False, act_layer="quick_gelu")
+    torch.save(model.state_dict(), tmp_path / "model.pth")
+    options = {"num_heads": 3, "hidden_act": "quick_gelu", "pooling": "gap"}
+    result = convert(tmp_path / "model.pth", **options)
+    assert set(result.plan.assumed) == {"layer_norm_eps", "processor"}
+    hold(model, load(result), (12, 12), timm_tokens, timm_outcome)
+    with pytest.raises(UserError, match=r"do not tell the number of heads, .* declare it with --num-heads"):
+        conversion.convert(tmp_path / "model.pth", tmp_path / "out")
+    with pytest.raises(UserError, match="hidden_size=24 is not divisible by num_attention_heads=5"):
+        conversion.convert(tmp_path / "model.pth", tmp_path / "out", **options | {"num_heads": 5})
+    save_timm(model, tmp_path / "folder")
+    with pytest.raises(UserError, match=r"--pooling token: config.json says pooling='gap'; leave the option out"):
+        conversion.convert(tmp_path / "folder", tmp_path / "out", **options | {"pooling": "token"})
+    report = tmp_path / "report.json"
+    command = ["convert", str(tmp_path / "model.pth"), str(tmp_path / "out"), "--report", str(report)]
+    with pytest.raises(SystemExit, match="0"):
+        main([*command, "--num-heads", "3", "--hidden-act", "quick_gelu"])
+    outcome = capsys.readouterr()
+    assert "assumed" not in outcome.out
+    assert "the class token read, where there is one, else the mean" in outcome.err
+    assert set(json.loads(report.read_text())["assumed"]) == {"layer_norm_eps", "pooling", "processor"}
+
+
+def test_weights_and_code_outvote_what_people_declare(checkpoint, write_npz, tmp_path: Path):
+    path = write_npz(checkpoint())
+    for options, told in (
+        ({"num_heads": 4}, "--num-heads 4: files of vit_jax have num_attention_heads=2"),
+        ({"hidden_act": "gelu"}, "--hidden-act gelu: files of vit_jax have hidden_act='gelu_pytorch_tanh'"),
+        ({"pooling": "map"}, "--pooling map: files of vit_jax have pooling='token'"),
+    ):
+        with pytest.raises(UserError, match=told):
+            conversion.convert(path, tmp_path / "out", **options)
+    conversion.convert(path, tmp_path / "out", num_heads=2, pooling="token")
+
+
 def test_file_that_may_be_ours_needs_its_config(tmp_path: Path):
     model = of_transformers("ViTForImageClassification", hidden_size=64, num_attention_heads=1)
     model.save_pretrained(tmp_path / "saved", save_original_format=False)
@@ -248,6 +285,7 @@ TIMM = {
     "rectangular": (lambda: of_timm(img_size=(8, 16)), {"image_size": (8, 16)}),
     "hybrid": (hybrid_of_timm, {"stage_depths": (2, 1), "weight_standardization": "variance"}),
     "hybrid of patches": (lambda: hybrid_of_timm((2,), 2), {"stage_depths": (2,), "stem_patch_size": 2}),
+    "hybrid of an odd size": (lambda: hybrid_of_timm(img_size=36), {"image_size": 36, "grid": (5, 5)}),
     "hybrid of a root": (lambda: hybrid_of_timm((), 2), {"stage_depths": (), "stem_patch_size": 2}),
 }
 
@@ -265,6 +303,24 @@ def test_models_of_timm(case: str, tmp_path: Path):
         assert getattr(result.plan.config, name) == value
     size = model.patch_embed.img_size
     hold(model, load(result), size, timm_tokens, timm_outcome, result.plan.config.num_channels)
+
+
+def test_attention_pooling_beside_a_token(tmp_path: Path):
+    """timm pools the patches alone, unless `pool_include_prefix` says otherwise; the MAP head here reads all tokens."""
+    alone = of_timm(global_pool="map", embed_dim=64, num_heads=1)
+    save_timm(alone, tmp_path / "alone")
+    for source in (tmp_path / "alone", tmp_path / "alone" / "model.safetensors"):
+        with pytest.raises(UserError, match="timm's attention pooling leaves out cls_token"):
+            convert(source)
+    arguments = {"pool_include_prefix": True}
+    together = of_timm(global_pool="map", **arguments)
+    result = convert(save_timm(together, tmp_path / "together", model_args=arguments))
+    hold(together, load(result), (12, 12), timm_tokens, timm_outcome)
+    back = conversion.export(result.output, tmp_path / "back", "timm")
+    assert back.difference <= 1e-5
+    mean = of_timm(global_pool="avg", fc_norm=False, **arguments)
+    with pytest.raises(UserError, match="gives timm's argument pool_include_prefix=True, which has no counterpart"):
+        convert(save_timm(mean, tmp_path / "mean", model_args=arguments))
 
 
 @torch.no_grad()

@@ -291,6 +291,20 @@ def test_torch_file_whose_pickle_claims_other_bytes(tmp_path: Path):
     refused(path, "is damaged at 'a'|no readable PyTorch file")
 
 
+def test_torch_file_whose_storages_have_changed_places(tmp_path: Path):
+    """The sizes are all there, but not where the pickle says: the longer one would read on behind its member."""
+    good, forged = tmp_path / "good.pth", tmp_path / "forged.pth"
+    torch.save({"a": torch.ones(64), "b": torch.ones(32, 4)}, good)
+    with zipfile.ZipFile(good) as source, zipfile.ZipFile(forged, "w") as target:
+        other = {"0": "1", "1": "0"}
+        for info in source.infolist():
+            folder, _, name = info.filename.rpartition("/")
+            read = f"{folder}/{other[name]}" if folder.endswith("/data") else info.filename
+            target.writestr(info.filename, source.read(read))
+    read_all(good)
+    refused(forged, r"forged.pth is damaged at 'a' \(shape \[64\] does not fit the 512 bytes that are there\)")
+
+
 def test_compressed_torch_archive(tmp_path: Path):
     path = tmp_path / "model.pth"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
