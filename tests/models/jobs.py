@@ -8,6 +8,8 @@ import torch
 import transformers
 from huggingface_hub import HfApi
 from safetensors.torch import load_file
+from torch import distributed
+from transformers.distributed import DistributedConfig
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 
@@ -76,4 +78,35 @@ def configurations(folder: str) -> dict[str, Any]:
         ]
         names = [[type(config).__module__.partition(".")[0], type(config).__name__] for config in loaded]
         found[Path(source).name] = names
+    return found
+
+
+def tensor_parallel(rank: int, meeting: str, folders: list[str]) -> dict[str, Any]:
+    """One of two processes that share every layer of a folder's model: how far its share is from one process's.
+
+    Of each folder: the largest difference of the logits, of a gradient (with its name), and how many are shared out.
+    """
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    found = {}
+    for folder in folders:
+        saved = load_file(Path(folder, "answers.safetensors"))
+        model = transformers.AutoModelForImageClassification.from_pretrained(
+            folder, trust_remote_code=True, distributed_config=DistributedConfig(tp_size=2)
+        ).train()
+        outputs = model(saved["images"], labels=saved["labels"])
+        outputs.loss.backward()
+        differences, sharded = {}, 0
+        for name, parameter in model.named_parameters():
+            local = parameter.grad.to_local() if hasattr(parameter.grad, "to_local") else parameter.grad
+            wanted = saved[f"grad.{name}"]
+            for dim in range(local.ndim):
+                if local.shape[dim] != wanted.shape[dim]:
+                    wanted, sharded = wanted.chunk(2, dim)[rank], sharded + 1
+            differences[name] = (local - wanted).abs().max().item()
+        worst = max(differences, key=lambda name: differences[name])
+        logits = (outputs.logits - saved["logits"]).abs().max().item()
+        found[Path(folder).name] = {"logits": logits, "gradient": [worst, differences[worst]], "sharded": sharded}
+        distributed.barrier()
+    distributed.destroy_process_group()
     return found

@@ -5,10 +5,12 @@ import pickle
 
 import pytest
 import torch
-from models.families import TABLES, Family, tensors_of
+from models.families import Family, tensors_of
 from torch import nn
 from transformers.initialization import no_init_weights
 
+# Every kind of table, of pooling and of stem.
+pytestmark = pytest.mark.choices("learned_2d", "sincos_2d", "relative", "map", "resnet_stem")
 OTHER = (6, 5)  # not the nominal grid, so that learned tables are resampled
 
 
@@ -43,7 +45,6 @@ def assert_as_fresh(model: nn.Module, images: torch.Tensor) -> None:
     assert_same(model(images), other(images))
 
 
-@pytest.mark.choices(*TABLES)
 @torch.no_grad()
 def test_copies_and_replicas_use_their_own_parameters(model, images):
     wanted = model(images)
@@ -68,7 +69,6 @@ def replica_of(model: nn.Module, parameters: dict[str, nn.Parameter]) -> nn.Modu
     return replicas[model]
 
 
-@pytest.mark.choices(*TABLES)
 def test_every_kind_of_change_is_seen(model, images):
     """After each forward pass in evaluation: in place, loaded, through `.data`, by an optimiser, by a dtype."""
 
@@ -97,7 +97,6 @@ def test_every_kind_of_change_is_seen(model, images):
         assert_as_fresh(model, images.to(model.dtype))
 
 
-@pytest.mark.choices(*TABLES)
 def test_inference_mode(family: Family, choice: str):
     """Built, loaded or used under inference_mode, before and after normal use."""
     with torch.inference_mode():

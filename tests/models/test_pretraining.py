@@ -275,7 +275,7 @@ def test_pretrained_weights_load_into_the_other_classes(family: Family, tmp_path
 @pytest.mark.parametrize("training", [False, True])
 def test_no_masked_patch_is_no_loss(target: str, training: bool):
     """As transformers' ViT, which divides by the number of masked pixels + 1e-5; compiled and not."""
-    model = FAMILIES["plain"].build("masked_prediction", prediction_target=target).train(training)
+    model = FAMILIES["plain"].build("masked_prediction", prediction_target=target, num_hidden_layers=1).train(training)
     images = FAMILIES["plain"].images(model.config)
     masked = torch.zeros(2, 16, dtype=torch.bool)
     loss = model(images, bool_masked_pos=masked).loss
