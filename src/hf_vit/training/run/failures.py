@@ -34,7 +34,7 @@ def explained(run: Run, accumulates: bool) -> Generator[None]:
             raise UserError(_too_little_memory(run, accumulates)) from error
         if is_full_disk(error):
             raise UserError(_full_disk(run)) from error
-        if "DataLoader worker" in str(error):
+        if "DataLoader worker (pid" in str(error):
             raise UserError(_killed_worker(run, error)) from error
         # An error that came of files which were taken away or changed while they were read.
         if changes := run.data.changed_files():
