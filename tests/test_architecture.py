@@ -1,182 +1,131 @@
-"""What imports what: arrows between rooms point one way, travelling files travel alone, imports stay light."""
+"""What imports what: arrows point one way between rooms and between files, rooms stay small, imports stay light."""
 
 import ast
-import functools
+import graphlib
+import itertools
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from collections import Counter
 
 import pytest
+from imports import PACKAGE, files, graph, tree_of
 
-SOURCE = Path(__file__).parents[1] / "src" / "hf_vit"
-MODELS = sorted(path for path in (SOURCE / "models").glob("*.py") if path.name != "__init__.py")
-
-# A room may import from rooms of lower or equal rank, and no two rooms from each other.
+# A room imports from rooms of lower rank alone, and rooms of one rank not from each other.
 RANKS = {
     "errors": 0,
-    "environment": 0,
-    "models": 1,
-    "families": 2,
-    **dict.fromkeys(("hf_vit", "variants"), 3),  # the package itself: registration
-    **dict.fromkeys(("data", "results", "rewriting", "model_cards"), 4),
-    "conversion": 5,
-    "inference": 6,
-    "subjects": 7,
-    "cost": 8,
-    "hub": 9,
-    "evaluation": 10,
-    **dict.fromkeys(("training", "analysis", "speed"), 11),
-    "comparison": 12,
-    "cli": 13,
-    "__main__": 14,
+    "environment": 1,
+    "models": 2,
+    "families": 3,
+    **dict.fromkeys((PACKAGE, "variants"), 4),  # the package itself registers the families
+    **dict.fromkeys(("data", "results", "rewriting", "model_cards"), 5),
+    "conversion": 6,
+    "inference": 7,
+    "subjects": 8,
+    "cost": 9,
+    "hub": 10,
+    "evaluation": 11,
+    **dict.fromkeys(("training", "analysis", "speed"), 12),
+    "comparison": 13,
+    "cli": 14,
+    "__main__": 15,
 }
-HEAVY = ("datasets", "evaluate", "sklearn", "matplotlib", "skimage", "torchvision", "scipy", "PIL")
+LARGEST_ROOM = 18  # python files beside __init__; what is larger wants rooms of its own
+FLAT = {"hf_vit.models": 20}  # travels as one folder: no rooms inside
+LONGEST_FILE, LONGEST_FUNCTION = 450, 60
+READ_DOWNWARD = {"hf_vit.models.modeling_hf_vit": 700}  # a forward pass from top to bottom, worth more than the rule
 
 
-def room_of(path: Path) -> str:
-    relative = path.relative_to(SOURCE)
-    name = relative.parts[0] if len(relative.parts) > 1 else relative.stem
-    return "hf_vit" if name == "__init__" else name
-
-
-def imported(path: Path) -> list[str]:
-    """Full names of the modules that a file imports, anywhere in it; relative ones resolved."""
-    package = ["hf_vit", *path.relative_to(SOURCE).parent.parts]
-    names = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            names += [f"{module}.{alias.name}" for alias in node.names]
-    return names
-
-
-@functools.cache
-def arrows() -> dict[tuple[str, str], list[str]]:
-    """(room, room it imports from) -> the files that do."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for path in SOURCE.rglob("*.py"):
-        for name in imported(path):
-            parts = name.split(".")
-            if parts[0] != "hf_vit":
-                continue
-            target = parts[1] if len(parts) > 1 and parts[1] in RANKS else "hf_vit"
-            if target != room_of(path):
-                found.setdefault((room_of(path), target), []).append(str(path.relative_to(SOURCE)))
-    return found
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else module
 
 
 def test_every_room_has_its_place():
-    rooms = {room_of(path) for path in SOURCE.rglob("*.py")}
+    rooms = {room_of(module) for module in files()}
     assert rooms <= set(RANKS), f"give {rooms - set(RANKS)} a rank in this test"
 
 
-def test_arrows_point_one_way():
-    wrong = {arrow: files for arrow, files in arrows().items() if RANKS[arrow[1]] > RANKS[arrow[0]]}
-    # The package hands out names of other rooms when they are asked for, and only then (see the import test below).
-    wrong = {arrow: files for arrow, files in wrong.items() if arrow[0] != "hf_vit"}
-    assert wrong == {}
+def test_arrows_between_rooms_point_one_way():
+    wrong = [
+        f"{module} -> {target} ({', '.join(sorted(names))})"
+        for module, targets in graph().items()
+        for target, names in targets.items()
+        if room_of(module) != room_of(target) and RANKS[room_of(module)] <= RANKS[room_of(target)]
+    ]
+    assert wrong == []
 
 
-def test_no_two_rooms_import_each_other():
-    # What the package hands out when it is asked for is no import of its own (see above).
-    own = [arrow for arrow in arrows() if arrow[0] != "hf_vit"]
-    reachable = {room: {target for source, target in own if source == room} for room in RANKS}
-    for _ in RANKS:
-        reachable = {room: to.union(*(reachable[other] for other in to)) for room, to in reachable.items()}
-    cycles = {room for room, to in reachable.items() if room in to and room not in ("hf_vit", "variants")}
-    assert cycles == set()
+def test_no_circle_between_files():
+    try:
+        graphlib.TopologicalSorter(graph()).prepare()
+    except graphlib.CycleError as error:
+        circle = error.args[1][::-1]
+        ties = [
+            f"{module} imports {', '.join(sorted(graph()[module][target]))} from {target}"
+            for module, target in itertools.pairwise(circle)
+        ]
+        pytest.fail("\n".join(["files import each other in a circle:", *ties]))
 
 
-def test_travelling_files_lie_flat():
-    assert len(MODELS) >= 5
-    assert [path for path in (SOURCE / "models").iterdir() if path.is_dir() and path.name != "__pycache__"] == []
-    assert all("_hf_" in path.stem for path in MODELS), "their names must not clash with other code's"
-
-
-@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
-def test_travelling_files_import_only_what_everyone_has(path: Path):
-    """transformers copies a saved model's file and the siblings that its text names, and runs them anywhere."""
-    allowed, siblings = {"torch", "transformers", "huggingface_hub"}, {other.stem for other in MODELS}
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            assert node.level == 1, f"line {node.lineno}: only siblings travel along"
-            assert node.module in siblings, f"line {node.lineno}: write `from .sibling import name`"
-        elif isinstance(node, ast.ImportFrom | ast.Import):
-            names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-            for name in names:
-                root = name.split(".")[0]
-                assert root in allowed or root in sys.stdlib_module_names, f"line {node.lineno}: {name}"
-                assert root != "__future__", f"line {node.lineno}: it switches the type checks of configs off"
-    # transformers finds imports by regular expressions: prose that looks like one breaks saving.
-    imports = {node.lineno for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        assert number in imports or not line.strip().startswith(("from .", "import .")), f"line {number}"
+def test_rooms_stay_small():
+    sizes = Counter(module.rpartition(".")[0] for module, path in files().items() if path.name != "__init__.py")
+    assert {room: size for room, size in sizes.items() if size > FLAT.get(room, LARGEST_ROOM)} == {}
 
 
 def test_sizes_stay_readable():
-    """Files below 450 lines, functions of at most 60 (without their signature: a command's options are one)."""
-    for path in SOURCE.rglob("*.py"):
-        text = path.read_text()
-        limit = 700 if path.name == "modeling_hf_vit.py" else 450  # it is read downward, from attention to classifier
-        assert len(text.splitlines()) < limit, path
-        for node in ast.walk(ast.parse(text)):
+    """Functions are measured without their signature: a command's options are one."""
+    for module, path in files().items():
+        length = len(path.read_text().splitlines())
+        assert length < READ_DOWNWARD.get(module, LONGEST_FILE), f"{module} has {length} lines"
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef):
-                assert node.end_lineno - node.body[0].lineno < 60, f"{path}: {node.name}"
+                assert node.end_lineno - node.body[0].lineno < LONGEST_FUNCTION, f"{module}: {node.name}"
 
 
-def run(code: str) -> str:
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    finished = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout.splitlines()[-1]
-
-
-# Imports the package and one model of each head; prints which of the named modules came along.
-LIGHT = """
+# What only data, evaluation, plots and commands need is barred; hf_vit must not even look for it. What transformers'
+# own classes may bring along stays reachable, and is looked for in `sys.modules`.
+PROGRAM = """
 import json, sys
 import torch
-from transformers import PreTrainedModel, AutoModelForImageClassification, AutoImageProcessor
-{first}
-before = set(sys.modules)
-import hf_vit
-{then}
-print(json.dumps(sorted({{name.split(".")[0] for name in set(sys.modules) - before}} & set({heavy!r}))))
-"""
+from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
 
+barred = ("datasets", "evaluate", "sklearn", "matplotlib", "skimage", "typer", "rich", "pydantic")
+asked = []
 
-def test_import_loads_nothing_heavy():
-    assert json.loads(run(LIGHT.format(first="", then="", heavy=HEAVY))) == []
-
-
-def test_works_where_the_data_libraries_are_not():
-    """`import hf_vit` and every model on a machine without what only data, evaluation and plots need."""
-    first = """
-absent = ("datasets", "evaluate", "sklearn", "matplotlib", "skimage", "typer", "rich", "pydantic")
-
-class Blocker:
+class Bar:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in absent:
+        if name.split(".")[0] in barred:
+            asked.append(name)
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-sys.meta_path.insert(0, Blocker())
+sys.meta_path.insert(0, Bar())
 for name in list(sys.modules):
-    if name.split(".")[0] in absent:
+    if name.split(".")[0] in barred:
         sys.modules[name] = None
-"""
-    then = """
+before = set(sys.modules)
+import hf_vit
+new = {name.split(".")[0] for name in set(sys.modules) - before}
+came = sorted(new & {"torchvision", "scipy", "PIL"}) + asked
+
 tiny = dict(image_size=32, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
 for family in ("HfViT", "HfHybridViT", "HfAxialViT"):
     config = getattr(hf_vit, family + "Config")(**tiny, **({"stem_width": 32} if "Hybrid" in family else {}))
     model = AutoModelForImageClassification.from_config(config)
-    loss = model(torch.zeros(2, 3, 32, 32), labels=torch.tensor([0, 1])).loss
-    loss.backward()
+    model(torch.zeros(2, 3, 32, 32), labels=torch.tensor([0, 1])).loss.backward()
 hf_vit.variant_config("Ti/16")
+print(json.dumps(came))
 """
-    assert json.loads(run(LIGHT.format(first=first, then=then, heavy=("sklearn", "datasets", "evaluate")))) == []
+
+
+def test_the_package_is_light():
+    """`import hf_vit` brings nothing heavy, and models work on a machine without the libraries around them."""
+    finished = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout.splitlines()[-1]) == []

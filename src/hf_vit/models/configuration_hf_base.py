@@ -8,8 +8,8 @@ import warnings
 from pathlib import Path
 from typing import Any, ClassVar
 
+from huggingface_hub import hf_hub_download
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.utils.hub import cached_file
 
 
 class HfBaseConfig(PreTrainedConfig):
@@ -60,10 +60,14 @@ class HfBaseConfig(PreTrainedConfig):
         if not source.is_file():
             # Code of the Hub is kept under its commit, which is the one to go on with.
             revision = here.name if re.fullmatch("[0-9a-f]{40}", here.name) else None
+            origin = str(self.name_or_path)
             try:
-                source = Path(str(cached_file(self.name_or_path or "", name, revision=revision)))
-            except OSError:
-                return (folder / name).is_file()  # transformers copied what the model's own class imports
+                at_hub = not os.path.isdir(origin)
+                source = Path(hf_hub_download(origin, name, revision=revision) if at_hub else f"{origin}/{name}")
+            except (OSError, ValueError):  # not to be had, or the name of no repository
+                pass
+        if not source.is_file():
+            return (folder / name).is_file()  # transformers copied what the model's own class imports
         if source.resolve() != (folder / name).resolve():
             shutil.copyfile(source, folder / name)
         return True
