@@ -16,11 +16,15 @@ IMAGES = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "dtype", "message"), IMAGES, ids=str)
-def test_wrong_images(family: Family, head: str, shape: tuple, dtype: torch.dtype, message: str):
-    model = family.build(head)
-    with pytest.raises(ValueError, match=message):
-        model(torch.zeros(shape, dtype=dtype))
+def test_wrong_images(family: Family, head: str, subtests: pytest.Subtests):
+    model = family.shared(head)
+    for shape, dtype, message in IMAGES:
+        with subtests.test(shape=shape, dtype=dtype), pytest.raises(ValueError, match=message):
+            model(torch.zeros(shape, dtype=dtype))
+    for images in (None, np.zeros((2, 3, 16, 16), np.float32), [[0.0]]):
+        message = f"pixel_values are {type(images).__name__}; .* image processor"
+        with subtests.test(images=type(images)), pytest.raises(ValueError, match=message):
+            model(images)
 
 
 @pytest.mark.parametrize(("height", "width"), [(18, 16), (16, 17), (3, 16), (2, 2)])
@@ -45,11 +49,12 @@ MASKS = [
 ]
 
 
-@pytest.mark.parametrize(("mask", "message"), MASKS, ids=[f"{i}" for i in range(len(MASKS))])
-def test_wrong_patch_masks(family: Family, head: str, mask: torch.Tensor, message: str):
-    model = family.build(head)
-    with pytest.raises(ValueError, match=message):
-        model(family.images(model.config), patch_attention_mask=mask)
+def test_wrong_patch_masks(family: Family, head: str, subtests: pytest.Subtests):
+    model = family.shared(head)
+    images = family.images(model.config)
+    for index, (mask, message) in enumerate(MASKS):
+        with subtests.test(index=index), pytest.raises(ValueError, match=message):
+            model(images, patch_attention_mask=mask)
 
 
 LABELS = [
@@ -78,13 +83,6 @@ def test_labels_of_any_integer_type(family: Family):
     model = family.build("classification")
     images, labels = family.images(model.config), torch.tensor([0, 2])
     assert model(images, labels=labels.int()).loss == model(images, labels=labels).loss
-
-
-@pytest.mark.parametrize("images", [None, np.zeros((2, 3, 16, 16), np.float32), [[0.0]]], ids=["None", "numpy", "list"])
-def test_images_that_are_no_tensor(family: Family, head: str, images: object):
-    model = family.build(head)
-    with pytest.raises(ValueError, match=f"pixel_values are {type(images).__name__}; .* image processor"):
-        model(images)
 
 
 def test_labels_without_a_head(family: Family):

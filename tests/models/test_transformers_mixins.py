@@ -41,8 +41,8 @@ class TinyCase:
 
     def __init__(self, family: Family) -> None:
         self.family = family
-        self.seq_length = family.num_tokens(self.get_config())
-        h, w = self.get_config().grid
+        config = self.get_config()
+        self.seq_length, (h, w) = family.num_tokens(config), config.grid
         self.mask_length = h * w
 
     def get_config(self) -> Any:
@@ -56,7 +56,7 @@ class TinyCase:
         return config, {"pixel_values": self.family.images(config, self.batch_size).to(torch_device)}
 
 
-OF_IMAGES = ("pad_left_no_attn_mask", "pad_left_no_attn_mask_sdpa_kernels", "output_attentions")
+OF_IMAGES = ("pad_left_no_attn_mask", "pad_left_no_attn_mask_sdpa_kernels")
 
 
 class InParts(unittest.TestCase):
@@ -77,7 +77,8 @@ def model_tests(family: Family) -> type:
     class Tests(common.ModelTesterMixin, InParts):
         all_model_classes = tuple(family.classes.values())
         test_resize_embeddings = False
-        # Cases that differ in `attention_mask`, which is for words: of an image model's inputs they change nothing.
+        # Left out: cases that differ in `attention_mask`, which is for words and changes nothing of an image model's
+        # inputs, and `output_attentions` under sdpa, which ours refuse with advice (test_attention.py).
         for name in vars(common.ModelTesterMixin):
             if name.startswith("test_eager_matches_sdpa_inference") and not name.endswith(OF_IMAGES):
                 vars()[name] = None

@@ -43,18 +43,13 @@ HEADLESS = {
     "G/14": 1842.8,
 }
 
+# Of each size up to H and each patch one, to which the formula ties the others, and the hybrids.
 TIMM = {
     "Ti/16": "vit_tiny_patch16_224",
-    "S/16": "vit_small_patch16_224",
     "S/32": "vit_small_patch32_224",
-    "B/32": "vit_base_patch32_224",
-    "B/16": "vit_base_patch16_224",
     "B/8": "vit_base_patch8_224",
-    "L/32": "vit_large_patch32_224",
     "L/16": "vit_large_patch16_224",
     "H/14": "vit_huge_patch14_224",
-    "g/14": "vit_giant_patch14_224",
-    "G/14": "vit_gigantic_patch14_224",
     "R+Ti/16": "vit_tiny_r_s16_p8_224",
     "R26+S/32": "vit_small_r26_s32_224",
     "R50+L/32": "vit_large_r50_s32_224",
