@@ -15,12 +15,13 @@ from typing import Any
 
 import psutil
 import torch
-from pairing import Report, parser, quartiles, take_turns
 
 from hf_vit import HfViTForImageClassification
 from hf_vit.analysis import AttentionReader
 from hf_vit.analysis.analyses.attention_analysis import LayerHeadMeans
 from hf_vit.analysis.analyses.distance import attention_distances
+from hf_vit.speed.measuring import quartiles, take_turns
+from hf_vit.speed.script import Script, parser
 from hf_vit.variants import variant_config
 
 
@@ -70,7 +71,7 @@ def options() -> argparse.Namespace:
 @torch.inference_mode()
 def main() -> None:
     chosen = options()
-    report = Report(chosen)
+    report = Script(chosen)
     torch.manual_seed(0)
     model = HfViTForImageClassification(variant_config("B/16", num_labels=1000)).eval()
     batches = list(torch.randn(chosen.images, 3, 224, 224).split(chosen.batch_size))

@@ -14,7 +14,6 @@ import math
 from typing import Any
 
 import torch
-from pairing import Report, parser, quartiles, speed_ratio, take_turns
 from transformers import ViTConfig, ViTModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -22,7 +21,8 @@ from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_axial_vit import HfAxialViTLayer
 from hf_vit.models.modeling_hf_vit import HfViTLayer
-from hf_vit.speed.measuring import peak_memory
+from hf_vit.speed.measuring import peak_memory, quartiles, speed_ratio, take_turns
+from hf_vit.speed.script import Script, parser
 
 SIZES: dict[str, Any] = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
 SIDES = (28, 32, 56, 64, 96)
@@ -56,7 +56,7 @@ def main() -> None:
     options = parser(__doc__, turns=15)
     options.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     options.add_argument("--sides", nargs="+", type=int, default=list(SIDES))
-    report = Report(options.parse_args())
+    report = Script(options.parse_args())
     torch.manual_seed(0)
     exponents: dict[str, float] = {}
     for dtype in report.options.dtypes:

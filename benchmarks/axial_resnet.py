@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-from pairing import Report, parser, quartiles, speed_ratio, take_turns
 from torch import nn
 from torch.nn import functional as F
 
@@ -27,6 +26,8 @@ from hf_vit.models.modeling_hf_axial_resnet import (
     HfAxialResNetModel,
     LogitNorm,
 )
+from hf_vit.speed.measuring import quartiles, speed_ratio, take_turns
+from hf_vit.speed.script import Script, parser
 
 SPANS = {56: 1, 28: 2, 14: 4}  # places of a line -> multiple of the first stage's width
 
@@ -106,7 +107,7 @@ def step(module: nn.Module, images: torch.Tensor) -> None:
     module.zero_grad()
 
 
-def compare(report: Report, contestants: dict[str, nn.Module], images: torch.Tensor, training: bool, **row: Any):
+def compare(report: Script, contestants: dict[str, nn.Module], images: torch.Tensor, training: bool, **row: Any):
     """One row: "ours" against every other contestant."""
     for module in contestants.values():
         module.train(training)
@@ -130,7 +131,7 @@ def main() -> None:
     options = parser(__doc__, turns=5)
     options.add_argument("--stem-width", type=int, default=64, help="64 is AxialResNet-L, 32 is S")
     options.add_argument("--batches", nargs="+", type=int, default=[1, 8])
-    report = Report(options.parse_args())
+    report = Script(options.parse_args())
     torch.manual_seed(0)
     width = report.options.stem_width
     network = HfAxialResNetModel(HfAxialResNetConfig(stem_width=width)).eval()

@@ -35,13 +35,13 @@ import numpy as np
 import torch
 import transformers
 from inductive_bias import SIDE, WEIGHT_DECAY, batches, shifted
-from pairing import cpu_name
 from torch import nn
 from torch.nn import functional as F
 
 import hf_vit
 from hf_vit.comparison import ComparisonSettings, compare
 from hf_vit.data import load_data, make_processor
+from hf_vit.environment import cpu_name
 
 SEEDS, RATES, STEPS = (0, 1, 2), (1e-3, 4e-3), 100
 GRAYS, TOKENS_SIDE = 16, 8

@@ -19,11 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pairing import Report, parser, quartiles, speed_ratio
 
 import hf_vit.conversion as conversion
 from hf_vit.conversion.building.weights import load_weights
 from hf_vit.conversion.readers.npz import NpzReader
+from hf_vit.speed.measuring import quartiles, speed_ratio
+from hf_vit.speed.script import Script, parser
 
 # Prints seconds, and bytes of peak memory above the imports. VmHWM is the highest resident size so far.
 PROGRAM = """
@@ -124,7 +125,7 @@ def turns_of(path: Path, turns: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    report = Report(parser(__doc__, turns=15).parse_args())
+    report = Script(parser(__doc__, turns=15).parse_args())
     with tempfile.TemporaryDirectory() as temporary:
         for form, path in make_b16(Path(temporary)).items():
             seconds = turns_of(path, report.options.turns)

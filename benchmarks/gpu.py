@@ -71,7 +71,7 @@ def main() -> None:
         except (UserError, torch.OutOfMemoryError) as error:
             print(f"{cell}: {error}")
             continue
-        report.add(found)
+        report.add(found.describe(), found.load)
         print_comparison(found)
         if chosen.device == "cuda":
             torch.cuda.empty_cache()

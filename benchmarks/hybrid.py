@@ -8,9 +8,10 @@ kernels at every forward; ours keeps them while the weights stay the same.
 
 import timm
 import torch
-from pairing import Report, parser, quartiles, speed_ratio, take_turns
 
 from hf_vit import HfHybridViTForImageClassification
+from hf_vit.speed.measuring import quartiles, speed_ratio, take_turns
+from hf_vit.speed.script import Script, parser
 from hf_vit.variants import variant_config
 
 
@@ -18,7 +19,7 @@ def main() -> None:
     options = parser(__doc__, turns=30)
     options.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     options.add_argument("--batches", nargs="+", type=int, default=[1, 8])
-    report = Report(options.parse_args())
+    report = Script(options.parse_args())
     torch.manual_seed(0)
     ours = HfHybridViTForImageClassification(variant_config("R26+S/32", num_labels=1000)).eval()
     theirs = timm.create_model("vit_small_r26_s32_224", pretrained=False).eval()

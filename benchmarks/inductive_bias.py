@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pairing import cpu_name, others_load
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -43,6 +42,8 @@ from hf_vit import (
     HfViTForImageClassification,
 )
 from hf_vit.data import load_data
+from hf_vit.environment import cpu_name
+from hf_vit.speed.measuring import others_load
 
 SIDE = 32
 WIDTHS: dict[str, Any] = {

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from pairing import Report, parser, quartiles, speed_ratio, take_turns
 from PIL import Image
 from skimage import data as photographs
 from transformers import ViTImageProcessorPil
 
 from hf_vit.data import eval_transform
+from hf_vit.speed.measuring import quartiles, speed_ratio, take_turns
+from hf_vit.speed.script import Script, parser
 
 
 def write_images(folder: Path, count: int) -> list[Path]:
@@ -58,7 +59,7 @@ def main() -> None:
     options = parser(__doc__, turns=7)
     options.add_argument("--images", type=int, default=512)
     options.add_argument("--workers", type=int, default=2)
-    report = Report(options.parse_args())
+    report = Script(options.parse_args())
     with tempfile.TemporaryDirectory() as folder:
         paths = write_images(Path(folder), report.options.images)
         sets = {"hf_vit": Files(paths, eval_transform(PROCESSOR).prepare), "transformers": Files(paths, theirs)}

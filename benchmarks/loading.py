@@ -13,7 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pairing import Report, parser, quartiles, speed_ratio
+from hf_vit.speed.measuring import quartiles, speed_ratio
+from hf_vit.speed.script import Script, parser
 
 PROGRAM = """
 import json, re, sys, time
@@ -65,7 +66,7 @@ def run(name: str, folder: Path, threads: int) -> dict[str, float]:
 
 
 def main() -> None:
-    report = Report(parser(__doc__, turns=15).parse_args())
+    report = Script(parser(__doc__, turns=15).parse_args())
     names = list(CONTESTANTS)
     with tempfile.TemporaryDirectory() as temporary:
         weights = make_folders(Path(temporary))

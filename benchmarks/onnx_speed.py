@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
-from pairing import Report, parser, quartiles, speed_ratio, take_turns
 from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
 from hf_vit.conversion import export
 from hf_vit.data import make_processor
+from hf_vit.speed.measuring import quartiles, speed_ratio, take_turns
 from hf_vit.speed.peers import Shape, build
+from hf_vit.speed.script import Script, parser
 
 
 def graphs(variant: str, folder: Path) -> dict[str, Path]:
@@ -54,7 +55,7 @@ def main() -> None:
     options = parser(__doc__, turns=15)
     options.add_argument("--variants", nargs="+", default=["S/16", "B/16"])
     options.add_argument("--batches", nargs="+", type=int, default=[1, 8])
-    report = Report(options.parse_args())
+    report = Script(options.parse_args())
     engines = {"onnxruntime": in_onnxruntime} | ({"openvino": in_openvino} if find_spec("openvino") else {})
     for variant in report.options.variants:
         with tempfile.TemporaryDirectory() as folder:

@@ -34,12 +34,13 @@ from typing import Any
 import numpy as np
 import torch
 from inductive_bias import read, spread, subset
-from pairing import cpu_name, others_load
 from torch.nn import functional as F
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForMaskedPatchPrediction, HfViTModel
 from hf_vit.data import load_data
+from hf_vit.environment import cpu_name
 from hf_vit.evaluation.protocols.probes import Probe
+from hf_vit.speed.measuring import others_load
 from hf_vit.training.tasks.masking import NextPatch, RandomMasking
 from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions, MomentumContrast, momentum_at
 

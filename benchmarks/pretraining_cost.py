@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pairing import Report, parser, speed_ratio, take_turns
 from transformers import AutoModel, AutoModelForImageClassification, AutoModelForMaskedImageModeling
 
 from hf_vit import variant_config
+from hf_vit.speed.measuring import speed_ratio, take_turns
+from hf_vit.speed.script import Script, parser
 from hf_vit.training.tasks.masking import NextPatch, RandomMasking
 from hf_vit.training.tasks.momentum_contrast import MomentumContrast
 
@@ -69,7 +70,7 @@ def steps(variant: str, batch: int, objective: str, fields: dict[str, Any]) -> d
 
 
 def main() -> None:
-    report = Report(parser(__doc__, turns=9).parse_args())
+    report = Script(parser(__doc__, turns=9).parse_args())
     for variant, batch, objective, fields in ROWS:
         seconds = take_turns(steps(variant, batch, objective, fields), report.options.turns)
         report.add(

@@ -31,11 +31,12 @@ from typing import Any
 import numpy as np
 import torch
 from inductive_bias import FAMILIES, SIDE, WIDTHS, read, spread
-from pairing import cpu_name, others_load
 from torch.nn import functional as F
 from torchvision.transforms.v2 import RandomResizedCrop
 
 from hf_vit.analysis.analyses.shape_bias import count_decisions, shape_share
+from hf_vit.environment import cpu_name
+from hf_vit.speed.measuring import others_load
 
 CLASSES = ("disc", "square", "triangle", "cross")
 SEEDS = (0, 1, 2)

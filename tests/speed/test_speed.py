@@ -61,7 +61,7 @@ def test_a_comparison_is_consistent(work, tmp_path):
         forward -= (tokens - 1) * (attention + output + mlp)
         assert fast.utilisation == pytest.approx(fast.images_per_second * forward / 1e12)
     report = SpeedReport(tmp_path / "speed.json", "hf-vit bench models", "cpu", turns=2)
-    report.add(made)
+    report.add(made.describe(), made.load)
     written = json.loads((tmp_path / "speed.json").read_text())
     assert written["rows"][0]["cell"]["work"] == work
     assert written["quiet"] == (made.load <= 0.5)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
+import torch
+
 from hf_vit.comparison.answering import judged_by, untrained
 from hf_vit.comparison.measurement import check, inputs_of, measure_model, sample
 from hf_vit.comparison.opening import open_models
@@ -14,18 +16,21 @@ from hf_vit.comparison.result_files import (
     ComparisonInputs,
     ComparisonSettings,
     ModelResult,
+    ModelSpeed,
     SpeedResult,
 )
-from hf_vit.comparison.speed import measure_speed
 from hf_vit.comparison.tables import html, markdown, plain_csv, plain_json
 from hf_vit.data import ImageData, load_data
 from hf_vit.data.builtin import MAX_PHOTO_SIDE
 from hf_vit.data.data_source import BUILTIN_NAMES
+from hf_vit.environment import hardware
 from hf_vit.errors import UserError
 from hf_vit.results.documents import differing
 from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.writing import write_atomically
+from hf_vit.speed.forwards import measure_forwards
+from hf_vit.speed.measuring import BUSY
 from hf_vit.subjects.subject import Subject
 
 PICTURE_NAME, REPORT_NAME, SPEED_NAME = "comparison.png", "comparison.html", "speed.json"
@@ -163,7 +168,17 @@ def _speed(run: Comparison, path: Path, settings: ComparisonSettings, say: Calla
         one.name: untrained(one, model.judged_by, run.data, samples[one.name])
         for one, model in zip(run.subjects, models, strict=True)
     }
-    found = measure_speed(subjects, samples, models, settings.speed_turns)
+    speeds, load = measure_forwards(subjects, samples, settings.speed_turns)
+    found = SpeedResult(
+        models=models,
+        batch_size=settings.speed_batch_size,
+        turns=settings.speed_turns,
+        threads=torch.get_num_threads(),
+        hardware=hardware(str(run.subjects[0].device)),
+        others_load=round(load, 2),
+        quiet=load <= BUSY,
+        rows={name: ModelSpeed.of(speed) for name, speed in speeds.items()},
+    )
     found.write(path)
     say("speed: measured")
     return found

@@ -5,8 +5,8 @@
 are `ModelResult.model_json_schema()` and `SpeedResult.model_json_schema()`.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self, final
 
 from pydantic import BaseModel, Field
 
@@ -14,6 +14,8 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.corruptions import known_corruptions
 from hf_vit.results.documents import Document, ModelInput
 from hf_vit.results.facts import DataFact
+from hf_vit.speed.forwards import ForwardSpeed
+from hf_vit.speed.measuring import Quartiles
 
 
 @final
@@ -141,6 +143,11 @@ class Spread(BaseModel):
     median: float
     upper: float
 
+    @classmethod
+    def of(cls, quartiles: Quartiles) -> Self:
+        """With as many digits as mean something."""
+        return cls(**{name: float(f"{value:.4g}") for name, value in asdict(quartiles).items()})
+
 
 @final
 class ModelSpeed(BaseModel):
@@ -152,6 +159,15 @@ class ModelSpeed(BaseModel):
     images_per_second: Spread
     times_as_fast: Spread
     peak_memory: int
+
+    @classmethod
+    def of(cls, speed: ForwardSpeed) -> Self:
+        """As files keep it."""
+        return cls(
+            images_per_second=Spread.of(speed.images_per_second),
+            times_as_fast=Spread.of(speed.times_as_fast),
+            peak_memory=speed.peak_memory,
+        )
 
 
 @final

@@ -47,6 +47,10 @@ class Measurements:
     def add(self, row: Mapping[str, Any], **whole: Any) -> None:
         """Write with one more row; `whole`: what is now true of all of them."""
         self.rows.append(_rounded(row))
+        self.write(**whole)
+
+    def write(self, **whole: Any) -> None:
+        """Write the rows as they are."""
         if self.path is not None:
             write_atomically(self.path, json.dumps({**self.head, **whole, "rows": self.rows}, indent=1) + "\n")
 

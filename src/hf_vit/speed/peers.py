@@ -3,7 +3,7 @@
 Legend: B batch, C channels, H x W px, N tokens, D hidden size, K labels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, final
@@ -15,6 +15,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
+from hf_vit.inference.compiling import compile_frozen
 from hf_vit.inference.optimize import optimize_for_inference
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 from hf_vit.variants import variant_config
@@ -168,15 +169,17 @@ PEERS: dict[str, Callable[[Shape], nn.Module]] = {
 PRODUCTS = "products alone"
 _PACKAGES = {"timm": "timm", "vit-pytorch": "vit_pytorch", "hf_vit flash": "flash_attn"}
 COMPILED = ", compiled"
+# As `optimize_for_inference(model, compile=True)` compiles: with the weights frozen into the graph.
+FROZEN = ", compiled and frozen"
 
 
 def obstacle(name: str, shape: Shape, training: bool) -> str | None:
     """Why a contestant cannot take part; None if it can."""
-    plain = name.removesuffix(COMPILED)
+    plain = _plain(name)
     package = _PACKAGES.get(plain)
     if package is not None and find_spec(package) is None:
         return f"{package} is not installed"
-    if training and "optimized" in name:
+    if training and ("optimized" in name or name.endswith(FROZEN)):
         return "it is for inference"
     if training and name == PRODUCTS:
         return "it has no training step"
@@ -185,16 +188,26 @@ def obstacle(name: str, shape: Shape, training: bool) -> str | None:
     return None
 
 
+def compiled_forms(names: Sequence[str]) -> list[str]:
+    """Each of these contestants compiled, frozen and not; what is optimized is always frozen."""
+    plain = [name for name in names if name == _plain(name) != PRODUCTS]
+    return [name + form for name in plain for form in ((COMPILED,) if "optimized" in name else (COMPILED, FROZEN))]
+
+
+def _plain(name: str) -> str:
+    return name.removesuffix(COMPILED).removesuffix(FROZEN)
+
+
 def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> nn.Module:
     """A contestant with random weights, [B, 3, H, W] -> [B, K] ("products alone": to tokens).
 
     Args:
-        name: of `OURS`, `PEERS` or `PRODUCTS`; with ", compiled" at its end through `torch.compile`.
+        name: of `OURS`, `PEERS` or `PRODUCTS`; with `COMPILED` or `FROZEN` at its end through `torch.compile`.
 
     Raises:
         UserError: there is no such contestant.
     """
-    plain = name if name in OURS else name.removesuffix(COMPILED)
+    plain = name if name in OURS else _plain(name)
     torch.manual_seed(0)
     if plain == PRODUCTS:
         model: nn.Module = MatrixProducts(shape.config())
@@ -205,6 +218,8 @@ def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: s
     model = model.to(device, dtype)
     if "optimized" in plain:
         return optimize_for_inference(model, compile=plain.endswith(COMPILED))
-    if plain != name:
+    if name.endswith(FROZEN):
+        compile_frozen(model.eval().requires_grad_(False))
+    elif name.endswith(COMPILED):
         model.compile()
     return model

@@ -1,26 +1,34 @@
-"""What contestants did in the cells of a table of speeds, kept as a file."""
+"""Rows of measured speeds, kept in a dated file that says whether others left the machine alone."""
 
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hf_vit.results.measurements import Measurements
-from hf_vit.speed.cells import Comparison
 from hf_vit.speed.measuring import BUSY
 
 
 class SpeedReport:
-    """Collects comparisons and writes them into a file, see `Measurements`."""
+    """Collects rows and writes them into a file, see `Measurements`.
+
+    Attributes:
+        loads: cores that others kept busy, one number a row.
+    """
 
     def __init__(self, path: Path | None, command: str, device: str, **settings: Any) -> None:
-        self.comparisons: list[Comparison] = []
+        self.loads: list[float] = []
         self._file = Measurements(path, command, device, packages=("timm", "vit-pytorch"), **settings)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether others left the machine alone in every cell."""
-        return all(comparison.load <= BUSY for comparison in self.comparisons)
+        """Whether others left the machine alone in every row."""
+        return max(self.loads, default=0.0) <= BUSY
 
-    def add(self, comparison: Comparison) -> None:
-        self.comparisons.append(comparison)
-        self._file.add(asdict(comparison), quiet=self.is_quiet)
+    def add(self, row: Mapping[str, Any], load: float) -> None:
+        """One more row, and the load of others while it was measured."""
+        self.loads.append(load)
+        self._file.add(row, quiet=self.is_quiet)
+
+    def finish(self, **whole: Any) -> None:
+        """Add what is true of all rows."""
+        self._file.write(quiet=self.is_quiet, **whole)

@@ -19,7 +19,7 @@ def model_speed(
     batch: Annotated[list[int] | None, typer.Option(help="Images a step; 1 and 8 by default, training 8.")] = None,
     image_size: Annotated[int, typer.Option(help="px a side.")] = 224,
     contestant: Annotated[list[str] | None, typer.Option(help="By default hf_vit in its forms and every peer.")] = None,
-    compiled: Annotated[bool, typer.Option("--compiled", help="hf_vit and its peers also compiled.")] = False,
+    compiled: Annotated[bool, typer.Option("--compiled", help="Also each compiled, frozen and not.")] = False,
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations in training.")] = False,
     turns: Annotated[int, typer.Option(help="Of every contestant.", min=1)] = 15,
     threads: Annotated[int | None, typer.Option(help="Of torch; all cores by default.")] = None,
@@ -34,7 +34,7 @@ def model_speed(
 
     from hf_vit.speed.cells import Cell, compare
     from hf_vit.speed.measuring import BUSY, others_load
-    from hf_vit.speed.peers import COMPILED, OURS, PEERS, PRODUCTS, Shape
+    from hf_vit.speed.peers import OURS, PEERS, PRODUCTS, Shape, compiled_forms
     from hf_vit.speed.report import SpeedReport
     from hf_vit.subjects.device import pick_device
 
@@ -47,15 +47,18 @@ def model_speed(
         for kind, size, precision in itertools.product(works, sizes, dtype or ["float32"])
         for images in batch or ([1, 8] if kind == "inference" else [8])
     ]
-    names = contestant or [*OURS, *PEERS, PRODUCTS, *(f"{name}{COMPILED}" for name in ("hf_vit", *PEERS) if compiled)]
+    names = contestant or [*OURS, *PEERS, PRODUCTS]
+    if compiled:
+        names = list(dict.fromkeys([*names, *compiled_forms(contestant or ["hf_vit", *PEERS])]))
     load = others_load()
     if load > BUSY:
         typer.echo(f"others keep {load:.1f} cores busy: ratios will scatter; repeat in a quiet moment", err=True)
     report = SpeedReport(output, command_line(context), device, turns=turns)
     for cell in cells:
         peak = None if peak_tflops is None else peak_tflops * 1e12
-        report.add(compare(cell, names, turns, memory=cell.work == "training", peak_flops=peak))
-        print_comparison(report.comparisons[-1])
+        found = compare(cell, names, turns, memory=cell.work == "training", peak_flops=peak)
+        report.add(found.describe(), found.load)
+        print_comparison(found)
     if output is not None:
         typer.echo(f"written to {output}")
 

@@ -1,0 +1,51 @@
+"""What the scripts of `benchmarks/` share: their options, and rows that are printed and kept in a dated file."""
+
+import argparse
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_vit.speed.measuring import Quartiles, others_load
+from hf_vit.speed.report import SpeedReport
+
+
+def parser(description: str | None, turns: int) -> argparse.ArgumentParser:
+    """The options that every script has."""
+    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--turns", type=int, default=turns, help=f"turns of every contestant (default {turns})")
+    options.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of torch (default: all cores)")
+    options.add_argument("--output", type=Path, help="JSON file to write")
+    return options
+
+
+class Script:
+    """Rows of what a script measured, printed as they come.
+
+    Args:
+        options: parsed, see `parser`.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        torch.set_num_threads(options.threads)
+        if options.output is not None:
+            options.output.parent.mkdir(parents=True, exist_ok=True)
+        self._report = SpeedReport(options.output, " ".join(["python", *sys.argv]), "cpu", turns=options.turns)
+
+    def add(self, **row: Any) -> None:
+        """A row, with the load of others at this moment."""
+        load = others_load()
+        plain = {name: asdict(value) if isinstance(value, Quartiles) else value for name, value in row.items()}
+        self._report.add({**plain, "others_load": round(load, 2)}, load)
+        print(", ".join(f"{name} {value}" for name, value in row.items()), f"[load {load:.1f}]", flush=True)
+
+    def finish(self, **whole: Any) -> None:
+        """What is true of all rows; tell when others kept the machine busy."""
+        self._report.finish(**whole)
+        if not self._report.is_quiet:
+            most = max(self._report.loads)
+            print(f"The machine was busy (others kept up to {most:.1f} cores): repeat in a quiet moment.")
