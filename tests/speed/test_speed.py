@@ -14,7 +14,7 @@ from hf_vit.cli.main import main
 from hf_vit.errors import UserError
 from hf_vit.speed.cells import Cell, Comparison, Outcome, best_peer, compare
 from hf_vit.speed.measuring import Quartiles
-from hf_vit.speed.peers import COMPILED, OURS, PEERS, PRODUCTS, Shape, build, obstacle
+from hf_vit.speed.peers import COMPILED, FROZEN, OURS, PEERS, PRODUCTS, Shape, build, obstacle
 from hf_vit.speed.report import SpeedReport
 
 ROOT = Path(__file__).parents[2]
@@ -133,3 +133,30 @@ def test_the_gpu_script_runs_without_datasets_evaluate_and_pydantic(tmp_path):
     rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
     assert [row["cell"]["work"] for row in rows] == ["inference", "training"]
     assert {"hf_vit", "transformers", "timm, compiled"} <= set(rows[0]["outcomes"])
+
+
+def test_a_chosen_contestant_is_compiled_too(monkeypatch):
+    """`--contestant NAME --compiled` measures NAME compiled, frozen and not; optimized models always are frozen."""
+    measured = []
+
+    def compare(cell, names, *arguments, **options):
+        measured.extend(names)
+        return Comparison(cell, {name: Outcome(1.0, {}) for name in names})
+
+    monkeypatch.setattr("hf_vit.speed.cells.compare", compare)
+    chosen = ["--contestant", "timm", "--contestant", "hf_vit optimized", "--compiled"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "models", "Ti/16", "--work", "inference", "--batch", "1", *chosen])
+    assert stopped.value.code == 0
+    assert measured == ["timm", "hf_vit optimized", "timm" + COMPILED, "timm" + FROZEN, "hf_vit optimized" + COMPILED]
+
+
+def test_a_frozen_peer_answers_as_it_does_plain():
+    """With no compiler at work: the same model, without gradients, that takes no part in training."""
+    images = SHAPE.images(2, torch.float32, "cpu")
+    with torch.compiler.set_stance("force_eager"):
+        frozen = build("transformers" + FROZEN, SHAPE)
+        plain = build("transformers", SHAPE).eval()
+        torch.testing.assert_close(frozen(images), plain(images).detach())
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+    assert obstacle("transformers" + FROZEN, SHAPE, training=True) == "it is for inference"

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from hf_vit.errors import UserError
+from hf_vit.rewriting.planning import plan_for
 from hf_vit.speed.measuring import (
     Quartiles,
     counted_flops,
@@ -182,7 +183,9 @@ def _obstacles(cell: Cell, contestants: Sequence[str]) -> Iterator[tuple[str, st
 def _step_flops(cell: Cell, *, optimized: bool) -> float:
     """FLOPs of one image in the work of a cell; a training step is three forwards."""
     with torch.device("meta"):
-        model = build("hf_vit optimized" if optimized else "hf_vit", cell.shape, device="meta").eval()
+        model = build("hf_vit", cell.shape, device="meta").eval()
+        if optimized:
+            plan_for(model, torch.float32).carry_out()
     images = torch.empty(1, 3, cell.shape.image_size, cell.shape.image_size, device="meta")
     return counted_flops(model, lambda: model(images)) * (3 if cell.work == "training" else 1)
 
