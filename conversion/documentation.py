@@ -31,9 +31,9 @@ same model, and of 960 more of BiT's files 842 and 118; none did anything else.
 A model of transformers or timm is converted on the fly by `hf_vit.from_hub("google/vit-base-patch16-224")`, or from a
 folder; `hf_vit.image_processor_from_hub` gives the pixels it was made for.
 
-`{i}` is the number of a block. Parameters are those of `HfViTModel`; inside `HfViTForImageClassification` they begin
-with `vit.`, except `classifier` and `distillation_classifier`. `{q,k,v}` are as many parameters, which get equal parts
-of the array along its first axis.
+`{i}` is the number of a block. Parameters are those of the bare model; inside `HfViTForImageClassification` they begin
+with `vit.` (in `HfBitForImageClassification` with `resnet.`), except `classifier` and `distillation_classifier`.
+`{q,k,v}` are as many parameters, which get equal parts of the array along its first axis.
 
 ## Transforms
 

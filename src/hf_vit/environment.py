@@ -1,5 +1,6 @@
 """What a measurement was made with: the versions of the libraries, and the machine."""
 
+import functools
 import os
 import platform
 from collections.abc import Mapping
@@ -13,6 +14,11 @@ _PACKAGES = ("hf-vit", "torch", "torchvision", "transformers", "datasets", "hugg
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the libraries that decide about numbers; those not installed are left out."""
+    return dict(_versions())
+
+
+@functools.cache  # reading them takes as long as converting a small model
+def _versions() -> Mapping[str, str]:
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):

@@ -1,11 +1,13 @@
 """`hf-vit convert`: options, messages, exit codes, and an output that is complete or absent."""
 
+import io
 import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors import SafetensorError
 
 import hf_vit.conversion as conversion
@@ -203,6 +205,18 @@ def test_force_replaces_what_this_package_wrote(checkpoint, write_npz, tmp_path:
     with pytest.raises(UserError, match="holds the source"):
         conversion.convert(output / "model.safetensors", output, force=True)
     assert {path.name for path in tmp_path.iterdir()} == {"model.npz", "model", "theirs", "io.npz"}
+
+
+def test_bars_on_a_terminal_and_nothing_elsewhere(checkpoint, write_npz, tmp_path: Path, capsys, monkeypatch):
+    source = write_npz(checkpoint(labels=None))
+    conversion.convert(source, tmp_path / "quiet")
+    assert capsys.readouterr() == ("", "")
+    shown = io.StringIO()
+    terminal = Console(file=shown, force_terminal=True, width=120)
+    monkeypatch.setattr("hf_vit.conversion.progress.Console", lambda **_: terminal)
+    conversion.convert(source, tmp_path / "model")
+    for words in ("reading model.npz", "writing model"):
+        assert words in shown.getvalue()
 
 
 def test_sizes():

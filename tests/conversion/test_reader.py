@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hf_vit.conversion as conversion
+from hf_vit.conversion.readers import npz
 from hf_vit.conversion.readers.npz import NpzReader
 from hf_vit.errors import UserError
 
@@ -223,14 +224,16 @@ def test_header_without_end(write_members, tmp_path: Path):
     refused(write_members([("cls.npy", b"")]), tmp_path, "is damaged at 'cls'")
 
 
-def test_zip_bomb_is_refused_before_it_is_inflated(tmp_path: Path):
-    """Honest about its sizes, and still made to fill the machine: 1 MB that grows to 640 MB."""
+def test_zip_bomb_is_refused_before_it_is_inflated(tmp_path: Path, monkeypatch):
+    """Honest about its sizes, and still made to fill the machine (a smaller one here): 50 kB that grow to 10 MB."""
+    assert npz.FREE_BYTES <= 2**28
+    monkeypatch.setattr(npz, "FREE_BYTES", 2**23)
     path = tmp_path / "bomb.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for number in range(10):
-            file = header("'<f4'", "(16777216,)") + bytes(2**26)
+            file = header("'<f4'", "(262144,)") + bytes(2**20)
             archive.writestr(f"{number}.npy", file)
-    assert path.stat().st_size < 4 * 2**20
+    assert path.stat().st_size < 2**17
     with pytest.raises(UserError, match="a zip bomb"):
         NpzReader(path)
 
