@@ -1,11 +1,14 @@
 """A tiny model and tiny images that can be learnt in seconds: squares of one colour on noise."""
 
+import shutil
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from hf_vit import HfViTConfig
 from hf_vit.cli.main import main
+from hf_vit.subjects.checkpoint_folders import checkpoints_in
 
 COLOURS = {"blue": (40, 40, 230), "green": (40, 200, 40), "red": (230, 40, 40)}
 
@@ -32,13 +35,38 @@ def colours(tmp_path_factory):
     return make_colour_folder(tmp_path_factory.mktemp("images") / "colours")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting():
+    """datasets waits 5 s at the end of every shuffled pass over a parquet stream."""
+    import datasets
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0, raising=False)
+        yield
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """A folder as a kill would have left it: the checkpoints of a finished run, but for its last ones."""
+
+    def make(done, name, lost=1):
+        again = tmp_path / name
+        shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
+        left = checkpoints_in(again / "checkpoints")
+        for checkpoint in left[len(left) - lost :]:
+            shutil.rmtree(checkpoint)
+        return again
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def make_colours():
     """Write such a folder somewhere: (folder, images a class, {class: colour})."""
     return make_colour_folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_config():
     def make(**fields):
         sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
@@ -47,7 +75,7 @@ def tiny_config():
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_checkpoint(tiny_config, tmp_path_factory):
     """A saved classifier of two classes, 8 px images, with a head that is not zero."""
     import torch
@@ -56,6 +84,7 @@ def tiny_checkpoint(tiny_config, tmp_path_factory):
     from hf_vit.data import make_processor
 
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    torch.manual_seed(0)
     model = HfViTForImageClassification(tiny_config(num_labels=2))
     torch.nn.init.normal_(model.classifier.weight)
     model.save_pretrained(folder)

@@ -15,7 +15,7 @@ from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClas
 from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
 from hf_vit.training.run.checkpoints import is_complete, last_complete
-from hf_vit.training.run.output import need_space
+from hf_vit.training.run.output import is_full_disk, need_space
 
 ONE_STEP = ("--steps", "1", "--evaluations", "1", "--batch-size", "4")
 
@@ -189,14 +189,19 @@ FULL = [
 
 
 @pytest.mark.parametrize("error", FULL)
-def test_disk_that_fills_up_while_training(error, colours, tiny_config, tmp_path, monkeypatch):
+def test_errors_of_a_full_disk_are_known(error):
+    assert is_full_disk(error)
+    assert not is_full_disk(type(error)("something else"))
+
+
+def test_disk_that_fills_up_while_training(colours, tiny_config, tmp_path, monkeypatch):
     """The second checkpoint does not fit: the first stays, the half second goes, and --resume ends the run."""
     output, settings = tmp_path / "out", dict(steps=4, evaluations=2, batch_size=8)
     save = HfViTTrainer._save_optimizer_and_scheduler
 
     def save_once(self, folder):
         if not folder.endswith("-2"):
-            raise error
+            raise FULL[2]
         save(self, folder)
 
     with monkeypatch.context() as patched:
@@ -211,12 +216,11 @@ def test_disk_that_fills_up_while_training(error, colours, tiny_config, tmp_path
     assert result.steps == 4
 
 
-@pytest.mark.parametrize("error", FULL[:2])
-def test_disk_that_fills_up_with_the_finished_model(error, colours, tiny_config, tmp_path, monkeypatch):
+def test_disk_that_fills_up_with_the_finished_model(colours, tiny_config, tmp_path, monkeypatch):
     output, settings = tmp_path / "out", dict(steps=1, evaluations=1, batch_size=8)
 
     def fail(*args, **kwargs):
-        raise error
+        raise FULL[1]
 
     with monkeypatch.context() as patched:
         patched.setattr("hf_vit.training.driver.write_card", fail)

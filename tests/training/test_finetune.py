@@ -1,5 +1,7 @@
 """The main job through the command line, and what it leaves."""
 
+import contextlib
+import io
 import json
 import shutil
 
@@ -8,6 +10,7 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
 
+from hf_vit.cli.main import main
 from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate_protocol
 from hf_vit.models.modeling_hf_vit import HfViTAttention
@@ -19,12 +22,19 @@ from hf_vit.training.model_source import build_classifier, find_model
 SHORT = ("--steps", "24", "--evaluations", "4", "--batch-size", "12", "--learning-rate", "2e-3", "--precision", "fp32")
 
 
-def test_fine_tuning_a_checkpoint_by_command(command, tiny_checkpoint, colours, tmp_path):
-    output = tmp_path / "colours-vit"
-    code, out, err = command(
-        "finetune", "--model", tiny_checkpoint, "--data", colours, "--output", output, "--image-size", "16x12", *SHORT
-    )
-    assert (code, err) == (0, "")
+@pytest.fixture(scope="module")
+def tuned(tiny_checkpoint, colours, tmp_path_factory):
+    """A checkpoint fine-tuned by command: the folder, and what was printed."""
+    output, printed = tmp_path_factory.mktemp("tuned") / "colours-vit", io.StringIO()
+    words = ["finetune", "--model", tiny_checkpoint, "--data", colours, "--output", output, "--image-size", "16x12"]
+    with contextlib.redirect_stdout(printed), pytest.raises(SystemExit) as ended:
+        main([str(word) for word in (*words, "--seed", "5", *SHORT)])
+    assert not ended.value.code
+    return output, printed.getvalue()
+
+
+def test_fine_tuning_a_checkpoint_by_command(tuned, colours):
+    output, out = tuned
     assert "48 images of 3 classes" in out
     assert "test accuracy" in out
     assert "saved in" in out
@@ -63,34 +73,34 @@ def test_bfloat16_on_a_cpu(emulated: bool, attention: str, tiny_checkpoint, colo
 
     monkeypatch.setattr(HfViTAttention, "attend", watched)
     arguments = ("--model", tiny_checkpoint, "--data", colours, "--output", tmp_path / "out", "--device", "cpu")
-    assert command("finetune", *arguments, *SHORT[:-1], "bf16")[0] == 0
+    assert command("finetune", *arguments, "--steps", "2", *SHORT[2:-1], "bf16")[0] == 0
     assert set(used) == {attention}
     assert Facts.load(tmp_path / "out").records[0].values["precision"] == "bf16"
     saved = AutoModelForImageClassification.from_pretrained(tmp_path / "out")
     assert (saved.dtype, saved.config._attn_implementation) == (torch.float32, "sdpa")
 
 
-def test_facts_record_what_was_used_and_found(tiny_checkpoint, colours, tmp_path, command):
-    output = tmp_path / "out"
-    arguments = ("--model", tiny_checkpoint, "--data", colours, "--output", output, "--seed", "5", *SHORT)
-    assert command("finetune", *arguments)[0] == 0
+def test_facts_record_what_was_used_and_found(tuned, colours):
+    output, _ = tuned
     facts = Facts.load(output)
     assert [record.kind for record in facts.records] == ["training", "evaluation"]
     training, evaluation = facts.records
     assert training.seed == 5
-    assert training.command.startswith("hf-vit finetune --model tiny --data colours --output out --seed 5")
+    assert training.command.startswith(
+        "hf-vit finetune --model tiny --data colours --output colours-vit --image-size 16x12 --seed 5"
+    )
     assert training.data.model_dump()["split"] == "train"
     assert training.data.size == 48
     values = training.values
     assert values["recipe"]["learning_rate"] == 2e-3
     assert values["recipe"]["optimizer"] == "adamw"
-    assert values["recipe"]["image_size"] == 8
+    assert values["recipe"]["image_size"] == [16, 12]
     assert (values["recipe"]["dropout"], values["recipe"]["drop_path"]) == (0, 0)
     assert (values["steps"], values["planned_steps"], values["precision"]) == (24, 24, "fp32")
     assert values["base_model"].endswith("tiny")
 
     # The recorded accuracy is that of the saved folder, and the images the untouched ones.
-    data = load_data(str(colours), image_size=(8, 8))
+    data = load_data(str(colours), image_size=(16, 12))
     assert evaluation.data.fingerprint == data.fingerprint
     assert (evaluation.data.split, evaluation.data.size) == ("test", 6)
     model = AutoModelForImageClassification.from_pretrained(output)
@@ -172,13 +182,10 @@ def test_variants_start_afresh(name, patch, width):
     assert (config.patch_size, config.hidden_size) == (patch, width)
 
 
-def test_streamed_training(tiny_config, tmp_path, colours, monkeypatch):
-    import datasets
+def test_streamed_training(tiny_config, tmp_path, colours):
     from datasets import ClassLabel, Dataset, Features
     from datasets import Image as ImageFeature
 
-    # datasets waits so long (5 s) at the end of every shuffled pass over a parquet stream.
-    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0, raising=False)
     files = sorted(colours.glob("*/*.png"))
     features = Features({"image": ImageFeature(), "label": ClassLabel(names=["blue", "green", "red"])})
     rows = {
@@ -202,17 +209,6 @@ def test_streamed_training(tiny_config, tmp_path, colours, monkeypatch):
     again = train(tmp_path / "again", resume=True)
     for one, other in zip(done.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-def test_checkpoints_are_kept_on_request_and_apart(command, tiny_checkpoint, colours, tmp_path):
-    output = tmp_path / "out"
-    code, _, _ = command(
-        "finetune", "--model", tiny_checkpoint, "--data", colours, "--output", output, *SHORT, "--keep-checkpoints"
-    )
-    assert code == 0
-    kept = {path.name for path in (output / "checkpoints").iterdir()}
-    assert {"run.json", "checkpoint-24"} <= kept
-    assert not list(output.glob("*.pt"))
 
 
 def test_grayscale_and_transparent_images_are_trained_on(command, make_colours, tmp_path):

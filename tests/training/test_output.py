@@ -51,6 +51,11 @@ def same(one, other):
     return all(torch.equal(value, other[name]) for name, value in one.items())
 
 
+def test_checkpoints_are_kept_on_request_and_apart(done):
+    assert {"run.json", "checkpoint-4"} <= {path.name for path in (done.folder / "checkpoints").iterdir()}
+    assert not list(done.folder.glob("*.pt"))
+
+
 # ---- one run at a time
 
 
@@ -150,7 +155,9 @@ def test_a_finished_pre_training_by_command(command, colours, tiny_checkpoint, t
     output = tmp_path / "out"
     arguments = ("pretrain", "--model", tiny_checkpoint, "--data", colours, "--output", output)
     steps = ("--steps", "1", "--evaluations", "1", "--batch-size", "8", "--objective", "contrastive")
-    first, second = (command(*arguments, *steps, *flags) for flags in (("--keep-checkpoints",), ("--resume",)))
+    first = command(*arguments, *steps, "--keep-checkpoints")
+    assert (output / "checkpoints" / "run.json").is_file()
+    second = command(*arguments, *steps, "--resume")
     assert (second[0], second[2]) == (0, "")
     assert "holds a finished model: there is nothing to resume" in second[1]
     assert first[1].partition("validation loss")[2] == second[1].partition("validation loss")[2]

@@ -1,7 +1,5 @@
 """`hf-vit pretrain` through its end: what it leaves, resuming, fine-tuning from it, and what it refuses."""
 
-import shutil
-
 import pytest
 import torch
 from PIL import Image
@@ -10,9 +8,8 @@ from transformers import AutoImageProcessor, AutoModel, AutoModelForMaskedImageM
 
 from hf_vit import HfAxialViTConfig, HfViTConfig, HfViTForMaskedPatchPrediction, HfViTModel, UserError
 from hf_vit.results.facts import Facts
-from hf_vit.subjects.checkpoint_folders import checkpoints_in
 from hf_vit.training import FinetuneOptions, find_recipe, finetune, pretrain
-from hf_vit.training.run.checkpoints import last_complete
+from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
 
 OBJECTIVES = ("masked-patch", "next-patch", "contrastive")
 SHORT = dict(steps=6, evaluations=3, batch_size=8, learning_rate=2e-3, shift_px=1)
@@ -33,7 +30,7 @@ def train(tiny_config, colours):
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_by_command_and_fine_tuned_without_a_flag(objective, command, tiny_checkpoint, colours, tmp_path):
-    output, flags = tmp_path / "pretrained", ("--steps", "4", "--evaluations", "2", "--batch-size", "8")
+    output, flags = tmp_path / "pretrained", ("--steps", "2", "--evaluations", "1", "--batch-size", "8")
     arguments = ("--model", tiny_checkpoint, "--data", colours, "--output", output, "--objective", objective)
     code, out, err = command("pretrain", *arguments, *flags)
     assert (code, err) == (0, "")
@@ -47,7 +44,7 @@ def test_by_command_and_fine_tuned_without_a_flag(objective, command, tiny_check
     with Image.open(output / picture) as drawn:
         assert drawn.width > 100
     (record,) = Facts.load(output).records
-    assert (record.kind, record.values["steps"], record.values["objective"]["objective"]) == ("training", 4, objective)
+    assert (record.kind, record.values["steps"], record.values["objective"]["objective"]) == ("training", 2, objective)
     assert record.command.startswith("hf-vit pretrain --model tiny --data colours")
     assert isinstance(record.values["validation_loss"], float)
     assert tuple(AutoImageProcessor.from_pretrained(output).image_mean) == (0.4, 0.5, 0.6)
@@ -101,24 +98,15 @@ def assert_same(one, other):
 @pytest.mark.parametrize(
     ("objective", "changes"), [("masked-patch", {}), ("contrastive", {}), ("masked-patch", {"static_masks": True})]
 )
-def test_resumes_to_the_same_numbers(objective, changes, train, tmp_path):
+def test_resumes_to_the_same_numbers(objective, changes, train, killed, tmp_path):
     done = train(tmp_path / "done", objective, keep_checkpoints=True, **changes)
-    for name, removed in (("broken", 1), ("ended", 0)):
-        again = tmp_path / name
-        shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
-        for checkpoint in checkpoints_in(again / "checkpoints")[::-1][:removed]:
-            shutil.rmtree(checkpoint)
-        assert last_complete(again / "checkpoints") is not None
-        assert_same(train(again, objective, resume=True, **changes), done)
-    other = tmp_path / "other"
-    shutil.copytree(done.folder / "checkpoints", other / "checkpoints")
+    assert_same(train(killed(done, "broken"), objective, resume=True, **changes), done)
+    if not changes:
+        assert_same(train(killed(done, "ended", lost=0), objective, resume=True), done)
     message = "temperature was 0.2" if objective == "contrastive" else "prediction_target was mean_color, now pixels"
-    from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
-
+    other = dict(target="pixels", contrastive=ContrastiveOptions(temperature=0.5))
     with pytest.raises(UserError, match=message):
-        train(
-            other, objective, resume=True, target="pixels", contrastive=ContrastiveOptions(temperature=0.5), **changes
-        )
+        train(killed(done, "other", lost=0), objective, resume=True, **other, **changes)
 
 
 def test_accumulated_micro_batches_are_one_batch(train, tmp_path):

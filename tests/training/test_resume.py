@@ -43,7 +43,7 @@ finetune(HfViTConfig(**json.loads(config)), data, output, options=options, **jso
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def train(tiny_config, colours):
     """Train with `SETTINGS`, in micro-batches of 4."""
 
@@ -53,6 +53,21 @@ def train(tiny_config, colours):
         return finetune(tiny_config(), str(colours), output, options=chosen, **settings)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def unbroken(train, tmp_path_factory):
+    """The run that every interrupted one must equal, with its checkpoints."""
+    return train(tmp_path_factory.mktemp("unbroken") / "unbroken", keep_checkpoints=True)
+
+
+SHORT = dict(steps=4, evaluations=1)
+
+
+@pytest.fixture(scope="module")
+def short(train, tmp_path_factory):
+    """A run of a few steps, with its checkpoint."""
+    return train(tmp_path_factory.mktemp("short") / "short", changes=SHORT, keep_checkpoints=True)
 
 
 def outcome(result):
@@ -92,8 +107,7 @@ def kill_at(step, config, data, output):
     process.stderr.close()
 
 
-def test_killed_training_resumes_to_the_same_numbers(train, tiny_config, colours, tmp_path):
-    unbroken = train(tmp_path / "unbroken")
+def test_killed_training_resumes_to_the_same_numbers(train, unbroken, tiny_config, colours, tmp_path):
     killed = tmp_path / "killed"
     kill_at(8, tiny_config().to_diff_dict(), colours, killed)
     assert {path.name for path in killed.iterdir()} == {".lock", "checkpoints"}
@@ -111,21 +125,16 @@ def test_killed_training_resumes_to_the_same_numbers(train, tiny_config, colours
     assert not (killed / "checkpoints").exists()
 
 
-def test_resume_after_the_training_itself_had_ended(train, tmp_path):
-    done = train(tmp_path / "done", keep_checkpoints=True)
-    again = tmp_path / "again"
-    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
-    assert_same(train(again, resume=True), done)
+def test_resume_after_the_training_itself_had_ended(train, unbroken, killed):
+    assert_same(train(killed(unbroken, "again", lost=0), resume=True), unbroken)
 
 
-def test_resume_of_a_run_that_was_stopped_early(train, tmp_path):
+def test_resume_of_a_run_that_was_stopped_early(train, killed, tmp_path):
     # So slow that the accuracy stands still at once.
     changes = dict(learning_rate=1e-9, patience=2)
     done = train(tmp_path / "done", changes=changes, keep_checkpoints=True)
     assert done.steps < SETTINGS["steps"]
-    again = tmp_path / "again"
-    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
-    assert_same(train(again, resume=True, changes=changes), done)
+    assert_same(train(killed(done, "again", lost=0), resume=True, changes=changes), done)
 
 
 def test_evaluations_without_a_better_one_are_counted_across_a_resume(train, tmp_path, monkeypatch):
@@ -151,34 +160,23 @@ def test_evaluations_without_a_better_one_are_counted_across_a_resume(train, tmp
     assert_same(train(tmp_path / "stopped", resume=True, changes=changes), done)
 
 
-def test_resume_with_workers_is_the_same(train, tmp_path):
-    done = train(tmp_path / "done", keep_checkpoints=True)
-    again = tmp_path / "again"
-    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
-    shutil.rmtree(checkpoints_in(again / "checkpoints")[-1])
-    assert_same(train(again, resume=True, num_workers=2), done)
+def test_resume_with_workers_is_the_same(train, unbroken, killed):
+    assert_same(train(killed(unbroken, "again"), resume=True, num_workers=2), unbroken)
 
 
-def test_resume_with_other_settings_is_refused(train, tmp_path):
-    done = train(tmp_path / "done", changes=dict(steps=4, evaluations=1), keep_checkpoints=True)
-    again = tmp_path / "again"
-    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
+def test_resume_with_other_settings_is_refused(train, short, killed):
     with pytest.raises(UserError, match=r"learning_rate was 0.002, now 0.1; seed was 0, now 1"):
-        train(again, resume=True, changes=dict(steps=4, evaluations=1, learning_rate=0.1), seed=1)
+        train(killed(short, "again", lost=0), resume=True, changes=SHORT | dict(learning_rate=0.1), seed=1)
 
 
-def test_unfinished_and_finished_runs_are_not_overwritten(train, tmp_path):
-    done = train(tmp_path / "done", changes=dict(steps=4, evaluations=1), keep_checkpoints=True)
-    again = tmp_path / "again"
-    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
+def test_unfinished_and_finished_runs_are_not_overwritten(train, short, killed):
+    """What --resume makes of a finished one is in test_output.py."""
     with pytest.raises(UserError, match="unfinished run; go on with --resume"):
-        train(again)
-    finished = train(tmp_path / "finished", changes=dict(steps=4, evaluations=1)).folder
-    before = {path: path.stat().st_mtime_ns for path in finished.iterdir()}
+        train(killed(short, "again", lost=0))
+    before = {path: path.stat().st_mtime_ns for path in short.folder.rglob("*")}
     with pytest.raises(UserError, match="holds a finished model; choose"):
-        train(finished)
-    assert train(finished, resume=True).steps == 4  # see test_output.py
-    assert {path: path.stat().st_mtime_ns for path in finished.iterdir()} == before
+        train(short.folder)
+    assert {path: path.stat().st_mtime_ns for path in short.folder.rglob("*")} == before
 
 
 @pytest.mark.parametrize(
@@ -197,21 +195,9 @@ def test_half_written_checkpoints_are_recognised(name, how, checkpoint_copy):
     assert last_complete(checkpoint_copy.parent) is None
 
 
-@pytest.fixture(scope="module")
-def one_checkpoint(tmp_path_factory, colours):
-    from hf_vit import HfViTConfig
-
-    config = HfViTConfig(
-        image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
-    )
-    folder = tmp_path_factory.mktemp("run") / "run"
-    finetune(config, str(colours), folder, options=FinetuneOptions(keep_checkpoints=True), steps=1, evaluations=1)
-    return folder / "checkpoints" / "checkpoint-1"
-
-
 @pytest.fixture
-def checkpoint_copy(one_checkpoint, tmp_path):
-    return shutil.copytree(one_checkpoint, tmp_path / one_checkpoint.name)
+def checkpoint_copy(short, tmp_path):
+    return shutil.copytree(short.folder / "checkpoints" / "checkpoint-4", tmp_path / "checkpoint-4")
 
 
 @pytest.mark.parametrize(
@@ -223,16 +209,13 @@ def checkpoint_copy(one_checkpoint, tmp_path):
     ],
     ids=["average, sam, layer decay, bce", "average, sam a micro-batch, sgd", "lora"],
 )
-def test_resume_with_everything_that_keeps_weights_of_its_own(changes, train, tmp_path):
+def test_resume_with_everything_that_keeps_weights_of_its_own(changes, train, killed, tmp_path):
     """From the last checkpoint but one, as after a kill; then once more when the training itself had ended."""
-    changes = dict(steps=16, evaluations=4) | changes
+    changes = dict(steps=8, evaluations=4) | changes
     done = train(tmp_path / "done", changes=changes, keep_checkpoints=True)
-    for name, cut in (("killed", 1), ("ended", 0)):
-        again = tmp_path / name
-        shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
-        for checkpoint in checkpoints_in(again / "checkpoints")[2 - cut :]:
-            shutil.rmtree(checkpoint)
-        assert len(checkpoints_in(again / "checkpoints")) == 2 - cut
+    for name, lost in (("killed", 1), ("ended", 0)):
+        again = killed(done, name, lost)
+        assert len(checkpoints_in(again / "checkpoints")) == 2 - lost
         assert_same(train(again, resume=True, changes=changes), done)
     released = load_file(done.folder / "model.safetensors")
     fresh = HfViTForImageClassification(HfViTForImageClassification.from_pretrained(done.folder).config)

@@ -7,17 +7,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import hf_vit.training.tasks.classification as classification
 from hf_vit import UserError
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
+from hf_vit.training.tasks import classification
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 
 RATES = (1e-6, 3e-3)
 SETTINGS = dict(steps=12, evaluations=2, batch_size=16, warmup=0.0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def sweep(tiny_config, colours):
     def run(output, rates=RATES, report=None, **options):
         return finetune(
@@ -33,11 +33,22 @@ def sweep(tiny_config, colours):
     return run
 
 
-def test_the_best_trial_is_the_run_of_its_own_rate(sweep, tiny_config, colours, tmp_path, monkeypatch):
-    looks, told = [], []
-    evaluate = classification.top1
-    monkeypatch.setattr(classification, "top1", lambda *a, **k: looks.append(1) or evaluate(*a, **k))
-    result = sweep(tmp_path / "swept", report=told.append)
+@pytest.fixture(scope="module")
+def swept(sweep, tmp_path_factory):
+    """A sweep with its checkpoints, what it told, and how often it looked at the test split."""
+    looks, told, evaluate = [], [], classification.top1
+
+    def watched(*args, **kwargs):
+        looks.append(1)
+        return evaluate(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(classification, "top1", watched)
+        return sweep(tmp_path_factory.mktemp("swept") / "swept", report=told.append, keep_checkpoints=True), told, looks
+
+
+def test_the_best_trial_is_the_run_of_its_own_rate(swept, tiny_config, colours, tmp_path):
+    result, told, looks = swept
     assert looks == [1]
     alone = {
         rate: finetune(tiny_config(), str(colours), tmp_path / f"{rate}", learning_rate=rate, **SETTINGS)
@@ -53,12 +64,11 @@ def test_the_best_trial_is_the_run_of_its_own_rate(sweep, tiny_config, colours, 
     training = Facts.load(result.folder).of_kind("training")[-1].values
     assert [trial["learning_rate"] for trial in training["learning_rate_sweep"]] == list(RATES)
     assert training["recipe"]["learning_rate"] == 3e-3
-    assert not (result.folder / "checkpoints").exists()
     assert any("learning rate 1e-06: validation accuracy" in line for line in told)
 
 
-def test_a_killed_sweep_goes_on_to_the_same(sweep, tmp_path):
-    done = sweep(tmp_path / "done", keep_checkpoints=True)
+def test_a_killed_sweep_goes_on_to_the_same(swept, sweep, tmp_path):
+    done = swept[0]
     again = tmp_path / "again"
     shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
     # The first trial had ended, the second had not got to its end.
@@ -68,6 +78,7 @@ def test_a_killed_sweep_goes_on_to_the_same(sweep, tmp_path):
     with pytest.raises(UserError, match=r"begun with the learning rates to sweep: 1e-06,0\.003"):
         sweep(again, rates=(0.1, 0.2), resume=True)
     result = sweep(again, resume=True)
+    assert not (again / "checkpoints").exists()
     without_time = [[{**trial, "seconds": None} for trial in run.trials] for run in (done, result)]
     assert without_time[0] == without_time[1]
     found, expected = (load_file(folder / "model.safetensors") for folder in (result.folder, done.folder))
