@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import sklearn.datasets
+import sklearn.utils
 
 from hf_vit.cli.main import main
 
@@ -24,12 +26,14 @@ def run_program(arguments: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory):
-    """A folder with the repository's files, and the demo's model after two epochs instead of all."""
-    folder = tmp_path_factory.mktemp("clone")
+    """A folder with the repository's files, and the demo's model after one epoch; of the digits, 180 train."""
+    folder, digits = tmp_path_factory.mktemp("clone"), sklearn.datasets.load_digits()
     for name in ("docs", "tests"):
         (folder / name).symlink_to(ROOT / name)
-    with contextlib.chdir(folder):
-        run_program(["demo", "--output", "out/demo", "--epochs", "2"])
+    few = sklearn.utils.Bunch(images=digits.images[:720], target=digits.target[:720])
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sklearn.datasets, "load_digits", lambda: few)
+        run_program(["demo", "--output", "out/demo", "--epochs", "1"])
         yield folder
 
 
