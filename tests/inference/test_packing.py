@@ -10,7 +10,7 @@ from models.families import FAMILIES, RESNETS
 from torch.nn import functional as F
 
 import hf_vit
-from hf_vit.inference import caching, packing
+from hf_vit.inference import memory, packing
 from hf_vit.inference.packing import PackedDense, pack
 from hf_vit.rewriting.dense import Dense
 
@@ -77,7 +77,7 @@ def test_position_tables_are_kept_a_grid(monkeypatch):
         return resample(self, grid, like)
 
     monkeypatch.setattr(type(model.vit.embeddings), "position_table", watched)
-    monkeypatch.setattr(caching, "KEPT_GRIDS", 2)
+    monkeypatch.setattr(memory, "KEPT_GRIDS", 2)
     grids = [(2, 3), (4, 4), (2, 3), (3, 2), (2, 3)]  # the fourth pushes out the first
     for grid in grids:
         images = PLAIN.images(model.config, grid=grid)
@@ -99,7 +99,7 @@ def test_axial_attention_in_portions_is_the_same(monkeypatch):
     wanted = model(images).logits
     fast = hf_vit.optimize_for_inference(model)
     for limit in (1, 500, 2**18):  # a line, some, all at a time
-        monkeypatch.setattr(caching, "CACHED_LOGITS", limit)
+        monkeypatch.setattr(memory, "CACHED_LOGITS", limit)
         torch.testing.assert_close(fast(images).logits, wanted, rtol=0, atol=1e-12)
 
 

@@ -7,9 +7,9 @@ from torch import nn
 
 from hf_vit.environment import emulates_bfloat16
 from hf_vit.errors import UserError, enough_memory
-from hf_vit.inference.caching import caches
 from hf_vit.inference.compiling import compile_frozen
 from hf_vit.inference.freezing import check_not_frozen, freeze
+from hf_vit.inference.memory import memory_changes
 from hf_vit.inference.packing import pack
 from hf_vit.rewriting.looking import check_rewritable
 from hf_vit.rewriting.planning import plan_for
@@ -58,7 +58,7 @@ def optimize_for_inference(
     with enough_memory("the model's weights a second time", "use the model as it is, or where there is more"):
         plan = plan_for(model, torch.float32 if is_emulated else dtype, finish=_as_it_is if compile else pack)
     if not compile:
-        plan.changes += caches(model)
+        plan.changes += memory_changes(model)
     plan.carry_out()
     model.eval().requires_grad_(False)
     if compile:

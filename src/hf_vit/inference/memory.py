@@ -1,4 +1,4 @@
-"""What a frozen model keeps between passes, and in which portions it computes: rows of positions, attention in a cache.
+"""What a frozen model keeps between passes, computes in portions, and writes over.
 
 Legend: h x w patch grid, A heads, L places of a line, M lines, K size of a query.
 """
@@ -7,11 +7,13 @@ from typing import Any, final
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from hf_vit.models.configuration_hf_axial_resnet import HEADS
 from hf_vit.models.embeddings_hf_vit import HfViTEmbeddings
 from hf_vit.models.modeling_hf_axial_resnet import HfAxialResNetAttention
 from hf_vit.models.positions_hf_vit import Grid, Rows
+from hf_vit.models.resnet_hf_vit import ResNetBottleneck
 from hf_vit.rewriting.planning import Change
 
 KEPT_GRIDS = 16  # sizes of images whose tables are kept; of more, the oldest is computed anew
@@ -44,12 +46,27 @@ class PortionedAttention(HfAxialResNetAttention):
         return torch.cat([compute(part, *scales_and_offsets) for part in lines.split(few)])
 
 
-def caches(model: nn.Module) -> list[Change]:
-    """The changes by which a model's parts keep what they compute; their weights stay where they are."""
+@final
+class InPlaceBottleneck(ResNetBottleneck):
+    """`ResNetBottleneck` that writes sums and ReLUs over what nobody reads any more."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        residual = features
+        if self.projection is not None and self.projection_norm is not None:
+            residual = self.projection_norm(self.projection(features))
+        hidden = F.relu_(self.norm1(self.conv1(features)))
+        hidden = F.relu_(self.norm2(self.conv2(hidden)))
+        return F.relu_(self.norm3(self.conv3(hidden)).add_(residual))
+
+
+def memory_changes(model: nn.Module) -> list[Change]:
+    """Other classes for parts whose weights stay where they are."""
     changes: list[Change] = []
     for module in model.modules():
         if type(module) is HfViTEmbeddings:
             changes += [Change(module, "kept", {}), Change(module, "__class__", KeptEmbeddings)]
         elif type(module) is HfAxialResNetAttention and module.offset_embeddings.device.type == "cpu":
             changes.append(Change(module, "__class__", PortionedAttention))
+        elif type(module) is ResNetBottleneck:
+            changes.append(Change(module, "__class__", InPlaceBottleneck))
     return changes
