@@ -5,12 +5,16 @@ import graphlib
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from imports import PACKAGE, files, graph, tree_of
+
+ROOT = Path(__file__).parents[1]
 
 # A room imports from rooms of lower rank alone, and rooms of one rank not from each other.
 RANKS = {
@@ -44,6 +48,11 @@ def room_of(module: str) -> str:
 def test_every_room_has_its_place():
     rooms = {room_of(module) for module in files()}
     assert rooms <= set(RANKS), f"give {rooms - set(RANKS)} a rank in this test"
+
+
+def test_contributing_tells_every_room():
+    told = re.findall(r"^\| `(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE)
+    assert sorted(told) == sorted(set(RANKS) - {PACKAGE, "__main__"})
 
 
 def test_arrows_between_rooms_point_one_way():
