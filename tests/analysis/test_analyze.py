@@ -12,7 +12,7 @@ from models.families import FAMILIES, randomise
 
 import hf_vit.analysis.api as api
 from hf_vit import families
-from hf_vit.analysis import ANALYSES, AnalysisDocument, AnalysisSettings, analyze, open_images
+from hf_vit.analysis import ANALYSES, AnalysisDocument, AnalysisRun, AnalysisSettings, analyze, open_images
 from hf_vit.analysis.analyses.analysis import Analysis
 from hf_vit.analysis.reading.images import AnalysisImages
 from hf_vit.data import load_data
@@ -103,9 +103,15 @@ def test_images_are_read_when_needed_and_let_go(with_processor):
     assert 4 <= most <= 8
 
 
-def test_files_and_report(saved, pictures, tmp_path):
-    run = analyze(saved, pictures, tmp_path / "out", settings=SETTINGS, against=saved, device="cpu")
-    out = tmp_path / "out"
+@pytest.fixture(scope="module")
+def whole(saved, pictures, tmp_path_factory) -> tuple[AnalysisRun, Path]:
+    """A run of everything, and its folder."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    return analyze(saved, pictures, out, settings=SETTINGS, against=saved, device="cpu"), out
+
+
+def test_files_and_report(whole):
+    run, out = whole
     names = {path.name for path in out.iterdir()}
     made = [name for name in ANALYSES if name != "shape_bias"]  # which needs other images
     assert names == {f"{name}.json" for name in made} | {path.name for path in run.pictures} | {"report.html"}
@@ -120,18 +126,36 @@ def test_files_and_report(saved, pictures, tmp_path):
     assert page.count('<img src="data:image/png;base64,') == len(run.pictures)
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []
     assert all(ANALYSES[name].title in page for name in made)
+    assert "looked at with 9 images" in page
     assert "photos/broken.png" in page
     # Two models with the same weights are one: both CKAs are the same numbers, and 1 on the diagonal.
     np.testing.assert_allclose(run["cka_between"]["cka"], run["cka"]["cka"], rtol=1e-5)
     np.testing.assert_allclose(run["cka"]["cka"].diagonal(), 1, rtol=1e-5)
-    assert str(tmp_path) not in page + "".join((out / f"{name}.json").read_text() for name in made)
+    assert str(out.parent) not in page + "".join((out / f"{name}.json").read_text() for name in made)
 
 
-@pytest.mark.parametrize("picture_format", ["png", "svg"])
-def test_the_same_inputs_give_the_same_bytes(saved, pictures, tmp_path, picture_format):
-    options = {"settings": SETTINGS, "picture_format": picture_format, "device": "cpu"}
+def test_a_report_tells_no_number_of_images_that_were_not_there(saved, pictures, tmp_path):
+    analyze(saved, pictures, tmp_path, only=["cka"], settings=AnalysisSettings(num_images=128), device="cpu")
+    page = (tmp_path / "report.html").read_text()
+    assert "looked at with 9 images" in page
+    assert "128" not in re.sub(r"base64,[^\"]*", "", page)
+
+
+CHEAP = ["attention_entropy", "attention_distance", "cka"]
+
+
+def test_the_same_inputs_give_the_same_bytes(saved, pictures, tmp_path, whole):
+    """In a run of a part as well."""
+    only = ["attention_distance", "attention_rollout", "patch_permutation", "receptive_field"]
+    run = analyze(saved, pictures, tmp_path / "part", only=only, settings=SETTINGS, device="cpu")
+    names = {*(f"{name}.json" for name in only), *(path.name for path in run.pictures)}
+    assert len(names) == 4 + 6
+    for name in names:
+        assert (tmp_path / "part" / name).read_bytes() == (whole[1] / name).read_bytes()
     for folder in ("one", "two"):
-        analyze(saved, pictures, tmp_path / folder, only=["attention_distance", "attention_rollout"], **options)
+        analyze(
+            saved, pictures, tmp_path / folder, only=only[:2], settings=SETTINGS, picture_format="svg", device="cpu"
+        )
     contents = [{path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()} for folder in ("one", "two")]
     assert len(contents[0]) == 5
     assert contents[0] == contents[1]
@@ -143,18 +167,18 @@ def test_an_interrupted_run_goes_on(saved, pictures, tmp_path, monkeypatch):
     def stop(self):
         raise KeyboardInterrupt
 
-    options = {"only": ["patch_filters", "attention_distance", "cka"], "settings": SETTINGS, "device": "cpu"}
+    options = {"only": CHEAP, "settings": SETTINGS, "device": "cpu"}
     with monkeypatch.context() as patch:
         patch.setattr(ANALYSES["cka"], "measure", stop)
         with pytest.raises(KeyboardInterrupt):
             analyze(saved, pictures, tmp_path / "out", **options)
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    assert set(before) >= {"patch_filters.json", "attention_distance.json"}
+    assert set(before) >= {"attention_distance.json", "attention_entropy.json"}
     assert "cka.json" not in before
     lines: list[str] = []
     run = analyze(saved, pictures, tmp_path / "out", report=lines.append, **options)
     assert run.measured == ["cka"]
-    assert [line.partition(",")[0] for line in lines[:2]] == ["patch_filters: kept", "attention_distance: kept"]
+    assert [line.partition(",")[0] for line in lines[:2]] == ["attention_distance: kept", "attention_entropy: kept"]
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in before} == before
     whole = analyze(saved, pictures, tmp_path / "whole", **options)
     for name in whole:
@@ -171,20 +195,20 @@ def test_an_interrupted_write_leaves_no_finished_analysis(saved, pictures, tmp_p
 
     monkeypatch.setattr(api, "encode_figure", fail)
     with pytest.raises(OSError, match="disk full"):
-        analyze(saved, pictures, tmp_path / "out", only=["patch_filters"], settings=SETTINGS, device="cpu")
+        analyze(saved, pictures, tmp_path / "out", only=["cka"], settings=SETTINGS, device="cpu")
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_results_of_other_inputs_are_not_mixed(saved, pictures, tmp_path, with_processor):
-    options = {"only": ["patch_filters"], "device": "cpu"}
+    options = {"only": ["attention_entropy"], "device": "cpu"}
     analyze(saved, pictures, tmp_path / "out", settings=SETTINGS, **options)
     other = with_processor(FAMILIES["plain"].build("classification", seed=1))
-    with pytest.raises(UserError, match=r"out holds patch_filters of other inputs \(model\); choose another folder"):
+    with pytest.raises(UserError, match=r"attention_entropy of other inputs \(model\); choose another folder"):
         analyze(other, pictures, tmp_path / "out", settings=SETTINGS, **options)
     with pytest.raises(UserError, match=r"of other inputs \(images, settings\)"):
         analyze(saved, pictures, tmp_path / "out", settings=AnalysisSettings(num_images=4), **options)
-    (tmp_path / "out/patch_filters.json").write_text('{"name": "something else"}')
-    with pytest.raises(UserError, match=r"patch_filters.json is no result of this version of hf-vit analyze"):
+    (tmp_path / "out/attention_entropy.json").write_text('{"name": "something else"}')
+    with pytest.raises(UserError, match=r"attention_entropy.json is no result of this version of hf-vit analyze"):
         analyze(saved, pictures, tmp_path / "out", settings=SETTINGS, **options)
 
 

@@ -11,7 +11,7 @@ from hf_vit.data import make_processor
 from hf_vit.errors import UserError
 
 SETTINGS = AnalysisSettings(num_images=4, batch_size=4)
-ONLY = ["attention_distance", "head_maps", "receptive_field"]
+ONLY = ["attention_entropy", "cka"]
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +36,19 @@ def test_numbers_are_those_of_every_checkpoint(checkpoints, pictures, tmp_path, 
     out = tmp_path / "out"
     found = analyze_stages(checkpoints, pictures, out, only=ONLY, settings=SETTINGS, device="cpu")
     assert [(stage.name, stage.step) for stage in found.stages] == [(f"checkpoint-{n}", n) for n in (5, 20, 100)]
-    assert set(found.numbers) == {"attention_distance", "receptive_field"}  # head maps are no numbers
+    assert set(found.numbers) == {"attention_entropy"}  # of CKA facts keep none
     for place, stage in enumerate(found.stages):
         alone = analyze(checkpoints / stage.name, pictures, only=ONLY, settings=SETTINGS, device="cpu")
         assert stage.fingerprint == alone.subject.fingerprint
         for analysis, numbers in found.numbers.items():
             assert {name: values[place] for name, values in numbers.items()} == alone.summaries[analysis]
-    assert len({str(one) for one in found.numbers["attention_distance"]["distance_px_by_layer"]}) == 3
+    assert len({str(one) for one in found.numbers["attention_entropy"]["entropy_nats_by_layer"]}) == 3
     assert StagesDocument.model_validate_json((out / "stages.json").read_bytes()) == found
     assert files(checkpoints) == before
     written = files(out)
-    assert {"stages_attention_distance.png", "checkpoint-20/report.html", "report.html"} <= set(written)
+    assert {"stages_attention_entropy.png", "checkpoint-20/report.html", "report.html"} <= set(written)
     page = written["report.html"].decode()
-    assert page.count('src="data:image/png;base64,') == 2
+    assert page.count('src="data:image/png;base64,') == 1
     assert 'href="checkpoint-100/report.html"' in page
     # Again: everything is kept, nothing changes.
     for name in ONLY:

@@ -34,7 +34,7 @@ def example():
     ["vit", pytest.param("hybrid", marks=pytest.mark.slow), pytest.param("axial", marks=pytest.mark.slow)],
 )
 def test_the_example_writes_its_ten_captions_back(name, example, tmp_path, capsys):
-    before, after = example.main(tmp_path / "captioner", name)
+    before, after = example.main(tmp_path / "captioner", name, steps=150)
     assert before == after == list(example.CAPTIONS.values())
     assert len(set(after)) == 10
     assert "10 of 10 captions" in capsys.readouterr().out
@@ -74,7 +74,7 @@ PAIRS = [("HfViT", name) for name in DECODERS] + [
 
 
 @pytest.mark.parametrize(("family", "decoder"), PAIRS)
-def test_decoders_of_any_width(family, decoder, tiny_config, train, tmp_path):
+def test_decoders_of_any_width(family, decoder, tiny_config, learn, tmp_path):
     """The encoder from a saved folder; trained, saved as one and loaded again."""
     config_class, options, decoder_class, projected = DECODERS[decoder]
     AutoModel.from_config(tiny_config(family)).save_pretrained(tmp_path / "encoder")
@@ -87,8 +87,7 @@ def test_decoders_of_any_width(family, decoder, tiny_config, train, tmp_path):
     assert hasattr(model, "enc_to_dec_proj") is projected
 
     pixel_values, labels = torch.randn(3, 3, 64, 64), torch.randint(3, 20, (3, 6))
-    losses = train(model, model.encoder, lambda: model(pixel_values=pixel_values, labels=labels).loss)
-    assert losses[-1] < 0.7 * losses[0]
+    learn(family, model, model.encoder, lambda: model(pixel_values=pixel_values, labels=labels).loss)
 
     model.save_pretrained(tmp_path / "captioner")
     again, info = VisionEncoderDecoderModel.from_pretrained(tmp_path / "captioner", output_loading_info=True)

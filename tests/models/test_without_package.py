@@ -14,6 +14,7 @@ ALL_FAMILIES = FAMILIES | RESNETS
 CASES = [
     *((family, head, "default") for family in ALL_FAMILIES for head in ALL_FAMILIES[family].classes),
     # Those that need code which the default does not run.
+    ("plain", "backbone", "pyramid"),
     *(("plain", "classification", choice) for choice in ("map", "relative", "distillation", "causal", "layer_scale")),
     *(("plain", "model", "rectangular_patch"), ("axial", "model", "resnet_stem"), ("bit", "model", "post_activation")),
 ]
@@ -25,7 +26,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("saved")
     for name, head, choice in CASES:
         family, folder = ALL_FAMILIES[name], root / f"{name}-{head}-{choice}"
-        model = family.build(head, choice)
+        model = family.build(head, use_feature_pyramid=True) if choice == "pyramid" else family.build(head, choice)
         model.save_pretrained(folder)
         images = family.images(model.config)
         answers = {str(index): value.clone() for index, value in enumerate(outputs_of(model, images))}
