@@ -97,6 +97,7 @@ def misfits(folder: Path) -> None:
             finetune(data, output, 1)
         except (UserError, SystemExit) as error:
             report(folder, name, [type(error).__name__, str(error)])
+    report(folder, "finished", finetune(folder / "colours", folder / "ddp", 1, resume=True).test.loss)
 
 
 def contrast(folder: Path, output: Path) -> None:

@@ -101,7 +101,7 @@ def test_contrast_on_two_processes_is_that_of_one(two, tmp_path):
 def test_the_first_process_alone_tells_and_writes(two):
     folder, _ = two
     told, silent = ((folder / f"printed-{rank}.txt").read_text() for rank in (0, 1))
-    assert told.count("steps of 16 images") == 4
+    assert told.count("steps of 16 images") == 3  # not of different data, which are refused before a model is built
     assert told.count("going on from checkpoint-3") == 1
     assert silent == ""
     training, evaluation = Facts.load(folder / "ddp").records
@@ -152,13 +152,14 @@ def test_uneven_parts_do_not_wait_for_each_other(two, name):
 
 
 def test_different_data_are_refused_in_every_process(two):
-    _, read = two
+    folder, read = two
     for kind, message in read("unequal"):
         assert kind == "UserError"
         assert message.startswith("the processes have different training data: ")
     (first, message), (other, _) = read("full")
     assert (first, other) == ("UserError", "SystemExit")
     assert "holds a finished model" in message
+    assert read("finished") == [Facts.load(folder / "ddp").records[1].values["loss"]] * 2
 
 
 def test_sharded_weights_are_those_of_one_process_and_reload(two):

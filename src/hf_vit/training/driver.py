@@ -99,10 +99,9 @@ def carry_out(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result
         with first_goes_first(job.options.device):
             check(task, job, say)
             held.enter_context(alone_in(job.output))
-            if job.options.resume and is_finished(job.output):
-                return _finished(task, job, say)
-            refuse_taken(job.output, job.options.resume)
-            start = open_start(job, say)
+            start = _opened(job, say)
+        if start is None:
+            return _finished(task, job, say)
         need_same("training data", start.data.fingerprint)
         return complete(task, train(task, job, start, say))
 
@@ -119,6 +118,14 @@ def check(task: Task[Any], job: Job, say: Say) -> None:
         import_timm_optim(job.recipe.optimizer)
     if job.options.push is not None and is_first():
         check_before(job.options.push, say, private=job.options.private)
+
+
+def _opened(job: Job, say: Say) -> Start | None:
+    """What the job starts from; None where it is to be resumed and is finished."""
+    if job.options.resume and is_finished(job.output):
+        return None
+    refuse_taken(job.output, job.options.resume)
+    return open_start(job, say)
 
 
 def open_start(job: Job, say: Say) -> Start:

@@ -1,4 +1,7 @@
-"""Layer-wise learning-rate decay (BEiT, arXiv 2106.08254, appendix): the lower a layer, the smaller its rate."""
+"""Layer-wise learning-rate decay (BEiT, arXiv 2106.08254, appendix): the lower a layer, the smaller its rate.
+
+Not timm's `param_groups_layer_decay`: it gives scales that only timm's schedules read, and wants timm's model methods.
+"""
 
 import re
 from collections.abc import Collection
