@@ -33,11 +33,11 @@ def _fresh_compiler():
 
 @pytest.mark.parametrize(("name", "choice"), PATHS)
 def test_fullgraph(name: str, choice: str):
-    """At another size than nominal too: tables are resampled in the graph, one graph a size."""
+    """The plain family at another size too: tables are resampled in the graph, one graph a size."""
     family = FAMILIES[name]
     model = family.build("classification", choice, **ONE)
     compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)
-    for grid in (None, (3, 5)):
+    for grid in (None, (3, 5)) if name == "plain" else (None,):
         images = family.images(model.config, grid=grid)
         with torch.no_grad():
             torch.testing.assert_close(compiled(images).logits, model(images).logits, rtol=0, atol=1e-5)

@@ -271,6 +271,10 @@ def test_pretrained_weights_load_into_the_other_classes(family: Family, tmp_path
         torch.testing.assert_close(encoder(images).last_hidden_state, wanted, rtol=0, atol=0)
 
 
+# Of either loss, and of either mode, which chooses the patches that reach the head.
+COMPILED = [("mean_color", False), ("pixels", True)]
+
+
 @pytest.mark.parametrize("target", ["mean_color", "downsampled", "pixels"])
 @pytest.mark.parametrize("training", [False, True])
 def test_no_masked_patch_is_no_loss(target: str, training: bool):
@@ -280,8 +284,10 @@ def test_no_masked_patch_is_no_loss(target: str, training: bool):
     masked = torch.zeros(2, 16, dtype=torch.bool)
     loss = model(images, bool_masked_pos=masked).loss
     loss.backward()
-    with torch.no_grad():
-        assert loss == torch.compile(model, backend="eager")(images, bool_masked_pos=masked).loss == 0
+    assert loss == 0
+    if (target, training) in COMPILED:
+        with torch.no_grad():
+            assert torch.compile(model, backend="eager")(images, bool_masked_pos=masked).loss == 0
     assert all(p.grad is None or not p.grad.any() for p in model.parameters())
 
 
