@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from evaluation.tiny import NAMES, make_classifier, make_dataset, make_images, make_processor
@@ -207,6 +208,50 @@ def test_predict_prints_nothing_when_an_image_is_bad(run, save_classifier: Save,
     model, extra = save_classifier(), ["--batch-size", 1, *(["--json"] if as_json else [])]
     for bad in ("cut.png", "text.png", "missing.png", "empty"):
         _fails(run("predict", model, tmp_path / "good.png", tmp_path / bad, *extra), bad)
+
+
+def test_predict_leaves_bad_images_out_where_it_may(run, save_classifier: Save, tmp_path: Path) -> None:
+    for name, image in zip(("a.png", "c.png"), make_images(2), strict=True):
+        image.save(tmp_path / name)
+    (tmp_path / "b.png").write_text("hello")
+    files = [tmp_path / f"{name}.png" for name in "abcd"]  # the last is not there
+    code, out, err = run("predict", save_classifier(), *files, "--json", "--skip-bad-images", "--batch-size", 1)
+    assert code == 0
+    assert [found["image"] for found in json.loads(out)] == [str(tmp_path / "a.png"), str(tmp_path / "c.png")]
+    for line, name in zip(err.splitlines(), ("b.png", "d.png"), strict=True):
+        assert line.startswith("left out: ")
+        assert name in line
+
+
+def test_predict_names_addresses_and_large_images_as_they_are(
+    run, save_classifier: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_classifier()
+    _fails(run("predict", model, "https://example.com/cat.png"), "https://example.com/cat.png is an address; give")
+    Image.new("RGB", (40, 40)).save(tmp_path / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    _fails(run("predict", model, tmp_path / "large.png"), "large.png is too large", "make it smaller")
+
+
+def test_predict_takes_a_model_of_timm(run, tmp_path: Path) -> None:
+    """With its own preparation and names of classes; the words where it knows words."""
+    import timm
+    from timm.models import save_for_hf
+
+    torch.manual_seed(0)
+    model = timm.create_model("test_efficientnet", num_classes=3).eval()
+    config = {"label_names": ["n1", "n2", "n3"], "label_descriptions": {"n1": "ant", "n2": "bee", "n3": "cow"}}
+    fed = {"input_size": (3, 16, 16), "crop_pct": 1.0, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    save_for_hf(model, tmp_path / "timm", model_config=config, data_config=fed, safe_serialization=True)
+    (image,) = make_images(1, side=16)
+    image.save(tmp_path / "a.png")
+    code, out, err = run("predict", tmp_path / "timm", tmp_path / "a.png", "--json", "--device", "cpu")
+    assert code == 0, err
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 127.5 - 1
+    with torch.no_grad():
+        expected = dict(zip(("ant", "bee", "cow"), model(pixels).softmax(-1)[0].tolist(), strict=True))
+    found = {entry["label"]: entry["score"] for entry in json.loads(out)[0]["predictions"]}
+    assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_predict_turns_any_mode_into_rgb(run, save_classifier: Save, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`hf-vit predict`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,11 +10,12 @@ def predict(
         str, typer.Argument(help="Folder or Hub id of an image classifier, or timm:NAME.", show_default=False)
     ],
     images: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of images.", show_default=False)
+        list[str], typer.Argument(metavar="IMAGE...", help="Image files, or folders of images.", show_default=False)
     ],
     top: Annotated[int, typer.Option(help="Classes to show for every image.", min=1)] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list instead of a table.")] = False,
     batch_size: Annotated[int, typer.Option(help="Images a step.", min=1)] = 32,
+    skip_bad_images: Annotated[bool, typer.Option("--skip-bad-images", help="Leave out unreadable images.")] = False,
     device: Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")] = None,
 ) -> None:
     """Say what images show: the most likely classes with their probabilities."""
@@ -29,7 +29,11 @@ def predict(
     from hf_vit.subjects.subject import open_subject
 
     subject = open_subject(model, device, as_classifier=True)
-    predictions = predict_images(subject, images, top=top, batch_size=batch_size)
+    every = predict_images(subject, images, top=top, batch_size=batch_size, skip_bad_images=skip_bad_images)
+    predictions = [found for found in every if found.problem is None]
+    for found in every:
+        if found.problem is not None:
+            typer.echo(f"left out: {found.problem}", err=True)
     if as_json:
         listed = [
             {"image": found.image, "predictions": [{"label": name, "score": score} for name, score in found.scores]}
