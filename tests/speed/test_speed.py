@@ -1,8 +1,7 @@
 """The contestants do the same work, comparisons tell what they measured, and the GPU script runs from end to end."""
 
 import json
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -117,19 +116,35 @@ def test_a_missing_folder_or_device_is_told_before_anything_is_measured(tmp_path
         assert "images/s" not in told.out
 
 
-def test_the_gpu_script_runs_without_datasets_evaluate_and_pydantic(tmp_path):
-    """As on a machine that has neither."""
-    code = (
-        "import runpy, sys\n"
-        "for name in ('datasets', 'evaluate', 'pydantic'): sys.modules[name] = None\n"
-        "import torch; torch.compile = lambda model, **_: model\n"
-        "torch.nn.Module.compile = lambda self, **_: None\n"
-        f"sys.argv = ['gpu.py', '--device', 'cpu', '--tiny', '--turns', '1', '--output', r'{tmp_path / 'gpu.json'}']\n"
-        f"runpy.run_path(r'{ROOT / 'benchmarks' / 'gpu.py'}', run_name='__main__')\n"
+@pytest.fixture
+def bare(monkeypatch):
+    """As on a machine that has neither datasets nor evaluate nor pydantic; what speed needs is imported anew."""
+    for name in ("datasets", "evaluate", "pydantic"):
+        monkeypatch.setitem(sys.modules, name, None)
+    anew = (
+        "hf_vit.speed",
+        "hf_vit.results",
+        "hf_vit.rewriting",
+        "hf_vit.inference",
+        "hf_vit.cli",
+        "hf_vit.environment",
     )
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert ended.returncode == 0, ended.stderr
+    for name in [name for name in sys.modules if name.startswith(anew)]:
+        parent, _, child = name.rpartition(".")
+        if hasattr(sys.modules[parent], child):  # to be given back with the module
+            monkeypatch.setattr(sys.modules[parent], child, getattr(sys.modules[parent], child))
+    for name in [name for name in sys.modules if name.startswith(anew)]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_gpu_script_runs_without_datasets_evaluate_and_pydantic(bare, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: None)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # which the script sets
+    options = ["--device", "cpu", "--tiny", "--turns", "1", "--output", str(tmp_path / "gpu.json")]
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *options])
+    runpy.run_path(str(ROOT / "benchmarks" / "gpu.py"), run_name="__main__")
     rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
     assert [row["cell"]["work"] for row in rows] == ["inference", "training"]
     assert {"hf_vit", "transformers", "timm, compiled"} <= set(rows[0]["outcomes"])
