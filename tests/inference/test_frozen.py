@@ -1,15 +1,17 @@
 """After optimizing: what would train, cast, move, copy or save a model is refused, and nothing of it is half done."""
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from models.families import RESNETS, Family
+from models.families import FAMILIES, RESNETS, Family
 from torch import nn
 
 import hf_vit
@@ -76,3 +78,20 @@ def test_no_gradients(family: Family):
     if any(isinstance(module, PackedDense) for module in model.modules()):  # BiT computes convolutions alone
         with pytest.raises(hf_vit.UserError, match="no gradients"):
             model(images.requires_grad_())
+
+
+def test_memory_is_given_back_at_once():
+    """An optimized model refers to itself nowhere, so that its memory does not wait for the garbage collector."""
+    model = FAMILIES["plain"].build("classification")
+    images = FAMILIES["plain"].images(model.config, grid=(3, 5))
+    gc.collect()
+    gc.disable()
+    try:
+        model = hf_vit.optimize_for_inference(model)
+        with torch.no_grad():
+            model(images)
+        known = [weakref.ref(model), weakref.ref(model.vit.layers[0])]
+        del model
+        assert [reference() for reference in known] == [None, None]
+    finally:
+        gc.enable()

@@ -11,6 +11,8 @@ def num_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None:
     Layers that share a block have no last one, and a bias of relative positions is that of all tokens.
     """
     config = classifier.config
+    if type(classifier).forward is not HfViTBaseForImageClassification.forward:  # a subclass may read anything
+        return None
     shared = len(classifier.vit.layers) < config.num_hidden_layers
     if shared or config.pooling != "token" or config.is_causal or config.position_embedding == "relative":
         return None

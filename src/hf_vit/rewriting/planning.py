@@ -1,6 +1,6 @@
 """What stands for what, as a list of changes: all of it is built before anything is changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -63,23 +63,24 @@ def plan_for(
         finish: is given every new part as soon as it is built, and gives what stands in its place.
     """
     plan, built = Plan(), dict[nn.Module, Any]()  # a part that stands in two places stays one part
-
-    def visit(parent: nn.Module) -> None:
+    for parent in _kept_modules(model):
         for name, child in parent._modules.items():
-            if child is None:
-                continue
-            if type(child) not in REPLACEMENTS:
-                visit(child)
-                continue
-            if child not in built:
-                built[child] = finish(REPLACEMENTS[type(child)](child, dtype))
-            plan.changes.append(Change(parent, name, built[child]))
-
-    visit(model)
+            if child is not None and type(child) in REPLACEMENTS:
+                if child not in built:
+                    built[child] = finish(REPLACEMENTS[type(child)](child, dtype))
+                plan.changes.append(Change(parent, name, built[child]))
     for module in model.modules():
         if isinstance(module, HfViTBaseForImageClassification):
-            num_read = num_read_tokens(module)
-            if num_read is not None:
-                built[module.vit.layers[-1]].num_read = num_read
+            last, num_read = built.get(module.vit.layers[-1]), num_read_tokens(module)
+            if last is not None and num_read is not None:
+                last.num_read = num_read
                 plan.classifiers.append(module)
     return plan
+
+
+def _kept_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """The module and all in it, down to what is replaced."""
+    yield module
+    for child in module.children():
+        if type(child) not in REPLACEMENTS:
+            yield from _kept_modules(child)
