@@ -163,7 +163,7 @@ def check_keys(bench: Bench, data) -> str:
 
 CHECKS = {"damaged bytes": check_bytes, "edited keys": check_keys}
 QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.large_base_example]
-FAST = settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=QUIET)
+FAST = settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=QUIET)
 LONG = settings(max_examples=120, deadline=None, suppress_health_check=QUIET, phases=(Phase.explicit, Phase.generate))
 
 

@@ -13,6 +13,7 @@ from timm.models.vision_transformer import Attention, Block, LayerNorm, Mlp
 from torch import nn
 
 import hf_vit.conversion as conversion
+from hf_vit.conversion.origins.timm_vit import EXCEPTIONS
 from hf_vit.conversion.readers.checkpoint import Companions
 from hf_vit.errors import UserError
 
@@ -21,8 +22,12 @@ ACTIVATIONS = {nn.GELU: "gelu", GELUTanh: "gelu_pytorch_tanh", QuickGELU: "quick
 
 
 def architectures() -> list[str]:
+    """Every name but for its image size, and every size of those that the table of exceptions knows."""
     names = [name for name in timm.list_models() if re.match(r"vit_|deit|flexivit|test_vit|beit3|eva_large|aim", name)]
-    return [name for name in names if model_entrypoint(name).__module__.rpartition(".")[2] in MODULES]
+    names = [name for name in names if model_entrypoint(name).__module__.rpartition(".")[2] in MODULES]
+    known = [name for name in names if any(re.fullmatch(exception, name) for exception in EXCEPTIONS)]
+    others = {re.sub(r"_\d+$", "", name): name for name in names if name not in known}
+    return sorted([*known, *others.values()])
 
 
 @cache
