@@ -179,7 +179,7 @@ def test_two_writers_at_once_make_a_new_repository(
 
 def kill_while(hub: Loopback, client: Client, folder: Path, path: str) -> None:
     """Kill a push when it is in the middle of a request."""
-    hub.fault(path, "slow", seconds=1)
+    hub.fault(path, "slow", seconds=0.5)
     job = client.start("hub.jobs:push", folder=str(folder))
     while hub.fired() == 0:
         time.sleep(0.005)
@@ -194,7 +194,7 @@ def test_killed_in_the_middle(path: str, hub: Loopback, client: Client, make_mod
     old, new = make_model("old", seed=1), make_model("new", seed=2)
     first = client.run("hub.jobs:push", folder=str(old))["commit"]
     kill_while(hub, client, new, path)
-    time.sleep(1.2)  # the server goes on with what it has
+    time.sleep(0.7)  # the server goes on with what it has
     if hub.head(REPO) == first:
         assert client.run("hub.jobs:logits", repo_id=REPO) == local_logits(old)
     else:

@@ -7,6 +7,7 @@ everything is imported and nothing has been used. Jobs come as JSON lines on sta
 ...}), answers leave on standard output.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -44,6 +45,33 @@ def warm_up(profile: str) -> None:
             "training.trainer.hf_vit_trainer",
         ):
             importlib.import_module(name if name == "hf_vit" else f"hf_vit.{name}")
+
+
+def rehearse(profile: str) -> None:
+    """Save, load and describe a model once: what libraries prepare when they are first used, all jobs then share."""
+    import tempfile
+
+    from transformers import AutoImageProcessor, AutoModelForImageClassification, ViTConfig, ViTImageProcessor
+
+    tiny = {"image_size": 8, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with tempfile.TemporaryDirectory() as folder:
+        config: Any = ViTConfig(**tiny, intermediate_size=16)
+        if profile == "with":
+            from hf_vit import HfViTConfig
+
+            config = HfViTConfig(**tiny, intermediate_size=16)
+        AutoModelForImageClassification.from_config(config).save_pretrained(folder)
+        ViTImageProcessor().save_pretrained(folder)
+        AutoImageProcessor.from_pretrained(folder)
+        AutoModelForImageClassification.from_pretrained(folder)
+        if profile == "with":
+            from hf_vit.hub.card import render_card
+            from hf_vit.hub.model_folder import read_config, travelling_code
+
+            render_card(folder)
+            travelling_code(Path(folder), read_config(Path(folder)))
+    gc.collect()
+    gc.freeze()  # what all jobs share is not looked through, and so not copied, by each of them
 
 
 def start(job: dict[str, Any]) -> int:
@@ -104,6 +132,7 @@ def wait(pid: int, seconds: float) -> int | None:
 
 def main() -> None:
     warm_up(sys.argv[1])
+    rehearse(sys.argv[1])
     channel = os.fdopen(os.dup(1), "w")
     print(json.dumps({"ready": True}), file=channel, flush=True)
     for line in sys.stdin:

@@ -10,10 +10,12 @@ def verify(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit; by default main.")] = None,
     trust_remote_code: Annotated[
         bool,
-        typer.Option("--trust-remote-code", help="Also run the code that comes with the model, and any example."),
+        typer.Option(
+            "--trust-remote-code", help="Also run the card's examples and the model's own code."
+        ),
     ] = False,
 ) -> None:
-    """Download a shared model, compare every checksum, and run the examples of its card."""
+    """Download a shared model, compare every checksum, load it and ask it about an image."""
     from hf_vit.hub.preflight import check_repo_id
     from hf_vit.hub.verify import describe, verify_repo
 
