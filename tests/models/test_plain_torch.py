@@ -20,6 +20,8 @@ from hf_vit.models.resnet_hf_vit import StdConv2d
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 
 Build = Callable[[int], Any]
+# Weights of several models, and the logits of each.
+Wanted = list[tuple[dict[str, torch.Tensor], torch.Tensor]]
 NUM_WEIGHTS = 10
 
 
@@ -62,7 +64,7 @@ def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def wanted(build: Build, images: torch.Tensor) -> list[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+def wanted(build: Build, images: torch.Tensor) -> Wanted:
     """Weights of ten models, and the logits of each."""
     models = [build(seed) for seed in range(NUM_WEIGHTS)]
     with torch.no_grad():
@@ -70,7 +72,7 @@ def wanted(build: Build, images: torch.Tensor) -> list[tuple[dict[str, torch.Ten
 
 
 @torch.no_grad()
-def test_functional_call(build, images, wanted):
+def test_functional_call(build: Build, images: torch.Tensor, wanted: Wanted):
     model = build(99)
     logits(model, images)  # whatever a model would keep of its own weights, it has now
     for weights, outputs in wanted:
@@ -80,7 +82,7 @@ def test_functional_call(build, images, wanted):
 
 
 @torch.no_grad()
-def test_vmap_over_stacked_models(build, images, wanted):
+def test_vmap_over_stacked_models(build: Build, images: torch.Tensor, wanted: Wanted):
     models = [build(seed) for seed in range(NUM_WEIGHTS)]
     parameters, buffers = stack_module_state(models)
 
@@ -91,7 +93,7 @@ def test_vmap_over_stacked_models(build, images, wanted):
     torch.testing.assert_close(outputs, torch.stack([each for _, each in wanted]), rtol=1e-4, atol=1e-4)
 
 
-def test_gradients_of_each_sample(build, images):
+def test_gradients_of_each_sample(build: Build, images: torch.Tensor):
     """By vmap(grad), and one sample at a time."""
     model, images, labels = build(0).double(), images.double(), torch.tensor([0, 1, 2])
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -108,7 +110,7 @@ def test_gradients_of_each_sample(build, images):
 
 
 @torch.no_grad()
-def test_weights_written_through_data(build, images, wanted):
+def test_weights_written_through_data(build: Build, images: torch.Tensor, wanted: Wanted):
     """The usual idiom of averaged weights: neither autograd's versions nor a switch of mode tell of it."""
     model = build(99)
     logits(model, images)
@@ -118,7 +120,9 @@ def test_weights_written_through_data(build, images, wanted):
         assert torch.equal(logits(model, images), outputs)
 
 
-def test_outputs_do_not_depend_on_the_grad_mode_or_on_what_was_called_before(build, images, wanted):
+def test_outputs_depend_neither_on_the_grad_mode_nor_on_earlier_calls(
+    build: Build, images: torch.Tensor, wanted: Wanted
+):
     model = build(0)
     with_gradients = logits(model, images)
     assert with_gradients.requires_grad
@@ -134,12 +138,24 @@ def test_outputs_do_not_depend_on_the_grad_mode_or_on_what_was_called_before(bui
 # Upstream: torch.jit says that it is old.
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @torch.no_grad()
-def test_trace(build, images, wanted):
+def test_trace(build: Build, images: torch.Tensor, wanted: Wanted):
     model = build(0)
     traced = torch.jit.trace(Logits(model), images, check_trace=False)
     torch.testing.assert_close(traced(images), wanted[0][1], rtol=0, atol=1e-5)
     model.load_state_dict(wanted[1][0])  # a trace holds the weights themselves, nothing derived from them
     torch.testing.assert_close(traced(images), wanted[1][1], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_export_of_standardised_kernels():
+    """They are part of the graph, which follows its weights."""
+    family = FAMILIES["hybrid"]
+    model, other = (family.build("classification", seed=seed) for seed in (0, 1))
+    images = family.images(model.config, grid=(5, 3))
+    exported = torch.export.export(Logits(model), (images,)).module()
+    torch.testing.assert_close(exported(images), logits(model, images), rtol=0, atol=1e-5)
+    exported.load_state_dict(Logits(other).state_dict())
+    torch.testing.assert_close(exported(images), logits(other, images), rtol=0, atol=1e-5)
 
 
 class Logits(nn.Module):
@@ -156,7 +172,7 @@ class Logits(nn.Module):
 # Upstream: torch.ao says that it is old.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor:UserWarning")
 @torch.no_grad()
-def test_dynamic_quantisation_reaches_the_blocks(build, images, wanted):
+def test_dynamic_quantisation_reaches_the_blocks(build: Build, images: torch.Tensor, wanted: Wanted):
     """Every dense layer, by torch's exact types; the outputs stay near."""
     model = build(0)
     dense = sum(isinstance(module, nn.Linear) for module in model.modules())
@@ -170,7 +186,7 @@ def test_dynamic_quantisation_reaches_the_blocks(build, images, wanted):
 
 # Upstream: peft asks for a name that transformers renames.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_lora_on_convolutions(build, images):
+def test_lora_on_convolutions(build: Build, images: torch.Tensor):
     """It starts from the same outputs, trains, and merges.
 
     Beside a standardised kernel std(W) LoRA's product BA is a plain convolution with the same padding and stride:
