@@ -1,5 +1,6 @@
 """`top1` against a plain loop and scikit-learn, and its promises on memory, names and state."""
 
+import re
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -150,10 +151,16 @@ def test_top5_is_absent_below_five_classes() -> None:
     assert "top5" not in result.values()
 
 
-@pytest.mark.parametrize("label", [-1, 6])
-def test_labels_outside_the_classes(label: int) -> None:
+@pytest.mark.parametrize("label", [-1, 6, None, "ant", [1]])
+def test_labels_outside_the_classes(label: Any) -> None:
     rows = [{"image": image, "label": label} for image in make_images(2)]
-    with pytest.raises(UserError, match=f"label {label}, outside the 6 classes"):
+    with pytest.raises(UserError, match=re.escape(f"label {label!r}, outside the 6 classes")):
+        _evaluate(make_classifier(), rows)
+
+
+def test_a_row_without_an_image() -> None:
+    rows = [{"image": image, "label": 0} for image in (*make_images(2), None)]
+    with pytest.raises(UserError, match="a row of the data has no image"):
         _evaluate(make_classifier(), rows)
 
 

@@ -2,8 +2,9 @@
 
 `evaluate.load` fetches a script; these classes are simply instantiated. evaluate's own metrics store every prediction
 in a locked cache file; these fold each batch into counts at once, so memory does not grow with the data set, nothing
-is written to disk, and any number of instances work side by side. Columns have the same names everywhere, so that
-`evaluate.combine` can feed all metrics at once:
+is written to disk, and any number of instances work side by side. (torchmetrics' calibration error keeps every
+confidence, in float32, and scikit-learn's functions want all predictions at once.) Columns have the same names
+everywhere, so that `evaluate.combine` can feed all metrics at once:
 
 | column      | shape  | meaning                                        |
 |-------------|--------|------------------------------------------------|

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from hf_vit.errors import UserError, enough_memory
@@ -29,17 +30,19 @@ class Collate:
 
         from hf_vit.data import to_rgb
 
+        if any(row["image"] is None for row in rows):
+            raise UserError("a row of the data has no image; leave such rows out, or choose another split")
         images = [to_rgb(row["image"]) for row in rows]
         labels = [self._label(row["label"]) for row in rows]
         return self.prepare(images), torch.tensor(labels), images
 
-    def _label(self, label: int | None) -> int:
-        if label is None or not 0 <= label < len(self.mapping):
+    def _label(self, label: Any) -> int:
+        if not isinstance(label, Integral) or not 0 <= int(label) < len(self.mapping):
             raise UserError(
-                f"an image has label {label}, outside the {len(self.mapping)} classes of the data; "
+                f"an image has label {label!r}, outside the {len(self.mapping)} classes of the data; "
                 "choose a split whose images are labelled"
             )
-        return self.mapping[label]
+        return self.mapping[int(label)]
 
 
 def image_batches(
