@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch.utils.data import get_worker_info
 
 from hf_vit import HfViTConfig, UserError
-from hf_vit.results.facts import Facts
+from hf_vit.results.facts import Facts, append_record, new_record
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune, pretrain
 from hf_vit.training.run import output as output_module
 from hf_vit.training.run.checkpoints import is_complete
@@ -160,9 +160,23 @@ def test_a_finished_pre_training_by_command(command, colours, tiny_checkpoint, t
     second = command(*arguments, *steps, "--resume")
     assert (second[0], second[2]) == (0, "")
     assert "holds a finished model: there is nothing to resume" in second[1]
+    code, _, err = command("finetune", *arguments[1:], "--resume")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "holds a model of another kind; choose a new or empty one" in err
     assert first[1].partition("validation loss")[2] == second[1].partition("validation loss")[2]
     assert not (output / "checkpoints").exists()
     assert len(Facts.load(output).records) == 1
+
+
+def test_what_others_keep_beside_a_model_is_left_alone(train, tiny_checkpoint, tmp_path):
+    """A model with facts of another command, and a folder of its owner's."""
+    output = shutil.copytree(tiny_checkpoint, tmp_path / "out")
+    append_record(output, new_record("conversion", values={}, command="hf-vit convert"))
+    (output / "checkpoints").mkdir()
+    (output / "checkpoints" / "thesis.txt").write_text("the only copy")
+    with pytest.raises(UserError, match="holds a model of another kind; choose a new or empty one"):
+        train(output, resume=True)
+    assert (output / "checkpoints" / "thesis.txt").is_file()
 
 
 # ---- stopped, and told how it goes on

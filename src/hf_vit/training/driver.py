@@ -217,11 +217,12 @@ def _train(run: Run, trainer: HfViTTrainer, say: Say) -> None:
 
 
 def _finished(task: Task[Result], job: Job, say: Say) -> Result:
+    result = task.recall(job.output, job.recipe)
     say(f"{job.output} holds a finished model: there is nothing to resume")
+    wait_for_all()
     if is_first():
         tidy(job.output, job.options.keep_checkpoints)
-    wait_for_all()
-    return task.recall(job.output, job.recipe)
+    return result
 
 
 def _write(task: Task[Result], run: Run, result: Result, folder: Path) -> None:

@@ -25,7 +25,6 @@ from hf_vit.evaluation.protocols.top1 import ClassificationResult, top1
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.push import PushResult
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
-from hf_vit.results.facts import Facts
 from hf_vit.subjects.device import pick_device
 from hf_vit.subjects.labels import label_names_of
 from hf_vit.subjects.subject import open_subject
@@ -116,10 +115,8 @@ class ClassifierTask(Task[FinetuneResult]):
         save_protocol(test, folder=folder, command=run.command, device=run.options.device)
 
     def recall(self, folder: Path, recipe: Recipe) -> FinetuneResult:
-        records = Facts.load(folder).records
-        last = max(index for index, record in enumerate(records) if record.kind == "training")
-        judged = next(record for record in records[last:] if record.kind == "evaluation")
-        shared, values = self.recalled(folder, recipe, records[last])
+        shared, values, later = self.recalled(folder, recipe, "validation_accuracy")
+        judged = next(record for record in later if record.kind == "evaluation")
         test, size = cast(dict[str, Any], judged.values), (judged.data and judged.data.size) or 0
         return FinetuneResult(
             **shared,

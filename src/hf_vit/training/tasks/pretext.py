@@ -12,7 +12,6 @@ from transformers import PreTrainedModel, TrainerState
 
 from hf_vit.data import eval_transform, transform_split
 from hf_vit.errors import UserError
-from hf_vit.results.facts import Facts
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.decisions import Run
 from hf_vit.training.tasks.task import Task, TrainingResult
@@ -90,7 +89,7 @@ class PretextTask(Task[PretrainResult]):
         self.draw(run, result.model, folder / self.picture)
 
     def recall(self, folder: Path, recipe: Recipe) -> PretrainResult:
-        shared, values = self.recalled(folder, recipe, Facts.load(folder).of_kind("training")[-1])
+        shared, values, _ = self.recalled(folder, recipe, "objective")
         return PretrainResult(**shared, picture=folder / self.picture, validation_loss=values["validation_loss"])
 
 

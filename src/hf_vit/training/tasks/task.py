@@ -13,7 +13,8 @@ from torch import nn
 from transformers import AutoImageProcessor, PreTrainedModel, TrainerCallback, TrainerState
 
 from hf_vit.data import ImageData, eval_transform, train_transform, transform_split
-from hf_vit.results.facts import Record
+from hf_vit.errors import UserError
+from hf_vit.results.facts import Facts, Record
 from hf_vit.training.model_source import ModelSource
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.arguments import choose_attention, training_arguments
@@ -92,21 +93,29 @@ class Task(ABC, Generic[Result]):
 
     @abstractmethod
     def recall(self, folder: Path, recipe: Recipe) -> Result:
-        """The result of a run that was found finished, from what its folder holds."""
+        """The result of a run that was found finished, from what its folder holds.
 
-    def recalled(self, folder: Path, recipe: Recipe, training: Record) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The fields of `TrainingResult`, and the values of its record."""
-        values = cast(dict[str, Any], training.values)
+        Raises:
+            UserError: it holds the model of another task, or of another command.
+        """
+
+    def recalled(self, folder: Path, recipe: Recipe, mark: str) -> tuple[dict[str, Any], dict[str, Any], list[Record]]:
+        """The fields of `TrainingResult`; the values of its record, which have a `mark`; and the records after it."""
+        records = Facts.load(folder).records
+        last = max((index for index, record in enumerate(records) if record.kind == "training"), default=0)
+        values = cast(dict[str, Any], records[last].values) if records else {}
+        if mark not in values:
+            raise UserError(f"the output folder {folder} holds a model of another kind; choose a new or empty one")
         shared = {
             "folder": folder,
             "model": self.auto_class.from_pretrained(folder).eval(),
             "processor": AutoImageProcessor.from_pretrained(folder),
             "recipe": recipe,
             "steps": values["steps"],
-            "seconds": training.seconds or 0.0,
+            "seconds": records[last].seconds or 0.0,
             "history": [],
         }
-        return shared, values
+        return shared, values, records[last + 1 :]
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a recipe that asks for what the task does not do.
