@@ -5,7 +5,6 @@ from hf_vit.conversion.api import ExportResult, convert, export
 from hf_vit.conversion.labels import read_labels
 from hf_vit.conversion.planning.plan import Plan
 from hf_vit.conversion.planning.planner import plan
-from hf_vit.conversion.sizes import parse_size
 from hf_vit.conversion.stem import load_stem
 
 __all__ = [
@@ -17,7 +16,6 @@ __all__ = [
     "describe",
     "export",
     "load_stem",
-    "parse_size",
     "plan",
     "read_labels",
 ]

@@ -1,25 +1,12 @@
-"""Sizes as people type and read them: HxW in px, grids in patches."""
+"""Sizes as people read them, and how images are cut into patches."""
 
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hf_vit.errors import UserError
 
 Pair = tuple[int, int]
-
-
-def parse_size(text: str, option: str) -> Pair:
-    """Read "224" or "384x512" (height x width) in px.
-
-    Raises:
-        UserError: the text is neither.
-    """
-    found = re.fullmatch(r"([1-9][0-9]{0,5})(?:[xX]([1-9][0-9]{0,5}))?", text.strip())
-    if found is None:
-        raise UserError(f"{option} {text!r} is no size; give HEIGHTxWIDTH in px, such as 224x224, or one number")
-    return int(found[1]), int(found[2] or found[1])
 
 
 def square_or_pair(pair: Pair) -> int | Pair:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 import hf_vit.conversion as conversion
 from hf_vit.cli.main import main
-from hf_vit.conversion.sizes import parse_size
+from hf_vit.cli.options import parse_size
 from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_vit import HfViTModel
 
@@ -63,8 +63,11 @@ def test_all_options_reach_the_conversion(checkpoint, write_npz, tmp_path: Path,
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--image-size", "12y12"], "--image-size '12y12' is no size; give HEIGHTxWIDTH in px"),
-        (["--resize-to", "0"], "--resize-to '0' is no size"),
+        (
+            ["--image-size", "12y12"],
+            "--image-size '12y12' is not understood; give one side in px (384) or HEIGHTxWIDTH",
+        ),
+        (["--resize-to", "0"], "--resize-to '0' is not understood"),
         (["--num-labels", "0"], "0 labels make no classifier"),
         (["--labels", "absent.txt"], "there is no label file absent.txt"),
         (["--report", "absent/report.json"], "the folder of --report absent/report.json does not exist"),

@@ -3,6 +3,7 @@
 A command writes `epochs: options.Epochs = None`; its signature stays the list of its flags.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -98,7 +99,7 @@ ShearDegrees = Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, hel
 Zoom = Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Largest change of size (share).")]
 
 
-def parse_size(text: str | None) -> tuple[int, int] | None:
+def parse_size(text: str | None, option: str = "--image-size") -> tuple[int, int] | None:
     """Read "S" or "HxW" (px) as (height, width).
 
     Raises:
@@ -108,7 +109,7 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
 
     if text is None:
         return None
-    sides = text.lower().split("x")
-    if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
-        raise UserError(f"image size '{text}' is not understood; give one side in px (384) or HEIGHTxWIDTH (224x320)")
-    return int(sides[0]), int(sides[-1])
+    sides = re.fullmatch(r"([1-9][0-9]{0,5})(?:[xX]([1-9][0-9]{0,5}))?", text.strip())
+    if sides is None:
+        raise UserError(f"{option} '{text}' is not understood; give one side in px (384) or HEIGHTxWIDTH (224x320)")
+    return int(sides[1]), int(sides[2] or sides[1])

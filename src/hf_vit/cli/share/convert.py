@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from hf_vit.cli.options import parse_size
+
 
 def convert(
     source: Annotated[
@@ -55,8 +57,8 @@ def convert(
     result = conversion.convert(
         source,
         output,
-        image_size=None if image_size is None else conversion.parse_size(image_size, "--image-size"),
-        resize_to=None if resize_to is None else conversion.parse_size(resize_to, "--resize-to"),
+        image_size=parse_size(image_size),
+        resize_to=parse_size(resize_to, "--resize-to"),
         num_labels=num_labels,
         labels=None if labels is None else conversion.read_labels(labels),
         drop_pre_logits=drop_pre_logits,
