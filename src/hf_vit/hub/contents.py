@@ -26,7 +26,7 @@ from hf_vit.hub.model_folder import (
     weight_files,
 )
 from hf_vit.results.facts import FACTS_NAME, Facts
-from hf_vit.results.redaction import TOKEN_PATTERNS
+from hf_vit.results.redaction import secret_in
 
 PROCESSOR = "preprocessor_config.json"
 # The Hub's own limits for one file, in bytes (https://huggingface.co/docs/hub/storage-limits): what git itself keeps,
@@ -301,10 +301,8 @@ def check_secrets(files: Iterable[SharedFile]) -> None:
         UserError: names the file and the kind of token, not the token.
     """
     for file in files:
-        words = file.words
-        for kind, pattern in TOKEN_PATTERNS.items():
-            if pattern.search(words):
-                raise UserError(
-                    f"{file.path} holds what looks like {kind}; take it out, revoke it if others may have read it, and "
-                    "push again"
-                )
+        if (kind := secret_in(file.words)) is not None:
+            raise UserError(
+                f"{file.path} holds what looks like {kind}; take it out, revoke it if others may have read it, and "
+                "push again"
+            )

@@ -8,8 +8,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
+from hf_vit.results.redaction import redact_command
 from hf_vit.results.writing import write_atomically
 
 
@@ -18,7 +21,7 @@ class Measurements:
 
     Args:
         path: the file; None keeps all in memory alone.
-        command: what was typed.
+        command: what was typed, as a line or as arguments; secrets and places are left out.
         device: torch device.
         packages: others whose versions decide about the numbers.
         settings: whatever else does (turns, batch sizes).
@@ -28,17 +31,20 @@ class Measurements:
     """
 
     def __init__(
-        self, path: Path | None, command: str, device: str, packages: Sequence[str] = (), **settings: Any
+        self,
+        path: Path | None,
+        command: str | Sequence[str],
+        device: str,
+        packages: Sequence[str] = (),
+        **settings: Any,
     ) -> None:
         if path is not None and not path.absolute().parent.is_dir():
             raise UserError(f"there is no folder {path.parent} for the results; make it first")
         self.path = path
         self.rows: list[Mapping[str, Any]] = []
-        import torch
-
         self.head = {
             "date": datetime.date.today().isoformat(),
-            "command": command,
+            "command": redact_command(command),
             "hardware": {**hardware(device), "threads": torch.get_num_threads()},
             "versions": versions() | _versions_of(packages),
             **settings,

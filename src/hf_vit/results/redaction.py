@@ -8,13 +8,15 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING
 
-from pydantic import JsonValue
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 REDACTED = "REDACTED"
 
 # Patterns that the services document for their tokens; nothing else looks like them.
-TOKEN_PATTERNS = {
+_TOKEN_PATTERNS = {
     "a Hugging Face token": re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}"),
     "a GitHub token": re.compile(r"\bgh[oprsu]_[A-Za-z0-9]{36,}|\bgithub_pat_\w{22,}"),
     "a GitLab token": re.compile(r"\bglpat-[\w-]{20,}"),
@@ -55,9 +57,9 @@ _POSIX_PATH = re.compile(r"(?<![\w./~\-])~?/(?:[^\s/'\"`,;:=()]+/)+([^\s/'\"`,;:
 _WINDOWS_PATH = re.compile(r"(?<!\w)[A-Za-z]:[\\/](?:[^\s\\/'\"]+[\\/])*([^\s\\/'\"]*)")
 
 
-def contains_secret(text: str) -> bool:
-    """Whether a text holds the pattern of a known token."""
-    return any(pattern.search(text) for pattern in TOKEN_PATTERNS.values())
+def secret_in(text: str) -> str | None:
+    """What kind of token a text holds, "a GitHub token"; None where no known pattern is in it."""
+    return next((kind for kind, pattern in _TOKEN_PATTERNS.items() if pattern.search(text)), None)
 
 
 def redact_text(text: str) -> str:
@@ -66,7 +68,7 @@ def redact_text(text: str) -> str:
     >>> redact_text("fetched https://ann:pw@host/x.npz?sig=1 into /home/ann/models/x.npz with --hub_token abc")
     'fetched https://host/x.npz into x.npz with --hub_token REDACTED'
     """
-    for pattern in TOKEN_PATTERNS.values():
+    for pattern in _TOKEN_PATTERNS.values():
         text = pattern.sub(REDACTED, text)
     for pattern in _NAMED_SECRETS:
         text = pattern.sub(rf"\1{REDACTED}", text)
@@ -115,7 +117,7 @@ def redact_command(command: str | Sequence[str]) -> str:
     return shlex.join(head + redact_arguments(arguments))
 
 
-def redact_values(value: JsonValue) -> JsonValue:
+def redact_values(value: "JsonValue") -> "JsonValue":
     """JSON with all its texts and keys redacted, and the texts under a key that names a secret."""
     if isinstance(value, str):
         return redact_text(_last_part(value) if PurePosixPath(value).is_absolute() else value)

@@ -1,6 +1,6 @@
 """Rows of measured speeds, kept in a dated file that says whether others left the machine alone."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ class SpeedReport:
         loads: cores that others kept busy, one number a row.
     """
 
-    def __init__(self, path: Path | None, command: str, device: str, **settings: Any) -> None:
+    def __init__(self, path: Path | None, command: str | Sequence[str], device: str, **settings: Any) -> None:
         self.loads: list[float] = []
         self._file = Measurements(path, command, device, packages=("timm", "vit-pytorch"), **settings)
 

@@ -34,7 +34,7 @@ class Script:
         torch.set_num_threads(options.threads)
         if options.output is not None:
             options.output.parent.mkdir(parents=True, exist_ok=True)
-        self._report = SpeedReport(options.output, " ".join(["python", *sys.argv]), "cpu", turns=options.turns)
+        self._report = SpeedReport(options.output, sys.argv, "cpu", turns=options.turns)
 
     def add(self, **row: Any) -> None:
         """A row, with the load of others at this moment."""
