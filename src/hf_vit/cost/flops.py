@@ -88,9 +88,10 @@ def _count(family: Family, config: str, size: tuple[int, int], task: Door) -> Ma
     auto_class: Any = getattr(transformers, AUTO_CLASSES[task])
     with torch.device("meta"):
         model = auto_class.from_config(family.config_class.from_dict(json.loads(config)), attn_implementation="eager")
-        model.eval().requires_grad_(False)  # the counter looks for gradient functions, which `no_grad` leaves out
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            model(torch.zeros(1, model.config.num_channels, *size, dtype=model.dtype))
+    model.eval().requires_grad_(False)  # the counter looks for gradient functions, which `no_grad` leaves out
+    pixel_values = torch.zeros(1, model.config.num_channels, *size, dtype=model.dtype, device="meta")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(pixel_values)
     counts = {name: sum(ops.values()) // 2 for name, ops in counter.get_flop_counts().items() if name != "Global"}
     return _by_part(counts)
 
