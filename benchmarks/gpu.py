@@ -20,7 +20,7 @@ import torch
 
 from hf_vit.cli.measure.bench_models import print_comparison
 from hf_vit.errors import UserError
-from hf_vit.speed.cells import Cell, Work, compare
+from hf_vit.speed.cells import Cell, Work, measure_cell
 from hf_vit.speed.peers import COMPILED, Shape
 from hf_vit.speed.report import SpeedReport
 
@@ -67,7 +67,7 @@ def main() -> None:
             print("the time is up; the remaining cells stay open")
             break
         try:
-            found = compare(cell, contestants(), chosen.turns, memory=True, peak_flops=chosen.peak_tflops * 1e12)
+            found = measure_cell(cell, contestants(), chosen.turns, memory=True, peak_flops=chosen.peak_tflops * 1e12)
         except (UserError, torch.OutOfMemoryError) as error:
             print(f"{cell}: {error}")
             continue

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vit.cli.main import main
 from hf_vit.errors import UserError
-from hf_vit.speed.cells import Cell, Comparison, Outcome, best_peer, compare
+from hf_vit.speed.cells import Cell, MeasuredCell, Outcome, best_peer, measure_cell
 from hf_vit.speed.measuring import Quartiles
 from hf_vit.speed.peers import COMPILED, FROZEN, OURS, PEERS, PRODUCTS, Shape, build, obstacle
 from hf_vit.speed.report import SpeedReport
@@ -44,7 +44,7 @@ def test_optimized_contestants_are_optimized():
 @pytest.mark.parametrize("work", ["inference", "training"])
 def test_a_comparison_is_consistent(work, tmp_path):
     cell = Cell(work, SHAPE, batch=2)
-    made = compare(cell, ["hf_vit", "transformers", "hf_vit optimized"], 2, memory=True, peak_flops=1e12)
+    made = measure_cell(cell, ["hf_vit", "transformers", "hf_vit optimized"], 2, memory=True, peak_flops=1e12)
     assert set(made.outcomes) == {"hf_vit", "transformers"} | ({"hf_vit optimized"} if work == "inference" else set())
     one, other = made.outcomes["hf_vit"], made.outcomes["transformers"]
     # What is paired one way is the inverse of the other way, turn by turn.
@@ -72,13 +72,13 @@ def test_every_cell_compiles_afresh():
     """All contestants share code, of which torch compiles a few versions; later ones would run uncompiled."""
     with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
         for batch in (1, 2):
-            compare(Cell("inference", SHAPE, batch=batch), ["hf_vit, compiled"], 1)
+            measure_cell(Cell("inference", SHAPE, batch=batch), ["hf_vit, compiled"], 1)
 
 
 def test_the_best_peer_is_the_one_that_is_hardest_to_beat():
     ratios = {name: Quartiles(value, value, value) for name, value in (("timm", 1.2), ("transformers", 0.9))}
     ratios |= {"hf_vit tanh": Quartiles(0.5, 0.5, 0.5), PRODUCTS: Quartiles(0.4, 0.4, 0.4)}
-    made = Comparison(Cell("inference", SHAPE), {"hf_vit": Outcome(1.0, ratios)})
+    made = MeasuredCell(Cell("inference", SHAPE), {"hf_vit": Outcome(1.0, ratios)})
     assert best_peer(made, "hf_vit") == ("transformers", ratios["transformers"])
 
 
@@ -87,7 +87,7 @@ def test_who_cannot_take_part_is_told():
     assert obstacle("transformers" + COMPILED, Shape("Axial-B/16"), training=False) == "transformers has no Axial-B/16"
     assert obstacle("timm", Shape("R50+B/16", 384), training=True) is None
     with pytest.raises(UserError, match="nobody can take part: transformers has no Axial-B/16"):
-        compare(Cell("inference", Shape("Axial-B/16")), ["transformers"], 1)
+        measure_cell(Cell("inference", Shape("Axial-B/16")), ["transformers"], 1)
     with pytest.raises(UserError, match="no contestant 'keras'"):
         build("keras", SHAPE)
     with pytest.raises(UserError, match="dtype 'float8' is unknown"):
@@ -154,11 +154,11 @@ def test_a_chosen_contestant_is_compiled_too(monkeypatch):
     """`--contestant NAME --compiled` measures NAME compiled, frozen and not; optimized models always are frozen."""
     measured = []
 
-    def compare(cell, names, *arguments, **options):
+    def measure_cell(cell, names, *arguments, **options):
         measured.extend(names)
-        return Comparison(cell, {name: Outcome(1.0, {}) for name in names})
+        return MeasuredCell(cell, {name: Outcome(1.0, {}) for name in names})
 
-    monkeypatch.setattr("hf_vit.speed.cells.compare", compare)
+    monkeypatch.setattr("hf_vit.speed.cells.measure_cell", measure_cell)
     chosen = ["--contestant", "timm", "--contestant", "hf_vit optimized", "--compiled"]
     with pytest.raises(SystemExit) as stopped:
         main(["bench", "models", "Ti/16", "--work", "inference", "--batch", "1", *chosen])

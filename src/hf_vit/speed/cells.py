@@ -28,7 +28,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Cell:
-    """One comparison.
+    """What contestants are compared in.
 
     Attributes:
         work: "inference" (in the dtype), or "training": forward, backward and AdamW (bfloat16 by autocast).
@@ -114,7 +114,7 @@ class Outcome:
 
 
 @dataclass
-class Comparison:
+class MeasuredCell:
     """A cell, its outcomes by contestant, who did not take part and why, and the load that others made (cores)."""
 
     cell: Cell
@@ -127,14 +127,14 @@ class Comparison:
         return asdict(self)
 
 
-def compare(
+def measure_cell(
     cell: Cell,
     contestants: Sequence[str],
     turns: int,
     *,
     memory: bool = False,
     peak_flops: float | None = None,
-) -> Comparison:
+) -> MeasuredCell:
     """Let contestants take turns at a cell.
 
     Args:
@@ -146,7 +146,7 @@ def compare(
     Raises:
         UserError: nobody can take part.
     """
-    made = Comparison(cell, absent=dict(_obstacles(cell, contestants)))
+    made = MeasuredCell(cell, absent=dict(_obstacles(cell, contestants)))
     steps: dict[str, Callable[[], Any]] = {}
     for name in contestants:
         if name not in made.absent:
@@ -190,11 +190,11 @@ def _step_flops(cell: Cell, *, optimized: bool) -> float:
     return counted_flops(model, lambda: model(images)) * (3 if cell.work == "training" else 1)
 
 
-def best_peer(comparison: Comparison, name: str) -> tuple[str, Quartiles]:
+def best_peer(measured: MeasuredCell, name: str) -> tuple[str, Quartiles]:
     """The fastest other package of a cell, and how many times as fast as it the named contestant is."""
     ratios = {
         other: ratio
-        for other, ratio in comparison.outcomes[name].ratios.items()
+        for other, ratio in measured.outcomes[name].ratios.items()
         if not other.startswith("hf_vit") and other != PRODUCTS
     }
     slowest = min(ratios, key=lambda other: ratios[other].median)

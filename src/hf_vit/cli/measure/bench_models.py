@@ -8,7 +8,7 @@ import typer
 from hf_vit.cli.command_line import command_line
 
 if TYPE_CHECKING:
-    from hf_vit.speed.cells import Comparison
+    from hf_vit.speed.cells import MeasuredCell
 
 
 def model_speed(
@@ -32,7 +32,7 @@ def model_speed(
 
     import torch
 
-    from hf_vit.speed.cells import Cell, compare
+    from hf_vit.speed.cells import Cell, measure_cell
     from hf_vit.speed.measuring import BUSY, others_load
     from hf_vit.speed.peers import OURS, PEERS, PRODUCTS, Shape, compiled_forms
     from hf_vit.speed.report import SpeedReport
@@ -56,32 +56,32 @@ def model_speed(
     report = SpeedReport(output, command_line(context), device, turns=turns)
     for cell in cells:
         peak = None if peak_tflops is None else peak_tflops * 1e12
-        found = compare(cell, names, turns, memory=cell.work == "training", peak_flops=peak)
-        report.add(found.describe(), found.load)
-        print_comparison(found)
+        measured = measure_cell(cell, names, turns, memory=cell.work == "training", peak_flops=peak)
+        report.add(measured.describe(), measured.load)
+        print_cell(measured)
     if output is not None:
         typer.echo(f"written to {output}")
 
 
-def print_comparison(comparison: "Comparison") -> None:
+def print_cell(measured: "MeasuredCell") -> None:
     """One cell as a table: speeds, memory, and the ratio to transformers."""
     from rich.console import Console
     from rich.table import Table
 
-    cell, base = comparison.cell, "transformers"
+    cell, base = measured.cell, "transformers"
     pixels = f"{cell.shape.image_size} px"
     title = f"{cell.work}, {cell.shape.variant} at {pixels}, {cell.dtype}, batch {cell.batch}, {cell.device}"
     if cell.checkpointing:
         title += ", checkpointing"
     table = Table("", "images/s", f"x {base} (quartiles)", "peak memory", title=title, title_justify="left")
-    shows_use = any(outcome.utilisation is not None for outcome in comparison.outcomes.values())
+    shows_use = any(outcome.utilisation is not None for outcome in measured.outcomes.values())
     if shows_use:
         table.add_column("utilisation")
-    for name, outcome in comparison.outcomes.items():
+    for name, outcome in measured.outcomes.items():
         memory = "" if outcome.memory is None else f"{outcome.memory / 1e6:,.0f} MB"
         row = [name, f"{outcome.images_per_second:,.2f}", str(outcome.ratios.get(base, "")), memory]
         table.add_row(*row, *([f"{outcome.utilisation or 0:.1%}"] if shows_use else []))
     console = Console()
     console.print(table)
-    for name, reason in comparison.absent.items():
+    for name, reason in measured.absent.items():
         console.print(f"without {name}: {reason}", soft_wrap=True, highlight=False)

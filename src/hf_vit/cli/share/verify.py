@@ -10,9 +10,7 @@ def verify(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit; by default main.")] = None,
     trust_remote_code: Annotated[
         bool,
-        typer.Option(
-            "--trust-remote-code", help="Also run the card's examples and the model's own code."
-        ),
+        typer.Option("--trust-remote-code", help="Also run the card's examples and the model's own code."),
     ] = False,
 ) -> None:
     """Download a shared model, compare every checksum, load it and ask it about an image."""
