@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from hf_vit.cli.measure.bench_models import print_comparison
+from hf_vit.cli.measure.bench_models import print_cell
 from hf_vit.errors import UserError
 from hf_vit.speed.cells import Cell, Work, measure_cell
 from hf_vit.speed.peers import COMPILED, Shape
@@ -72,7 +72,7 @@ def main() -> None:
             print(f"{cell}: {error}")
             continue
         report.add(found.describe(), found.load)
-        print_comparison(found)
+        print_cell(found)
         if chosen.device == "cuda":
             torch.cuda.empty_cache()
 
