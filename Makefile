@@ -38,7 +38,7 @@ bench: $(VENV)/.test
 compat:
 	$(PYTHON) -m venv build/compat
 	build/compat/bin/python -m pip install --quiet --disable-pip-version-check uv
-	build/compat/bin/uv pip install --quiet --python build/compat/bin/python --resolution lowest-direct --editable '.[test,peft]'
+	build/compat/bin/uv pip install --quiet --python build/compat/bin/python --resolution lowest-direct --editable '.[test,peft,quantization]'
 	build/compat/bin/python benchmarks/compat.py --output benchmarks/results/compat.json
 
 clean:

@@ -46,7 +46,11 @@ def main() -> None:
     assert suite is not None
     failed = [f"{case.get('classname')}::{case.get('name')}" for case in suite.iter("testcase") if len(case)]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["peft"]]
+    wanted = [
+        *project["dependencies"],
+        *project["optional-dependencies"]["peft"],
+        *project["optional-dependencies"]["quantization"],
+    ]
     result = {
         "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
         "python": platform.python_version(),
