@@ -36,7 +36,7 @@ bench: $(VENV)/.test
 
 # The oldest versions that pyproject.toml allows, in an environment of their own (some GB); uv resolves them.
 compat:
-	$(PYTHON) -m venv build/compat
+	$(PYTHON) -m venv --clear build/compat
 	build/compat/bin/python -m pip install --quiet --disable-pip-version-check uv
 	build/compat/bin/uv pip install --quiet --python build/compat/bin/python --resolution lowest-direct --editable '.[test,peft,quantization]'
 	build/compat/bin/python benchmarks/compat.py --output benchmarks/results/compat.json
