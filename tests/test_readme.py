@@ -26,11 +26,11 @@ def run_program(arguments: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory):
-    """A folder with the repository's files, and the demo's model after one epoch; of the digits, 180 train."""
+    """A folder with the repository's files, and the demo's model after one epoch; of the digits, 60 train."""
     folder, digits = tmp_path_factory.mktemp("clone"), sklearn.datasets.load_digits()
     for name in ("docs", "tests"):
         (folder / name).symlink_to(ROOT / name)
-    few = sklearn.utils.Bunch(images=digits.images[:720], target=digits.target[:720])
+    few = sklearn.utils.Bunch(images=digits.images[:600], target=digits.target[:600])
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sklearn.datasets, "load_digits", lambda: few)
         run_program(["demo", "--output", "out/demo", "--epochs", "1"])

@@ -67,18 +67,12 @@ def test_the_same_as_by_formula(name: str) -> None:
     assert flops_of(name) == BY_FORMULA[name]
 
 
-@pytest.mark.parametrize(
-    ("config", "name", "size"),
-    [
-        (hf_vit.HfViTConfig(num_labels=1000), "vit_base_patch16_224", (224, 224)),
-        (hf_vit.HfBitConfig(num_labels=1000), "resnetv2_50x1_bit", (224, 200)),
-    ],
-    ids=["B/16", "BiT-R50x1"],
-)
-def test_the_same_as_timms_model(config: object, name: str, size: tuple[int, int]) -> None:
+def test_bit_is_counted_as_timms() -> None:
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        timm.create_model(name, num_classes=1000).eval().requires_grad_(False)(torch.zeros(1, 3, *size))
-    assert forward_flops(config, size) == counter.get_total_flops()
+        timm.create_model("resnetv2_50x1_bit", num_classes=1000).eval().requires_grad_(False)(
+            torch.zeros(1, 3, 224, 200)
+        )
+    assert forward_flops(hf_vit.HfBitConfig(num_labels=1000), (224, 200)) == counter.get_total_flops()
 
 
 def test_parts_by_hand() -> None:
