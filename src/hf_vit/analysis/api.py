@@ -58,12 +58,12 @@ class AnalysisRun(Mapping[str, Arrays]):
 
 
 def analyze(
-    model: Any,
-    images: Any = None,
+    model: object,
+    images: object = None,
     output: str | Path | None = None,
     *,
     only: Sequence[str] | None = None,
-    against: Any = None,
+    against: object = None,
     cue_conflict: str | Path | None = None,
     class_map: str | Path | Mapping[str, Sequence[str]] | None = None,
     settings: AnalysisSettings | None = None,

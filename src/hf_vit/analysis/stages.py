@@ -68,7 +68,7 @@ class StagesDocument(Document):
     numbers: dict[str, dict[str, list[Number]]]
 
 
-def stage_folders(source: Any) -> list[Path]:
+def stage_folders(source: object) -> list[Path]:
     """The checkpoints with weights in a folder of checkpoints, or in `checkpoints` inside, by step.
 
     Empty for anything else, also for the folder of a model that holds checkpoints beside its own weights: give the
@@ -82,7 +82,7 @@ def stage_folders(source: Any) -> list[Path]:
 
 def analyze_stages(
     source: str | Path,
-    images: Any,
+    images: object,
     output: str | Path,
     *,
     settings: AnalysisSettings | None = None,

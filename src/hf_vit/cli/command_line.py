@@ -1,7 +1,6 @@
 """The command that is running, as a line that repeats it."""
 
 import shlex
-from typing import Any, cast
 
 import typer
 
@@ -17,7 +16,7 @@ def command_line(context: typer.Context) -> str:
         if isinstance(value, bool):
             words.append(options[0] if value else parameter.secondary_opts[0])
             continue
-        values = [str(item) for item in cast(list[Any], value)] if isinstance(value, list | tuple) else [str(value)]
+        values = [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
         if parameter.nargs > 1:  # one option with several values
             words += [*options[:1], *values]
         else:

@@ -91,7 +91,7 @@ class ProbedForImageClassification(nn.Module):
     def __init__(self, body: nn.Module, head: nn.Linear, label_names: list[str]) -> None:
         super().__init__()
         self.body, self.head = body, head
-        image_size: Any = getattr(getattr(body, "config", None), "image_size", None)
+        image_size = getattr(getattr(body, "config", None), "image_size", None)
         self.config = SimpleNamespace(
             num_labels=len(label_names), id2label=dict(enumerate(label_names)), image_size=image_size
         )

@@ -40,7 +40,7 @@ def _names(sources: Sequence[Any], subjects: Sequence[Subject]) -> list[str]:
         lengths = [length + (names.count(name) > 1) for name, length in zip(names, lengths, strict=True)]
 
 
-def _place(source: Any, subject: Subject) -> tuple[str, ...]:
+def _place(source: object, subject: Subject) -> tuple[str, ...]:
     """Where a model is: the parts of its folder's path, or what it is called."""
     if isinstance(source, tuple | Subject):
         return (subject.name,)

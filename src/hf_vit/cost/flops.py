@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vit.errors import UserError, first_line
 from hf_vit.families import AUTO_CLASSES, FAMILIES, Door, Family, family_of
+from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.models.configuration_hf_vit import as_pair
 
 Macs = dict[str, int]
@@ -35,7 +36,9 @@ _PARTS = {
 }
 
 
-def forward_macs(config: Any, image_size: int | tuple[int, int] | None = None, task: Door = "classification") -> Macs:
+def forward_macs(
+    config: HfBaseConfig, image_size: int | tuple[int, int] | None = None, task: Door = "classification"
+) -> Macs:
     """Multiply-adds of one image's forward pass in evaluation, by part of the model.
 
     Args:
@@ -64,13 +67,15 @@ def forward_macs(config: Any, image_size: int | tuple[int, int] | None = None, t
         raise UserError(first_line(error)) from error
 
 
-def forward_flops(config: Any, image_size: int | tuple[int, int] | None = None, task: Door = "classification") -> int:
+def forward_flops(
+    config: HfBaseConfig, image_size: int | tuple[int, int] | None = None, task: Door = "classification"
+) -> int:
     """FLOPs of one image's forward pass, 2 a multiply-add; the arguments are those of `forward_macs`."""
     return 2 * sum(forward_macs(config, image_size, task).values())
 
 
 def training_flops(
-    config: Any, images: float, image_size: int | tuple[int, int] | None = None, task: Door = "classification"
+    config: HfBaseConfig, images: float, image_size: int | tuple[int, int] | None = None, task: Door = "classification"
 ) -> float:
     """FLOPs of a training that sees so many images, every epoch's counted: 6 a multiply-add.
 

@@ -4,7 +4,7 @@ import csv
 import json
 import os
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from hf_vit.cost.runs import measured_run
 from hf_vit.errors import UserError
@@ -54,7 +54,7 @@ def _json_entries(text: str, path: Path) -> list[Any]:
         raise UserError(f"{path.name} is not valid JSON ({error})") from error
     if not isinstance(found, list):
         raise UserError(f'{path.name} holds no list; write [{{"compute": 1, "error": 0.5}}, ...] or [[1, 0.5], ...]')
-    return cast(list[Any], found)
+    return found
 
 
 def _csv_entries(text: str, path: Path) -> list[Any]:

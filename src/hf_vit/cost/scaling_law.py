@@ -3,7 +3,7 @@
 c is the error that no compute removes; d bends the start of the curve, where a run hardly beats chance.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -154,7 +154,7 @@ def _linear(powers: "Array", errors: "Array") -> tuple[float, float]:
     return (a, c) if c >= 0 else (float(powers @ errors / (powers @ powers)), 0.0)
 
 
-def _error(found: Any, compute: "Array") -> "Array":
+def _error(found: Iterable[float], compute: "Array") -> "Array":
     a, b, c, d = found
     return a * (compute + d) ** -b + c
 

@@ -51,7 +51,7 @@ class RunningMetric(evaluate.Metric):
         self.count = 0
         self._start()
 
-    def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
+    def add_batch(self, *, predictions: object = None, references: object = None, **kwargs: object) -> None:
         """Add a batch; every column this metric reads has one row an image."""
         given = {"predictions": predictions, "references": references, **kwargs}
         if unknown := sorted(set(given) - set(_COLUMNS)):
@@ -66,12 +66,12 @@ class RunningMetric(evaluate.Metric):
             self._update(**arrays)
         self.count += size
 
-    def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
+    def add(self, *, prediction: object = None, reference: object = None, **kwargs: object) -> None:
         """Add one image."""
         given = {"predictions": prediction, "references": reference, **kwargs}
         self.add_batch(**{name: None if value is None else [value] for name, value in given.items()})
 
-    def compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, Any]:
+    def compute(self, *, predictions: object = None, references: object = None, **kwargs: object) -> dict[str, Any]:
         """Return the result over everything that was added (and the columns given here), and start anew."""
         if predictions is not None or references is not None or kwargs:
             self.add_batch(predictions=predictions, references=references, **kwargs)

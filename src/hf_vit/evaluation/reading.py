@@ -36,7 +36,7 @@ class Collate:
         labels = [self._label(row["label"]) for row in rows]
         return self.prepare(images), torch.tensor(labels), images
 
-    def _label(self, label: Any) -> int:
+    def _label(self, label: object) -> int:
         if not isinstance(label, Integral) or not 0 <= int(label) < len(self.mapping):
             raise UserError(
                 f"an image has label {label!r}, outside the {len(self.mapping)} classes of the data; "

@@ -8,7 +8,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # Load of others, in cores, above which a machine is not called quiet.
 BUSY = 0.5
@@ -93,7 +96,7 @@ def peak_memory(function: Callable[[], Any], device: str = "cpu") -> int:
     return peak
 
 
-def counted_flops(model: Any, function: Callable[[], Any]) -> int:
+def counted_flops(model: "nn.Module", function: Callable[[], Any]) -> int:
     """FLOPs of a call of a torch module, 2 a multiply-add, as torch's FlopCounterMode counts them.
 
     Matrix products, convolutions and attention are counted; norms, activations and softmax are not.

@@ -63,7 +63,7 @@ class Logits(nn.Module):
 class TorchViT(nn.Module):
     """torch.nn.TransformerEncoder (its fast path in inference) between patches and a head."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__()
         width, patch = config.hidden_size, config.patch_size
         self.patches = nn.Conv2d(3, width, patch, patch)
@@ -87,7 +87,7 @@ class TorchViT(nn.Module):
 class MatrixProducts(nn.Module):
     """A plain ViT's own matrix products and nothing else, through the same library: what no ViT can be faster than."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__()
         width, mlp = config.hidden_size, config.intermediate_size
         self.depth, self.heads, self.patch = config.num_hidden_layers, config.num_attention_heads, config.patch_size

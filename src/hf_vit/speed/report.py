@@ -15,7 +15,7 @@ class SpeedReport:
         loads: cores that others kept busy, one number a row.
     """
 
-    def __init__(self, path: Path | None, command: str | Sequence[str], device: str, **settings: Any) -> None:
+    def __init__(self, path: Path | None, command: str | Sequence[str], device: str, **settings: object) -> None:
         self.loads: list[float] = []
         self._file = Measurements(path, command, device, packages=("timm", "vit-pytorch"), **settings)
 
@@ -29,6 +29,6 @@ class SpeedReport:
         self.loads.append(load)
         self._file.add(row, quiet=self.is_quiet)
 
-    def finish(self, **whole: Any) -> None:
+    def finish(self, **whole: object) -> None:
         """Add what is true of all rows."""
         self._file.write(quiet=self.is_quiet, **whole)

@@ -5,7 +5,6 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -36,14 +35,14 @@ class Script:
             options.output.parent.mkdir(parents=True, exist_ok=True)
         self._report = SpeedReport(options.output, sys.argv, "cpu", turns=options.turns)
 
-    def add(self, **row: Any) -> None:
+    def add(self, **row: object) -> None:
         """A row, with the load of others at this moment."""
         load = others_load()
         plain = {name: asdict(value) if isinstance(value, Quartiles) else value for name, value in row.items()}
         self._report.add({**plain, "others_load": round(load, 2)}, load)
         print(", ".join(f"{name} {value}" for name, value in row.items()), f"[load {load:.1f}]", flush=True)
 
-    def finish(self, **whole: Any) -> None:
+    def finish(self, **whole: object) -> None:
         """What is true of all rows; tell when others kept the machine busy."""
         self._report.finish(**whole)
         if not self._report.is_quiet:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.training.driver import Job, carry_out, train_once
@@ -28,7 +27,7 @@ def finetune(
     options: FinetuneOptions | None = None,
     command: str | Sequence[str] | None = None,
     report: Callable[[str], None] | None = None,
-    **overrides: Any,
+    **overrides: object,
 ) -> FinetuneResult:
     """Fine-tune a checkpoint, or train a variant from scratch, and leave a complete model folder.
 

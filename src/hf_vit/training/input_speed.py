@@ -2,11 +2,11 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -76,7 +76,7 @@ def measure_input(
         check(task, job, say)
         run = prepare(task, job, open_start(job, say), say)
         trainer = task.build_trainer(run)
-        loader: Any = trainer.get_train_dataloader()
+        loader = trainer.get_train_dataloader()
         figures = _measure(_endless(loader), _Stepper(trainer), seconds, loader.num_workers)
         cached = bool(getattr(trainer.train_dataset, "is_cached", False))
     return InputSpeed(*figures, run.micro_batch_size, loader.num_workers, cached)
@@ -119,7 +119,7 @@ def _images_per_second(work: Callable[[], int], seconds: float) -> float:
             return images / elapsed
 
 
-def _endless(loader: Any) -> Iterator[Any]:
+def _endless(loader: Iterable[Any]) -> Iterator[Any]:
     while True:
         yield from loader
 
@@ -129,13 +129,11 @@ class _Stepper:
 
     def __init__(self, trainer: HfViTTrainer) -> None:
         self.trainer = trainer
-        self.model, self.optimizer = cast(
-            "tuple[Any, Any]", trainer.accelerator.prepare(trainer.model, trainer.create_optimizer())
-        )
+        self.model, self.optimizer = trainer.accelerator.prepare(trainer.model, trainer.create_optimizer())
         # What the Trainer divides a loss by when it is not told the number of images.
         trainer.current_gradient_accumulation_steps = 1
 
-    def __call__(self, batch: Any) -> int:
+    def __call__(self, batch: dict[str, Any]) -> int:
         self.trainer.training_step(self.model, batch)
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -163,7 +163,7 @@ def _build(
         if source.checkpoint is None:
             sizes = {} if side is None else {"image_size": side}
             config = type(source.config).from_dict({**source.config.to_dict(), **changes, **sizes})
-            return cast(PreTrainedModel, auto_class.from_config(config, dtype=torch.float32))
+            return auto_class.from_config(config, dtype=torch.float32)
         config = type(source.config).from_dict({**source.config.to_dict(), **changes})
         return _load(source, auto_class, config, side, new)
     except StrictDataclassError as error:
@@ -174,7 +174,7 @@ def _build(
         raise UserError(f"{source.name}: {error}") from error
 
 
-def build_processor(source: ModelSource, config: HfViTBaseConfig) -> Any:
+def build_processor(source: ModelSource, config: PreTrainedConfig) -> ViTImageProcessor:
     """The checkpoint's image processor at the model's size; the original's (pixels in [-1, 1]) for a variant."""
     from hf_vit.data import make_processor
 
@@ -211,7 +211,11 @@ def _stored_config(location: str, name: str) -> HfViTBaseConfig:
 
 
 def _load(
-    source: ModelSource, auto_class: Any, config: HfViTBaseConfig, image_size: Any, new: tuple[str, ...]
+    source: ModelSource,
+    auto_class: Any,
+    config: HfViTBaseConfig,
+    image_size: int | tuple[int, int] | None,
+    new: tuple[str, ...],
 ) -> PreTrainedModel:
     sizes = {} if image_size is None else {"image_size": image_size}
     verbosity = transformers_logging.get_verbosity()
@@ -237,7 +241,7 @@ def _load(
     if wrong:
         shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         raise UserError(f"the weights of {source.name} lack or do not fit {shown}; save the checkpoint again")
-    return cast(PreTrainedModel, model)
+    return model
 
 
 def _plain(error: BaseException) -> str:

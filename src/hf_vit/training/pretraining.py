@@ -35,7 +35,7 @@ def pretrain(
     options: FinetuneOptions | None = None,
     command: str | Sequence[str] | None = None,
     report: Callable[[str], None] | None = None,
-    **overrides: Any,
+    **overrides: object,
 ) -> PretrainResult:
     """Pre-train a variant or a checkpoint on images, whose labels are not looked at, and leave a complete model folder.
 

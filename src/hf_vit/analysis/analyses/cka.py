@@ -5,7 +5,7 @@ Sources: arXiv 2010.15327, section 3 (minibatch CKA); used on ViTs and ResNets i
 estimator is that of Song et al., JMLR 13 (2012).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
@@ -19,6 +19,7 @@ from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from PIL.Image import Image
 
 
 def gram(features: torch.Tensor) -> torch.Tensor:
@@ -75,7 +76,7 @@ class _Watch:
         self.subject = subject
         self.names: list[str] = []
 
-    def kernels(self, images: Any) -> list[torch.Tensor]:
+    def kernels(self, images: "Sequence[Image]") -> list[torch.Tensor]:
         """One [B, B] a layer, in the order they ran."""
         kernels: list[torch.Tensor] = []
         self.names = []

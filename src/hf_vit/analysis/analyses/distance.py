@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 _PER_HEAD = ("layer", "head")
 
 
-def grid_distances(grid: tuple[int, int], patch_px: tuple[int, int], device: Any = None) -> torch.Tensor:
+def grid_distances(
+    grid: tuple[int, int], patch_px: tuple[int, int], device: torch.device | str | None = None
+) -> torch.Tensor:
     """Euclidean distances in px between the patches of a grid, row by row: [h*w, h*w] float32."""
     h, w = grid
     rows = torch.arange(h, device=device, dtype=torch.float32).repeat_interleave(w) * patch_px[0]

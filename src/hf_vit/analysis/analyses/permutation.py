@@ -127,12 +127,12 @@ class PatchPermutation(FeatureAnalysis):
         return found
 
 
-def _logits(output: Any) -> torch.Tensor | None:
+def _logits(output: object) -> torch.Tensor | None:
     found = getattr(output, "logits", output)
     return found if isinstance(found, torch.Tensor) and found.ndim == 2 else None
 
 
-def _answer(output: Any, last: torch.Tensor) -> torch.Tensor:
+def _answer(output: object, last: torch.Tensor) -> torch.Tensor:
     """[B, K]: logits, or the mean over places of the last feature map [B, D, h, w]."""
     logits = _logits(output)
     return (last.mean(dim=(2, 3)) if logits is None else logits).double()

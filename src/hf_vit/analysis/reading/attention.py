@@ -58,14 +58,14 @@ class AttentionReader:
             receive(layer, AttentionMaps({layer: found}, grid, self.layout.patch_tokens))
             layer += 1
 
-        def whole(module: Any, arguments: Any, keywords: Any) -> None:
+        def whole(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             finish(self._probabilities(module, _hidden_states(arguments, keywords), grid))
 
-        def along_rows(module: Any, arguments: Any, keywords: Any) -> None:
+        def along_rows(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             nonlocal rows
             rows = self._lines(module, _hidden_states(arguments, keywords), grid)
 
-        def along_columns(module: Any, arguments: Any, keywords: Any) -> None:
+        def along_columns(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             finish((rows, self._lines(module, _hidden_states(arguments, keywords), (grid[1], grid[0]))))
 
         hooks = {"row": along_rows, "column": along_columns}
@@ -80,7 +80,7 @@ class AttentionReader:
             for handle in handles:
                 handle.remove()
 
-    def _lines(self, module: Any, lines: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    def _lines(self, module: nn.Module, lines: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
         """Lines folded into the batch [B*h, w, D] -> [B, A, h, w, w]."""
         return self._probabilities(module, lines, grid).unflatten(0, (-1, grid[0])).transpose(1, 2)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, cast, final
+from typing import Self, final
 
 from hf_vit.analysis.reading.images import AnalysisImages, images_of_files
 from hf_vit.data.data_source import IMAGE_SUFFIXES
@@ -120,7 +120,7 @@ def _read_map(source: str | Path | Mapping[str, Sequence[str]] | None) -> Mappin
         raise UserError(f"there is no class map {source}") from error
     except ValueError as error:
         raise UserError(f"{source} is not valid JSON ({error})") from error
-    lists = cast("dict[str, Any]", found).values() if isinstance(found, dict) else [None]
+    lists = found.values() if isinstance(found, dict) else [None]
     if not all(isinstance(labels, list) and labels and all(isinstance(one, str) for one in labels) for labels in lists):
         raise UserError(f'{source} must hold a JSON object of classes and their labels, {{"cat": ["tabby"], ...}}')
-    return cast("dict[str, list[str]]", found)
+    return found

@@ -17,6 +17,7 @@ from hf_vit.errors import UserError
 from hf_vit.results.facts import DataFact
 
 if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
     from PIL.Image import Image
 
 
@@ -54,7 +55,7 @@ class AnalysisImages:
         return DataFact(name=self.name, fingerprint=self.fingerprint, split=self.split, size=self.size)
 
 
-def open_images(source: Any, num_images: int = 128, *, split: str = "test", seed: int = 0) -> AnalysisImages:
+def open_images(source: object, num_images: int = 128, *, split: str = "test", seed: int = 0) -> AnalysisImages:
     """Draw images from wherever they are.
 
     Args:
@@ -73,7 +74,7 @@ def open_images(source: Any, num_images: int = 128, *, split: str = "test", seed
         return _of_data(source, num_images, split, seed)
     if not isinstance(source, str | os.PathLike):
         return _of_pictures(cast("Sequence[Image]", source), num_images)
-    place = Path(cast("os.PathLike[str]", source)).expanduser()
+    place = Path(source).expanduser()
     if place.is_dir():
         inside = sorted(path for path in place.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
         if inside:
@@ -126,7 +127,7 @@ def _of_data(data: ImageData, num_images: int, split: str, seed: int) -> Analysi
 
 def _of_stream(data: ImageData, num_images: int, split: str) -> AnalysisImages:
     """The first images that flow; every pass reads the stream's beginning anew."""
-    stream: Any = data.split(split)
+    stream = data.split(split)
     digests = [_digest(row["image"]) for row in islice(stream, num_images)]
     if not digests:
         raise UserError(f"split '{split}' of '{data.name}' holds no readable image")
@@ -146,7 +147,7 @@ def _of_stream(data: ImageData, num_images: int, split: str) -> AnalysisImages:
 class _Rereader:
     """Reads images of a stream by their place; in their order that is one pass, a step back begins another."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: "Dataset | IterableDataset") -> None:
         self._stream = stream
         self._flow: Iterator[Any] = iter(())
         self._next = 0

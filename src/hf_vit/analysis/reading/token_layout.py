@@ -46,7 +46,7 @@ class TokenLayout:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        config: Any = encoder_of(model).config
+        config = encoder_of(model).config
         self.config = config
         self.class_token: int | None = 0
         if config.model_type in OURS:

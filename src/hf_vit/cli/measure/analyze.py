@@ -75,7 +75,7 @@ def analyze(
         report=typer.echo,
     )
     try:
-        source: Any = images
+        source: object = images
         if streaming and images is not None:
             source = load_data(images, streaming=True, skip_bad_images=True, seed=seed)
         run = make(model, source, output)

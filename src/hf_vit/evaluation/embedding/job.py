@@ -156,7 +156,7 @@ def _enter(folder: Path, manifest: dict[str, Any]) -> None:
     for left in folder.glob(".*.tmp"):  # of a process that was killed
         left.unlink(missing_ok=True)
     try:
-        before: Any = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+        before: dict[str, object] = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
         _write_manifest(folder, manifest)
         return

@@ -14,6 +14,8 @@ from hf_vit.errors import UserError, enough_memory
 from hf_vit.results.writing import write_atomically
 
 if TYPE_CHECKING:
+    from multiprocessing.queues import Queue
+
     import pyarrow as pa
     import torch
     from PIL.Image import Image
@@ -121,7 +123,7 @@ def _run_in_processes(
     if not parts:
         return []
     context = get_context("spawn")  # a forked process cannot use CUDA
-    ranks: Any = context.Queue()
+    ranks = context.Queue()
     for rank in range(count):
         ranks.put(rank)
     pool = ProcessPoolExecutor(count, context, _start_worker, (job, folder, device, ranks, count))
@@ -140,7 +142,7 @@ def _run_in_processes(
     return skipped
 
 
-def _start_worker(job: Job, folder: Path, device: str | None, ranks: Any, count: int) -> None:
+def _start_worker(job: Job, folder: Path, device: str | None, ranks: "Queue[int]", count: int) -> None:
     import multiprocessing
 
     import torch

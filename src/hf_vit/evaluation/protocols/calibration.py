@@ -172,7 +172,7 @@ def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> f
         return -float(scaled[np.arange(len(labels)), labels].mean())
 
     bounds = tuple(np.log(_TEMPERATURES))
-    found: Any = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})
+    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})
     return float(np.exp(found.x))
 
 

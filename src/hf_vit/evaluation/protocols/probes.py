@@ -18,6 +18,7 @@ from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from sklearn.pipeline import Pipeline
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 _MAX_ITERATIONS = 1000
@@ -115,7 +116,7 @@ class Probe:
         finished: whether it converged.
     """
 
-    pipeline: Any
+    pipeline: "Pipeline"
     strength: float
     finished: bool
 

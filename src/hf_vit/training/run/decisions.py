@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from transformers import ViTImageProcessor
 
 from hf_vit.data import ImageData
 from hf_vit.environment import cpu_capabilities
@@ -49,7 +50,7 @@ class Run:
     source: ModelSource
     data: ImageData
     model: nn.Module
-    processor: Any
+    processor: ViTImageProcessor
     task: Mapping[str, Any]
     steps: int
     micro_batch_size: int

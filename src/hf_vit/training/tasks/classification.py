@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedModel,
     TrainerCallback,
     TrainerState,
+    ViTImageProcessor,
 )
 
 from hf_vit.data import ImageCollator, ImageData
@@ -24,7 +25,6 @@ from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.evaluation.protocols.top1 import ClassificationResult, top1
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.push import PushResult
-from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.subjects.device import pick_device
 from hf_vit.subjects.labels import label_names_of
 from hf_vit.subjects.subject import open_subject
@@ -154,7 +154,7 @@ class Classification(ClassifierTask):
 
 def build_for_classes(
     source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe, **fields: Any
-) -> tuple[PreTrainedModel, Any]:
+) -> tuple[PreTrainedModel, ViTImageProcessor]:
     """A classifier of the data's classes, and its image processor; `fields` are of the classifier's configuration."""
     classifier = build_classifier(
         source,
@@ -165,7 +165,7 @@ def build_for_classes(
         head_bias=recipe.initial_head_bias(len(data.label_names)),
         **fields,
     )
-    return classifier, build_processor(source, cast(HfViTBaseConfig, classifier.config))
+    return classifier, build_processor(source, classifier.config)
 
 
 def _test_images(run: Run, model: PreTrainedModel) -> Examination:
@@ -180,7 +180,7 @@ def best_evaluation(state: TrainerState) -> dict[str, Any]:
     return next((entry for entry in entries if entry["step"] == state.best_global_step), entries[-1])
 
 
-def summarize_logits(logits: Any, labels: torch.Tensor) -> torch.Tensor:
+def summarize_logits(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
     """What the metrics need of logits [B, K]: [B, 2], whether the first guess is right, and the log-likelihood."""
     first: torch.Tensor = logits[0] if isinstance(logits, tuple) else logits
     right = (first.argmax(-1) == labels).float()

@@ -59,7 +59,7 @@ class Contrast(PretextTask):
             raise UserError(
                 f"{images} training images are fewer than a batch of {recipe.batch_size}; choose a smaller --batch-size"
             )
-        encoder: Any = build_encoder(
+        encoder = build_encoder(
             source, image_size=image_size, dropout=recipe.dropout, drop_path=recipe.drop_path, **self.fields
         )
         return MomentumContrast(encoder, self.options), build_processor(source, encoder.config)
@@ -81,6 +81,6 @@ class Contrast(PretextTask):
         assert isinstance(run.model, MomentumContrast)
         return [MomentumUpdate(run.model)]
 
-    def draw(self, run: Run, model: Any, path: Path) -> None:
+    def draw(self, run: Run, model: PreTrainedModel, path: Path) -> None:
         images, labels = zip(*validation_images(run, _MAPPED), strict=True)
         draw_embeddings(embed(model, images), list(labels), run.data.label_names, path)

@@ -4,7 +4,7 @@ Legend: B images, C channels, H x W px, K labels, T temperature.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, final
 
 import torch
 from torch import nn
@@ -156,8 +156,10 @@ class DistillationTrainer(HfViTTrainer):
                 self._taught = self.teacher.answer(inputs["pixel_values"], self._scale)
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
-    def _loss(self, outputs: Any, labels: Any, num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
-        config: Any = self.accelerator.unwrap_model(self.model).config
+    def _loss(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        config = self.accelerator.unwrap_model(self.model).config
         problem = config.problem_type
         if self._taught is None:
             return classification_loss(outputs.logits, labels, problem, num_items_in_batch)
@@ -216,7 +218,7 @@ class Distillation(ClassifierTask):
                 "teaches; use --distillation logit, or start from a variant or a distilled checkpoint"
             )
         student, processor = build_for_classes(source, data, image_size, recipe, **tokens)
-        if tokens and not cast(Any, student.config).has_distillation_head:
+        if tokens and not student.config.has_distillation_head:
             raise UserError(f"{source.name} has no place for a distillation token; use --distillation logit")
         return student, processor
 

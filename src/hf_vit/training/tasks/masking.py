@@ -14,6 +14,7 @@ from typing import Any, final
 import torch
 
 from hf_vit.errors import UserError
+from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.training.trainer.sampling import derive_seed
 
 Plan = tuple[torch.Tensor, torch.Tensor]
@@ -104,7 +105,7 @@ class MaskingCollator:
         seed: of the static masks.
     """
 
-    def __init__(self, policy: MaskingPolicy, config: Any, static: bool = False, seed: int = 0) -> None:
+    def __init__(self, policy: MaskingPolicy, config: HfViTBaseConfig, static: bool = False, seed: int = 0) -> None:
         self.policy, self.config, self.static, self.seed = policy, config, static, seed
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:

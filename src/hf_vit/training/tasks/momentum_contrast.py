@@ -6,16 +6,17 @@ among all views of the batch: the batch, over all processes, is the dictionary.
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import distributed, nn
 from torch.nn import functional as F
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, ViTImageProcessor
 
 from hf_vit.data.augmentation import AugmentationConfig
 from hf_vit.data.transforms import TrainTransform
@@ -161,7 +162,9 @@ class MomentumUpdate(TrainerCallback):
     def __init__(self, model: MomentumContrast) -> None:
         self.model = model
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self.model.update_momentum(momentum_at(state.global_step, state.max_steps, self.model.options.momentum))
 
 
@@ -179,7 +182,9 @@ class TwoViews:
         judged: for validation: the same views at every evaluation.
     """
 
-    def __init__(self, processor: Any, augmentation: AugmentationConfig, seed: int = 0, judged: bool = False) -> None:
+    def __init__(
+        self, processor: ViTImageProcessor, augmentation: AugmentationConfig, seed: int = 0, judged: bool = False
+    ) -> None:
         self.mixable = not judged
         side = min(processor.size["height"], processor.size["width"])
         self._views = [
@@ -194,7 +199,7 @@ class TwoViews:
         """The part without chance."""
         return self._views[0].prepare(images)
 
-    def finish(self, prepared: Sequence[torch.Tensor], indices: Any) -> list[torch.Tensor]:
+    def finish(self, prepared: Sequence[torch.Tensor], indices: NDArray[np.uint64]) -> list[torch.Tensor]:
         """Both views of each image."""
         pairs = zip(*(view.finish(prepared, indices) for view in self._views), strict=True)
         return [torch.stack(pair) for pair in pairs]
@@ -204,7 +209,7 @@ class TwoViews:
         for view in self._views if self.mixable else []:
             view.set_epoch(epoch)
 
-    def __call__(self, batch: Any) -> dict[str, list[Any]]:
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         made = [view(batch) for view in self._views]
         pairs = zip(*(view["pixel_values"] for view in made), strict=True)
         return {"pixel_values": [torch.stack(pair) for pair in pairs], "label": made[0]["label"]}
@@ -230,13 +235,11 @@ def collate_views(examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]
 
 
 @torch.no_grad()
-def embed(
-    encoder: Any, images: Sequence[torch.Tensor], batch_size: int = 64
-) -> "np.ndarray[Any, np.dtype[np.float32]]":
+def embed(encoder: nn.Module, images: Sequence[torch.Tensor], batch_size: int = 64) -> NDArray[np.float32]:
     """Pooled outputs [n, D] of an encoder in evaluation mode, of images [C, H, W]."""
     device = next(encoder.parameters()).device
     starts = range(0, len(images), batch_size)
     found = [
         encoder(torch.stack(list(images[i : i + batch_size])).to(device)).pooler_output.float().cpu() for i in starts
     ]
-    return cast("np.ndarray[Any, np.dtype[np.float32]]", torch.cat(found).numpy())
+    return torch.cat(found).numpy()

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, final
 
 import torch
 from torch import nn
-from transformers import AutoModelForMaskedImageModeling
+from transformers import AutoModelForMaskedImageModeling, PreTrainedModel
 
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
@@ -60,7 +60,7 @@ class PatchPrediction(PretextTask):
         if self.static and data.readers:
             raise UserError("static masks need to know every image again, which a stream does not; use dynamic masks")
         scale = build_processor(source, source.config)
-        model: Any = build_predictor(
+        model = build_predictor(
             source,
             image_size=image_size,
             dropout=recipe.dropout,
@@ -75,7 +75,7 @@ class PatchPrediction(PretextTask):
         return MaskingCollator(self.policy, run.config, self.static, run.options.seed)
 
     @torch.no_grad()
-    def draw(self, run: Run, model: Any, path: Path) -> None:
+    def draw(self, run: Run, model: PreTrainedModel, path: Path) -> None:
         images = torch.stack([image for image, _ in validation_images(run, _PICTURED)])
         h, w = model.config.grid_of(*images.shape[2:])
         generator = torch.Generator().manual_seed(derive_seed(run.options.seed, h, w))

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from transformers import PreTrainedConfig
 
 from hf_vit.models.pretraining_hf_vit import image_patches, join_patches
 from hf_vit.results.figures import new_figure, save_figure
@@ -17,7 +18,7 @@ _MAX_NAMED_CLASSES = 20
 
 
 def draw_predictions(
-    images: torch.Tensor, predictions: torch.Tensor, masked: torch.Tensor | None, config: Any, path: Path
+    images: torch.Tensor, predictions: torch.Tensor, masked: torch.Tensor | None, config: PreTrainedConfig, path: Path
 ) -> None:
     """One column an image: itself, without the corrupted patches (grey), and with what was predicted in their place.
 
@@ -73,7 +74,7 @@ def draw_embeddings(
     save_figure(figure, path)
 
 
-def _colours(pixel_values: torch.Tensor, config: Any) -> torch.Tensor:
+def _colours(pixel_values: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
     """[B, C, H, W] in [0, 1]; of other than 1 or 3 channels the first."""
     mean, std = (pixel_values.new_tensor(given).reshape(-1, 1, 1) for given in (config.image_mean, config.image_std))
     colours = (pixel_values * std + mean).clamp(0, 1)

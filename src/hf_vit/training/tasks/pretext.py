@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel, TrainerState
 
 from hf_vit.data import eval_transform, transform_split
+from hf_vit.data.batches import TransformedImages
 from hf_vit.errors import UserError
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.decisions import Run
@@ -51,7 +52,7 @@ class PretextTask(Task[PretrainResult]):
         self.name, self.fields = name, dict(fields)
 
     @abstractmethod
-    def draw(self, run: Run, model: Any, path: Path) -> None:
+    def draw(self, run: Run, model: PreTrainedModel, path: Path) -> None:
         """Draw what was learnt, on validation images."""
 
     def check(self, recipe: Recipe) -> None:
@@ -95,8 +96,8 @@ class PretextTask(Task[PretrainResult]):
 
 def validation_images(run: Run, count: int) -> list[tuple[torch.Tensor, int]]:
     """Validation images [C, H, W] with their labels, as the model sees them: evenly spread, of a stream the first."""
-    split: Any = transform_split(run.data, "validation", eval_transform(run.processor), cache_bytes=0)
-    if hasattr(split, "__len__"):
+    split = transform_split(run.data, "validation", eval_transform(run.processor), cache_bytes=0)
+    if isinstance(split, TransformedImages):
         examples = (split[index] for index in range(0, len(split), max(1, len(split) // count)))
     else:
         examples = iter(split)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from torch import nn
-from transformers import AutoImageProcessor, PreTrainedModel, TrainerCallback, TrainerState
+from transformers import AutoImageProcessor, PreTrainedModel, TrainerCallback, TrainerState, ViTImageProcessor
 
 from hf_vit.data import ImageData, eval_transform, train_transform, transform_split
 from hf_vit.errors import UserError
@@ -40,7 +40,7 @@ class TrainingResult:
 
     folder: Path
     model: PreTrainedModel
-    processor: Any
+    processor: ViTImageProcessor
     recipe: Recipe
     steps: int
     seconds: float
@@ -153,8 +153,8 @@ class Task(ABC, Generic[Result]):
         return self.trainer_class(
             model=run.model,
             args=training_arguments(run, **self.arguments),
-            train_dataset=cast(Any, transform_split(run.data, "train", training, seed=run.options.seed)),
-            eval_dataset=cast(Any, transform_split(run.data, "validation", judging)),
+            train_dataset=transform_split(run.data, "train", training, seed=run.options.seed),
+            eval_dataset=transform_split(run.data, "validation", judging),
             data_collator=self.collator(run),
             processing_class=run.processor,
             optimizer_cls_and_kwargs=optimizer_of(run.recipe),

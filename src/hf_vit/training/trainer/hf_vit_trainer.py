@@ -1,5 +1,6 @@
 """transformers' Trainer with what image classifiers need: decay groups, soft labels, exact resuming, no pickles."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -7,7 +8,7 @@ import torch
 from accelerate.data_loader import prepare_data_loader
 from safetensors import SafetensorError
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, ProgressCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 
@@ -97,7 +98,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
             )
             # What the Trainer takes instead of its own groups.
             self.optimizer_cls_and_kwargs = kind, {**settings, "params": groups}
-        return super().create_optimizer(cast(Any, model))
+        return super().create_optimizer(model)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches in a seeded order, each transformed and collated under a seed of its own."""
@@ -123,11 +124,11 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         dataset = SeededDataset(self.train_dataset, self.data_collator, seed)
         need_same("numbers of training images", len(dataset))
         batches = EpochBatches(EpochSampler(len(dataset), seed), size, drop_last, rank, world)
-        loader = DataLoader(cast(Any, dataset), batch_sampler=cast(Any, batches), collate_fn=as_is, **options)
+        loader = DataLoader(dataset, batch_sampler=batches, collate_fn=as_is, **options)
         # As for a single process: the batches are dealt out already.
         return prepare_data_loader(loader, device, num_processes=1, process_index=0, put_on_device=True)
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+    def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
         """Every image is judged by, whatever training drops at the end of an epoch."""
         dropped, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
         try:
@@ -161,7 +162,9 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
             return smooth_labels(labels, self._num_labels(), smoothing)
         return labels
 
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
         """The micro-batches of a step, which sharpness-aware minimisation must know beforehand."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.sharpness is not None:

@@ -15,7 +15,7 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _EMBEDDINGS = re.compile(r"(?:^|\.)embeddings\.")
 
 
-def layer_numbers(model: Any) -> dict[str, int]:
+def layer_numbers(model: nn.Module) -> dict[str, int]:
     """Parameter name -> layer: 0 the embeddings (a hybrid's stem too), 1..L the blocks, L + 1 norm, pooling and head.
 
     A block that several layers share has the number of the highest.

@@ -37,14 +37,16 @@ class LiveProgress(TrainerCallback):
         self._news: dict[str, str] = {}
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         if state.is_world_process_zero:
             self._bar.start()
             self._bar.start_task(self._task)
             self._bar.update(self._task, total=state.max_steps, completed=state.global_step)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self._bar.update(self._task, completed=state.global_step)
 
     def on_log(
@@ -53,7 +55,7 @@ class LiveProgress(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: dict[str, float] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         for key, text in (("epoch", "epoch {:.1f}"), ("loss", "loss {:.3f}"), ("eval_accuracy", "validation {:.2%}")):
             if logs and key in logs:
@@ -61,7 +63,7 @@ class LiveProgress(TrainerCallback):
         self._bar.update(self._task, news=", ".join(self._news.values()))
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         self.close()
 
@@ -86,11 +88,11 @@ class Clock(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"earlier": self.seconds}}
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         self._begin = time.perf_counter()
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         self.earlier, self._begin = self.seconds, None

@@ -116,6 +116,8 @@ class _AverageUpdate(TrainerCallback):
     def __init__(self, trainer: ReleasingTrainer) -> None:
         self.trainer = trainer
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         if self.trainer.average is not None:
             self.trainer.average.update()

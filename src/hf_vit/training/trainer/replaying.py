@@ -104,7 +104,7 @@ def _write(folder: Path, model: nn.Module, batch: Mapping[str, Any]) -> None:
     tensors = {name: value.detach().cpu().contiguous() for name, value in batch.items() if torch.is_tensor(value)}
     save_file(tensors, folder / _BATCH)
     save_model(model, str(folder / _WEIGHTS))
-    config: Any = getattr(model, "config", None)
+    config = getattr(model, "config", None)
     if isinstance(config, PreTrainedConfig):
         config.save_pretrained(folder)
 
@@ -130,7 +130,7 @@ def replay(folder: str | Path, model: nn.Module | None = None, device: str | Non
     model = _model(folder, about["class"], model).to(place).train()
     outputs: dict[str, bool] = {}
     with _watched(model, outputs), torch.no_grad(), torch.autocast(place.type, torch.bfloat16, enabled=about["bf16"]):
-        found: Any = model(**batch)
+        found = model(**batch)
     loss = found["loss"] if "loss" in found else found[0]
     bad = {name: tensor for name, tensor in batch.items() if not bool(tensor.isfinite().all())}
     return Replay(
@@ -168,7 +168,7 @@ def _watched(model: nn.Module, outputs: dict[str, bool]) -> Generator[None]:
     """While this lasts, note for every module in order of computation whether its output is finite."""
 
     def watch(name: str) -> Any:
-        def look(module: nn.Module, inputs: Any, output: Any) -> None:
+        def look(module: nn.Module, inputs: object, output: object) -> None:
             if torch.is_tensor(output):
                 outputs[name] = bool(output.isfinite().all())
 

@@ -43,7 +43,7 @@ class SharpnessAware:
         """The micro-batches of the next step."""
         self._batches, self._losses, self._done = list(batches), [], 0
 
-    def backward(self, model: nn.Module, inputs: Any, run: Backward, unsynced: Unsynced) -> torch.Tensor:
+    def backward(self, model: nn.Module, inputs: dict[str, Any], run: Backward, unsynced: Unsynced) -> torch.Tensor:
         """Add a micro-batch's part to the gradient; called for each of a step's in their order.
 
         Returns:

@@ -141,6 +141,6 @@ class SeededDataset(Dataset[Any]):
             return self.collator(examples)
 
 
-def as_is(batch: Any) -> Any:
+def as_is(batch: object) -> object:
     """The collator of batches that are already collated."""
     return batch

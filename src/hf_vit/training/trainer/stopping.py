@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from types import FrameType
 from typing import Any, final
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -22,16 +23,18 @@ class StopOnTermination(TrainerCallback):
         self._before: Any = None
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         if world_size() == 1 and threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._ask)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         if self._is_asked:
             control.should_save = True
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if self._is_asked:
             raise KeyboardInterrupt
 
@@ -41,6 +44,6 @@ class StopOnTermination(TrainerCallback):
             signal.signal(signal.SIGTERM, self._before)
             self._before = None
 
-    def _ask(self, number: int, frame: Any) -> None:
+    def _ask(self, number: int, frame: FrameType | None) -> None:
         self._is_asked = True
         self.close()  # a second one ends the process at once

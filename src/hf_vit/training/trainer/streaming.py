@@ -156,8 +156,8 @@ class StreamingTrainer(Trainer):
         max_steps: int,
         num_update_steps_per_epoch: int,
         num_train_epochs: int,
-        resume_from_checkpoint: Any,
-        trial: Any,
+        resume_from_checkpoint: str | None,
+        trial: object,
     ) -> tuple[int, int]:
         epochs, batches = super()._init_training_state(
             max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
@@ -183,5 +183,7 @@ class StreamingTrainer(Trainer):
 class _StreamEpoch(TrainerCallback):
     """The share of the training that is done, in place of the epochs that an endless stream does not have."""
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         state.epoch = state.global_step / state.max_steps
