@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from hf_vit.errors import UserError
 
@@ -18,7 +17,7 @@ def read_labels(path: str | Path) -> list[str]:
         raise UserError(f"there is no label file {path}")
     try:
         text = path.read_text(encoding="utf-8-sig")
-        names: Any = json.loads(text) if path.suffix == ".json" else [line.strip() for line in text.splitlines()]
+        names: object = json.loads(text) if path.suffix == ".json" else [line.strip() for line in text.splitlines()]
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise UserError(f"{path.name} is no label file: {error}; give UTF-8 text, one name a line") from error
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -32,7 +31,7 @@ def read_labels(path: str | Path) -> list[str]:
     return labels
 
 
-def unique_names(found: Any) -> tuple[str, ...] | None:
+def unique_names(found: object) -> tuple[str, ...] | None:
     """The names of a source's classes in order, or None where they are no list of different names."""
     if not isinstance(found, list) or not found or not all(isinstance(name, str) and name for name in found):
         return None

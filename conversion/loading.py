@@ -81,7 +81,7 @@ def _class_of_this_package(checkpoint: LocalCheckpoint) -> type[PreTrainedModel]
     family = family_of(config.get("model_type"))
     if family is None:
         return None
-    names: Any = config.get("architectures")
+    names: object = config.get("architectures")
     door = family.door_of(names[0]) if isinstance(names, list) and names else None
     if door is None:
         raise UserError(f"config.json of {checkpoint.name} names no class of hf_vit (architectures: {names})")

@@ -1,5 +1,6 @@
 """A BiT ResNet into the stem of a hybrid: the network without a Transformer fills the part before it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ from hf_vit.conversion.origins import bit, bit_paper
 from hf_vit.conversion.origins.registry import likely_kind
 from hf_vit.conversion.origins.transforms import TRANSFORMS
 from hf_vit.conversion.planning.layout import Layout
+from hf_vit.conversion.readers.checkpoint import Shape
 from hf_vit.conversion.readers.opening import open_checkpoint
 from hf_vit.errors import UserError
+from hf_vit.models.configuration_hf_base import HfBaseConfig
 
 HEAD = "head of the ResNet"
 
@@ -58,14 +61,14 @@ def load_stem(model: Any, source: str | Path) -> dict[str, str]:
     return account
 
 
-def _refuse_other_kind(shapes: Any, file_name: str) -> None:
+def _refuse_other_kind(shapes: Mapping[str, Shape], file_name: str) -> None:
     if bit.recognises(shapes):
         return
     family = "a BiT ResNetV2" if bit_paper.recognises(shapes) else likely_kind(shapes) or "no BiT ResNet"
     raise UserError(f"{file_name} looks like {family}; a stem takes a BiT ResNet of post-activation units")
 
 
-def _refuse_other_stem(layout: Layout, config: Any, file_name: str) -> None:
+def _refuse_other_stem(layout: Layout, config: HfBaseConfig, file_name: str) -> None:
     sizes = bit.stem_sizes(layout.dims, layout.normal_shapes)
     needed = sizes | {"layer_norm_eps": bit.EPSILON}
     there = {name: getattr(config, name) for name in needed} | {"stage_depths": tuple(config.stage_depths)}

@@ -1,7 +1,7 @@
 """From a plan and its weights to the model and the image processor that go with it."""
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.modeling_utils import PreTrainedModel
@@ -9,6 +9,9 @@ from transformers.modeling_utils import PreTrainedModel
 from hf_vit.conversion.planning.plan import Plan
 from hf_vit.errors import UserError, first_line
 from hf_vit.models.configuration_hf_vit import as_pair
+
+if TYPE_CHECKING:
+    from transformers import ViTImageProcessor
 
 
 def build_model(plan: Plan, state: dict[str, torch.Tensor]) -> PreTrainedModel:
@@ -24,7 +27,7 @@ def build_model(plan: Plan, state: dict[str, torch.Tensor]) -> PreTrainedModel:
     return model.eval()
 
 
-def build_processor(plan: Plan) -> Any:
+def build_processor(plan: Plan) -> "ViTImageProcessor":
     """The `ViTImageProcessor` that makes the pixels the source was made for.
 
     Google's own code scales pixels to [-1, 1] and resizes bilinearly (vit_jax/input_pipeline.py); other sources bring

@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from hf_vit.conversion.fetch.download import download
@@ -138,7 +137,7 @@ def hub_folder(repo: str, revision: str | None = None) -> Path:
 
 def _hub_reason(error: BaseException) -> str:
     """The first sentence that says something: the Hub's own word where it answered, else the innermost cause."""
-    response: Any = getattr(error, "response", None)
+    response: object = getattr(error, "response", None)
     if response is None:
         while error.__cause__ is not None:
             error = error.__cause__

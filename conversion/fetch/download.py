@@ -14,7 +14,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from hf_vit.conversion.progress import progress
@@ -175,7 +175,7 @@ class _Transfer:
                 start += len(block)
                 yield block
 
-    def _read(self, file: Any, wanted: int, remote: _Remote) -> bytes:
+    def _read(self, file: IO[bytes], wanted: int, remote: _Remote) -> bytes:
         try:
             return file.read(wanted)
         except ValueError as error:
@@ -217,7 +217,7 @@ def _refusing(url: str) -> Generator[None]:
     except Exception as error:
         # fsspec says FileNotFoundError whatever happened, with the reason behind it.
         cause = (error.__cause__ or error) if isinstance(error, FileNotFoundError) else error
-        status: Any = getattr(cause, "status", None) or getattr(cause, "code", None)
+        status: object = getattr(cause, "status", None) or getattr(cause, "code", None)
         if status == _CHANGED_STATUS:
             raise _ChangedError("the file changed on the server while it was fetched") from error
         if isinstance(status, int) and 400 <= status < 500 and status not in _TEMPORARY_STATUS:

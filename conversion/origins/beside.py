@@ -25,7 +25,7 @@ def checked(model: type[Model], values: Mapping[str, Any], file_name: str) -> Mo
         raise UserError(f"{file_name} gives {place}={first['input']!r:.80}: {first['msg']}") from error
 
 
-def pair_of(value: Any) -> Pair:
+def pair_of(value: object) -> Pair:
     """(height, width) in px, of one number or two.
 
     Raises:

@@ -129,7 +129,7 @@ class TimmConfig(BaseModel):
     global_pool: str | None = None
     model_args: dict[str, Any] | None = None
     pretrained_cfg: dict[str, Any] | None = None
-    label_names: Any = None
+    label_names: object = None
 
 
 def recognises(shapes: Mapping[str, Shape]) -> bool:
@@ -204,7 +204,7 @@ def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
     fields |= _argument_fields({"global_pool": beside.global_pool, **arguments})
     pixels = from_timm(pretrained)
     size = pixels["crop_size"]["height"], pixels["crop_size"]["width"]
-    labels: Any = pretrained.get("label_names") or beside.label_names
+    labels = pretrained.get("label_names") or beside.label_names
     return Declared(fields, pair_of(arguments.get("img_size") or size), unique_names(labels), pixels)
 
 

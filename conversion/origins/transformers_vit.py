@@ -231,7 +231,7 @@ def read_config(companions: Companions, shapes: Mapping[str, Shape], model_types
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     """The names of the classes, where there are any but transformers' own LABEL_0, LABEL_1, ..."""
-    found: Any = config.get("id2label")
+    found: object = config.get("id2label")
     if not isinstance(found, Mapping):
         return None
     by_index: Mapping[str, Any] = {str(index): name for index, name in found.items()}

@@ -73,7 +73,7 @@ def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
     found = read_config(companions, shapes, (MODEL_TYPE,))
     if companions.config is None:
         return found
-    backbone: Any = companions.config.get("backbone_config")
+    backbone: object = companions.config.get("backbone_config")
     if isinstance(backbone, Mapping):
         _refuse_other_backbones(dict(backbone))
     fields = dict(found.fields)

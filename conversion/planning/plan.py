@@ -11,6 +11,7 @@ from transformers.modeling_utils import PreTrainedModel
 from hf_vit.conversion.readers.checkpoint import Shape
 from hf_vit.conversion.sizes import Pair
 from hf_vit.errors import UserError
+from hf_vit.models.configuration_hf_base import HfBaseConfig
 
 POSITION_TABLE = "embeddings.position_embeddings"
 HEADS = ("classifier.", "distillation_classifier.")
@@ -121,7 +122,7 @@ class Plan:
 
     origin: str
     family: str
-    config: Any
+    config: HfBaseConfig
     model_class: type[PreTrainedModel]
     rows: tuple[Row, ...]
     ignored: Mapping[str, str]

@@ -28,6 +28,7 @@ from hf_vit.conversion.readers.checkpoint import NOTHING_BESIDE, Companions, Sha
 from hf_vit.conversion.sizes import Pair, square_or_pair
 from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import FAMILIES
+from hf_vit.models.configuration_hf_base import HfBaseConfig
 
 MISFIT = "config.json does not fit the weights beside it"
 # Field of the config -> the option that declares it.
@@ -210,7 +211,7 @@ def _label_fields(size: int | None, declared: Declared, wishes: Wishes) -> dict[
     return {} if size is None else {"num_labels": size}
 
 
-def _config(family: str, fields: dict[str, Any], resize_to: Pair | None) -> tuple[Any, Resample | None]:
+def _config(family: str, fields: dict[str, Any], resize_to: Pair | None) -> tuple[HfBaseConfig, Resample | None]:
     config_class: Any = FAMILIES[family].config_class
     try:
         config = config_class(**fields)
@@ -223,7 +224,7 @@ def _config(family: str, fields: dict[str, Any], resize_to: Pair | None) -> tupl
         raise UserError(f"the checkpoint's sizes make no model: {strict_reason(error)}") from error
 
 
-def _parameters(family: str, config: Any, with_head: bool) -> tuple[type[PreTrainedModel], dict[str, Shape]]:
+def _parameters(family: str, config: HfBaseConfig, with_head: bool) -> tuple[type[PreTrainedModel], dict[str, Shape]]:
     """The class to save, and the shapes of its parameters under the names that key tables use."""
     model_class = FAMILIES[family].classes["classification" if with_head else "model"]
     with torch.device("meta"), no_init_weights():

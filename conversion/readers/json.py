@@ -19,7 +19,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES} bytes")
-        content: Any = json.loads(path.read_bytes())
+        content: object = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path.name} is no readable JSON ({one_line(error)})") from error
     if not isinstance(content, dict):

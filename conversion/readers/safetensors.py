@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,12 +26,12 @@ class SafetensorsReader(CheckpointReader):
     def __init__(self, path: str | Path) -> None:
         self.path = existing_file(path)
         try:
-            opened: Any = safe_open(self.path, framework="pt")
+            opened = safe_open(self.path, framework="pt")
         except (SafetensorError, OSError, ValueError, OverflowError, MemoryError) as error:
             raise UserError(
                 f"{self.path.name} is no readable .safetensors file ({one_line(error)}); get the file again"
             ) from error
-        self._file: Any = opened.__enter__()
+        self._file = opened.__enter__()
         self._shapes: dict[str, Shape] = {}
         self._dtypes: dict[str, str] = {}
         for key in self._file.keys():  # noqa: SIM118 (no dict)

@@ -29,7 +29,7 @@ class ShardedReader(CheckpointReader):
 
     def __init__(self, index: Path, open_file: Callable[[Path], CheckpointReader]) -> None:
         self.path = index
-        keys: Any = read_json(index).get("weight_map")
+        keys: object = read_json(index).get("weight_map")
         if not isinstance(keys, dict) or not keys:
             raise UserError(f"{index.name} has no 'weight_map' from keys to files; get the file again")
         weight_map: dict[str, Any] = keys

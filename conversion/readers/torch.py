@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 
@@ -147,10 +147,10 @@ class TorchReader(CheckpointReader):
         return self._tensors[key].numel() * self._tensors[key].itemsize
 
 
-def _flattened(value: Any, file_name: str) -> dict[str, torch.Tensor]:
+def _flattened(value: object, file_name: str) -> dict[str, torch.Tensor]:
     """All tensors of nested dicts and lists, their keys joined by dots; numbers and text are passed over."""
     tensors: dict[str, torch.Tensor] = {}
-    waiting: list[tuple[str, Any, int]] = [("", value, 0)]
+    waiting: list[tuple[str, object, int]] = [("", value, 0)]
     for _ in range(MAX_VALUES):
         if not waiting:
             return tensors
@@ -161,9 +161,9 @@ def _flattened(value: Any, file_name: str) -> dict[str, torch.Tensor]:
             tensors[name] = found.detach()
             continue
         if isinstance(found, Mapping):
-            inner = list(cast("Mapping[Any, Any]", found).items())
+            inner = list(found.items())
         elif isinstance(found, list | tuple):
-            inner = list(enumerate(cast("list[Any]", found)))
+            inner = list(enumerate(found))
         else:
             continue
         if depth == MAX_DEPTH or len(inner) > MAX_VALUES:

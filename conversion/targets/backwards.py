@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from transformers.configuration_utils import PreTrainedConfig
 
 from hf_vit.conversion.origins.origin import KeyRule, Origin
 from hf_vit.conversion.origins.transforms import TRANSFORMS
@@ -11,7 +12,7 @@ from hf_vit.conversion.planning.layout import axis_factor
 from hf_vit.conversion.planning.plan import POSITION_TABLE
 
 
-def rules_for(origin: Origin, config: Any) -> list[KeyRule]:
+def rules_for(origin: Origin, config: PreTrainedConfig) -> list[KeyRule]:
     """The key table for a model of this config, one rule a key."""
     rules = origin.rules
     if origin.rules_of is not None:  # for a stem of these depths
@@ -23,7 +24,7 @@ def rules_for(origin: Origin, config: Any) -> list[KeyRule]:
     return [one for rule in rules for one in ([rule.at(i) for i in blocks] if rule.in_block else [rule])]
 
 
-def array_of(rule: KeyRule, state: Mapping[str, torch.Tensor], config: Any) -> torch.Tensor:
+def array_of(rule: KeyRule, state: Mapping[str, torch.Tensor], config: PreTrainedConfig) -> torch.Tensor:
     """The array that `rule` makes these parameters of."""
     sizes = _sizes(config, state)
     shape = [factor * (sizes[letter] if letter else 1) for factor, letter in map(axis_factor, rule.axes)]

@@ -1,6 +1,6 @@
 """`model.onnx`: the model as a graph, for any batch size at its nominal image size; checked in onnxruntime."""
 
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import nn
@@ -50,7 +50,7 @@ class OnnxGraph(Target):
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
         import onnxruntime
 
-        session: Any = onnxruntime.InferenceSession(str(outgoing.folder / FILE), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(str(outgoing.folder / FILE), providers=["CPUExecutionProvider"])
         differences: list[float] = []
         for batch in (1, 3):
             images, ours = outgoing.probe(batch)

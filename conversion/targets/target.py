@@ -13,6 +13,7 @@ from typing import Any, ClassVar, final
 
 import torch
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.conversion.origins.origin import Origin
 from hf_vit.conversion.planning.layout import listing
@@ -53,7 +54,7 @@ class OutgoingModel:
         folder: where the files go.
     """
 
-    model: Any
+    model: PreTrainedModel
     processor: Any
     arrays: dict[str, torch.Tensor]
     folder: Path
@@ -107,16 +108,16 @@ class Target(ABC):
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
         """The largest difference between the written model's results and ours, and with what it was measured."""
 
-    def objections(self, config: Any, has_head: bool) -> list[str]:
+    def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
         """What else the target cannot express, in words."""
         return []
 
-    def spell(self, key: str, model: Any) -> str:
+    def spell(self, key: str, model: PreTrainedModel) -> str:
         """Key in the table's normal form -> key in the file."""
         return key
 
     @final
-    def tolerance(self, config: Any) -> float:
+    def tolerance(self, config: PreTrainedConfig) -> float:
         return TOLERANCE.get(config.model_type, 1e-5)
 
     @final
@@ -128,7 +129,7 @@ class Target(ABC):
             raise UserError(f'the export to {self.title} needs {", ".join(missing)}: pip install "hf-vit[{extra}]"')
 
     @final
-    def refuse_inexpressible(self, model: Any) -> None:
+    def refuse_inexpressible(self, model: PreTrainedModel) -> None:
         """Raise a UserError that names everything the target cannot express; return if there is nothing."""
         config, kind = model.config, type(model).__name__
         if not kind.endswith(("Model", "ForImageClassification")):
@@ -149,7 +150,7 @@ class Target(ABC):
             raise UserError(f"{self.title} cannot express {', '.join(wrong)}; nothing is written")
 
     @final
-    def arrays_of(self, model: Any) -> dict[str, torch.Tensor]:
+    def arrays_of(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
         """The model's parameters under the target's keys and with its axes.
 
         Raises:
@@ -171,7 +172,7 @@ class Target(ABC):
         return arrays
 
 
-def has_head(model: Any) -> bool:
+def has_head(model: PreTrainedModel) -> bool:
     return any(name.startswith(HEADS) for name in model.state_dict())
 
 
@@ -181,7 +182,7 @@ def largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours - theirs).abs().max()) / max(1.0, float(ours.abs().max()))
 
 
-def _settings(config: Any) -> dict[str, Any]:
+def _settings(config: PreTrainedConfig) -> dict[str, Any]:
     """What results depend on, field by field; a value that says what another does already is given as the default."""
     inherited = {known.name for known in fields(PreTrainedConfig)}  # pyright: ignore[reportArgumentType]
     names = {known.name for known in fields(config)} - inherited - WITHOUT_EFFECT
@@ -197,7 +198,7 @@ def _settings(config: Any) -> dict[str, Any]:
     return settings
 
 
-def _default(config: Any, name: str) -> Any:
+def _default(config: PreTrainedConfig, name: str) -> Any:
     if name == "group_norm_eps":  # None means that
         return config.layer_norm_eps
     return next(known.default for known in fields(config) if known.name == name)

@@ -6,6 +6,8 @@ from typing import Any, final
 
 import torch
 from safetensors.torch import save_file
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.conversion.origins import timm_hybrid, timm_vit
 from hf_vit.conversion.origins.preprocessing import RESAMPLE
@@ -71,10 +73,10 @@ class TimmFolder(Target):
         theirs = model(images) if outgoing.has_head else model.forward_features(images)
         return largest_difference(ours, theirs), f"timm {timm.__version__}"
 
-    def spell(self, key: str, model: Any) -> str:
+    def spell(self, key: str, model: PreTrainedModel) -> str:
         return _spell(key, model.config)
 
-    def objections(self, config: Any, has_head: bool) -> list[str]:
+    def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
         if not config.use_distillation_token:
             return []
         if _is_hybrid(config):
@@ -86,16 +88,16 @@ class TimmFolder(Target):
         return [setting for setting, is_wrong in wrong.items() if is_wrong]
 
 
-def _is_hybrid(config: Any) -> bool:
+def _is_hybrid(config: PreTrainedConfig) -> bool:
     return config.model_type == "hf_hybrid_vit"
 
 
-def _spell(key: str, config: Any) -> str:
+def _spell(key: str, config: PreTrainedConfig) -> str:
     alone = _is_hybrid(config) and not config.stage_depths
     return timm_hybrid.of_root_alone(key) if alone else key
 
 
-def _architecture(config: Any) -> str:
+def _architecture(config: PreTrainedConfig) -> str:
     if _is_hybrid(config):
         return HYBRIDS[config.stage_depths]
     return DISTILLED if config.use_distillation_token else PLAIN

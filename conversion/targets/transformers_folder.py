@@ -4,6 +4,8 @@ from importlib.metadata import version
 from typing import Any, final
 
 import torch
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.conversion.origins import transformers_deit
 from hf_vit.conversion.planning.plan import HEADS
@@ -63,19 +65,19 @@ class TransformersFolder(Target):
             difference = max(difference, largest_difference(outgoing.model(images).pooler_output, output.pooler_output))
         return difference, f"transformers {version('transformers')}"
 
-    def spell(self, key: str, model: Any) -> str:
+    def spell(self, key: str, model: PreTrainedModel) -> str:
         config = model.config
         if key.startswith(HEADS):
             return f"cls_{key}" if config.has_distillation_head and key.startswith("classifier.") else key
         return f"{_model_class(config, True).base_model_prefix}.{key}" if has_head(model) else key
 
-    def objections(self, config: Any, has_head: bool) -> list[str]:
+    def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
         if has_head and config.representation_size is not None:
             return [f"representation_size={config.representation_size} before a classifier"]
         return []
 
 
-def _model_class(config: Any, has_head: bool) -> Any:
+def _model_class(config: PreTrainedConfig, has_head: bool) -> Any:
     import transformers
 
     if not config.use_distillation_token:

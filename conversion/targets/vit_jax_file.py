@@ -4,6 +4,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from transformers.configuration_utils import PreTrainedConfig
 
 from hf_vit.conversion.building.weights import load_weights
 from hf_vit.conversion.origins import vit_jax, vit_jax_hybrid
@@ -44,6 +45,6 @@ class VitJaxFile(Target):
         same = state.keys() == ours.keys() and all(torch.equal(value, ours[name]) for name, value in state.items())
         return 0.0 if same else float("nan"), "the way back, parameter by parameter"
 
-    def objections(self, config: Any, has_head: bool) -> list[str]:
+    def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
         h, w = config.grid
         return [] if h == w else [f"a patch grid of {h}x{w} (the original reads a table as a square)"]

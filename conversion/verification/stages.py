@@ -9,6 +9,7 @@ import torch
 from hf_vit.conversion.planning.plan import Plan
 from hf_vit.conversion.sizes import Pair
 from hf_vit.errors import UserError
+from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.models.modeling_hf_vit import patch_token_slice
 from hf_vit.models.positions_hf_vit import resample_position_table
 
@@ -44,7 +45,7 @@ def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> Stages:
         raise UserError(f"the recorded images do not fit the model: {error}") from error
 
 
-def _blocks(config: Any, inside: str) -> dict[str, str]:
+def _blocks(config: HfBaseConfig, inside: str) -> dict[str, str]:
     """Stage -> module of a ResNet, for its stages of units."""
     return {f"block{i + 1}": f"{inside}.stages.{i}" for i in range(len(config.stage_depths))}
 
@@ -56,7 +57,7 @@ def _stem_stages(plan: Plan) -> dict[str, str]:
     return {"conv_root": "stem.root_conv", "gn_root": "stem.root_norm", **_blocks(plan.config, "stem")}
 
 
-def _resnet_stages(config: Any) -> dict[str, str]:
+def _resnet_stages(config: HfBaseConfig) -> dict[str, str]:
     """Stage -> module, for what follows the root; the norm before the head comes with its ReLU still to follow."""
     return _blocks(config, "encoder") | ({"norm_pre_head": "encoder.norm"} if config.pre_activation else {})
 
@@ -100,8 +101,8 @@ def _watching(modules: Mapping[str, torch.nn.Module], inputs: bool = False) -> G
     """Keeps what the modules give, or get, in the forward passes within."""
     stages: Stages = {}
 
-    def keep(stage: str) -> Callable[[Any, Any, Any], None]:
-        def hook(module: Any, given: Any, output: Any) -> None:
+    def keep(stage: str) -> Callable[[torch.nn.Module, tuple[Any, ...], Any], None]:
+        def hook(module: torch.nn.Module, given: tuple[Any, ...], output: Any) -> None:
             output = given if inputs else output
             output = output[0] if isinstance(output, tuple) else output
             output = getattr(output, "hidden_states", output)

@@ -8,10 +8,10 @@ Cheap variations act on a whole batch of 8-bit pixels; torchvision's v2 transfor
 run image by image under a seed of their own.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torchvision.transforms.v2 import InterpolationMode
 
 _DRAWS = 6  # horizontal shift, vertical shift, angle, flip, zoom, shear
 
@@ -119,7 +120,7 @@ class Augmenter:
         interpolation: of the random resized crop, a torchvision InterpolationMode.
     """
 
-    def __init__(self, config: AugmentationConfig, size: tuple[int, int], interpolation: Any) -> None:
+    def __init__(self, config: AugmentationConfig, size: tuple[int, int], interpolation: "InterpolationMode") -> None:
         from torchvision.transforms import v2
 
         self.config = config
@@ -177,7 +178,7 @@ class Augmenter:
         return (np.floor(draws * (2 * reach + 1)).astype(np.int64) - reach).tolist()
 
     @staticmethod
-    def _seeded(transform: Any, image: torch.Tensor, key: int) -> torch.Tensor:
+    def _seeded(transform: Callable[[torch.Tensor], torch.Tensor], image: torch.Tensor, key: int) -> torch.Tensor:
         with seeded(key):
             return transform(image)
 

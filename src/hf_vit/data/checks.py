@@ -83,7 +83,7 @@ def scan(table: "Dataset", split: str) -> list[Seen]:
     try:
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             for start in range(0, total, 256):
-                rows: Any = undecoded[start : start + 256]["image"]
+                rows = undecoded[start : start + 256]["image"]
                 places = [f"{split} image {start + offset}" for offset in range(len(rows))]
                 seen.extend(pool.map(lambda row, place: open_image(row, place)[0], rows, places))
                 advance(len(rows))

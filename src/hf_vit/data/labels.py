@@ -44,7 +44,7 @@ class LabelMap:
             raise UserError(f"'{data_name}' has the label {ordered[0]}; classes are numbered from 0")
         return cls([str(value) for value in ordered], {value: number for number, value in enumerate(ordered)})
 
-    def number(self, raw: Any, place: str) -> int:
+    def number(self, raw: int | str | None, place: str) -> int:
         """The class number of one raw label.
 
         Args:

@@ -196,7 +196,7 @@ def _streams(source: DataSource, tables: Tables, skip_bad_images: bool, seed: in
 
 def _distinct(stream: "IterableDataset", tables: Tables) -> Iterator[Any]:
     for batch in stream.select_columns([tables.columns.label[0]]).iter(batch_size=1000):
-        yield from set(tables.columns.labels(cast("Any", batch)))
+        yield from set(tables.columns.labels(batch))
 
 
 def _files_fingerprint(source: DataSource, files: Mapping[str, str]) -> str:

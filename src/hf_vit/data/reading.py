@@ -211,7 +211,7 @@ def _tables(read: dict[str, Any], name: str) -> Tables:
     for split in (known for known in SPLITS if known in read):
         table = read[split].select_columns([columns.image, columns.label[0]])
         splits[split] = table.cast_column(columns.image, Image(decode=False))
-    label: Any = features[columns.label[0]]
+    label = features[columns.label[0]]
     names: Iterable[str] | None = getattr(label, "names", None)
     return Tables(splits, columns, None if names is None else list(names))
 
@@ -234,7 +234,7 @@ def find_columns(features: "Features", name: str) -> Columns:
         if label in features:
             return Columns(candidates[0], (label,))
     for nested in _NESTED:
-        fields: Any = features.get(nested)
+        fields = features.get(nested)
         for label in _LABEL_NAMES:
             if isinstance(fields, dict) and label in fields:
                 return Columns(candidates[0], (nested, label))

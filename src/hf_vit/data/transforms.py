@@ -14,10 +14,11 @@ from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from transformers import ViTImageProcessor
+    from torchvision.transforms.v2 import InterpolationMode
+    from transformers import BaseImageProcessor, PreTrainedConfig, ViTImageProcessor
 
 
-def make_processor(config: Any, **kwargs: Any) -> "ViTImageProcessor":
+def make_processor(config: "PreTrainedConfig", **kwargs: Any) -> "ViTImageProcessor":
     """The image processor that is saved beside a model: resize to the model's size, then scale to [-1, 1].
 
     Args:
@@ -33,7 +34,7 @@ def make_processor(config: Any, **kwargs: Any) -> "ViTImageProcessor":
         raise UserError(
             f"the model takes {config.num_channels} channels; images are fed as RGB: build it with 3 channels"
         )
-    size: Any = config.image_size
+    size = config.image_size
     height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     # do_convert_rgb: its default None crashes on grayscale images once the processor is reloaded.
     defaults: dict[str, Any] = {
@@ -56,7 +57,7 @@ class EvalTransform:
     # A collator must not mix images that a model is judged by.
     mixable = False
 
-    def __init__(self, processor: Any) -> None:
+    def __init__(self, processor: "BaseImageProcessor") -> None:
         self.processor = processor
         self._direct = _DirectPillow(processor) if _is_plain_pillow(processor) else None
 
@@ -97,7 +98,7 @@ class TrainTransform:
 
     def __init__(
         self,
-        processor: Any,
+        processor: "BaseImageProcessor",
         augmentation: AugmentationConfig | None = None,
         seed: int = 0,
         distort: Callable[[torch.Tensor], torch.Tensor] | None = None,
@@ -157,18 +158,20 @@ class TrainTransform:
         return {"pixel_values": list(self.finish(prepared, indices)), "label": list(batch["label"])}
 
 
-def eval_transform(processor: Any) -> EvalTransform:
+def eval_transform(processor: "BaseImageProcessor") -> EvalTransform:
     """Images as the saved processor makes them; for `Dataset.with_transform`."""
     return EvalTransform(processor)
 
 
-def train_transform(processor: Any, augmentation: AugmentationConfig | None = None, seed: int = 0) -> TrainTransform:
+def train_transform(
+    processor: "BaseImageProcessor", augmentation: AugmentationConfig | None = None, seed: int = 0
+) -> TrainTransform:
     """Varied images; for `Dataset.with_transform` and `transform_split`."""
     return TrainTransform(processor, augmentation, seed)
 
 
 def image_transforms(
-    processor: Any, augmentation: AugmentationConfig | None = None, seed: int = 0
+    processor: "BaseImageProcessor", augmentation: AugmentationConfig | None = None, seed: int = 0
 ) -> tuple[TrainTransform, EvalTransform]:
     """Both transforms of a model: (training, evaluation)."""
     return TrainTransform(processor, augmentation, seed), EvalTransform(processor)
@@ -180,8 +183,8 @@ def input_size(processor: Any) -> tuple[int, int]:
     Raises:
         UserError: the processor's output has no fixed size.
     """
-    crop: Any = processor.crop_size if getattr(processor, "do_center_crop", None) else None
-    size: Any = crop or processor.size
+    crop = processor.crop_size if getattr(processor, "do_center_crop", None) else None
+    size = crop or processor.size
     if not (size.get("height") and size.get("width")):
         raise UserError(f"the image processor's size is {dict(size)}; needed: a height and a width")
     return int(size["height"]), int(size["width"])
@@ -193,7 +196,7 @@ def _scaling(processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return (float(processor.rescale_factor) / std)[:, None, None], (-mean / std)[:, None, None]
 
 
-def _is_plain_pillow(processor: Any) -> bool:
+def _is_plain_pillow(processor: "BaseImageProcessor") -> bool:
     """Whether a processor is transformers' ViT one on Pillow, and does what it does by default."""
     steps = [getattr(processor, f"do_{name}", None) for name in ("resize", "rescale", "normalize")]
     others = [getattr(processor, f"do_{name}", None) for name in ("center_crop", "pad")]
@@ -227,7 +230,7 @@ def _content_key(image: torch.Tensor) -> int:
     return zlib.crc32(image[:, ::rows, ::columns].contiguous().numpy().tobytes())
 
 
-def _interpolation(processor: Any) -> Any:
+def _interpolation(processor: Any) -> "InterpolationMode":
     from torchvision.transforms.v2 import InterpolationMode
 
     name = Image.Resampling(processor.resample).name.lower()

@@ -89,12 +89,12 @@ def metadata_errors(card: str) -> list[str]:
     if not front:
         return ["README.md has no metadata (a block between two lines of ---); it needs a license at least"]
     try:
-        metadata: Any = yaml.safe_load(front[1])
+        metadata: object = yaml.safe_load(front[1])
     except yaml.YAMLError as error:
         return [f"README.md: {' '.join(str(error).split())}"]
     if not isinstance(metadata, dict):
         return ["README.md: the metadata is not a list of fields"]
-    fields = cast(dict[str, Any], metadata)
+    fields: dict[str, Any] = metadata
     return [*_field_errors(fields), *_index_errors(fields.get("model-index"))]
 
 
@@ -102,7 +102,7 @@ def _field_errors(metadata: dict[str, Any]) -> list[str]:
     errors = [] if metadata.get("license") else ["license is missing"]
     for field in ("license", "tags", "datasets", "base_model", "metrics"):
         value = metadata.get(field)
-        values = cast(list[Any], value) if isinstance(value, list) else [] if value is None else [value]
+        values = value if isinstance(value, list) else [] if value is None else [value]
         for item in values:
             if not isinstance(item, str):
                 errors.append(f"{field}: {item!r} is not text")
@@ -116,7 +116,7 @@ def _field_errors(metadata: dict[str, Any]) -> list[str]:
     return errors
 
 
-def _index_errors(index: Any) -> list[str]:
+def _index_errors(index: list[dict[str, Any]] | None) -> list[str]:
     """`model-index` must be what huggingface_hub itself can read back."""
     from huggingface_hub.repocard_data import model_index_to_eval_results
 

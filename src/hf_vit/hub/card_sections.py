@@ -87,7 +87,7 @@ def _flops(config: ModelConfig) -> str | None:
         return None
     try:
         built = family.config_class.from_dict(config.model_dump(exclude_unset=True))
-        flops = forward_flops(cast(Any, built), task="classification" if config.is_classifier else "model")
+        flops = forward_flops(built, task="classification" if config.is_classifier else "model")
     except (UserError, StrictDataclassError):  # nothing is said of what cannot be counted
         return None
     return f"{flops / 1e9:.4g} GFLOPs" if flops >= 1e9 else f"{flops / 1e6:.4g} MFLOPs"
@@ -127,10 +127,10 @@ def _run(record: Record | None, skip: Sequence[str]) -> dict[str, Any] | None:
     }
 
 
-def _rows(values: Any, prefix: str = "") -> list[tuple[str, str]]:
+def _rows(values: object, prefix: str = "") -> list[tuple[str, str]]:
     """A table of two columns; what is nested becomes one row a value: {"a": {"b_c": 1}} -> ("a b c", "1")."""
     rows: list[tuple[str, str]] = []
-    for key, value in cast(Mapping[str, Any], values).items() if isinstance(values, Mapping) else ():
+    for key, value in values.items() if isinstance(values, Mapping) else ():
         name = f"{prefix}{key.replace('_', ' ')}"
         if isinstance(value, Mapping):
             rows += _rows(value, f"{name} ")
@@ -190,7 +190,7 @@ def _measurements(records: Sequence[Record]) -> list[tuple[str, str, str | None,
     latest: dict[tuple[str, str | None], tuple[str, str, str | None, str]] = {}
     for record in records:
         headline = record.values.get("headline")
-        fractions = cast(dict[str, Any], headline) if isinstance(headline, dict) else {}
+        fractions = headline if isinstance(headline, dict) else {}
         for name in sorted(fractions, key=_numbers_in_order):
             data = _describe(record)
             latest[name, data] = (name, _percent(fractions[name]), data, f"{record.date:%Y-%m-%d}")
@@ -232,13 +232,13 @@ def _machine(hardware: Mapping[str, Any]) -> str | None:
     return f"{hardware['name']}{cores}"
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
-        return ", ".join(_plain(item) for item in cast(list[Any], value))
+        return ", ".join(_plain(item) for item in value)
     return str(value)
 
 
@@ -248,7 +248,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _percent(value: Any) -> str:
+def _percent(value: object) -> str:
     return f"{100 * value:.2f}%" if isinstance(value, float | int) else "-"
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub.hf_api import RepoFile
 
@@ -73,7 +72,7 @@ class SharedFile:
         """git's blob hash; by it the Hub names small text files."""
         return self._hash(hashlib.sha1(b"blob %d\0" % self.size))
 
-    def _hash(self, hasher: Any) -> str:
+    def _hash(self, hasher: "hashlib._Hash") -> str:
         if isinstance(self.source, bytes):
             hasher.update(self.source)
         else:

@@ -2,7 +2,6 @@
 
 import re
 import unicodedata
-from typing import Any
 
 # Markdown's and GitHub's own markup, HTML, entities, formulas ($) and mentions (@); addresses are no links either.
 _MARKUP = re.compile(r"[\\`*_<>|\[\]#~$@&]|:(?=//)|(?<=www)\.", re.IGNORECASE)
@@ -14,18 +13,18 @@ class Markdown(str):
     __slots__ = ()
 
 
-def one_line(value: Any) -> str:
+def one_line(value: object) -> str:
     """The value's text in one line, without control characters and without what turns the direction of writing."""
     spaced = "".join(" " if unicodedata.category(sign) in ("Cc", "Zl", "Zp") else sign for sign in str(value))
     return " ".join("".join(sign for sign in spaced if unicodedata.category(sign) not in ("Cf", "Cs")).split())
 
 
-def text(value: Any) -> Markdown:
+def text(value: object) -> Markdown:
     """Words that stay inside their line or table cell and are not taken for markup."""
     return value if isinstance(value, Markdown) else Markdown(_MARKUP.sub(r"\\\g<0>", one_line(value)))
 
 
-def code_span(value: Any) -> Markdown:
+def code_span(value: object) -> Markdown:
     """A span of code that ends where it should."""
     line = one_line(value)
     ticks = _more_ticks(line, 1)

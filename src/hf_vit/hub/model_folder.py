@@ -4,7 +4,6 @@ import ast
 import json
 import math
 from pathlib import Path, PureWindowsPath
-from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -24,9 +23,9 @@ class ModelConfig(BaseModel):
     architectures: list[str] | None = None
     auto_map: dict[str, str | list[str | None]] | None = None
     id2label: dict[int, str] | None = None
-    num_hidden_layers: Any = None
-    hidden_size: Any = None
-    num_attention_heads: Any = None
+    num_hidden_layers: object = None
+    hidden_size: object = None
+    num_attention_heads: object = None
     patch_size: Size | None = None
     image_size: Size | None = None
 
@@ -112,7 +111,7 @@ def weight_files(folder: Path) -> list[str]:
         return [SINGLE] if (folder / SINGLE).is_file() else []
     try:
         shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = {check_name(name, INDEX) for name in cast(dict[str, str], shards).values()}
+        names = {check_name(name, INDEX) for name in shards.values()}
     except UserError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -138,7 +137,7 @@ def count_parameters(folder: Path) -> int | None:
     total = 0
     try:
         for name in names:
-            with cast(Any, safe_open)(str(folder / name), framework="numpy") as file:
+            with safe_open(str(folder / name), framework="numpy") as file:
                 total += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
     except SafetensorError as error:
         raise UserError(f"the weights in {folder} are damaged ({error}); save the model again") from error

@@ -23,7 +23,7 @@ from hf_vit.hub.retrying import response_of, status_of, try_again
 from hf_vit.results.facts import Facts, Record
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import BaseImageProcessor, PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def push_to_hub(
     source: "str | os.PathLike[str] | PreTrainedModel",
     repo_id: str,
     *,
-    processor: Any = None,
+    processor: "BaseImageProcessor | None" = None,
     facts: Sequence[Record] = (),
     card: str | None = None,
     license: str | None = None,
@@ -134,7 +134,12 @@ def _scratch_folder() -> Generator[Path]:
 
 
 def _as_folder(
-    source: Any, folder: Path, processor: Any, facts: Sequence[Record], card: str | None, max_shard_size: int | str
+    source: "str | os.PathLike[str] | PreTrainedModel",
+    folder: Path,
+    processor: "BaseImageProcessor | None",
+    facts: Sequence[Record],
+    card: str | None,
+    max_shard_size: int | str,
 ) -> Path:
     """The folder of a model; a model object is saved in `folder`."""
     if isinstance(source, str | os.PathLike):

@@ -39,28 +39,28 @@ class Frozen:
             _refuse(f"cast or moved, it stays {dtype} on {device}", "load it again, move or cast it, then optimize it")
         return self
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def state_dict(self, *args: object, **kwargs: object) -> NoReturn:
         _refuse("saved")
 
-    def save_pretrained(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def save_pretrained(self, *args: object, **kwargs: object) -> NoReturn:
         _refuse("saved")
 
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def push_to_hub(self, *args: object, **kwargs: object) -> NoReturn:
         _refuse("saved")
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def load_state_dict(self, *args: object, **kwargs: object) -> NoReturn:
         _refuse("given other weights", "load them before it is optimized")
 
-    def resize_to(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def resize_to(self, *args: object, **kwargs: object) -> NoReturn:
         _refuse("resized (it takes images of any size that fits the patch)")
 
-    def compile(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def compile(self, *args: object, **kwargs: object) -> NoReturn:
         _refuse("compiled afterwards", "load it again and give optimize_for_inference compile=True")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         _refuse("copied")
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         _refuse("copied or pickled")
 
 

@@ -5,6 +5,7 @@ Sources: transformers' backbone contract; the simple feature pyramid of ViTDet (
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -137,7 +138,9 @@ class HfViTBaseBackbone(BackboneMixin, HfViTPreTrainedModel):
             return [self.config.fpn_hidden_size] * len(PYRAMID_STRIDES)
         return super().channels
 
-    def resize_to(self, image_size: Any = None, patch_size: Any = None) -> None:
+    def resize_to(
+        self, image_size: int | Iterable[int] | None = None, patch_size: int | Iterable[int] | None = None
+    ) -> None:
         """As every model's; a pyramid belongs to its patch.
 
         Raises:

@@ -132,7 +132,7 @@ class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
     def stage_names(self) -> list[str]:
         return ["stem", *(f"stage{index}" for index in range(1, self.num_hidden_layers + 1))]
 
-    def set_output_features_output_indices(self, out_features: Any, out_indices: Any) -> None:
+    def set_output_features_output_indices(self, out_features: list[str] | None, out_indices: Any) -> None:
         """As transformers', but None stays None: the last stage, however many layers the model comes to have."""
         self._out_features = self._out_indices = None
         if out_features is not None or out_indices is not None:
@@ -387,12 +387,12 @@ class HfViTConfig(HfViTBaseConfig):
     patch_size: int | tuple[int, int] | list[int] = 16
 
 
-def _need_positive(name: str, number: int, value: Any = None) -> None:
+def _need_positive(name: str, number: int, value: object = None) -> None:
     if number < 1:
         raise ValueError(f"{name}={number if value is None else value} must be at least 1")
 
 
-def _check_labels(num_labels: Any, id2label: Any) -> None:
+def _check_labels(num_labels: object, id2label: object) -> None:
     """Before transformers makes the one of the other."""
     if num_labels is not None and (
         isinstance(num_labels, bool) or not isinstance(num_labels, Integral) or num_labels < 0

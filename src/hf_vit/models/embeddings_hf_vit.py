@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
+from .configuration_hf_vit import HfViTBaseConfig
 from .positions_hf_vit import Grid, PositionTable, own_places, replace_parameter, resample_patch_kernel
 
 
 class HfViTPatchEmbeddings(nn.Module):
     """Cut an image into patches and project each: [B, C, H, W] -> [B, h*w, D], row by row."""
 
-    def __init__(self, config: HfViTConfig) -> None:
+    def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__()
         self.projection = nn.Conv2d(
             config.num_channels, config.hidden_size, kernel_size=config.patch_stride, stride=config.patch_stride
@@ -25,7 +25,7 @@ class HfViTPatchEmbeddings(nn.Module):
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         return self.projection(pixel_values).flatten(2).transpose(1, 2)
 
-    def resize_to(self, config: HfViTConfig) -> None:
+    def resize_to(self, config: HfViTBaseConfig) -> None:
         """Stretch the kernel to the patch of another config."""
         stride, kernel = config.patch_stride, self.projection.weight
         if stride == self.projection.kernel_size:

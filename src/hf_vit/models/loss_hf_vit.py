@@ -1,9 +1,8 @@
 """The classification loss of all families: hard, soft and multi-label targets, exact under gradient accumulation."""
 
-from typing import Any
-
 import torch
 from torch.nn import functional as F
+from transformers.configuration_utils import PreTrainedConfig
 
 
 def classification_loss(
@@ -73,7 +72,10 @@ def _check_indices(labels: torch.Tensor, num_labels: int) -> None:
 
 
 def classifier_loss(
-    logits: torch.Tensor, labels: torch.Tensor | None, config: Any, num_items_in_batch: torch.Tensor | int | None
+    logits: torch.Tensor,
+    labels: torch.Tensor | None,
+    config: PreTrainedConfig,
+    num_items_in_batch: torch.Tensor | int | None,
 ) -> torch.Tensor | None:
     """`classification_loss` of a classifier with this configuration; None without labels.
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from .configuration_hf_axial_resnet import HEADS, HfAxialResNetConfig
+from .configuration_hf_base import HfBaseConfig
 from .modeling_hf_resnet import HfResNetBaseForImageClassification, HfResNetBaseModel, HfResNetPreTrainedModel
 
 
@@ -36,7 +37,7 @@ class DenseNorm(nn.Module):
         init.kaiming_normal_(self.dense.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        norm: Any = self.norm
+        norm = self.norm
         if norm.training:
             return norm(self.dense(features).flatten(0, -2)).view(*features.shape[:-1], -1)
         scale, shift = as_affine(norm)
@@ -95,7 +96,7 @@ class HfAxialResNetAttention(nn.Module):
     The table holds r^q, r^k and r^v [2L-1, 2K + V] for every offset of the key from the query; heads share it.
     """
 
-    def __init__(self, config: Any, width: int, axis: int, stride: int) -> None:
+    def __init__(self, config: HfBaseConfig, width: int, axis: int, stride: int) -> None:
         super().__init__()
         self.axis, self.stride, self.key_size = axis, stride, width // HEADS // 2
         self.qkv = DenseNorm(width, 2 * width)
@@ -107,7 +108,7 @@ class HfAxialResNetAttention(nn.Module):
         init.normal_(self.qkv.dense.weight, std=self.qkv.dense.in_features**-0.5)
         init.normal_(self.offset_embeddings, std=(2 * self.key_size) ** -0.5)
 
-    def span(self, config: Any) -> int:
+    def span(self, config: HfBaseConfig) -> int:
         """Places of a line at the nominal image size."""
         return -(-config.nominal_size[self.axis - 1] // self.stride)
 
@@ -119,7 +120,7 @@ class HfAxialResNetAttention(nn.Module):
         stretched = F.interpolate(wide.T[None], size=2 * length - 1, mode="linear", align_corners=True)
         return stretched[0].T.to(self.offset_embeddings.dtype)
 
-    def resize_to(self, config: Any) -> None:
+    def resize_to(self, config: HfBaseConfig) -> None:
         """Resample the table to the image size of another config."""
         if 2 * self.span(config) - 1 != self.offset_embeddings.shape[0]:
             table, trains = self.table(self.span(config)).detach(), self.offset_embeddings.requires_grad
@@ -163,7 +164,7 @@ class HfAxialResNetAttention(nn.Module):
 class HfAxialResNetBottleneck(nn.Module):
     """Residual unit (2003.07853, figure 2): [B, h, w, C] -> [B, h / stride, w / stride, 2 * width]."""
 
-    def __init__(self, config: Any, in_channels: int, width: int, stride: int, stride_before: int) -> None:
+    def __init__(self, config: HfBaseConfig, in_channels: int, width: int, stride: int, stride_before: int) -> None:
         super().__init__()
         self.stride = stride
         self.reduce, self.expand = DenseNorm(in_channels, width), DenseNorm(width, 2 * width)
@@ -186,7 +187,7 @@ class HfAxialResNetBottleneck(nn.Module):
 class HfAxialResNetStem(nn.Module):
     """Root (7x7/2 convolution, batch norm, ReLU, 3x3/2 max-pool) and stages: [B, C, H, W] -> [B, h, w, C']."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: HfBaseConfig) -> None:
         super().__init__()
         channels, stride = config.stem_width, 4
         self.root_conv = nn.Conv2d(config.num_channels, channels, 7, stride=2, padding=3, bias=False)

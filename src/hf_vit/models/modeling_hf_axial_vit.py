@@ -28,6 +28,8 @@ from .modeling_hf_vit import (
 from .positions_hf_vit import Grid
 from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
 
+LineMasks = tuple[torch.Tensor | None, torch.Tensor | None]  # of rows, of columns
+
 
 def transpose_grid(tokens: torch.Tensor, grid: Grid) -> torch.Tensor:
     """[B, h*w, ...] row by row -> [B, w*h, ...] column by column."""
@@ -54,19 +56,21 @@ class HfAxialViTLayer(nn.Module):
         self.column = HfViTLayer(config, drop_path_rate)
 
     def forward(
-        self, hidden_states: torch.Tensor, attention_mask: tuple[Any, Any], grid: Grid, **kwargs: Any
+        self, hidden_states: torch.Tensor, attention_mask: LineMasks, grid: Grid, **kwargs: Any
     ) -> torch.Tensor:
         row_mask, column_mask = attention_mask
         hidden_states = self.along(self.row, hidden_states, grid[1], row_mask, **kwargs)
         turned = self.along(self.column, transpose_grid(hidden_states, grid), grid[0], column_mask, **kwargs)
         return transpose_grid(turned, (grid[1], grid[0]))
 
-    def along(self, block: nn.Module, tokens: torch.Tensor, length: int, mask: Any, **kwargs: Any) -> torch.Tensor:
+    def along(
+        self, block: nn.Module, tokens: torch.Tensor, length: int, mask: torch.Tensor | None, **kwargs: Any
+    ) -> torch.Tensor:
         """Run a block on every line of `length` tokens; [B, N, D] in and out."""
         return block(tokens.reshape(-1, length, tokens.shape[-1]), mask, **kwargs).reshape(tokens.shape)
 
     def attention_map(
-        self, hidden_states: torch.Tensor, attention_mask: tuple[Any, Any], tokens: Tokens
+        self, hidden_states: torch.Tensor, attention_mask: LineMasks, tokens: Tokens
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(rows [B, A, h, w, w], columns [B, A, w, h, h]) of this block on its input [B, N, D]."""
         h, w = tokens.grid
@@ -76,7 +80,9 @@ class HfAxialViTLayer(nn.Module):
         columns = self._line_maps(self.column, transpose_grid(hidden_states, (h, w)), (w, h), masks[1])
         return rows, columns
 
-    def _line_maps(self, block: Any, tokens: torch.Tensor, grid: Grid, mask: torch.Tensor | None) -> torch.Tensor:
+    def _line_maps(
+        self, block: HfViTLayer, tokens: torch.Tensor, grid: Grid, mask: torch.Tensor | None
+    ) -> torch.Tensor:
         lines = block.layernorm_before(tokens.reshape(-1, grid[1], tokens.shape[-1]))
         return block.attention.probabilities(lines, mask, grid, None).unflatten(0, (-1, grid[0])).transpose(1, 2)
 
@@ -119,13 +125,13 @@ class HfAxialViTPreTrainedModel(HfViTPreTrainedModel):
 class HfAxialViTModel(HfAxialViTPreTrainedModel, HfViTBaseModel):
     """The bare Axial-ViT: `last_hidden_state` is the grid flattened row by row. Takes rectangular and large grids."""
 
-    def build_patch_embeddings(self, config: Any) -> nn.Module:
+    def build_patch_embeddings(self, config: HfAxialViTConfig) -> nn.Module:
         return HfViTPatchEmbeddings(config) if config.stage_depths is None else HfAxialViTStemEmbeddings(config)
 
-    def build_layer(self, config: Any, drop_path_rate: float) -> nn.Module:
+    def build_layer(self, config: HfAxialViTConfig, drop_path_rate: float) -> nn.Module:
         return HfAxialViTLayer(config, drop_path_rate)
 
-    def _attention_mask(self, tokens: Tokens) -> tuple[Any, Any]:
+    def _attention_mask(self, tokens: Tokens) -> LineMasks:
         if tokens.token_mask is None:
             return None, None
         h, w = tokens.grid

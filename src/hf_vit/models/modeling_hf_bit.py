@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.utils.output_capturing import OutputRecorder
 
+from .configuration_hf_base import HfBaseConfig
 from .configuration_hf_bit import HfBitConfig
 from .modeling_hf_resnet import HfResNetBaseForImageClassification, HfResNetBaseModel, HfResNetPreTrainedModel
 from .resnet_hf_vit import GROUPS, ResNetBottleneck, ResNetStem, StdConv2d, channels_last, residual_stages
@@ -31,7 +32,7 @@ class HfBitPreActivationUnit(nn.Module):
     what the first convolution sees.
     """
 
-    def __init__(self, config: Any, in_channels: int, width: int, stride: int) -> None:
+    def __init__(self, config: HfBaseConfig, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
         out_channels = 4 * width
         self.norm1, self.conv1 = nn.GroupNorm(GROUPS, in_channels, EPS), conv(in_channels, width, 1)

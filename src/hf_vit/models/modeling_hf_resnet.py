@@ -3,6 +3,7 @@
 Legend: B batch, C channels, H x W px, h x w places of a map, K labels.
 """
 
+from pathlib import Path
 from typing import Any, ClassVar, Self, Unpack
 
 import torch
@@ -23,7 +24,7 @@ class HfResNetPreTrainedModel(HfPreTrainedModel):
     base_model_prefix = "resnet"
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path | None, *args: Any, **kwargs: Any) -> Self:
         """As every model's.
 
         Raises:

@@ -235,7 +235,9 @@ class HfViTLayer(GradientCheckpointingLayer):
         scaled = branch if scale is None else scale(branch)
         return hidden_states + (scaled if self.drop_path is None else self.drop_path(scaled))
 
-    def attention_map(self, hidden_states: torch.Tensor, attention_mask: Any, tokens: Tokens) -> torch.Tensor:
+    def attention_map(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, tokens: Tokens
+    ) -> torch.Tensor:
         """[B, A, N, N] of this block on its input [B, N, D]."""
         normed = self.layernorm_before(hidden_states)
         return self.attention.probabilities(normed, tokens.token_mask, tokens.grid, tokens.image_grids)
@@ -541,10 +543,10 @@ class HfViTModel(HfViTBaseModel):
 
     config: HfViTConfig
 
-    def build_patch_embeddings(self, config: Any) -> nn.Module:
+    def build_patch_embeddings(self, config: HfViTConfig) -> nn.Module:
         return HfViTPatchEmbeddings(config)
 
-    def build_layer(self, config: Any, drop_path_rate: float) -> nn.Module:
+    def build_layer(self, config: HfViTConfig, drop_path_rate: float) -> nn.Module:
         return HfViTLayer(config, drop_path_rate)
 
 

@@ -15,6 +15,8 @@ from transformers import initialization as init
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
+from .configuration_hf_base import HfBaseConfig
+
 SIZE_KEYS = ("image_size", "patch_size")
 HUB_KEYS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
@@ -35,7 +37,7 @@ class HfPreTrainedModel(PreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = "image"
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: HfBaseConfig) -> None:
         config.validate()  # fields may have been set since it was made
         super().__init__(config)
 
@@ -76,7 +78,13 @@ class HfPreTrainedModel(PreTrainedModel):
         super().save_pretrained(save_directory, *args, **kwargs)
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Self:
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path | None,
+        *args: Any,
+        config: PreTrainedConfig | str | Path | None = None,
+        **kwargs: Any,
+    ) -> Self:
         """As transformers'; another `image_size` or `patch_size` than the checkpoint's resamples its tables.
 
         Position tables are stretched (arXiv 2010.11929, section 3.2), patch kernels by the pseudo-inverse of the

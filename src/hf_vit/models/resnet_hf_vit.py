@@ -7,12 +7,13 @@ the original code, whose constants are kept.
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
+
+from .configuration_hf_base import HfBaseConfig
 
 GROUPS = 32
 
@@ -106,7 +107,7 @@ class StdConv2d(nn.Conv2d):
 
 
 def conv_and_norm(
-    config: Any, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1
+    config: HfBaseConfig, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1
 ) -> tuple[StdConv2d, nn.GroupNorm]:
     """A convolution of the stem and the GroupNorm that follows it."""
     eps = config.layer_norm_eps if config.group_norm_eps is None else config.group_norm_eps
@@ -122,7 +123,7 @@ class ResNetBottleneck(nn.Module):
     unit of every stage.
     """
 
-    def __init__(self, config: Any, in_channels: int, width: int, stride: int) -> None:
+    def __init__(self, config: HfBaseConfig, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
         out_channels = 4 * width
         self.conv1, self.norm1 = conv_and_norm(config, in_channels, width, 1)
@@ -144,7 +145,9 @@ class ResNetBottleneck(nn.Module):
         init.zeros_(self.norm3.weight)
 
 
-def residual_stages(config: Any, build_unit: Callable[[Any, int, int, int], nn.Module]) -> tuple[nn.ModuleList, int]:
+def residual_stages(
+    config: HfBaseConfig, build_unit: Callable[[HfBaseConfig, int, int, int], nn.Module]
+) -> tuple[nn.ModuleList, int]:
     """(stages of units, which are built from config, channels, width and stride; channels of the last one)."""
     channels, stages = config.stem_width, nn.ModuleList()
     for index, depth in enumerate(config.stage_depths):
@@ -159,7 +162,7 @@ def residual_stages(config: Any, build_unit: Callable[[Any, int, int, int], nn.M
 class ResNetStem(nn.Module):
     """Root (7x7/2 convolution, GroupNorm, ReLU, 3x3/2 max-pool) and stages: [B, C, H, W] -> [B, C', H', W']."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: HfBaseConfig) -> None:
         super().__init__()
         self.root_conv, self.root_norm = conv_and_norm(config, config.num_channels, config.stem_width, 7, 2)
         self.stages, self.out_channels = residual_stages(config, ResNetBottleneck)

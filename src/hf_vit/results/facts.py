@@ -184,7 +184,7 @@ def _corrupt(path: Path, reason: str) -> UserError:
     return UserError(f"{shown} is damaged ({reason}); restore it from a backup, or move it away to start a new one")
 
 
-def _recorded(value: Any) -> JsonValue:
+def _recorded(value: object) -> JsonValue:
     return redact_values(_plain(value))
 
 
@@ -193,13 +193,13 @@ def _plain(value: Any) -> JsonValue:
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str | os.PathLike):
-        return os.fspath(cast("str | os.PathLike[str]", value))
+        return os.fspath(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in cast(Sequence[Any], value)]
+        return [_plain(item) for item in value]
     if isinstance(value, BaseModel):
         return _plain(value.model_dump())
     if hasattr(value, "tolist"):  # numpy and torch, without importing either

@@ -3,7 +3,7 @@
 Legend: B batch, C channels, H x W px, O outputs, I inputs, k kernel side.
 """
 
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -18,7 +18,7 @@ class StandardizedConv2d(StdConv2d):
 
     @classmethod
     def of(cls, conv: StdConv2d, dtype: torch.dtype) -> "StandardizedConv2d":
-        new: Any = derived(cls, conv)
+        new = derived(cls, conv)
         bias = None if conv.bias is None else conv.bias.detach().to(dtype)
         new._parameters, new._buffers = {}, {"weight": conv.weight.detach().to(dtype), "bias": bias}
         new.weight = StdConv2d.standardized(new).contiguous(memory_format=torch.channels_last)

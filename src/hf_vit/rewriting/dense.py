@@ -3,7 +3,7 @@
 Legend: D inputs, M outputs of a layer.
 """
 
-from typing import final
+from typing import TypeVar, final
 
 import torch
 from torch import nn
@@ -38,7 +38,10 @@ class Dense(nn.Module):
         return (outputs if residual is None else outputs + residual).to(inputs.dtype)
 
 
-def derived(kind: type[nn.Module], module: nn.Module, without: tuple[str, ...] = ()) -> nn.Module:
+Part = TypeVar("Part", bound=nn.Module)
+
+
+def derived(kind: type[Part], module: nn.Module, without: tuple[str, ...] = ()) -> Part:
     """A module of a subclass with the state, hooks and parts of another, which stays as it is; `without` some parts."""
     new = kind.__new__(kind)
     parts = {name: part for name, part in module._modules.items() if name not in without}

@@ -19,7 +19,9 @@ def num_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None:
     return config.num_special_tokens
 
 
-def only_for_head(classifier: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def only_for_head(
+    classifier: HfViTBaseForImageClassification, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A forward pre-hook of a classifier: its last layer may leave out what is neither read nor recorded."""
     config = classifier.config
     recorded = (kwargs.get(name, getattr(config, name)) for name in ("output_hidden_states", "output_attentions"))

@@ -37,7 +37,7 @@ class FusedAttention(HfViTAttention):
     def of(cls, attention: HfViTAttention, scale: HfViTLayerScale | None, dtype: torch.dtype) -> "FusedAttention":
         parts: list[Any] = [attention.q_proj, attention.k_proj, attention.v_proj]
         bias = torch.cat([part.bias for part in parts]).to(dtype) if parts[0].bias is not None else None
-        new: Any = derived(cls, attention, without=("q_proj", "k_proj", "v_proj", "o_proj"))
+        new = derived(cls, attention, without=("q_proj", "k_proj", "v_proj", "o_proj"))
         new.qkv = Dense(torch.cat([part.weight for part in parts]).to(dtype), bias)
         new.o_proj = dense_of(attention.o_proj, dtype, scale)
         return new
@@ -101,7 +101,7 @@ class FusedLayer(HfViTLayer):
 
     @classmethod
     def of(cls, layer: HfViTLayer, dtype: torch.dtype) -> "FusedLayer":
-        new: Any = derived(cls, layer, without=("layer_scale1", "layer_scale2", "dropout", "drop_path"))
+        new = derived(cls, layer, without=("layer_scale1", "layer_scale2", "dropout", "drop_path"))
         new.attention = FusedAttention.of(layer.attention, layer.layer_scale1, dtype)
         new.mlp = FusedMLP(layer.mlp, layer.layer_scale2, dtype)
         new.num_read = None

@@ -49,7 +49,7 @@ def _input_of_head(model: nn.Module, encoder: nn.Module, pixel_values: torch.Ten
     """What reaches the first module that runs after the encoder."""
     seen: list[torch.Tensor] = []
 
-    def keep(module: nn.Module, arguments: Any) -> None:
+    def keep(module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
         seen.append(arguments[0])
 
     handles = [head.register_forward_pre_hook(keep) for head in model.children() if head is not encoder]

@@ -1,12 +1,15 @@
 """ImageGPT reads colours of a palette, one token a pixel, and knows no classes: what a linear probe sees of it."""
 
 import copy
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import nn
 
 from hf_vit.errors import UserError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 @final
@@ -30,7 +33,7 @@ class ImageGPTFeatures(nn.Module):
 
     clusters: torch.Tensor
 
-    def __init__(self, model: Any, clusters: Any, size: tuple[int, int]) -> None:
+    def __init__(self, model: Any, clusters: "ArrayLike", size: tuple[int, int]) -> None:
         super().__init__()
         self.config = model.config
         if size[0] * size[1] > self.config.n_positions:

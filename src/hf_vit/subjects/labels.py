@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from hf_vit.errors import UserError
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def label_names_of(model: "nn.Module") -> list[str]:
     """The names of a classifier's classes as its config tells them (`id2label`), in the order of its logits."""
-    names = cast("dict[int, str]", getattr(model.config, "id2label", None) or {})
+    names: dict[int, str] = getattr(model.config, "id2label", None) or {}
     return [str(names[index]) for index in sorted(names)]
 
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -33,7 +32,7 @@ def watch_layers(model: nn.Module, receive: Callable[[str, torch.Tensor], None])
     """Meanwhile `receive(name, features)` gets what every layer gives, in the order they run."""
 
     def hook_of(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+        def hook(module: nn.Module, arguments: tuple[object, ...], output: object) -> None:
             if (features := layer_tensor(output)) is not None:
                 receive(name, features)
 
@@ -47,7 +46,7 @@ def watch_layers(model: nn.Module, receive: Callable[[str, torch.Tensor], None])
             handle.remove()
 
 
-def layer_tensor(output: Any) -> torch.Tensor | None:
+def layer_tensor(output: object) -> torch.Tensor | None:
     """The tensor of a module's output: itself, the first of a tuple, the hidden states of an embedding."""
     if isinstance(output, tuple | list) and output:
         output = output[0]

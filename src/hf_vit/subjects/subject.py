@@ -23,6 +23,7 @@ from hf_vit.subjects.transformers_models import load_transformers
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from transformers import BaseImageProcessor
 
 
 @final
@@ -73,7 +74,7 @@ class Subject:
     @property
     def image_size(self) -> tuple[int, int] | None:
         """(height, width) px of the images the model was made for, where its config tells."""
-        size: Any = getattr(getattr(self.model, "config", None), "image_size", None)
+        size = getattr(getattr(self.model, "config", None), "image_size", None)
         if size is None or isinstance(size, int):
             return None if size is None else (size, size)
         return int(size[0]), int(size[1])
@@ -153,7 +154,7 @@ def open_subject(source: Any, device: str | None = None, *, as_classifier: bool 
     return _of_transformers(model, processor, name, folder)
 
 
-def _of_transformers(model: nn.Module, processor: Any, name: str, folder: Path | None) -> Subject:
+def _of_transformers(model: nn.Module, processor: "BaseImageProcessor", name: str, folder: Path | None) -> Subject:
     if getattr(getattr(model, "config", None), "model_type", None) == "imagegpt":
         return _of_image_gpt(model, processor, name, folder)
     transform = eval_transform(processor)

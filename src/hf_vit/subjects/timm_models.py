@@ -18,7 +18,7 @@ def is_timm(source: str) -> bool:
     if source.startswith(TIMM):
         return True
     try:
-        config: Any = json.loads((Path(source).expanduser() / "config.json").read_text(encoding="utf-8"))
+        config: object = json.loads((Path(source).expanduser() / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and "architecture" in config and "model_type" not in config
@@ -59,7 +59,7 @@ def _from_file(architecture: str, file: str) -> "nn.Module":
     import timm
     from timm.models import get_pretrained_cfg, load_state_dict
 
-    path, config = Path(file).expanduser(), cast(Any, get_pretrained_cfg(architecture))
+    path, config = Path(file).expanduser(), get_pretrained_cfg(architecture)
     if not path.is_file():
         raise UserError(f"there is no file {file}")
     weights, classifier = load_state_dict(str(path)), config.classifier if config else None
@@ -72,7 +72,7 @@ def timm_data_config(model: "nn.Module") -> dict[str, Any]:
     """How a model of timm is fed: input_size (C, H, W), mean and std [C] of pixels in 0..1, interpolation."""
     from timm.data.config import resolve_model_data_config
 
-    return cast("dict[str, Any]", resolve_model_data_config(cast(Any, model)))
+    return resolve_model_data_config(model)
 
 
 def timm_label_names(model: "nn.Module") -> list[list[str]]:
@@ -82,12 +82,12 @@ def timm_label_names(model: "nn.Module") -> list[list[str]]:
     """
     from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 
-    config: Any = getattr(model, "pretrained_cfg", None) or {}
+    config = getattr(model, "pretrained_cfg", None) or {}
     stored = config.get("label_names")
-    if isinstance(stored, list | tuple) and len(cast("list[Any]", stored)) == model.num_classes:
-        names, words = [str(name) for name in cast("list[Any]", stored)], config.get("label_descriptions") or {}
+    if isinstance(stored, list | tuple) and len(stored) == model.num_classes:
+        names, words = [str(name) for name in stored], config.get("label_descriptions") or {}
         return [names, [str(words[name]) for name in names]] if set(names) <= set(words) else [names]
-    subset = infer_imagenet_subset(cast(Any, model))
+    subset = infer_imagenet_subset(model)
     if subset is None:
         return []
     imagenet = ImageNetInfo(subset)

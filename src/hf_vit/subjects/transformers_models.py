@@ -11,7 +11,13 @@ from hf_vit.errors import UserError, first_line, strict_reason
 from hf_vit.subjects.device import pick_device
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import (
+        AutoModel,
+        AutoModelForImageClassification,
+        BaseImageProcessor,
+        PreTrainedConfig,
+        PreTrainedModel,
+    )
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
@@ -107,13 +113,13 @@ def _require_on_hub(source: str) -> bool:
     return False
 
 
-def _read_config(location: str, source: str, options: dict[str, Any]) -> Any:
+def _read_config(location: str, source: str, options: dict[str, Any]) -> "PreTrainedConfig":
     """A vision model's config."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
-        config: Any = AutoConfig.from_pretrained(location, **options)
+        config = AutoConfig.from_pretrained(location, **options)
     except StrictDataclassError as error:
         raise UserError(f"the config.json of {source} is not valid: {strict_reason(error)}") from error
     except (OSError, ValueError) as error:
@@ -126,12 +132,14 @@ def _read_config(location: str, source: str, options: dict[str, Any]) -> Any:
     return config
 
 
-def _load_model(location: str, source: str, options: dict[str, Any], auto_class: Any) -> "PreTrainedModel":
+def _load_model(
+    location: str, source: str, options: dict[str, Any], auto_class: "type[AutoModel | AutoModelForImageClassification]"
+) -> "PreTrainedModel":
     from safetensors import SafetensorError
     from transformers import AutoModelForImageClassification
 
     try:
-        loaded: Any = auto_class.from_pretrained(location, output_loading_info=True, **options)
+        loaded = auto_class.from_pretrained(location, output_loading_info=True, **options)
     except (SafetensorError, EOFError) as error:
         raise UserError(
             f"the weights of {source} are damaged ({first_line(error)}); copy or save them again"
@@ -161,7 +169,7 @@ def _refuse_missing(source: str, missing: list[str], is_classifier: bool) -> Non
     raise UserError(f"the weights of {source} are incomplete: they lack {shown}; save the model again")
 
 
-def _load_processor(location: str, source: str, options: dict[str, Any]) -> Any:
+def _load_processor(location: str, source: str, options: dict[str, Any]) -> "BaseImageProcessor":
     from transformers import AutoImageProcessor
 
     try:
