@@ -4,10 +4,14 @@ A command writes `epochs: options.Epochs = None`; its signature stays the list o
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from hf_vit.training import FinetuneOptions
 
 _RECIPE = "Recipe values (defaults: the recipe's)"
 _WEIGHTS = "Which weights learn, and how far (defaults: the recipe's)"
@@ -113,3 +117,14 @@ def parse_size(text: str | None, option: str = "--image-size") -> tuple[int, int
     if sides is None:
         raise UserError(f"{option} '{text}' is not understood; give one side in px (384) or HEIGHTxWIDTH (224x320)")
     return int(sides[1]), int(sides[2] or sides[1])
+
+
+def finetune_options(parameters: Mapping[str, Any]) -> "FinetuneOptions":
+    """How to run a training, from those parameters of a command that bear the names of its fields."""
+    from dataclasses import fields
+
+    from hf_vit.training import FinetuneOptions
+
+    given = {field.name: parameters[field.name] for field in fields(FinetuneOptions) if field.name in parameters}
+    given["image_size"] = parse_size(parameters["image_size"])
+    return FinetuneOptions(**given)

@@ -16,6 +16,7 @@ bench.command("models")(bench_models.model_speed)
 
 @bench.command("data")
 def data_speed(
+    context: typer.Context,
     data: options.Data,
     model: options.Model,
     recipe: Annotated[str, typer.Option(help="Settings by name; decides how images are varied.")] = "default-small",
@@ -29,18 +30,9 @@ def data_speed(
     seconds: Annotated[float, typer.Option(help="Of each measurement.")] = 5.0,
 ) -> None:
     """The input's images/s beside the model's, and which of them limits a training."""
-    from hf_vit.training import FinetuneOptions
     from hf_vit.training.input_speed import measure_input
 
-    chosen = FinetuneOptions(
-        image_size=options.parse_size(image_size),
-        micro_batch_size=micro_batch_size,
-        precision=precision,  # pyright: ignore[reportArgumentType] - checked by the class
-        num_workers=num_workers,
-        streaming=streaming,
-        skip_bad_images=skip_bad_images,
-        device=device,
-    )
+    chosen = options.finetune_options(context.params)
     found = measure_input(model, data, recipe=recipe, options=chosen, seconds=seconds)
     print_input_speed(found)
 

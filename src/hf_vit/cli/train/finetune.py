@@ -96,25 +96,11 @@ def finetune(
 ) -> None:
     """Train an image classifier: fine-tune a checkpoint, or a variant from scratch."""
     from hf_vit.cli.command_line import command_line
-    from hf_vit.training import FinetuneOptions
     from hf_vit.training import finetune as run
     from hf_vit.training.processes import is_first
     from hf_vit.training.recipes.registry import OVERRIDABLE
 
-    chosen = FinetuneOptions(
-        image_size=options.parse_size(image_size),
-        micro_batch_size=micro_batch_size,
-        precision=precision,  # pyright: ignore[reportArgumentType] - checked by the class
-        seed=seed,
-        num_workers=num_workers,
-        streaming=streaming,
-        skip_bad_images=skip_bad_images,
-        resume=resume,
-        keep_checkpoints=keep_checkpoints,
-        device=device,
-        push=push,
-        private=private,
-    )
+    chosen = options.finetune_options(context.params)
     overrides = {name: value for name, value in context.params.items() if name in OVERRIDABLE}
     learning = parse_distillation(teacher, distillation, temperature, distillation_weight)
     with stoppable(output):

@@ -69,25 +69,13 @@ def pretrain(
 ) -> None:
     """Pre-train without labels; hf-vit finetune --model OUTPUT goes on from there."""
     from hf_vit.cli.command_line import command_line
-    from hf_vit.training import FinetuneOptions
     from hf_vit.training import pretrain as run
     from hf_vit.training.processes import is_first
     from hf_vit.training.recipes.registry import OVERRIDABLE
     from hf_vit.training.tasks.masking import RandomMasking
     from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
 
-    chosen = FinetuneOptions(
-        image_size=options.parse_size(image_size),
-        micro_batch_size=micro_batch_size,
-        precision=precision,  # pyright: ignore[reportArgumentType] - checked by the class
-        seed=seed,
-        num_workers=num_workers,
-        streaming=streaming,
-        skip_bad_images=skip_bad_images,
-        resume=resume,
-        keep_checkpoints=keep_checkpoints,
-        device=device,
-    )
+    chosen = options.finetune_options(context.params)
     contrastive = ContrastiveOptions(
         temperature=temperature,
         momentum=encoder_momentum,
