@@ -103,10 +103,9 @@ def _tables_data(source: DataSource, tables: Tables, streaming: bool, skip_bad_i
     if streaming:
         data.fingerprint = _files_fingerprint(source, data.files)
         return _streamed_tables(data, skip_bad_images)
-    data.splits = {
-        split: table.cast_column("image", datasets.Image()) for split, table in cast("Any", data.splits).items()
-    }
-    data.fingerprint = content_fingerprint(cast("Any", data.splits), data.seen, names)
+    undecoded = cast("dict[str, Dataset]", data.splits)
+    decoded = {split: table.cast_column("image", datasets.Image()) for split, table in undecoded.items()}
+    data.splits, data.fingerprint = decoded, content_fingerprint(decoded, data.seen, names)
     return data
 
 
@@ -160,8 +159,9 @@ def _streamed_tables(data: ImageData, skip_bad_images: bool) -> ImageData:
     import datasets
 
     columns, labels = Columns("image", ("label",)), LabelMap.of_names(data.label_names)
-    data.sizes = {split: len(cast("Dataset", table)) for split, table in data.splits.items()}
-    for split, table in cast("dict[str, Dataset]", data.splits).items():
+    tables = cast("dict[str, Dataset]", data.splits)
+    data.sizes = {split: len(table) for split, table in tables.items()}
+    for split, table in tables.items():
         undecoded = table.cast_column("image", datasets.Image(decode=False)).shuffle(seed=0)
         stream = undecoded.to_iterable_dataset(num_shards=min(_SHARDS, len(table)))
         reader = StreamReader(columns, labels, split, skip_bad_images=skip_bad_images, skipped=data.skipped)

@@ -1,7 +1,7 @@
 """The metadata of a model card, which the Hub reads: made from facts and config, and checked before it is sent."""
 
 import re
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hf_vit.hub.markdown import one_line
 from hf_vit.hub.model_folder import ModelConfig
@@ -68,10 +68,10 @@ def _eval_results(record: Record) -> "list[EvalResult]":
             dataset_split=one_line(record.data.split) if record.data and record.data.split else None,
             metric_type="accuracy",
             metric_name=title,
-            metric_value=round(float(cast(float, record.values[key])), 4),
+            metric_value=round(float(value), 4),
         )
         for key, title in titles.items()
-        if isinstance(record.values.get(key), float | int)
+        if isinstance(value := record.values.get(key), float | int)
     ]
 
 

@@ -5,6 +5,7 @@ Source: arXiv 2010.11929, section 4.6 and appendix B.1.2. Next patch prediction 
 raster order, as GPT's (the question its conclusion leaves open).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
@@ -177,14 +178,16 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
     def init_heads(self) -> None:
         init.zeros_(self.prediction_head.weight)
 
-    def resize_to(self, image_size: Any = None, patch_size: Any = None) -> None:
+    def resize_to(
+        self, image_size: int | Iterable[int] | None = None, patch_size: int | Iterable[int] | None = None
+    ) -> None:
         """As every model's, where the head fits the new patch.
 
         Raises:
             ValueError: it does not.
         """
         if patch_size is not None:
-            self.target.check_patch(as_pair(patch_size if isinstance(patch_size, int) else tuple(patch_size)))
+            self.target.check_patch(as_pair(patch_size if isinstance(patch_size, int) else list(patch_size)))
         super().resize_to(image_size, patch_size)
 
     @can_return_tuple

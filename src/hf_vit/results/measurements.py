@@ -36,7 +36,7 @@ class Measurements:
         command: str | Sequence[str],
         device: str,
         packages: Sequence[str] = (),
-        **settings: Any,
+        **settings: object,
     ) -> None:
         if path is not None and not path.absolute().parent.is_dir():
             raise UserError(f"there is no folder {path.parent} for the results; make it first")
@@ -50,12 +50,12 @@ class Measurements:
             **settings,
         }
 
-    def add(self, row: Mapping[str, Any], **whole: Any) -> None:
+    def add(self, row: Mapping[str, Any], **whole: object) -> None:
         """Write with one more row; `whole`: what is now true of all of them."""
         self.rows.append(_rounded(row))
         self.write(**whole)
 
-    def write(self, **whole: Any) -> None:
+    def write(self, **whole: object) -> None:
         """Write the rows as they are."""
         if self.path is not None:
             write_atomically(self.path, json.dumps({**self.head, **whole, "rows": self.rows}, indent=1) + "\n")

@@ -2,7 +2,7 @@
 
 import base64
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -30,7 +30,7 @@ td, th { padding: .15rem .8rem .15rem 0; text-align: left; vertical-align: top; 
 """
 
 
-def render_report(title: str, body: str, *, heading: str | None = None, width: int = 60, **values: Any) -> str:
+def render_report(title: str, body: str, *, heading: str | None = None, width: int = 60, **values: object) -> str:
     """The page.
 
     Args:
