@@ -22,7 +22,7 @@ from hf_vit.cli.measure.bench_models import print_cell
 from hf_vit.errors import UserError
 from hf_vit.speed.cells import Cell, Work, measure_cell
 from hf_vit.speed.peers import COMPILED, Shape
-from hf_vit.speed.report import SpeedReport
+from hf_vit.speed.speed_file import SpeedFile
 
 VARIANTS = ("B/16", "L/16", "S/16", "R50+B/16", "Axial-B/16")
 # Images a step by image size (px) and work: enough to fill the device, little enough for a training step's memory.
@@ -60,7 +60,7 @@ def main() -> None:
         raise SystemExit("there is no GPU here; --device cpu --tiny tries the script out")
     torch.backends.cudnn.benchmark = True
     command = f"python benchmarks/gpu.py --seconds {chosen.seconds:g} --turns {chosen.turns}"
-    report = SpeedReport(chosen.output, command, chosen.device, peak_tflops=chosen.peak_tflops)
+    speeds = SpeedFile(chosen.output, command, chosen.device, peak_tflops=chosen.peak_tflops)
     started = time.monotonic()
     for cell in cells(chosen.device, chosen.tiny):
         if time.monotonic() - started > chosen.seconds:
@@ -71,7 +71,7 @@ def main() -> None:
         except (UserError, torch.OutOfMemoryError) as error:
             print(f"{cell}: {error}")
             continue
-        report.add(found.describe(), found.load)
+        speeds.add(found.describe(), found.load)
         print_cell(found)
         if chosen.device == "cuda":
             torch.cuda.empty_cache()

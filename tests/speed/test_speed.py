@@ -14,7 +14,7 @@ from hf_vit.errors import UserError
 from hf_vit.speed.cells import Cell, MeasuredCell, Outcome, best_peer, measure_cell
 from hf_vit.speed.measuring import Quartiles
 from hf_vit.speed.peers import COMPILED, FROZEN, OURS, PEERS, PRODUCTS, Shape, build, obstacle
-from hf_vit.speed.report import SpeedReport
+from hf_vit.speed.speed_file import SpeedFile
 
 ROOT = Path(__file__).parents[2]
 SHAPE = Shape("Ti/16", 32)
@@ -59,7 +59,7 @@ def test_a_comparison_is_consistent(work, tmp_path):
         # The last layer's patch tokens ask for keys and values alone (their queries come with those).
         forward -= (tokens - 1) * (attention + output + mlp)
         assert fast.utilisation == pytest.approx(fast.images_per_second * forward / 1e12)
-    report = SpeedReport(tmp_path / "speed.json", "hf-vit bench models", "cpu", turns=2)
+    report = SpeedFile(tmp_path / "speed.json", "hf-vit bench models", "cpu", turns=2)
     report.add(made.describe(), made.load)
     written = json.loads((tmp_path / "speed.json").read_text())
     assert written["rows"][0]["cell"]["work"] == work

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hf_vit.cost import CostReport
+    from hf_vit.cost import CostSummary
 
 Rows = list[tuple[str, str]]
 
@@ -15,15 +15,15 @@ def rate_of(device: str) -> float:
     return matmul_flops_per_second(device, "bf16" if device.startswith("cuda") else "fp32")
 
 
-def time_rows(report: "CostReport") -> Rows:
+def time_rows(summary: "CostSummary") -> Rows:
     """What a training is estimated to take, and what the last one took."""
     rows: Rows = []
-    if (found := report.estimate) is not None:
+    if (found := summary.estimate) is not None:
         told = f"{found.devices} x {flops(found.device_flops)}/s x {found.utilisation:.0%}"
         rows.append(("estimated time", f"{duration(found.seconds)} ({told})"))
         if found.dollars is not None:
             rows.append(("estimated price", f"${found.dollars:,.2f} ({found.device_hours:,.1f} h x ${found.price:g})"))
-    if (run := report.measured) is not None and run.seconds is not None and run.flops_per_second is not None:
+    if (run := summary.measured) is not None and run.seconds is not None and run.flops_per_second is not None:
         told = f"{flops(run.flops_per_second)}/s"
         if found is not None:
             told += f", {run.flops_per_second / (found.devices * found.device_flops):.0%} of this peak"

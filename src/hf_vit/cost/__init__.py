@@ -5,21 +5,21 @@ from hf_vit.cost.device import matmul_flops_per_second
 from hf_vit.cost.estimate import CostEstimate, estimate
 from hf_vit.cost.flops import forward_flops, forward_macs, training_flops
 from hf_vit.cost.points import read_points
-from hf_vit.cost.report import CostReport, cost_report
 from hf_vit.cost.runs import MeasuredRun, find_config, measured_run
 from hf_vit.cost.scaling_law import ScalingLaw, fit_scaling_law, plot_scaling_law
+from hf_vit.cost.summary import CostSummary, cost_summary
 
 __all__ = [
     "BlogEstimate",
     "CorrectedEstimate",
     "Correction",
     "CostEstimate",
-    "CostReport",
+    "CostSummary",
     "MeasuredRun",
     "ScalingLaw",
     "blog_estimate",
     "corrected_estimate",
-    "cost_report",
+    "cost_summary",
     "estimate",
     "find_config",
     "fit_scaling_law",

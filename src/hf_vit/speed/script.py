@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from hf_vit.speed.measuring import Quartiles, others_load
-from hf_vit.speed.report import SpeedReport
+from hf_vit.speed.speed_file import SpeedFile
 
 
 def parser(description: str | None, turns: int) -> argparse.ArgumentParser:
@@ -33,7 +33,7 @@ class Script:
         torch.set_num_threads(options.threads)
         if options.output is not None:
             options.output.parent.mkdir(parents=True, exist_ok=True)
-        self._report = SpeedReport(options.output, sys.argv, "cpu", turns=options.turns)
+        self._report = SpeedFile(options.output, sys.argv, "cpu", turns=options.turns)
 
     def add(self, **row: object) -> None:
         """A row, with the load of others at this moment."""

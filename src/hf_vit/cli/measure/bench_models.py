@@ -35,7 +35,7 @@ def model_speed(
     from hf_vit.speed.cells import Cell, measure_cell
     from hf_vit.speed.measuring import BUSY, others_load
     from hf_vit.speed.peers import OURS, PEERS, PRODUCTS, Shape, compiled_forms
-    from hf_vit.speed.report import SpeedReport
+    from hf_vit.speed.speed_file import SpeedFile
     from hf_vit.subjects.device import pick_device
 
     device = str(pick_device(device))
@@ -53,11 +53,11 @@ def model_speed(
     load = others_load()
     if load > BUSY:
         typer.echo(f"others keep {load:.1f} cores busy: ratios will scatter; repeat in a quiet moment", err=True)
-    report = SpeedReport(output, command_line(context), device, turns=turns)
+    speeds = SpeedFile(output, command_line(context), device, turns=turns)
     for cell in cells:
         peak = None if peak_tflops is None else peak_tflops * 1e12
         measured = measure_cell(cell, names, turns, memory=cell.work == "training", peak_flops=peak)
-        report.add(measured.describe(), measured.load)
+        speeds.add(measured.describe(), measured.load)
         print_cell(measured)
     if output is not None:
         typer.echo(f"written to {output}")

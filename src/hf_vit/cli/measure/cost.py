@@ -8,7 +8,7 @@ from hf_vit.cli import options
 from hf_vit.cli.cost_rows import Rows, dollars, flops, rate_of, time_rows
 
 if TYPE_CHECKING:
-    from hf_vit.cost import BlogEstimate, CorrectedEstimate, CostReport
+    from hf_vit.cost import BlogEstimate, CorrectedEstimate, CostSummary
 
 
 _TRAINING = "A training (mode flops)"
@@ -37,7 +37,7 @@ def cost(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Count FLOPs; estimate time and money of a training, beside what a finished one took."""
-    from hf_vit.cost import blog_estimate, corrected_estimate, cost_report
+    from hf_vit.cost import blog_estimate, corrected_estimate, cost_summary
     from hf_vit.errors import UserError
 
     asked: dict[str, Any] = {
@@ -50,8 +50,8 @@ def cost(
         "price": price,
     }
     if mode == "flops":
-        report = cost_report(model, **asked)
-        _show(model, report, _report_rows(report), as_json)
+        summary = cost_summary(model, **asked)
+        _show(model, summary, _summary_rows(summary), as_json)
         return
     if mode not in ("blog", "corrected"):
         raise UserError(f"mode '{mode}' is unknown; choose flops, blog or corrected")
@@ -100,13 +100,13 @@ def _show(title: str, found: Any, rows: Rows, as_json: bool) -> None:
     Console().print(table)
 
 
-def _report_rows(report: "CostReport") -> Rows:
-    height, width = report.image_size
-    rows = [(f"forward, one image of {height}x{width} px", flops(report.forward_flops))]
-    rows += [(f"  {part}", flops(2 * macs)) for part, macs in report.macs.items()]
-    if report.training_flops is not None:
-        rows.append((f"training on {report.images:,.0f} images", flops(report.training_flops)))
-    return rows + time_rows(report)
+def _summary_rows(summary: "CostSummary") -> Rows:
+    height, width = summary.image_size
+    rows = [(f"forward, one image of {height}x{width} px", flops(summary.forward_flops))]
+    rows += [(f"  {part}", flops(2 * macs)) for part, macs in summary.macs.items()]
+    if summary.training_flops is not None:
+        rows.append((f"training on {summary.images:,.0f} images", flops(summary.training_flops)))
+    return rows + time_rows(summary)
 
 
 def _blog_rows(found: "BlogEstimate") -> Rows:

@@ -163,7 +163,7 @@ def print_result(result: "FinetuneResult") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from hf_vit.cost import cost_report
+    from hf_vit.cost import cost_summary
     from hf_vit.training.processes import world_size
 
     test, device = result.test, result.model.device.type
@@ -177,7 +177,7 @@ def print_result(result: "FinetuneResult") -> None:
         ("expected calibration error", f"{test.ece:.2%}"),
         ("validation accuracy", f"{result.validation['accuracy']:.2%}"),
         ("best checkpoint", f"step {result.best_step:,} of {result.steps:,}"),
-        *time_rows(cost_report(result.folder, device_flops=rate_of(device), devices=devices)),
+        *time_rows(cost_summary(result.folder, device_flops=rate_of(device), devices=devices)),
     ]
     for name, value in rows:
         table.add_row(name, value)

@@ -8,7 +8,7 @@ from hf_vit.results.measurements import Measurements
 from hf_vit.speed.measuring import BUSY
 
 
-class SpeedReport:
+class SpeedFile:
     """Collects rows and writes them into a file, see `Measurements`.
 
     Attributes:

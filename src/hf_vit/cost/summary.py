@@ -15,7 +15,7 @@ from hf_vit.models.configuration_hf_vit import as_pair
 
 @final
 @dataclass(frozen=True)
-class CostReport:
+class CostSummary:
     """The cost of a model.
 
     Attributes:
@@ -41,7 +41,7 @@ class CostReport:
         return 2 * sum(self.macs.values())
 
 
-def cost_report(
+def cost_summary(
     model: str | os.PathLike[str],
     *,
     image_size: tuple[int, int] | None = None,
@@ -51,7 +51,7 @@ def cost_report(
     device_flops: float | None = None,
     utilisation: float | None = None,
     price: float | None = None,
-) -> CostReport:
+) -> CostSummary:
     """Count a model's FLOPs and, as far as asked for, what a training takes.
 
     Args:
@@ -82,4 +82,4 @@ def cost_report(
     elif any(value is not None for value in (devices, utilisation, price)):
         raise UserError("time and money follow from the rate of a device; give --device-flops, its peak FLOP/s")
     size = as_pair(config.image_size if image_size is None else image_size)
-    return CostReport(str(model), size, macs, seen, flops, found, run)
+    return CostSummary(str(model), size, macs, seen, flops, found, run)
