@@ -3,6 +3,7 @@
 import json
 import runpy
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,20 @@ def test_a_comparison_is_consistent(work, tmp_path):
     assert written["rows"][0]["cell"]["work"] == work
     assert written["quiet"] == (made.load <= 0.5)
     assert torch.__version__.startswith(written["versions"]["torch"])
+
+
+def test_contestants_are_built_anew_and_every_turn_counts(monkeypatch):
+    built, turns = list[str](), Counter[str]()
+
+    def step(_: Cell, name: str):
+        built.append(name)
+        return lambda: turns.update([name])
+
+    monkeypatch.setattr(Cell, "step", step)
+    made = measure_cell(Cell("inference", SHAPE), ["hf_vit", "transformers"], 3, builds=2)
+    assert built == ["hf_vit", "transformers", "transformers", "hf_vit"]
+    assert turns == {"hf_vit": 2 * (2 + 3), "transformers": 2 * (2 + 3)}
+    assert set(made.outcomes) == {"hf_vit", "transformers"}
 
 
 @pytest.mark.slow

@@ -132,6 +132,7 @@ def measure_cell(
     contestants: Sequence[str],
     turns: int,
     *,
+    builds: int = 1,
     memory: bool = False,
     peak_flops: float | None = None,
 ) -> MeasuredCell:
@@ -139,7 +140,9 @@ def measure_cell(
 
     Args:
         contestants: names as `build` takes them; who cannot take part is told in `absent`.
-        turns: of every contestant, after two that are not counted.
+        turns: of every contestant in a build, after two that are not counted.
+        builds: how often all are built anew, who comes first changing: where a model's weights and maps happen to lie
+            in memory makes it some per cent faster or slower for as long as it lives.
         memory: measure the peak as well (one more step of each).
         peak_flops: FLOP/s of the device, for the utilisation.
 
@@ -147,20 +150,25 @@ def measure_cell(
         UserError: nobody can take part.
     """
     made = MeasuredCell(cell, absent=dict(_obstacles(cell, contestants)))
-    steps: dict[str, Callable[[], Any]] = {}
-    for name in contestants:
-        if name not in made.absent:
-            steps[name] = cell.step(name)
-    if not steps:
+    names = [name for name in contestants if name not in made.absent]
+    if not names:
         raise UserError(f"nobody can take part: {'; '.join(made.absent.values())}")
-    seconds = take_turns(steps, turns)
+    steps: dict[str, Callable[[], Any]] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for built in range(builds):
+        steps.clear()
+        gc.collect()
+        first = built % len(names)
+        steps.update((name, cell.step(name)) for name in names[first:] + names[:first])
+        for name, of_build in take_turns(steps, turns).items():
+            seconds[name] += of_build
     made.load = others_load()
-    for name in steps:
+    for name in names:
         rate = cell.batch / quartiles(seconds[name]).median
         share = rate * _step_flops(cell, optimized="optimized" in name) / peak_flops if peak_flops else None
         made.outcomes[name] = Outcome(
             images_per_second=rate,
-            ratios={other: speed_ratio(seconds, name, other) for other in steps if other != name},
+            ratios={other: speed_ratio(seconds, name, other) for other in names if other != name},
             memory=peak_memory(steps[name], cell.device) if memory else None,
             utilisation=share,
         )

@@ -21,7 +21,8 @@ def model_speed(
     contestant: Annotated[list[str] | None, typer.Option(help="By default hf_vit in its forms and every peer.")] = None,
     compiled: Annotated[bool, typer.Option("--compiled", help="Also each compiled, frozen and not.")] = False,
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations in training.")] = False,
-    turns: Annotated[int, typer.Option(help="Of every contestant.", min=1)] = 15,
+    turns: Annotated[int, typer.Option(help="Of every contestant in a build.", min=1)] = 15,
+    builds: Annotated[int, typer.Option(help="Times that all are built anew, elsewhere in memory.", min=1)] = 1,
     threads: Annotated[int | None, typer.Option(help="Of torch; all cores by default.")] = None,
     device: Annotated[str, typer.Option(help="torch device.")] = "cpu",
     peak_tflops: Annotated[float | None, typer.Option(help="Of the device, for the utilisation.")] = None,
@@ -53,10 +54,10 @@ def model_speed(
     load = others_load()
     if load > BUSY:
         typer.echo(f"others keep {load:.1f} cores busy: ratios will scatter; repeat in a quiet moment", err=True)
-    speeds = SpeedFile(output, command_line(context), device, turns=turns)
+    speeds = SpeedFile(output, command_line(context), device, turns=turns, builds=builds)
     for cell in cells:
         peak = None if peak_tflops is None else peak_tflops * 1e12
-        measured = measure_cell(cell, names, turns, memory=cell.work == "training", peak_flops=peak)
+        measured = measure_cell(cell, names, turns, builds=builds, memory=cell.work == "training", peak_flops=peak)
         speeds.add(measured.describe(), measured.load)
         print_cell(measured)
     if output is not None:
