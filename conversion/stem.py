@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hf_vit.conversion.origins import bit, bit_paper
+from hf_vit.conversion.origins.google import bit, bit_paper
 from hf_vit.conversion.origins.registry import likely_kind
 from hf_vit.conversion.origins.transforms import TRANSFORMS
 from hf_vit.conversion.planning.layout import Layout

@@ -4,21 +4,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from hf_vit.conversion.origins import (
-    big_vision,
-    bit,
-    bit_paper,
-    dino,
-    mae,
-    timm_hybrid,
-    timm_vit,
-    transformers_deit,
-    transformers_vit,
-    transformers_vit_hybrid,
-    vit_jax,
-    vit_jax_hybrid,
-)
+from hf_vit.conversion.origins.google import big_vision, bit, bit_paper, vit_jax, vit_jax_hybrid
 from hf_vit.conversion.origins.origin import Origin
+from hf_vit.conversion.origins.pytorch import dino, mae, timm_hybrid, timm_vit
+from hf_vit.conversion.origins.transformers import transformers_deit, transformers_vit, transformers_vit_hybrid
 from hf_vit.conversion.readers.checkpoint import NOTHING_BESIDE, Companions, Shape
 from hf_vit.errors import UserError
 

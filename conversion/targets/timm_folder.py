@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.conversion.origins import timm_hybrid, timm_vit
 from hf_vit.conversion.origins.preprocessing import RESAMPLE
+from hf_vit.conversion.origins.pytorch import timm_hybrid, timm_vit
 from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Target, largest_difference
 from hf_vit.errors import UserError
 

@@ -7,7 +7,7 @@ import torch
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.conversion.origins import transformers_deit
+from hf_vit.conversion.origins.transformers import transformers_deit
 from hf_vit.conversion.planning.plan import HEADS
 from hf_vit.conversion.sizes import square_or_pair
 from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Target, has_head, largest_difference

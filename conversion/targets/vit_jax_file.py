@@ -7,7 +7,7 @@ import torch
 from transformers.configuration_utils import PreTrainedConfig
 
 from hf_vit.conversion.building.weights import load_weights
-from hf_vit.conversion.origins import vit_jax, vit_jax_hybrid
+from hf_vit.conversion.origins.google import vit_jax, vit_jax_hybrid
 from hf_vit.conversion.planning.planner import plan
 from hf_vit.conversion.readers.npz import NpzReader
 from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Target

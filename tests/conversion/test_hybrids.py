@@ -10,7 +10,7 @@ from hybrid.reference import stem_forward, stem_shapes
 from transformers import AutoModelForImageClassification
 
 import hf_vit.conversion as conversion
-from hf_vit.conversion.origins.vit_jax_hybrid import RULES
+from hf_vit.conversion.origins.google.vit_jax_hybrid import RULES
 from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTForImageClassification
 

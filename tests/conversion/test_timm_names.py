@@ -13,7 +13,7 @@ from timm.models.vision_transformer import Attention, Block, LayerNorm, Mlp
 from torch import nn
 
 import hf_vit.conversion as conversion
-from hf_vit.conversion.origins.timm_vit import EXCEPTIONS
+from hf_vit.conversion.origins.pytorch.timm_vit import EXCEPTIONS
 from hf_vit.conversion.readers.checkpoint import Companions
 from hf_vit.errors import UserError
 

@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hf_vit.conversion.origins import timm_vit, vit_jax_hybrid
+from hf_vit.conversion.origins.google import vit_jax_hybrid
+from hf_vit.conversion.origins.google.vit_jax_hybrid import MAX_STAGES, MAX_UNITS, STEM, expanded, stem_fields
 from hf_vit.conversion.origins.origin import Dims, KeyNames, KeyRule, Origin
-from hf_vit.conversion.origins.vit_jax_hybrid import MAX_STAGES, MAX_UNITS, STEM, expanded, stem_fields
+from hf_vit.conversion.origins.pytorch import timm_vit
 from hf_vit.conversion.origins.wrapped import prefixes, unwrapped
 from hf_vit.conversion.readers.checkpoint import Shape
 from hf_vit.conversion.sizes import Pair

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hf_vit.conversion.origins import transformers_vit
 from hf_vit.conversion.origins.origin import Declared, Dims, KeyRule, Origin
-from hf_vit.conversion.origins.transformers_vit import RULES, common_fields, find_base, read_config
+from hf_vit.conversion.origins.transformers import transformers_vit
+from hf_vit.conversion.origins.transformers.transformers_vit import RULES, common_fields, find_base, read_config
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
 from hf_vit.conversion.sizes import Pair, Patches, square_or_pair, table_size
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hf_vit.conversion.origins import vit_jax
+from hf_vit.conversion.origins.google import vit_jax
 from hf_vit.conversion.origins.origin import Dims, KeyRule, Origin
 from hf_vit.conversion.readers.checkpoint import Shape
 from hf_vit.conversion.sizes import Patches, table_size

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hf_vit.conversion.origins import transformers_vit, vit_jax_hybrid
+from hf_vit.conversion.origins.google import vit_jax_hybrid
+from hf_vit.conversion.origins.google.vit_jax_hybrid import expanded, stem_fields
 from hf_vit.conversion.origins.origin import Declared, Dims, KeyRule, Origin
-from hf_vit.conversion.origins.timm_hybrid import CONSTANTS, depths_of, stem_rules
-from hf_vit.conversion.origins.transformers_vit import RULES, common_fields, find_base, read_config
-from hf_vit.conversion.origins.vit_jax_hybrid import expanded, stem_fields
+from hf_vit.conversion.origins.pytorch.timm_hybrid import CONSTANTS, depths_of, stem_rules
+from hf_vit.conversion.origins.transformers import transformers_vit
+from hf_vit.conversion.origins.transformers.transformers_vit import RULES, common_fields, find_base, read_config
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
 from hf_vit.conversion.sizes import Pair, table_size
 from hf_vit.errors import UserError

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hf_vit.conversion.origins import vit_jax
+from hf_vit.conversion.origins.google import vit_jax
 from hf_vit.conversion.origins.origin import BLOCK, Dims, KeyNames, KeyRule, Origin
 from hf_vit.conversion.readers.checkpoint import Shape
 from hf_vit.conversion.sizes import Pair, Patches, fits, square_or_pair, table_size

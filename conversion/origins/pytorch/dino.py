@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hf_vit.conversion.origins import mae, timm_vit
 from hf_vit.conversion.origins.origin import KeyNames
+from hf_vit.conversion.origins.pytorch import mae, timm_vit
 from hf_vit.conversion.origins.wrapped import BESIDE, bare_names, unwrapped
 from hf_vit.conversion.readers.checkpoint import Shape
 

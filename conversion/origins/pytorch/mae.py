@@ -6,9 +6,9 @@ An encoder that stands alone has the names of timm and is one of `timm_vit.py`.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hf_vit.conversion.origins import timm_vit
 from hf_vit.conversion.origins.origin import Declared, KeyNames
 from hf_vit.conversion.origins.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from hf_vit.conversion.origins.pytorch import timm_vit
 from hf_vit.conversion.origins.wrapped import BESIDE, bare_names, unwrapped
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
 

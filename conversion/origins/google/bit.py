@@ -7,9 +7,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hf_vit.conversion.origins import vit_jax, vit_jax_hybrid
+from hf_vit.conversion.origins.google import vit_jax, vit_jax_hybrid
+from hf_vit.conversion.origins.google.vit_jax_hybrid import (
+    FIRST,
+    STEM,
+    expanded,
+    stage_depths,
+    stem_fields,
+    with_leading_ones,
+)
 from hf_vit.conversion.origins.origin import NO_BLOCKS, Dims, KeyNames, KeyRule, Origin
-from hf_vit.conversion.origins.vit_jax_hybrid import FIRST, STEM, expanded, stage_depths, stem_fields, with_leading_ones
 from hf_vit.conversion.readers.checkpoint import Shape
 from hf_vit.conversion.sizes import Pair, square_or_pair
 from hf_vit.errors import UserError

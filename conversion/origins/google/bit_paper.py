@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping
 from functools import partial
 
-from hf_vit.conversion.origins import vit_jax
-from hf_vit.conversion.origins.bit import IMAGE_SIZE, LEGEND, configure, only_prefix, rules_of
+from hf_vit.conversion.origins.google import vit_jax
+from hf_vit.conversion.origins.google.bit import IMAGE_SIZE, LEGEND, configure, only_prefix, rules_of
+from hf_vit.conversion.origins.google.vit_jax_hybrid import norm_rules
 from hf_vit.conversion.origins.origin import NO_BLOCKS, KeyNames, KeyRule, Origin
-from hf_vit.conversion.origins.vit_jax_hybrid import norm_rules
 from hf_vit.conversion.readers.checkpoint import Shape
 from hf_vit.errors import UserError
 

@@ -1,0 +1,1 @@
+"""Checkpoints of timm, and of training codes whose encoders have timm's names or names of their own."""

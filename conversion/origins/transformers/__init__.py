@@ -1,0 +1,1 @@
+"""Checkpoints of transformers: config.json tells what the weights do not."""
