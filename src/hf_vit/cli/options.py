@@ -53,15 +53,25 @@ Loss = Annotated[str | None, typer.Option(rich_help_panel=_RECIPE, help="ce, or 
 BceThreshold = Annotated[
     float | None, typer.Option(rich_help_panel=_RECIPE, help="With bce: mixed targets above it become 1.")
 ]
+NewHead = Annotated[
+    bool | None,
+    typer.Option(
+        "--new-head/--keep-head",
+        rich_help_panel=_RECIPE,
+        help="A head for the same classes is kept, or started anew.",
+        show_default=False,
+    ),
+]
 HeadBias = Annotated[
-    float | None, typer.Option(rich_help_panel=_RECIPE, help="At first; by default 0, with bce -log(classes).")
+    float | None, typer.Option(rich_help_panel=_RECIPE, help="A new one's, at first; 0, with bce -log(classes).")
 ]
 LabelSmoothing = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)]
 Dropout = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)]
 DropPath = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Stochastic depth.")]
 Evaluations = Annotated[int | None, typer.Option(rich_help_panel=_RECIPE, help="Evaluations and checkpoints in all.")]
 Patience = Annotated[
-    int | None, typer.Option(rich_help_panel=_RECIPE, help="Evaluations without a better one before stopping.")
+    int | None,
+    typer.Option(rich_help_panel=_RECIPE, help="Evaluations after warm-up without a better one before stopping."),
 ]
 
 Tune = Annotated[str | None, typer.Option(rich_help_panel=_WEIGHTS, help="all, head, or lora (the extra peft).")]

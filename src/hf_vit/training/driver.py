@@ -103,7 +103,10 @@ def carry_out(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result
         if start is None:
             return _finished(task, job, say)
         need_same("training data", start.data.fingerprint)
-        return complete(task, train(task, job, start, say))
+        result = complete(task, train(task, job, start, say))
+        if (remark := task.remark(result)) is not None:
+            say(remark)
+        return result
 
 
 def check(task: Task[Any], job: Job, say: Say) -> None:
@@ -185,7 +188,7 @@ def prepare(task: Task[Any], job: Job, start: Start, say: Say) -> Run:
     )
     need_space_for(run)
     enter_run(run)
-    say(run.describe())
+    say(task.describe(run))
     return run
 
 

@@ -75,40 +75,64 @@ def build_classifier(
     image_size: tuple[int, int] | None = None,
     dropout: float | None = None,
     drop_path: float | None = None,
+    new_head: bool = False,
     head_bias: float = 0.0,
     **fields: Any,
 ) -> PreTrainedModel:
-    """A classifier in float32 with a new zero head for these classes (arXiv 2010.11929, section 3.2).
+    """A classifier in float32: of a checkpoint for these very classes with its head, else with a new zero head.
 
-    As there, a representation layer before the old head is dropped together with it, and learned positions are
-    resampled where `image_size` differs from the checkpoint's.
+    With a new head a representation layer before the old one is dropped (arXiv 2010.11929, section 3.2). Learned
+    positions are resampled where `image_size` differs from the checkpoint's.
 
     Args:
         source: from `find_model`.
         label_names: the classes, in the order of their numbers.
         image_size: (height, width) in px; None keeps the source's.
         dropout, drop_path: rates; None keeps the source's.
-        head_bias: first value of the head's bias.
+        new_head: for the checkpoint's own classes, too.
+        head_bias: first value of a new head's bias.
         **fields: of the configuration; they replace the source's.
 
     Raises:
         UserError: a value does not fit the model, or the checkpoint's weights do not.
     """
+    rows = None if new_head else rows_of_head(source, label_names)
     changes: dict[str, Any] = {
         "id2label": dict(enumerate(label_names)),
         "label2id": {name: index for index, name in enumerate(label_names)},
-        "representation_size": None,
         "problem_type": None,
+        **({"representation_size": None} if rows is None else {}),
         **fields,
         **_rates(dropout, drop_path),
     }
-    model = _build(source, AutoModelForImageClassification, changes, image_size, new=_HEADS)
+    new = _HEADS if rows is None else () if source.config.has_distillation_head else _HEADS[1:]
+    model = _build(source, AutoModelForImageClassification, changes, image_size, new=new)
     for name in _HEADS:
         head = getattr(model, name, None)
         if isinstance(head, nn.Linear):
-            nn.init.zeros_(head.weight)
-            nn.init.constant_(head.bias, head_bias)
+            _start_head(head, None if name in new else rows, head_bias)
     return model
+
+
+def rows_of_head(source: ModelSource, label_names: Sequence[str]) -> list[int] | None:
+    """For every one of these classes its row in the head of the checkpoint; None where that is for other classes."""
+    config = source.config
+    family = family_of(config.model_type)
+    is_classifier = family is not None and family.door_of((config.architectures or [""])[0]) == "classification"
+    if source.checkpoint is None or not is_classifier:
+        return None
+    names = [str(config.id2label[row]) for row in sorted(config.id2label)]
+    return [names.index(name) for name in label_names] if sorted(names) == sorted(label_names) else None
+
+
+def _start_head(head: nn.Linear, rows: list[int] | None, bias: float) -> None:
+    with torch.no_grad():
+        if rows is None:
+            nn.init.zeros_(head.weight)
+            nn.init.constant_(head.bias, bias)
+        else:
+            head.weight.copy_(head.weight[rows])
+            head.bias.copy_(head.bias[rows])
 
 
 def build_predictor(

@@ -70,6 +70,7 @@ def finetune(
     clip: options.Clip = None,
     loss: options.Loss = None,
     bce_threshold: options.BceThreshold = None,
+    new_head: options.NewHead = None,
     head_bias: options.HeadBias = None,
     label_smoothing: options.LabelSmoothing = None,
     dropout: options.Dropout = None,

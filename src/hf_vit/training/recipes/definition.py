@@ -29,7 +29,8 @@ class Recipe(BaseModel):
         loss: "ce", softmax cross-entropy; or "bce", a binary cross-entropy a class, summed over the classes.
         bce_threshold: with "bce": targets above it become 1 and the others 0 (arXiv 2110.00476); None
             keeps the targets of mixed images as they are.
-        head_bias: first value of the new head's bias; None: 0, and -log K with "bce" (see `initial_head_bias`).
+        new_head: start with a new head even where the checkpoint has one for the very classes of the data.
+        head_bias: first value of a new head's bias; None: 0, and -log K with "bce" (see `initial_head_bias`).
         label_smoothing: share of the probability that goes to all classes evenly.
         dropout, drop_path: rates; None keeps the model's.
         tune: which weights learn: "all", "head", or "lora": low-rank updates of the queries' and values' projections
@@ -42,7 +43,8 @@ class Recipe(BaseModel):
         image_size: (height, width) px; None keeps the model's.
         augmentation: of the training images.
         evaluations: how often, evenly spaced, the validation split is evaluated and a checkpoint written.
-        patience: stop after so many evaluations without a better one; None never stops early.
+        patience: stop after so many evaluations in which neither the score nor the loss got better, the warm-up's not
+            counted; None never stops early.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -65,6 +67,7 @@ class Recipe(BaseModel):
     clip: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     loss: Literal["ce", "bce"] = "ce"
     bce_threshold: float | None = Field(default=None, ge=0, lt=1)
+    new_head: bool = False
     head_bias: float | None = Field(default=None, allow_inf_nan=False)
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     dropout: float | None = Field(default=None, ge=0, lt=1)

@@ -1,5 +1,6 @@
 """Learning to name images by their labels: the model is judged once on the test split."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,11 +8,11 @@ from typing import Any, cast, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
     AutoModelForImageClassification,
-    EarlyStoppingCallback,
     EvalPrediction,
     PreTrainedModel,
     TrainerCallback,
@@ -28,13 +29,14 @@ from hf_vit.hub.push import PushResult
 from hf_vit.subjects.device import pick_device
 from hf_vit.subjects.labels import label_names_of
 from hf_vit.subjects.subject import open_subject
-from hf_vit.training.model_source import ModelSource, build_classifier, build_processor
+from hf_vit.training.model_source import ModelSource, build_classifier, build_processor, rows_of_head
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.arguments import weights_of
 from hf_vit.training.run.data import SPLIT_SEED
 from hf_vit.training.run.decisions import Run
 from hf_vit.training.run.training_record import recipe_values
 from hf_vit.training.tasks.task import Task, TrainingResult
+from hf_vit.training.trainer.patience import Patience
 
 # What remains between two checkpoints of equal accuracy; below the smallest difference of accuracies.
 _LOSS_WEIGHT = 1e-6
@@ -47,6 +49,7 @@ class FinetuneResult(TrainingResult):
     Attributes:
         validation: accuracy and loss of that checkpoint on the validation split.
         test: measured once, on the untouched test split; of a run that was found finished without pictures and matrix.
+        chance: the highest accuracy on the validation split that chance explains (see `accuracy_of_chance`).
         best_step: the optimizer step the best checkpoint was taken after.
         trials: every learning rate of a sweep and what it gave on the validation split (see `sweeping.Trial`).
         pushed: what was shared on the Hub, if that was asked for.
@@ -55,6 +58,7 @@ class FinetuneResult(TrainingResult):
     validation: dict[str, float]
     test: ClassificationResult
     best_step: int
+    chance: float = 0.0
     trials: Sequence[Mapping[str, Any]] = field(default=())
     pushed: PushResult | None = None
 
@@ -70,8 +74,20 @@ class ClassifierTask(Task[FinetuneResult]):
             len(run.data.label_names), augmentation.mixup_alpha, augmentation.cutmix_alpha, seed=run.options.seed
         )
 
+    def describe(self, run: Run) -> str:
+        kept = "; the head for these classes is kept (--new-head starts with a new one)" if _keeps_head(run) else ""
+        return run.describe() + kept
+
+    def remark(self, result: FinetuneResult) -> str | None:
+        if result.validation["accuracy"] > result.chance:
+            return None
+        return (
+            f"the released model has hardly learnt: its validation accuracy, {result.validation['accuracy']:.2%}, is "
+            f"within what chance gives (up to {result.chance:.2%}); train longer, or with another learning rate"
+        )
+
     def callbacks(self, run: Run) -> list[TrainerCallback]:
-        return [] if run.recipe.patience is None else [EarlyStoppingCallback(run.recipe.patience)]
+        return [] if run.recipe.patience is None else [Patience(run.recipe.patience)]
 
     def trainer_values(self, run: Run) -> dict[str, Any]:
         return {
@@ -93,21 +109,24 @@ class ClassifierTask(Task[FinetuneResult]):
             test=test,
             steps=state.global_step,
             best_step=int(best["step"]),
+            chance=best["eval_chance"],
             seconds=seconds,
             history=state.log_history,
             trials=run.trials,
         )
 
     def values(self, run: Run, result: FinetuneResult) -> dict[str, Any]:
-        head_bias = run.recipe.initial_head_bias(len(run.data.label_names))
+        is_kept = _keeps_head(run)
+        head_bias = None if is_kept else run.recipe.initial_head_bias(len(run.data.label_names))
         sweep = {"learning_rate_sweep": [dict(trial) for trial in run.trials]} if run.trials else {}
         return {
-            "recipe": recipe_values(run) | {"head_bias": head_bias},
+            "recipe": recipe_values(run) | {"new_head": not is_kept, "head_bias": head_bias},
             **sweep,
             **run.task,
             "best_step": result.best_step,
             "validation_accuracy": result.validation["accuracy"],
             "validation_loss": result.validation["loss"],
+            "chance_accuracy": result.chance,
         }
 
     def write(self, run: Run, result: FinetuneResult, folder: Path) -> None:
@@ -135,6 +154,7 @@ class ClassifierTask(Task[FinetuneResult]):
                 wrong=[],
             ),
             best_step=values["best_step"],
+            chance=values.get("chance_accuracy", 0.0),
             trials=values.get("learning_rate_sweep", ()),
         )
 
@@ -162,10 +182,15 @@ def build_for_classes(
         image_size=image_size,
         dropout=recipe.dropout,
         drop_path=recipe.drop_path,
+        new_head=recipe.new_head,
         head_bias=recipe.initial_head_bias(len(data.label_names)),
         **fields,
     )
     return classifier, build_processor(source, classifier.config)
+
+
+def _keeps_head(run: Run) -> bool:
+    return not run.recipe.new_head and rows_of_head(run.source, run.data.label_names) is not None
 
 
 def _test_images(run: Run, model: PreTrainedModel) -> Examination:
@@ -191,4 +216,18 @@ def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
     """Accuracy, and the score by which the best checkpoint is chosen: accuracy first, then the smaller loss."""
     right, loss = np.asarray(prediction.predictions).T
     accuracy = float(right.mean())
-    return {"accuracy": accuracy, "score": accuracy - _LOSS_WEIGHT * float(loss.mean())}
+    return {
+        "accuracy": accuracy,
+        "score": accuracy - _LOSS_WEIGHT * float(loss.mean()),
+        "chance": accuracy_of_chance(np.asarray(prediction.label_ids)),
+    }
+
+
+def accuracy_of_chance(labels: NDArray[np.int64]) -> float:
+    """The highest accuracy on images with these labels [B] that chance explains, in 0..1.
+
+    Who always names the most frequent class is right in its share of them, p; by chance he may be by three standard
+    errors, sqrt(p (1 - p) / B), more. On few images that would be all of them: then half of the rest.
+    """
+    share = float(np.bincount(labels).max()) / len(labels)
+    return min(share + 3 * math.sqrt(share * (1 - share) / len(labels)), (1 + share) / 2)

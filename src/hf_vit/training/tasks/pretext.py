@@ -59,6 +59,7 @@ class PretextTask(Task[PretrainResult]):
         asked = {
             "loss bce": recipe.loss == "bce",
             "tune": recipe.tune != "all",
+            "new_head": recipe.new_head,
             "layer_decay": recipe.layer_decay is not None,
             "average_decay": recipe.average_decay is not None,
             "sam_rho": recipe.sam_rho > 0,

@@ -137,6 +137,14 @@ class Task(ABC, Generic[Result]):
         """How images are seen in training, and how in validation."""
         return train_transform(run.processor, run.recipe.augmentation, run.options.seed), eval_transform(run.processor)
 
+    def describe(self, run: Run) -> str:
+        """What is about to be trained, in one line."""
+        return run.describe()
+
+    def remark(self, result: Result) -> str | None:
+        """What the user must know of a finished training beside its numbers, in one line."""
+        return None
+
     def callbacks(self, run: Run) -> list[TrainerCallback]:
         """Beside those of every training."""
         return []
