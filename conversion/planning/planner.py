@@ -218,7 +218,7 @@ def _config(family: str, fields: dict[str, Any], resize_to: Pair | None) -> tupl
         if resize_to is None:
             return config, None
         resized = config_class(**fields | {"image_size": square_or_pair(resize_to)})
-        prefix = config.num_special_tokens if config.position_on_class_token else 0
+        prefix = config.num_special_positions
         return resized, Resample(config.grid, resized.grid, prefix, config.position_interpolation)
     except StrictDataclassError as error:
         raise UserError(f"the checkpoint's sizes make no model: {strict_reason(error)}") from error

@@ -84,6 +84,19 @@ CHOICES: dict[str, dict[str, Any]] = {
     "causal_map_2d": {"is_causal": True, "pooling": "map", "position_embedding": "learned_2d"},
     "distillation": {"use_distillation_token": True},
     "causal_distillation": {"use_distillation_token": True, "is_causal": True},
+    "registers": {"num_register_tokens": 3},
+    "registers_gap": {"num_register_tokens": 3, "pooling": "gap", "position_embedding": "learned_2d"},
+    "registers_map": {"num_register_tokens": 3, "pooling": "map", "position_embedding": "relative"},
+    "registers_distillation": {
+        "num_register_tokens": 2,
+        "use_distillation_token": True,
+        "position_on_class_token": False,
+    },
+    "norm_before_layers": {"norm_before_layers": True},
+    "norm_after_pooling": {"norm_after_pooling": True},
+    "norm_after_gap": {"norm_after_pooling": True, "pooling": "gap", "use_class_token": True},
+    "norm_after_map": {"norm_after_pooling": True, "norm_before_layers": True, "pooling": "map"},
+    "swiglu": {"mlp_type": "swiglu", "layer_scale_init_value": 1e-4},
     "representation": {"representation_size": 20},
     "no_qkv_bias": {"qkv_bias": False},
     "one_channel": {"num_channels": 1},
@@ -101,16 +114,17 @@ CHOICES: dict[str, dict[str, Any]] = {
 READ_BY_HEADS = {
     "classification": (
         *("gap", "map", "gap_with_class_token", "map_with_class_token", "relative", "causal", "causal_map_2d"),
-        *("distillation", "causal_distillation", "representation", "no_labels"),
+        *("distillation", "causal_distillation", "representation", "no_labels", "registers", "registers_gap"),
+        *("registers_map", "registers_distillation", "norm_after_pooling", "norm_after_gap", "norm_after_map"),
     ),
     "masked_prediction": (
         *("gap", "gap_with_class_token", "causal", "causal_gap", "distillation", "causal_distillation"),
         *("one_channel", "rectangular", "rectangular_patch", "root_alone", "patches_of_the_stem", "resnet_stem"),
-        *("downsampled", "pixels"),
+        *("downsampled", "pixels", "registers", "norm_before_layers", "norm_after_pooling"),
     ),
     "backbone": (
         *("gap", "gap_with_class_token", "causal", "distillation", "causal_distillation", "two_groups_of_three"),
-        *("rectangular", "rectangular_patch", "root_alone", "patches_of_the_stem"),
+        *("rectangular", "rectangular_patch", "root_alone", "patches_of_the_stem", "registers", "norm_after_pooling"),
     ),
 }
 # Attention sees how many tokens there are, on which grid, in which order, a bias of positions, and what shares a block;
@@ -118,13 +132,15 @@ READ_BY_HEADS = {
 ATTENTION = (
     *("gap", "map", "map_with_class_token", "relative", "relative_gap", "causal", "causal_gap", "causal_map_2d"),
     *("distillation", "causal_distillation", "two_groups_of_three", "no_qkv_bias", "rectangular", "rectangular_patch"),
+    *("registers", "registers_map"),
 )
 # What a block holds and how often it runs.
-BLOCKS = ("relative", "causal", "layer_scale", "no_qkv_bias", "one_group", "two_groups_of_three")
+BLOCKS = ("relative", "causal", "layer_scale", "no_qkv_bias", "one_group", "two_groups_of_three", "swiglu")
 # Tables that are derived from parameters: position embeddings at another size than nominal, by every formula.
 TABLES = (
     *("learned", "learned_2d", "sincos_1d", "sincos_2d", "relative", "no_position", "bicubic"),
     *("table_before_class_token", "table_2d_before_class_token", "distillation", "causal_map_2d", "map", "resnet_stem"),
+    *("registers", "registers_gap", "registers_distillation"),
 )
 
 
@@ -223,7 +239,8 @@ FAMILIES = {
         name="hybrid",
         tiny={"image_size": 32, "stage_depths": (1, 1), "stem_width": 32},
         choices={
-            **some("gap", "map_with_class_token", "learned_2d", "relative", "causal", "distillation"),
+            **some("gap", "map_with_class_token", "learned_2d", "relative", "causal", "distillation", "registers_gap"),
+            **some("norm_before_layers", "norm_after_pooling", "swiglu"),
             "rectangular": {"image_size": (32, 48)},
             "root_alone": {"image_size": 16, "stage_depths": ()},
             "patches_of_the_stem": {"stage_depths": (2,), "stem_patch_size": 2},
@@ -234,7 +251,7 @@ FAMILIES = {
         name="axial",
         tiny={"patch_size": 4},
         choices={
-            **some("map", "sincos_1d", "sincos_2d", "no_position", "layer_scale"),
+            **some("map", "sincos_1d", "sincos_2d", "no_position", "layer_scale", "norm_after_map", "swiglu"),
             "learned": {"position_embedding": "learned"},
             "rectangular_patch": {"image_size": (12, 16), "patch_size": (3, 4)},
             "resnet_stem": {"stage_depths": (1,), "stem_width": 16},

@@ -9,7 +9,10 @@ from safetensors.torch import save_file
 
 CASES = [
     *((name, "default") for name in FAMILIES),
-    *(("plain", choice) for choice in ("relative_gap", "map", "causal", "distillation", "two_groups_of_three")),
+    *(
+        ("plain", choice)
+        for choice in ("relative_gap", "map", "causal", "distillation", "two_groups_of_three", "swiglu")
+    ),
 ]
 
 
@@ -38,6 +41,7 @@ def test_two_processes_equal_one(stranger: Client, tmp_path: Path):
             found = outcome.answer[folder.name]
             assert found["logits"] < 1e-12, (name, choice, found)
             assert found["gradient"][1] < 1e-11, (name, choice, found)
-            # Six projections a block are shared out, and the biases of the four whose outputs are.
-            modules = FAMILIES[name].shared("classification", choice).modules()
-            assert found["sharded"] == 10 * sum(type(module).__name__ == "HfViTLayer" for module in modules)
+            # Six projections a block are shared out (a SwiGLU has one more), and the biases of those whose outputs are.
+            model = FAMILIES[name].shared("classification", choice)
+            blocks = sum(type(module).__name__ == "HfViTLayer" for module in model.modules())
+            assert found["sharded"] == (12 if model.config.mlp_type == "swiglu" else 10) * blocks

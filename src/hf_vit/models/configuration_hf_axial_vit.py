@@ -41,12 +41,6 @@ class HfAxialViTConfig(HfViTBaseConfig):
         "configuration_hf_axial_vit",
         "modeling_hf_axial_vit",
     )
-    base_model_tp_plan: ClassVar[dict[str, str]] = {
-        f"layers.*.{axis}.{name.removeprefix('layers.*.')}": style
-        for axis in ("row", "column")
-        for name, style in HfViTBaseConfig.base_model_tp_plan.items()
-    }
-
     patch_size: int | tuple[int, int] | list[int] = 16
     position_embedding: Literal["learned", "learned_2d", "sincos_2d", "sincos_1d", "relative", "none"] = "learned_2d"
     pooling: Literal["token", "gap", "map"] = "gap"
@@ -57,6 +51,13 @@ class HfAxialViTConfig(HfViTBaseConfig):
         if self.stage_depths is not None:
             self.stage_depths = tuple(self.stage_depths)
         super().__post_init__(**kwargs)
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """Of the two blocks of a layer each."""
+        plan = super().base_model_tp_plan
+        axes = ("row", "column")
+        return {name.replace("*", f"*.{axis}"): style for axis in axes for name, style in plan.items()}
 
     def validate_stem(self) -> None:
         if self.stage_depths is None:
@@ -77,6 +78,11 @@ class HfAxialViTConfig(HfViTBaseConfig):
             )
         if self.use_distillation_token:
             raise ValueError("use_distillation_token=True needs a class token, which an axial model has no place for")
+        if self.num_register_tokens:
+            raise ValueError(
+                f"num_register_tokens={self.num_register_tokens}: an axial model keeps its tokens on a grid, which has "
+                "no place for registers; leave them out"
+            )
         if self.is_causal:
             raise ValueError("is_causal=True does not go with an axial model, whose lines see only themselves")
         if self.position_embedding == "relative":

@@ -57,15 +57,6 @@ class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
         "pretraining_hf_vit",
         "backbone_hf_vit",
     )
-    base_model_tp_plan: ClassVar[dict[str, str]] = {
-        "layers.*.attention.q_proj": "colwise",
-        "layers.*.attention.k_proj": "colwise",
-        "layers.*.attention.v_proj": "colwise",
-        "layers.*.attention.o_proj": "rowwise",
-        "layers.*.mlp.fc1": "colwise",
-        "layers.*.mlp.fc2": "rowwise",
-    }
-
     image_size: int | tuple[int, int] | list[int] = 224
     num_channels: int = 3
     hidden_size: int = 768
@@ -90,6 +81,10 @@ class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
     is_causal: bool = False
     use_distillation_token: bool = False
     use_distillation_head: bool | None = None
+    num_register_tokens: int = 0
+    norm_before_layers: bool = False
+    norm_after_pooling: bool = False
+    mlp_type: Literal["dense", "swiglu"] = "dense"
     reshape_hidden_states: bool = True
     apply_layernorm: bool = True
     use_feature_pyramid: bool = False
@@ -127,6 +122,15 @@ class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
                     UserWarning,
                     stacklevel=5,
                 )
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """How processes share the dense layers of the blocks (tensor parallelism)."""
+        of_mlp = {"dense": (("fc1",), "fc2"), "swiglu": (("gate_proj", "up_proj"), "down_proj")}
+        inner, last = of_mlp[self.mlp_type]
+        plan = {f"layers.*.attention.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
+        plan |= {"layers.*.attention.o_proj": "rowwise"}
+        return plan | {f"layers.*.mlp.{name}": "colwise" for name in inner} | {f"layers.*.mlp.{last}": "rowwise"}
 
     @property
     def stage_names(self) -> list[str]:
@@ -192,8 +196,13 @@ class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
 
     @property
     def num_special_tokens(self) -> int:
-        """Class and distillation tokens; they stand before the patches (after them when `is_causal`)."""
-        return int(self.has_class_token) + int(self.use_distillation_token)
+        """Class, distillation and register tokens; they stand before the patches (after them when `is_causal`)."""
+        return int(self.has_class_token) + int(self.use_distillation_token) + self.num_register_tokens
+
+    @property
+    def num_special_positions(self) -> int:
+        """Special tokens that get a position: class and distillation tokens if `position_on_class_token`."""
+        return self.num_special_tokens - self.num_register_tokens if self.position_on_class_token else 0
 
     def validate_sizes(self) -> None:
         for name in (
@@ -208,6 +217,8 @@ class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
         for name in ("representation_size", "num_hidden_groups"):
             if getattr(self, name) is not None:
                 _need_positive(name, getattr(self, name))
+        if self.num_register_tokens < 0:
+            raise ValueError(f"num_register_tokens={self.num_register_tokens} must be at least 0 (0: none)")
         if self.num_hidden_layers > MAX_LAYERS:
             raise ValueError(
                 f"num_hidden_layers={self.num_hidden_layers} is more than {MAX_LAYERS}, the most there can be"
@@ -280,6 +291,7 @@ class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
                 "use_class_token=True has no effect with is_causal=True and pooling='gap': no patch sees a token that "
                 "stands last; use pooling='token' or leave the class token out"
             )
+        self._validate_registers_and_norms()
         if self.drop_path_rate and self.num_hidden_groups == 1 < self.num_hidden_layers:
             raise ValueError(
                 f"drop_path_rate={self.drop_path_rate} has no effect with num_hidden_groups=1: it grows from 0 at the "
@@ -295,6 +307,23 @@ class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
             raise ValueError(
                 f"position_embedding='{self.position_embedding}' needs at least two frequencies; "
                 f"hidden_size={self.hidden_size} must exceed {parts}"
+            )
+
+    def _validate_registers_and_norms(self) -> None:
+        if self.num_register_tokens and self.is_causal:
+            raise ValueError(
+                f"num_register_tokens={self.num_register_tokens} has no use with is_causal=True: no patch sees a token "
+                "that stands last; leave the registers out"
+            )
+        if self.num_register_tokens and self.pooling == "map" and self.has_class_token:
+            raise ValueError(
+                f"num_register_tokens={self.num_register_tokens} with pooling='map' and use_class_token=True: the "
+                "pooling reads all tokens but the registers, which stand between; leave the class token out"
+            )
+        if self.norm_after_pooling and (self.representation_size is not None or self.has_distillation_head):
+            raise ValueError(
+                "norm_after_pooling=True is the last layer before one classifier; leave out representation_size and "
+                "the distillation head (use_distillation_head=False), or use norm_after_pooling=False"
             )
 
     def validate_prediction(self) -> None:
@@ -364,6 +393,13 @@ class HfViTConfig(HfViTBaseConfig):
         use_distillation_token: DeiT's second token (arXiv 2012.12877).
         use_distillation_head: whether a classifier has a second head on that token, and gives the mean of both; None
             means that it has. False: the token only attends and is attended to.
+        num_register_tokens: learned tokens without a position between the class token and the patches, which attend and
+            are attended to, and which no pooling reads (arXiv 2309.16588).
+        norm_before_layers: a LayerNorm on the embedded tokens, and no bias in the patch projection, as in CLIP.
+        norm_after_pooling: the last LayerNorm takes the pooled output instead of the tokens, so that
+            `last_hidden_state` is as the last block left it. What has no pooling takes it on the tokens all the same.
+        mlp_type: of the blocks: "dense", two layers with `hidden_act` between; or "swiglu" (arXiv 2002.05202), whose
+            SiLU gate and values are both `intermediate_size` wide.
         reshape_hidden_states, apply_layernorm, use_feature_pyramid, fpn_hidden_size: of `HfViTBackbone`; see there.
         prediction_target: of `HfViTForMaskedPatchPrediction`: "mean_color", "downsampled" or "pixels" (B.1.2).
         predict_next_patch: its head predicts from each patch the next one in raster order; needs `is_causal`.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTBaseConfig
 from .positions_hf_vit import Grid, PositionTable, own_places, replace_parameter, resample_patch_kernel
@@ -18,8 +19,9 @@ class HfViTPatchEmbeddings(nn.Module):
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__()
+        patch = config.patch_stride
         self.projection = nn.Conv2d(
-            config.num_channels, config.hidden_size, kernel_size=config.patch_stride, stride=config.patch_stride
+            config.num_channels, config.hidden_size, patch, stride=patch, bias=not config.norm_before_layers
         )
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -53,7 +55,7 @@ class Tokens:
 
 
 class HfViTEmbeddings(PositionTable):
-    """Patches + position table + special tokens: image [B, C, H, W] -> `Tokens`.
+    """Patches + position table + special tokens (class, distillation, registers): image [B, C, H, W] -> `Tokens`.
 
     Args:
         patch_embeddings: [B, C, H, W] -> [B, h*w, D]; the hybrid's holds its ResNet stem.
@@ -68,9 +70,18 @@ class HfViTEmbeddings(PositionTable):
             self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
         if config.use_distillation_token:
             self.distillation_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        if config.num_register_tokens:
+            self.register_tokens = nn.Parameter(torch.zeros(1, config.num_register_tokens, config.hidden_size))
         if use_mask_token:
             self.mask_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        self.layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps) if config.norm_before_layers else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def init_weights(self) -> None:
+        """Registers begin next to zero, as in the code of DINOv2, but each its own way."""
+        super().init_weights()
+        if hasattr(self, "register_tokens"):
+            init.normal_(self.register_tokens, std=1e-6)
 
     def forward(
         self,
@@ -92,8 +103,12 @@ class HfViTEmbeddings(PositionTable):
             patches = self._corrupt(patches, bool_masked_pos, patch_sources, patch_attention_mask)
         if positions is not None:
             patches = patches + positions
-        hidden_states = self._attach_special(patches, self._special_tokens(patches.shape[0], special_rows))
-        return Tokens(self.dropout(hidden_states), grid, token_mask, image_grids)
+        hidden_states = self.dropout(
+            self._attach_special(patches, self._special_tokens(patches.shape[0], special_rows))
+        )
+        if self.layernorm is not None:
+            hidden_states = self.layernorm(hidden_states)
+        return Tokens(hidden_states, grid, token_mask, image_grids)
 
     def patch_grid(self, pixel_values: torch.Tensor) -> Grid:
         """(h, w) of a batch; an image that does not fit raises with what was given and what is needed."""
@@ -152,6 +167,8 @@ class HfViTEmbeddings(PositionTable):
         tokens = [getattr(self, name) for name in ("cls_token", "distillation_token") if hasattr(self, name)]
         if rows is not None:
             tokens = [token + rows[:, i : i + 1] for i, token in enumerate(tokens)]
+        if hasattr(self, "register_tokens"):
+            tokens.append(self.register_tokens)
         return [token.expand(batch, -1, -1) for token in tokens]
 
     def _attach_special(self, patches: torch.Tensor, special: list[torch.Tensor]) -> torch.Tensor:

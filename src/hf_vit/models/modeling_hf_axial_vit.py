@@ -95,7 +95,9 @@ class HfAxialViTStemEmbeddings(nn.Module):
         self.patch_stride, stride = config.patch_stride, stem_stride(config.stage_depths or ())
         patch = self.patch_stride[0] // stride, self.patch_stride[1] // stride
         self.stem = HfAxialResNetStem(config)
-        self.projection = nn.Conv2d(self.stem.out_channels, config.hidden_size, kernel_size=patch, stride=patch)
+        self.projection = nn.Conv2d(
+            self.stem.out_channels, config.hidden_size, patch, stride=patch, bias=not config.norm_before_layers
+        )
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         return self.projection(self.stem(pixel_values).permute(0, 3, 1, 2)).flatten(2).transpose(1, 2)
@@ -150,8 +152,8 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
     def from_vit(cls, checkpoint: str | HfViTForImageClassification, **overrides: Any) -> Self:
         """Start from a plain ViT: its blocks are copied into both axes, for fine-tuning at high resolution.
 
-        The class token and its position row have no place on a grid and are dropped; token pooling becomes GAP. The
-        image size may be overridden afterwards with `resize_to`.
+        The class token, its position row and registers have no place on a grid and are dropped; token pooling becomes
+        GAP. The image size may be overridden afterwards with `resize_to`.
 
         Args:
             checkpoint: a `HfViTForImageClassification`, or what its `from_pretrained` takes.
@@ -167,10 +169,11 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
         foreign = ("model_type", "architectures", "auto_map")
         fields: dict[str, Any] = {k: v for k, v in vit.config.to_dict().items() if k not in foreign}
         fields |= {"pooling": "map" if vit.config.pooling == "map" else "gap", "use_class_token": None}
-        model = cls(HfAxialViTConfig.from_dict({**fields, "use_distillation_token": False, **overrides}))
+        fields |= {"use_distillation_token": False, "num_register_tokens": 0}
+        model = cls(HfAxialViTConfig.from_dict({**fields, **overrides}))
         model.to(vit.dtype)  # pyright: ignore[reportCallIssue, reportArgumentType] (transformers wraps it untyped)
         source = vit.state_dict()
-        special = vit.config.num_special_tokens if vit.config.position_on_class_token else 0
+        special = vit.config.num_special_positions
         state: dict[str, torch.Tensor] = {}
         for name in model.state_dict():
             plain = name.replace(".row.", ".").replace(".column.", ".")

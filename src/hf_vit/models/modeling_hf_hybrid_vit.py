@@ -23,7 +23,9 @@ class HfHybridViTPatchEmbeddings(nn.Module):
         super().__init__()
         self.stem = ResNetStem(config)
         side = config.stem_patch_size
-        self.projection = nn.Conv2d(self.stem.out_channels, config.hidden_size, kernel_size=side, stride=side)
+        self.projection = nn.Conv2d(
+            self.stem.out_channels, config.hidden_size, side, stride=side, bias=not config.norm_before_layers
+        )
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         return self.projection(self.stem(pixel_values)).flatten(2).transpose(1, 2)

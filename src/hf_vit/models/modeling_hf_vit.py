@@ -175,6 +175,24 @@ class HfViTMLP(nn.Module):
             init.normal_(dense.bias, std=1e-6)
 
 
+class HfViTSwiGLU(nn.Module):
+    """A dense layer gated by the SiLU of another, then a dense layer, [.., D] -> [.., D]; dropout as in `HfViTMLP`."""
+
+    def __init__(self, config: HfViTBaseConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        gated = F.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
+        return self.dropout(self.down_proj(self.dropout(gated)))
+
+
+MLPS: dict[str, type[nn.Module]] = {"dense": HfViTMLP, "swiglu": HfViTSwiGLU}
+
+
 class HfViTLayerScale(nn.Module):
     """A learned factor a channel on a residual branch (CaiT, arXiv 2103.17239)."""
 
@@ -218,7 +236,7 @@ class HfViTLayer(GradientCheckpointingLayer):
         self.attention = HfViTAttention(config)
         self.layer_scale1 = build_layer_scale(config)
         self.layernorm_after = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.mlp = HfViTMLP(config)
+        self.mlp = MLPS[config.mlp_type](config)
         self.layer_scale2 = build_layer_scale(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.drop_path = HfViTDropPath(drop_path_rate) if drop_path_rate else None
@@ -332,14 +350,17 @@ class HfViTMeanPooler(HfViTPooler):
 
 
 class HfViTAttentionPooler(HfViTPooler):
-    """A learned query attends to all tokens (MAP)."""
+    """A learned query attends to all tokens but registers, which stand first (MAP)."""
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__(config)
         self.map = AttentionPooling(config)
+        self.registers = config.num_register_tokens
 
     def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
-        return self.map(hidden_states, token_mask)
+        return self.map(
+            hidden_states[:, self.registers :], None if token_mask is None else token_mask[:, self.registers :]
+        )
 
 
 POOLERS: dict[str, type[HfViTPooler]] = {
@@ -425,6 +446,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         self.pooler: HfViTPooler | None = None
         if add_pooling_layer:
             self.pooler = POOLERS[config.pooling](config)
+        self.norm_after_pooling = config.norm_after_pooling and add_pooling_layer
         self.post_init()
         if config.position_embedding == "relative":
             # One table for all heads, of which each process of tensor parallelism sees some.
@@ -487,8 +509,11 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             hidden_states = layer(
                 hidden_states, attention_mask, grid=tokens.grid, image_grids=tokens.image_grids, **kwargs
             )
-        hidden_states = self.layernorm(hidden_states)
+        if not self.norm_after_pooling:
+            hidden_states = self.layernorm(hidden_states)
         pooled = None if self.pooler is None else self.pooler(hidden_states, tokens.token_mask)
+        if self.norm_after_pooling:
+            pooled = self.layernorm(pooled)
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
     def _attention_mask(self, tokens: Tokens) -> Any:

@@ -130,7 +130,7 @@ class PositionTable(nn.Module):
         self.grid = config.grid
         self.hidden_size = config.hidden_size
         self.interpolation = config.position_interpolation
-        self.num_special_rows = config.num_special_tokens if config.position_on_class_token else 0
+        self.num_special_rows = config.num_special_positions
         h, w = config.grid
         kind = config.position_embedding
         if kind == "learned":

@@ -6,7 +6,7 @@ from hf_vit.models.modeling_hf_vit import HfViTBaseForImageClassification
 
 
 def num_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None:
-    """How many tokens of the last layer the head reads, the special ones; None where it may read all.
+    """How many tokens of the last layer the head reads, class and distillation token; None where it may read all.
 
     Layers that share a block have no last one, and a bias of relative positions is that of all tokens.
     """
@@ -16,7 +16,7 @@ def num_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None:
     shared = len(classifier.vit.layers) < config.num_hidden_layers
     if shared or config.pooling != "token" or config.is_causal or config.position_embedding == "relative":
         return None
-    return config.num_special_tokens
+    return config.num_special_tokens - config.num_register_tokens
 
 
 def only_for_head(

@@ -13,16 +13,19 @@ from hf_vit.models.modeling_hf_vit import (
     HfViTLayer,
     HfViTLayerScale,
     HfViTMLP,
+    HfViTSwiGLU,
 )
 from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
 from hf_vit.rewriting.planning import REPLACEMENTS
+from hf_vit.rewriting.transformer import FUSED_MLPS
 
 # What becomes part of something else, by exact types: a forward pass calls these modules no more.
-_LINEARS: dict[str, type[nn.Module]] = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), nn.Linear)
-_PARTS: dict[type[nn.Module], dict[str, type[nn.Module]]] = {
+_Kinds = dict[str, type[nn.Module] | tuple[type[nn.Module], ...]]
+_LINEARS: _Kinds = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), nn.Linear)
+_PARTS: dict[type[nn.Module], _Kinds] = {
     HfViTLayer: {
         "attention": HfViTAttention,
-        "mlp": HfViTMLP,
+        "mlp": tuple(FUSED_MLPS),
         "layer_scale1": HfViTLayerScale,
         "layer_scale2": HfViTLayerScale,
         "dropout": nn.Dropout,
@@ -30,6 +33,7 @@ _PARTS: dict[type[nn.Module], dict[str, type[nn.Module]]] = {
     },
     HfViTAttention: _LINEARS,
     HfViTMLP: {"fc1": nn.Linear, "fc2": nn.Linear, "dropout": nn.Dropout},
+    HfViTSwiGLU: {**dict.fromkeys(("gate_proj", "up_proj", "down_proj"), nn.Linear), "dropout": nn.Dropout},
     HfViTPatchEmbeddings: {"projection": nn.Conv2d},
     AttentionPooling: {"attention": nn.ModuleDict, "mlp": HfViTMLP},
     nn.ModuleDict: _LINEARS,  # of the pooling's attention
@@ -101,10 +105,11 @@ def _check_origin(name: str, module: nn.Module) -> None:
 
 def _check_untouched(name: str, module: nn.Module) -> None:
     """The module's parts are torch's and the package's, and nobody listens to it or has changed what it does."""
-    for part_name, kind in _PARTS.get(type(module), {}).items():
-        part = getattr(module, part_name, None)
-        if part is not None and type(part) is not kind:
-            raise UserError(f"{_described(f'{name}.{part_name}', part)}, not the plain {kind.__name__}; {_AS_LOADED}")
+    for part_name, kinds in _PARTS.get(type(module), {}).items():
+        part, kinds = getattr(module, part_name, None), kinds if isinstance(kinds, tuple) else (kinds,)
+        if part is not None and type(part) not in kinds:
+            plain = " or ".join(kind.__name__ for kind in kinds)
+            raise UserError(f"{_described(f'{name}.{part_name}', part)}, not the plain {plain}; {_AS_LOADED}")
     for kind in _HOOKS:
         # transformers records hidden states and attentions by hooks of its own; they move to the new part.
         if any(hook.__module__ != "transformers.utils.output_capturing" for hook in vars(module)[kind].values()):

@@ -3,6 +3,7 @@
 Legend: B batch, C channels, H x W px, h x w patch grid, P patch side, N tokens, D hidden size, A heads, K head size.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
@@ -11,7 +12,14 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from hf_vit.models.embeddings_hf_vit import HfViTPatchEmbeddings
-from hf_vit.models.modeling_hf_vit import AttentionPooling, HfViTAttention, HfViTLayer, HfViTLayerScale, HfViTMLP
+from hf_vit.models.modeling_hf_vit import (
+    AttentionPooling,
+    HfViTAttention,
+    HfViTLayer,
+    HfViTLayerScale,
+    HfViTMLP,
+    HfViTSwiGLU,
+)
 from hf_vit.rewriting.dense import Dense, derived
 
 # The GELUs that a dense layer takes along, by their modules: what a user put in an activation's place stays.
@@ -27,6 +35,13 @@ def dense_of(linear: nn.Linear, dtype: torch.dtype, scale: HfViTLayerScale | Non
     return Dense(weight * factor[:, None], bias * factor)
 
 
+def dense_of_all(linears: Sequence[nn.Linear], dtype: torch.dtype) -> Dense:
+    """Dense layers of the same inputs as one, their outputs side by side."""
+    weights: list[torch.Tensor] = [linear.weight for linear in linears]
+    biases: list[torch.Tensor] = [linear.bias for linear in linears if isinstance(linear.bias, nn.Parameter)]
+    return Dense(torch.cat(weights).to(dtype), torch.cat(biases).to(dtype) if biases else None)
+
+
 @final
 class FusedAttention(HfViTAttention):
     """`HfViTAttention` whose q, k and v are one product, and whose output projection adds the residual."""
@@ -35,10 +50,8 @@ class FusedAttention(HfViTAttention):
 
     @classmethod
     def of(cls, attention: HfViTAttention, scale: HfViTLayerScale | None, dtype: torch.dtype) -> "FusedAttention":
-        parts: list[Any] = [attention.q_proj, attention.k_proj, attention.v_proj]
-        bias = torch.cat([part.bias for part in parts]).to(dtype) if parts[0].bias is not None else None
         new = derived(cls, attention, without=("q_proj", "k_proj", "v_proj", "o_proj"))
-        new.qkv = Dense(torch.cat([part.weight for part in parts]).to(dtype), bias)
+        new.qkv = dense_of_all((attention.q_proj, attention.k_proj, attention.v_proj), dtype)
         new.o_proj = dense_of(attention.o_proj, dtype, scale)
         return new
 
@@ -91,6 +104,23 @@ class FusedMLP(nn.Module):
 
 
 @final
+class FusedSwiGLU(nn.Module):
+    """`HfViTSwiGLU` in evaluation, [.., D] -> [.., D]: gate and values are one product, the residual is the other's."""
+
+    def __init__(self, mlp: HfViTSwiGLU, scale: HfViTLayerScale | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.gate_up = dense_of_all((mlp.gate_proj, mlp.up_proj), dtype)
+        self.down_proj = dense_of(mlp.down_proj, dtype, scale)
+
+    def forward(self, hidden_states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        gate, values = self.gate_up(hidden_states).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * values, residual)
+
+
+FUSED_MLPS: dict[type[nn.Module], Callable[..., nn.Module]] = {HfViTMLP: FusedMLP, HfViTSwiGLU: FusedSwiGLU}
+
+
+@final
 class FusedLayer(HfViTLayer):
     """`HfViTLayer` in evaluation: the same norms, attention and MLP, each of which adds its residual.
 
@@ -103,7 +133,7 @@ class FusedLayer(HfViTLayer):
     def of(cls, layer: HfViTLayer, dtype: torch.dtype) -> "FusedLayer":
         new = derived(cls, layer, without=("layer_scale1", "layer_scale2", "dropout", "drop_path"))
         new.attention = FusedAttention.of(layer.attention, layer.layer_scale1, dtype)
-        new.mlp = FusedMLP(layer.mlp, layer.layer_scale2, dtype)
+        new.mlp = FUSED_MLPS[type(layer.mlp)](layer.mlp, layer.layer_scale2, dtype)
         new.num_read = None
         return new
 
