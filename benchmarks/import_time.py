@@ -1,9 +1,10 @@
-"""What hf_vit costs beyond importing transformers' own classes, in fresh processes.
+"""What `import hf_vit` costs beyond importing transformers' own classes, and what the program's quick answers cost.
 
     python benchmarks/import_time.py [--runs 9] [--output benchmarks/results/import_time.json]
 
-Each process first imports transformers' classes, then takes the CPU seconds of what hf_vit adds: so the noise of the
-seconds before does not enter the few hundredths that are asked for.
+A process first imports transformers' classes, then takes the CPU seconds of what hf_vit adds: so the noise of the
+seconds before does not enter the few hundredths that are asked for. Of the program all CPU seconds are counted, those
+of Python's start as well.
 """
 
 import argparse
@@ -11,44 +12,58 @@ import datetime
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
-BASE = "from transformers import PreTrainedModel, AutoModelForImageClassification"
 PROGRAM = """
 import time
 start = time.process_time()
-{base}
+from transformers import PreTrainedModel, AutoModelForImageClassification
 between = time.process_time()
-{own}
+import hf_vit
 print("CPU", between - start, time.process_time() - between)
 """
-CANDIDATES = {
-    "import hf_vit": "import hf_vit",
-    "hf-vit --help": "try:\n    from hf_vit.cli.main import main; main(['--help'])\nexcept SystemExit: pass",
+COMMANDS = {
+    "hf-vit --help": (["--help"], {}),
+    "hf-vit finetune --help": (["finetune", "--help"], {}),
+    "hf-vit --version": (["--version"], {}),
+    "completion": ([], {"_HF_VIT_COMPLETE": "complete_bash", "COMP_WORDS": "hf-vit finetune --le", "COMP_CWORD": "2"}),
 }
 
 
-def cpu_seconds(own: str) -> tuple[float, float]:
-    """CPU seconds of transformers' classes, and of what comes on top."""
-    code = PROGRAM.format(base=BASE, own=own)
-    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+def import_seconds() -> tuple[float, float]:
+    """CPU seconds of transformers' classes, and of what hf_vit adds."""
+    printed = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True).stdout
     base, added = printed.strip().splitlines()[-1].split()[1:]
     return float(base), float(added)
 
 
-def measure(own: str, runs: int) -> dict[str, float]:
-    cpu_seconds(own)  # warm the file cache
-    rows = [cpu_seconds(own) for _ in range(runs)]
-    low, median, high = statistics.quantiles([added for _, added in rows], n=4)
+def program_seconds(name: str) -> float:
+    """CPU seconds of the whole process."""
+    arguments, variables = COMMANDS[name]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    code = "from hf_vit_cli.main import main; main()"
+    subprocess.run(
+        [sys.executable, "-c", code, *arguments], check=True, capture_output=True, env={**os.environ, **variables}
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def spread(seconds: list[float]) -> dict[str, float]:
+    low, median, high = statistics.quantiles(seconds, n=4)
+    return {"median_s": median, "lower_quartile_s": low, "upper_quartile_s": high}
+
+
+def measure(runs: int) -> dict[str, dict[str, float]]:
+    imports = [import_seconds() for _ in range(runs + 1)][1:]  # the first warms the file cache
     return {
-        "transformers_s": statistics.median(base for base, _ in rows),
-        "added_s": median,
-        "lower_quartile_s": low,
-        "upper_quartile_s": high,
-    }
+        "import of transformers' classes": spread([base for base, _ in imports]),
+        "import hf_vit, beyond that": spread([added for _, added in imports]),
+    } | {name: spread([program_seconds(name) for _ in range(runs + 1)][1:]) for name in COMMANDS}
 
 
 def main() -> None:
@@ -69,13 +84,11 @@ def main() -> None:
         },
         "runs": options.runs,
         "load_before": os.getloadavg()[0],
-        "rows": {name: measure(own, options.runs) for name, own in CANDIDATES.items()},
+        "rows": measure(options.runs),
     }
     for name, row in result["rows"].items():
-        print(
-            f"{name:15} adds {row['added_s'] * 1000:.0f} ms CPU (quartiles {row['lower_quartile_s'] * 1000:.0f} .. "
-            f"{row['upper_quartile_s'] * 1000:.0f}) to transformers' {row['transformers_s']:.2f} s"
-        )
+        low, high = row["lower_quartile_s"], row["upper_quartile_s"]
+        print(f"{name:32} {row['median_s']:.3f} s CPU (quartiles {low:.3f} .. {high:.3f})")
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")

@@ -69,7 +69,7 @@ def program() -> Any:
     """The command line as typer sees it."""
     import typer
 
-    from hf_vit.cli.main import build_app
+    from hf_vit_cli.main import build_app
 
     return typer.main.get_command(build_app())
 

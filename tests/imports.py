@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGE = "hf_vit"
-SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
+PACKAGE, PROGRAM = "hf_vit", "hf_vit_cli"
+SOURCE = Path(__file__).parents[1] / "src"
 
 
 @functools.cache
@@ -22,7 +22,7 @@ def files() -> dict[str, Path]:
         for name in names:
             path = Path(folder) / name
             if path.suffix == ".py":
-                parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+                parts = path.relative_to(SOURCE).with_suffix("").parts
                 found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
@@ -66,7 +66,7 @@ def graph() -> dict[str, dict[str, set[str]]]:
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
         found[module] = {}
         for origin, name in imports(path, package):
-            if origin.split(".")[0] == PACKAGE:
+            if origin.split(".")[0] in (PACKAGE, PROGRAM):
                 target = target_of(origin, name)
                 if target != module:
                     found[module].setdefault(target, set()).add(name or origin)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_vit.cli.main import COMMANDS
+from hf_vit_cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

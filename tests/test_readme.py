@@ -12,7 +12,7 @@ import pytest
 import sklearn.datasets
 import sklearn.utils
 
-from hf_vit.cli.main import main
+from hf_vit_cli.main import main
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)

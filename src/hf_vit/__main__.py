@@ -1,5 +1,5 @@
 """`python -m hf_vit` is the `hf-vit` program."""
 
-from hf_vit.cli.main import main
+from hf_vit_cli.main import main
 
 main()

@@ -9,10 +9,10 @@ from models.families import FAMILIES
 
 import hf_vit.analysis.api as api
 from hf_vit.analysis import ANALYSES, AnalysisSettings, analyze
-from hf_vit.cli.main import main
 from hf_vit.data import make_processor
 from hf_vit.hub.card import write_card
 from hf_vit.results.facts import Facts
+from hf_vit_cli.main import main
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 
 from hf_vit.analysis import analyze, open_cue_conflicts
 from hf_vit.analysis.analyses.shape_bias import class_decisions, count_decisions, shape_share
-from hf_vit.cli.main import main
 from hf_vit.errors import UserError
 from hf_vit.results.facts import Facts
 from hf_vit.subjects.subject import Subject
+from hf_vit_cli.main import main
 
 CLASSES = ("ant", "bee", "cow")
 SHADES = {name: 60 * place for place, name in enumerate(CLASSES)}

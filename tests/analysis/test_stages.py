@@ -6,9 +6,9 @@ import pytest
 from models.families import FAMILIES
 
 from hf_vit.analysis import ANALYSES, AnalysisSettings, StagesDocument, analyze, analyze_stages, stage_folders
-from hf_vit.cli.main import main
 from hf_vit.data import make_processor
 from hf_vit.errors import UserError
+from hf_vit_cli.main import main
 
 SETTINGS = AnalysisSettings(num_images=4, batch_size=4)
 ONLY = ["attention_entropy", "cka"]

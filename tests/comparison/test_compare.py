@@ -10,11 +10,11 @@ import pytest
 from comparison import zoo
 from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
 
-from hf_vit.cli.main import main
 from hf_vit.comparison import ComparisonSettings, ModelResult, SpeedResult, api, compare
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.results.facts import Facts
+from hf_vit_cli.main import main
 
 FEW = ComparisonSettings(corruptions=("contrast",), epsilons=(4.0,), robustness_images=8, speed_turns=0)
 

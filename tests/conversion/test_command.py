@@ -11,10 +11,10 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 import hf_vit.conversion as conversion
-from hf_vit.cli.main import main
-from hf_vit.cli.options import parse_size
 from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_vit import HfViTModel
+from hf_vit_cli.main import main
+from hf_vit_cli.options import parse_size
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:

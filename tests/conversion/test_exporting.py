@@ -17,12 +17,12 @@ from transformers import ViTImageProcessor
 
 import hf_vit
 import hf_vit.conversion as conversion
-from hf_vit.cli.main import main
 from hf_vit.conversion.api import export
 from hf_vit.conversion.origins.registry import find_origin
 from hf_vit.conversion.origins.transforms import TRANSFORMS
 from hf_vit.conversion.targets.registry import TARGETS
 from hf_vit.errors import UserError
+from hf_vit_cli.main import main
 
 SIZES = {
     "image_size": 12,

@@ -15,8 +15,8 @@ from torch import nn
 from transformers import ViTModel
 
 import hf_vit.conversion as conversion
-from hf_vit.cli.main import main
 from hf_vit.errors import UserError
+from hf_vit_cli.main import main
 
 # As the golden tests: a hybrid normalises again and again, and float32 rounds otherwise on other processors.
 FLOAT32 = {"hf_vit": 1e-5, "hf_hybrid_vit": 6e-5}

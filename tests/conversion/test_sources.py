@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from hf_vit import conversion
-from hf_vit.cli.main import main
 from hf_vit.conversion.fetch import download
 from hf_vit.conversion.fetch.addresses import fetch
 from hf_vit.errors import UserError
+from hf_vit_cli.main import main
 
 
 @dataclass

@@ -11,13 +11,13 @@ from originals.bit_paper import as_big_transfer, make_resnet_v2
 from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, vit_hybrid_parts
 
 import hf_vit.conversion as conversion
-from hf_vit.cli.main import main
 from hf_vit.conversion.account import report_of
 from hf_vit.conversion.origins.registry import ORIGINS
 from hf_vit.conversion.origins.transforms import TRANSFORMS
 from hf_vit.conversion.readers.checkpoint import Companions
 from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
+from hf_vit_cli.main import main
 
 
 @pytest.mark.parametrize("labels", [None, 3])

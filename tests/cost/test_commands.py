@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
-from hf_vit.cli.main import main
 from hf_vit.cost import forward_flops, measured_run, training_flops
 from hf_vit.cost.blog import CORE_DAYS
 from hf_vit.results.facts import Record, append_record
+from hf_vit_cli.main import main
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "num_labels": 4}
 

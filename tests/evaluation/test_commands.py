@@ -11,8 +11,8 @@ from evaluation.tiny import NAMES, make_classifier, make_dataset, make_images, m
 from PIL import Image
 from transformers import pipeline
 
-from hf_vit.cli.main import main
 from hf_vit.results.facts import Facts
+from hf_vit_cli.main import main
 
 Save = Callable[..., Path]
 

@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
-from hf_vit.cli.main import main
 from hf_vit.data import eval_transform, load_data, make_processor
 from hf_vit.evaluation.embedding.job import embed
+from hf_vit_cli.main import main
 
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
 

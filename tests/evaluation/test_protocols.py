@@ -9,10 +9,10 @@ import pytest
 from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
 from PIL import Image
 
-from hf_vit.cli.main import main
 from hf_vit.evaluation import PROTOCOLS, evaluate_protocol
 from hf_vit.hub.card import render_card
 from hf_vit.results.facts import Facts, append_record, new_record
+from hf_vit_cli.main import main
 
 Run = Callable[..., tuple[int, str, str]]
 # Options that keep a protocol quick, as they are typed.
@@ -191,7 +191,7 @@ def test_the_page_has_every_protocol_and_commands_that_parse() -> None:
 
     import typer
 
-    from hf_vit.cli.measure.evaluate import evaluate
+    from hf_vit_cli.measure.evaluate import evaluate
 
     app = typer.Typer()
     app.command()(evaluate)

@@ -70,7 +70,7 @@ def verify(
 
 def program(*arguments: str) -> None:
     """hf-vit."""
-    from hf_vit.cli.main import main
+    from hf_vit_cli.main import main
 
     main(list(arguments))
 

@@ -14,11 +14,11 @@ from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
 from huggingface_hub import ModelCard
 
 from hf_vit import HfViTForImageClassification, HfViTModel, variant_config
-from hf_vit.cli.main import main
 from hf_vit.errors import UserError
 from hf_vit.hub.card import is_rendered, refresh_card, render_card, write_card
 from hf_vit.hub.model_folder import count_parameters
 from hf_vit.results.facts import DataFact, Facts, Record, append_record
+from hf_vit_cli.main import main
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 

@@ -87,7 +87,7 @@ def test_an_example_is_python_whatever_the_folder_is_called(name: str, model_fol
 
 
 def test_the_card_command_refuses_what_is_no_repository(model_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from hf_vit.cli.main import main
+    from hf_vit_cli.main import main
 
     with pytest.raises(SystemExit):
         main(["card", str(model_folder), "--repo", 'x"; import os; "'])

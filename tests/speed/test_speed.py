@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from hf_vit.cli.main import main
 from hf_vit.errors import UserError
 from hf_vit.speed.cells import Cell, MeasuredCell, Outcome, best_peer, measure_cell
 from hf_vit.speed.measuring import Quartiles
 from hf_vit.speed.peers import COMPILED, FROZEN, OURS, PEERS, PRODUCTS, Shape, build, obstacle
 from hf_vit.speed.speed_file import SpeedFile
+from hf_vit_cli.main import main
 
 ROOT = Path(__file__).parents[2]
 SHAPE = Shape("Ti/16", 32)
@@ -141,7 +141,7 @@ def bare(monkeypatch):
         "hf_vit.results",
         "hf_vit.rewriting",
         "hf_vit.inference",
-        "hf_vit.cli",
+        "hf_vit_cli.",
         "hf_vit.environment",
     )
     for name in [name for name in sys.modules if name.startswith(anew)]:

@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
 
-from hf_vit.cli.main import main
 from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate_protocol
 from hf_vit.models.modeling_hf_vit import HfViTAttention
@@ -18,6 +17,7 @@ from hf_vit.models.positions_hf_vit import resample_position_table
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
 from hf_vit.training.model_source import build_classifier, find_model
+from hf_vit_cli.main import main
 
 SHORT = ("--steps", "24", "--evaluations", "4", "--batch-size", "12", "--learning-rate", "2e-3", "--precision", "fp32")
 

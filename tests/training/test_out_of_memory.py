@@ -96,7 +96,7 @@ def test_evaluation_and_analysis_name_their_batches(tiny_config, monkeypatch):
 
 
 def test_commands_without_a_batch_end_in_one_line(command, monkeypatch):
-    monkeypatch.setattr("hf_vit.cli.main.build_app", lambda: failing_forward)
+    monkeypatch.setattr("hf_vit_cli.main.build_app", lambda: failing_forward)
     code, _, err = command("cost")
     assert code == 1
     assert err.startswith("hf-vit: there is too little memory for this; end other programs")

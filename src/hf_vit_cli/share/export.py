@@ -8,9 +8,9 @@ import typer
 
 def export(
     model: Annotated[str, typer.Argument(help="Folder or Hub id of a model.")],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the exported model.")],
+    output: Annotated[Path, typer.Argument(help="New folder for the exported model.")],
     to: Annotated[str, typer.Option(metavar="TARGET", help="transformers, timm, vit_jax or onnx.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT where an earlier export wrote it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what an earlier export wrote.")] = False,
 ) -> None:
     """Write a model in the files of another library, and compare its results there; all or nothing."""
     from hf_vit import conversion

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hf_vit.cli import options
-from hf_vit.cli.cost_rows import rate_of, time_rows
-from hf_vit.cli.train.stopping import stoppable
+from hf_vit_cli import options
+from hf_vit_cli.config_file import Config
+from hf_vit_cli.cost_rows import rate_of, time_rows
+from hf_vit_cli.train.stopping import stoppable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,6 +23,7 @@ def finetune(
     model: options.Model,
     data: options.Data,
     output: options.Output,
+    config: Config = None,
     recipe: Annotated[str, typer.Option(help="Settings by name; hf-vit recipes shows them.")] = "default-small",
     image_size: options.ImageSize = None,
     teacher: Annotated[
@@ -96,10 +98,10 @@ def finetune(
     zoom: options.Zoom = None,
 ) -> None:
     """Train an image classifier: fine-tune a checkpoint, or a variant from scratch."""
-    from hf_vit.cli.command_line import command_line
     from hf_vit.training import finetune as run
     from hf_vit.training.processes import is_first
     from hf_vit.training.recipes.registry import OVERRIDABLE
+    from hf_vit_cli.command_line import command_line
 
     chosen = options.finetune_options(context.params)
     overrides = {name: value for name, value in context.params.items() if name in OVERRIDABLE}

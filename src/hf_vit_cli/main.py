@@ -1,11 +1,17 @@
 """The `hf-vit` program: collects the commands and turns bad input into one line and a non-zero exit."""
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
+from typing import Annotated
 
 import typer
+
+from hf_vit_cli.command import Command
+from hf_vit_cli.messages import exit_code_of, message_of
 
 # Command -> the folder of its module, which has a function, or a group of them, of that name (dashes: underscores).
 COMMANDS: dict[str, str] = {
@@ -18,50 +24,43 @@ COMMANDS: dict[str, str] = {
 
 def build_app() -> typer.Typer:
     """Assemble the typer application; command modules import nothing heavy at their top."""
-    app = typer.Typer(
-        name="hf-vit",
-        help="Vision transformers for Hugging Face: train, evaluate, convert, share.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-    )
+    app = typer.Typer(name="hf-vit", pretty_exceptions_enable=False)
 
-    @app.callback()
-    def _root() -> None:  # pyright: ignore[reportUnusedFunction]
+    @app.callback(invoke_without_command=True)
+    def _root(  # pyright: ignore[reportUnusedFunction]
+        context: typer.Context,
+        version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    ) -> None:
         """Vision transformers for Hugging Face: train, evaluate, convert, share."""
+        if version:
+            typer.echo(f"hf-vit {metadata.version('hf-vit')}")
+            raise typer.Exit
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help())
 
     for name, folder in COMMANDS.items():
         attribute = name.replace("-", "_")
-        module = importlib.import_module(f"hf_vit.cli.{folder}.{attribute}")
+        module = importlib.import_module(f"hf_vit_cli.{folder}.{attribute}")
         command = getattr(module, attribute)
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command(name)(command)
+            app.command(name, cls=Command)(command)
     return app
-
-
-def _bad_input() -> tuple[type[Exception], ...]:
-    """Errors that tell of bad input; asked for when one is on its way, as the import takes its time."""
-    from huggingface_hub.errors import StrictDataclassError
-
-    from hf_vit.errors import UserError
-
-    return UserError, OSError, StrictDataclassError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program: exit 0, or one line on standard error and an exit code other than 0."""
-    from hf_vit.errors import UserError, enough_memory, strict_reason
-
+    # Where torchao is installed, transformers imports it, and torch complains of it (torchao 0.18 with torch 2.13).
+    logging.getLogger("torch.utils._pytree").addFilter(lambda record: "is an Enum subclass" not in record.msg)
+    given = None if arguments is None else list(arguments)
     try:
-        with enough_memory("this", "end other programs, or choose a smaller batch, image or model"):
-            build_app()(args=list(arguments) if arguments is not None else None, prog_name="hf-vit")
-    except _bad_input() as error:
-        if os.environ.get("HF_VIT_TRACEBACK"):
+        code = build_app()(args=given, prog_name="hf-vit", standalone_mode=False)
+    except Exception as error:
+        message = None if os.environ.get("HF_VIT_TRACEBACK") else message_of(error)
+        if message is None:
             raise
-        text = str(error) if isinstance(error, UserError | OSError) else strict_reason(error)
-        message = " ".join(text.split()) or type(error).__name__
         rank = os.environ.get("RANK", "0")
         print(f"hf-vit: {message}" if rank == "0" else f"hf-vit (process {rank}): {message}", file=sys.stderr)
-        raise SystemExit(1) from None
+        code = exit_code_of(error)
+    raise SystemExit(code or 0)

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from hf_vit_cli import options
+
 
 def analyze(
     context: typer.Context,
@@ -38,17 +40,17 @@ def analyze(
     cka_batch_size: Annotated[int, typer.Option(help="Images a minibatch of CKA.", min=4)] = 64,
     rollout_identity: Annotated[float, typer.Option(help="Share of the identity in rollout; 0: none.")] = 0.5,
     picture_format: Annotated[str, typer.Option(help="png or svg.")] = "png",
-    device: Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")] = None,
+    device: options.Device = None,
     seed: Annotated[int, typer.Option(help="Of the choice of images, and of splits that are cut.", min=0)] = 0,
 ) -> None:
     """Look at how a model sees: attention, filters, positions, CKA, inductive biases; as JSON, pictures and HTML."""
     from hf_vit.analysis import AnalysisSettings, analyze_stages, save_analyses, stage_folders
     from hf_vit.analysis import analyze as run_analyses
-    from hf_vit.cli.command_line import command_line
     from hf_vit.data import load_data
     from hf_vit.errors import UserError
     from hf_vit.hub.card import refresh_card
     from hf_vit.results.facts import Facts
+    from hf_vit_cli.command_line import command_line
 
     if picture_format not in ("png", "svg"):
         raise UserError(f"picture format '{picture_format}' is not known; choose png or svg")

@@ -5,16 +5,12 @@ from typing import Annotated
 
 import typer
 
+from hf_vit_cli import options
+
 
 def embed(
     model: Annotated[str, typer.Argument(help="Folder, Hub id, or timm:NAME.", show_default=False)],
-    data: Annotated[
-        str,
-        typer.Option(
-            help="digits, photos, a folder of class folders, parquet or webdataset files, or a Hub id.",
-            show_default=False,
-        ),
-    ],
+    data: options.Data,
     output: Annotated[Path, typer.Option(help="Folder for the parquet files.", show_default=False)],
     split: Annotated[list[str] | None, typer.Option(help="Repeat for more; by default all.")] = None,
     predictions: Annotated[
@@ -25,8 +21,8 @@ def embed(
     batch_size: Annotated[int, typer.Option(help="Images a forward pass.", min=1)] = 32,
     rows_per_file: Annotated[int, typer.Option(help="Images a file; of a stream a shard is a file.", min=1)] = 4096,
     streaming: Annotated[bool, typer.Option("--streaming", help="Read the data while computing.")] = False,
-    skip_bad_images: Annotated[bool, typer.Option("--skip-bad-images", help="Leave out unreadable images.")] = False,
-    device: Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")] = None,
+    skip_bad_images: options.SkipBadImages = False,
+    device: options.Device = None,
     seed: Annotated[int, typer.Option(help="Seed of the splits that are cut where the data has none.")] = 0,
 ) -> None:
     """Write embeddings or predictions of a data set into parquet files; a stopped run goes on by the same command."""

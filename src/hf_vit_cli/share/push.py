@@ -7,7 +7,7 @@ import typer
 
 
 def push(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a saved model.", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="Folder of a saved model.", show_default=False)],
     repo: Annotated[str, typer.Argument(help="Name on the Hub: user/name, or name for your own.", show_default=False)],
     private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch; made from main if it is not there.")] = None,
@@ -23,7 +23,7 @@ def push(
 
     check_repo_id(repo)
     result = push_to_hub(
-        folder,
+        model,
         repo,
         private=private,
         revision=revision,

@@ -6,7 +6,7 @@ from typing import Annotated
 import pytest
 import typer
 
-from hf_vit.cli.command_line import command_line
+from hf_vit_cli.command_line import command_line
 
 
 def _typed(*arguments: str) -> str:

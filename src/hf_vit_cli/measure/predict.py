@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from hf_vit_cli import options
+
 
 def predict(
     model: Annotated[
@@ -15,8 +17,8 @@ def predict(
     top: Annotated[int, typer.Option(help="Classes to show for every image.", min=1)] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list instead of a table.")] = False,
     batch_size: Annotated[int, typer.Option(help="Images a step.", min=1)] = 32,
-    skip_bad_images: Annotated[bool, typer.Option("--skip-bad-images", help="Leave out unreadable images.")] = False,
-    device: Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")] = None,
+    skip_bad_images: options.SkipBadImages = False,
+    device: options.Device = None,
 ) -> None:
     """Say what images show: the most likely classes with their probabilities."""
     import json

@@ -11,7 +11,7 @@ def command_line(context: typer.Context) -> str:
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
         options = [name for name in parameter.opts if name.startswith("--")]
-        if value is None or (options and value == parameter.get_default(context)):
+        if value is None or (options and value == parameter.default):
             continue
         if isinstance(value, bool):
             words.append(options[0] if value else parameter.secondary_opts[0])

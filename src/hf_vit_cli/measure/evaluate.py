@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hf_vit_cli import options
+
 if TYPE_CHECKING:
     from hf_vit.evaluation import ProtocolRun
 
@@ -15,13 +17,7 @@ def evaluate(
         str,
         typer.Argument(help="Folder or Hub id of an image classifier, or timm:NAME.", show_default=False),
     ],
-    data: Annotated[
-        str,
-        typer.Option(
-            help="digits, photos, a folder of class folders, parquet or webdataset files, or a Hub id.",
-            show_default=False,
-        ),
-    ],
+    data: options.Data,
     protocol: Annotated[
         str,
         typer.Option(
@@ -34,9 +30,9 @@ def evaluate(
         Path | None,
         typer.Option(help="Folder for numbers and pictures; by default pictures lie with the model.", file_okay=False),
     ] = None,
-    skip_bad_images: Annotated[bool, typer.Option("--skip-bad-images", help="Leave out unreadable images.")] = False,
+    skip_bad_images: options.SkipBadImages = False,
     streaming: Annotated[bool, typer.Option("--streaming", help="Read the data while evaluating.")] = False,
-    device: Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")] = None,
+    device: options.Device = None,
     seed: Annotated[int, typer.Option(help="Of splits that are cut where the data has none, and of draws.", min=0)] = 0,
     num_images: Annotated[int | None, typer.Option(help="Judge by so many images.", min=1)] = None,
     shots: Annotated[list[int] | None, typer.Option(help="few-shot: images a class; repeat for more.")] = None,
@@ -52,7 +48,7 @@ def evaluate(
     fill: Annotated[str | None, typer.Option(help="patch-drop: mean (of the image) or black.")] = None,
 ) -> None:
     """Measure an image classifier: accuracy, calibration, every class; or by another protocol."""
-    options: dict[str, Any] = {
+    of_protocol: dict[str, Any] = {
         "shots": shots,
         "trials": trials,
         "neighbors": neighbors,
@@ -63,9 +59,9 @@ def evaluate(
         "patch_size": patch_size,
         "fill": fill,
     }
-    from hf_vit.cli.command_line import command_line
     from hf_vit.evaluation import evaluate_protocol, save_protocol
     from hf_vit.hub.card import refresh_card
+    from hf_vit_cli.command_line import command_line
 
     run = evaluate_protocol(
         protocol,
@@ -78,7 +74,7 @@ def evaluate(
         device=device,
         streaming=streaming,
         skip_bad_images=skip_bad_images,
-        **{name: value for name, value in options.items() if value is not None},
+        **{name: value for name, value in of_protocol.items() if value is not None},
     )
     for note in run.examination.data.notes:
         typer.echo(f"note: {note}", err=True)

@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from hf_vit.cli.options import parse_size
+from hf_vit_cli.options import parse_size
 
 
 def convert(
-    source: Annotated[
+    model: Annotated[
         str, typer.Argument(help="Checkpoint: file or folder, https:// or gs:// address, or hf://owner/name/file.")
     ],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the converted model.")],
+    output: Annotated[Path, typer.Argument(help="New folder for the converted model.")],
     image_size: Annotated[
         str | None,
         typer.Option(metavar="HxW", help="Declare the size in px the source was made for (a table that is no square)."),
@@ -49,13 +49,13 @@ def convert(
     sha256: Annotated[
         str | None, typer.Option(metavar="HEX", help="What the source file must be; anything else is refused.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT where an earlier conversion wrote it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what an earlier conversion wrote.")] = False,
 ) -> None:
     """Convert an original checkpoint into a folder that from_pretrained reads; all or nothing."""
     from hf_vit import conversion
 
     result = conversion.convert(
-        source,
+        model,
         output,
         image_size=parse_size(image_size),
         resize_to=parse_size(resize_to, "--resize-to"),

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_vit.cli import options
-from hf_vit.cli.cost_rows import Rows, dollars, flops, rate_of, time_rows
+from hf_vit_cli import options
+from hf_vit_cli.cost_rows import Rows, dollars, flops, rate_of, time_rows
 
 if TYPE_CHECKING:
     from hf_vit.cost import BlogEstimate, CorrectedEstimate, CostSummary

@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from hf_vit.cli import options
-from hf_vit.cli.train.stopping import stoppable
+from hf_vit_cli import options
+from hf_vit_cli.config_file import Config
+from hf_vit_cli.train.stopping import stoppable
 
 _PATCHES = "Masked and next patch prediction"
 _CONTRAST = "Momentum contrast"
@@ -16,6 +17,7 @@ def pretrain(
     model: options.Model,
     data: options.Data,
     output: options.Output,
+    config: Config = None,
     objective: Annotated[str, typer.Option(help="masked-patch, next-patch or contrastive.")] = "masked-patch",
     recipe: Annotated[
         str | None, typer.Option(help="Settings by name (hf-vit recipes); by default the objective's small one.")
@@ -68,12 +70,12 @@ def pretrain(
     shift_px: options.ShiftPx = None,
 ) -> None:
     """Pre-train without labels; hf-vit finetune --model OUTPUT goes on from there."""
-    from hf_vit.cli.command_line import command_line
     from hf_vit.training import pretrain as run
     from hf_vit.training.processes import is_first
     from hf_vit.training.recipes.registry import OVERRIDABLE
     from hf_vit.training.tasks.masking import RandomMasking
     from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
+    from hf_vit_cli.command_line import command_line
 
     chosen = options.finetune_options(context.params)
     contrastive = ContrastiveOptions(

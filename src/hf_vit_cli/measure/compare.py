@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hf_vit.cli import options
+from hf_vit_cli import options
 
 if TYPE_CHECKING:
     from hf_vit.comparison import ModelResult, SpeedResult
@@ -20,13 +20,7 @@ def compare(
         list[str],
         typer.Argument(help="Two or more: folders, Hub ids, or timm:NAME (timm:FOLDER).", show_default=False),
     ],
-    data: Annotated[
-        str,
-        typer.Option(
-            help="digits, photos, a folder of class folders, parquet or webdataset files, or a Hub id.",
-            show_default=False,
-        ),
-    ],
+    data: options.Data,
     output: Annotated[Path, typer.Option(help="Folder for tables, pictures and the page.", file_okay=False)],
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     probe: Annotated[
@@ -42,15 +36,15 @@ def compare(
     batch_size: Annotated[int, typer.Option(help="Images a forward.", min=1)] = 32,
     speed_turns: Annotated[int, typer.Option(help="Forwards of each model that are timed; 0: no speed.", min=0)] = 10,
     speed_batch_size: Annotated[int, typer.Option(help="Images of such a forward.", min=1)] = 8,
-    skip_bad_images: Annotated[bool, typer.Option("--skip-bad-images", help="Leave out unreadable images.")] = False,
-    device: Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")] = None,
+    skip_bad_images: options.SkipBadImages = False,
+    device: options.Device = None,
     seed: Annotated[int, typer.Option(help="Of draws, noise and splits that are cut.", min=0)] = 0,
 ) -> None:
     """Put image classifiers of any library side by side: accuracy, calibration, robustness, FLOPs, speed, memory."""
-    from hf_vit.cli.command_line import command_line
     from hf_vit.comparison import ComparisonSettings, save_comparison
     from hf_vit.comparison import compare as run_comparison
     from hf_vit.results.facts import Facts
+    from hf_vit_cli.command_line import command_line
 
     for model in models:
         if Path(model).is_dir():

@@ -21,8 +21,8 @@ def demo(
     """Train a small ViT on handwritten digits, evaluate it, save it, and load it with plain transformers."""
     from rich.console import Console
 
-    from hf_vit.cli.command_line import command_line
     from hf_vit.training.demonstration import demonstrate
+    from hf_vit_cli.command_line import command_line
 
     start, console = time.perf_counter(), Console()
     accuracies: list[float] = []

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from hf_vit.cli import options
+from hf_vit_cli import options
 
 
 def soup(
@@ -25,8 +25,8 @@ def soup(
     from rich.markup import escape
     from rich.table import Table
 
-    from hf_vit.cli.command_line import command_line
     from hf_vit.training.soups import make_soup
+    from hf_vit_cli.command_line import command_line
 
     made = make_soup(
         models,

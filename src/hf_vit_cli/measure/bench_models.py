@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hf_vit.cli.command_line import command_line
+from hf_vit_cli.command_line import command_line
 
 if TYPE_CHECKING:
     from hf_vit.speed.cells import MeasuredCell

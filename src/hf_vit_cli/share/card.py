@@ -7,17 +7,17 @@ import typer
 
 
 def card(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a saved model.", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="Folder of a saved model.", show_default=False)],
     repo: Annotated[str | None, typer.Option(help="Name on the Hub, for the examples: user/name.")] = None,
     license: Annotated[str | None, typer.Option(help="Hub license id, for example apache-2.0 or cc-by-4.0.")] = None,
 ) -> None:
-    """Write a model's card, DIR/README.md, from its recorded facts."""
+    """Write a model's card, MODEL/README.md, from its recorded facts."""
     from hf_vit.errors import UserError
     from hf_vit.hub.card import write_card
     from hf_vit.hub.preflight import check_repo_id
 
     if repo is not None:
         check_repo_id(repo)
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}; give the folder of a saved model")
-    print(f"wrote {write_card(folder, repo_id=repo, license=license)}")
+    if not model.is_dir():
+        raise UserError(f"there is no folder {model}; give the folder of a saved model")
+    print(f"wrote {write_card(model, repo_id=repo, license=license)}")

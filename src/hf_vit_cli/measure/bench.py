@@ -4,21 +4,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hf_vit.cli import options
-from hf_vit.cli.measure import bench_models
+from hf_vit_cli import options
+from hf_vit_cli.command import Command
+from hf_vit_cli.measure import bench_models
 
 if TYPE_CHECKING:
     from hf_vit.training.input_speed import InputSpeed
 
-bench = typer.Typer(help="Measure speed on this machine: models, the input of a training.", no_args_is_help=True)
-bench.command("models")(bench_models.model_speed)
+bench = typer.Typer(help="Measure speed on this machine: models, the input of a training.")
+bench.command("models", cls=Command)(bench_models.model_speed)
 
 
-@bench.command("data")
+@bench.command("data", cls=Command)
 def data_speed(
     context: typer.Context,
-    data: options.Data,
     model: options.Model,
+    data: options.Data,
     recipe: Annotated[str, typer.Option(help="Settings by name; decides how images are varied.")] = "default-small",
     image_size: options.ImageSize = None,
     micro_batch_size: Annotated[int | None, typer.Option(help="Images a forward pass.")] = None,

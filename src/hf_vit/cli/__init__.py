@@ -1,1 +1,0 @@
-"""The command line: one thin module a command. Parses, calls the package, reports."""

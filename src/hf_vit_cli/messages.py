@@ -1,0 +1,36 @@
+"""What is said of an error that tells of bad input: one line."""
+
+import typer
+
+
+def exit_code_of(error: Exception) -> int:
+    """2 for a command that was typed wrongly, 1 for what it could not do."""
+    return error.exit_code if isinstance(error, typer.TyperException) else 1
+
+
+def message_of(error: Exception) -> str | None:
+    """The line; None where the error is no user's, and its traceback is wanted."""
+    text = _misuse(error) if isinstance(error, typer.TyperException) else _refusal(error)
+    return None if text is None else " ".join(text.split()) or type(error).__name__
+
+
+def _misuse(error: typer.TyperException) -> str:
+    """Of what was typed: what is wrong, and where to look."""
+    text, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+    where = "hf-vit" if context is None else context.command_path
+    return f"{text[:1].lower()}{text[1:]}; {where} --help tells what it takes"
+
+
+def _refusal(error: Exception) -> str | None:
+    # Not before there is something to be told: these imports take seconds.
+    from huggingface_hub.errors import StrictDataclassError
+
+    from hf_vit.errors import UserError, is_out_of_memory, strict_reason
+
+    if isinstance(error, UserError | OSError):
+        return str(error)
+    if isinstance(error, StrictDataclassError):
+        return strict_reason(error)
+    if is_out_of_memory(error):
+        return "there is too little memory for this; end other programs, or choose a smaller batch, image or model"
+    return None

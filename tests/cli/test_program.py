@@ -1,0 +1,288 @@
+"""The program's entry: quick answers, how commands are given what they need, what is said of a typing error."""
+
+import contextlib
+import json
+import logging
+import os
+import resource
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+import hf_vit
+from hf_vit_cli.main import build_app, main
+
+ROOT = Path(__file__).parents[2]
+QUIET = {**os.environ, "_TYPER_FORCE_DISABLE_TERMINAL": "1", "COLUMNS": "100"}
+
+
+def commands(group=None, path=()):
+    """(words of the path, command) of every command, those of groups as well."""
+    for name, command in (group or typer.main.get_command(build_app())).commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+COMMANDS = {" ".join(path): command for path, command in commands()}
+
+
+def told(capsys, *arguments):
+    """(exit code, standard output, standard error) of a call in this process."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    return ended.value.code, out, err
+
+
+# What takes seconds to import is barred: an answer that looked for it would end in a traceback.
+QUICK = """
+import io, json, sys
+from contextlib import redirect_stdout
+
+class Bar:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("hf_vit", "torch", "transformers", "numpy", "datasets", "huggingface_hub", "PIL"):
+            raise AssertionError(f"{name} was imported")
+
+sys.meta_path.insert(0, Bar())
+from hf_vit_cli.main import main
+
+for line in json.loads(sys.argv[1]):
+    with redirect_stdout(io.StringIO()) as printed:
+        try:
+            main(line)
+        except SystemExit as ended:
+            print(json.dumps([line, ended.code, printed.getvalue()]), file=sys.__stdout__)
+"""
+
+
+def test_help_version_and_misuse_need_no_library():
+    lines = [["--help"], ["--version"], [], ["bench", "--help"], *([*name.split(), "--help"] for name in COMMANDS)]
+    wrong = [["finetun"], ["finetune"], ["evaluate", "--no-such"], ["finetune", "--config", "no-such-file"]]
+    finished = subprocess.run(
+        [sys.executable, "-c", QUICK, json.dumps(lines + wrong)], env=QUIET, capture_output=True, text=True, timeout=300
+    )
+    assert finished.returncode == 0, finished.stderr
+    answers = [json.loads(line) for line in finished.stdout.splitlines()]
+    assert [answer[0] for answer in answers] == lines + wrong
+    for line, code, printed in answers[: len(lines)]:
+        assert (code, printed == "") == (0, False), line
+    assert [(code, printed) for _, code, printed in answers[len(lines) :]] == [(2, "")] * len(wrong)
+    assert len(finished.stderr.splitlines()) == len(wrong), "one line each"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (["--help"], {}),
+        (["--version"], {}),
+        (["finetune", "--help"], {}),
+        ([], {"_HF_VIT_COMPLETE": "complete_bash", "COMP_WORDS": "hf-vit fin", "COMP_CWORD": "1"}),
+    ],
+)
+def test_quick_answers_take_less_than_half_a_second_of_cpu(arguments, variables):
+    seconds = []
+    for _ in range(3):  # on a busy machine a process counts more: its best counts
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [sys.executable, "-c", "from hf_vit_cli.main import main; main()", *arguments],
+            env={**os.environ, **variables},
+            check=True,
+            capture_output=True,
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    assert min(seconds) < 0.5
+
+
+def test_the_version_is_one(capsys):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert told(capsys, "--version") == (0, f"hf-vit {project['version']}\n", "")
+    assert hf_vit.__version__ == project["version"]
+    assert project["scripts"] == {"hf-vit": "hf_vit_cli.main:main"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "position", "offered"),
+    [
+        ("hf-vit fine", 1, ["finetune"]),
+        ("hf-vit bench ", 2, ["models", "data"]),
+        ("hf-vit finetune --learning", 2, ["--learning-rate"]),
+        ("hf-vit convert --ver", 2, ["--verify"]),
+    ],
+)
+def test_bash_completes(typed, position, offered, capsys, monkeypatch):
+    monkeypatch.setenv("_HF_VIT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(position))
+    code, out, err = told(capsys)
+    assert (code, out.split(), err) == (0, offered, "")
+
+
+def test_completion_can_be_installed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("shellingham.detect_shell", lambda *_: ("bash", "/bin/bash"))
+    code, script, err = told(capsys, "--show-completion")
+    assert (code, err) == (0, "")
+    assert "complete -o default -F _hf_vit_completion hf-vit" in script
+    code, out, err = told(capsys, "--install-completion")
+    assert (code, err) == (0, "")
+    assert "bash completion installed" in out
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and "_hf_vit_completion" in path.read_text()]
+    assert written
+
+
+def test_torch_is_not_heard_complaining_of_torchao():
+    """Two lines before every answer of version 0.1; what else torch has to say of the same module is heard."""
+    heard = []
+    logger = logging.getLogger("torch.utils._pytree")
+    listener = logging.Handler()
+    listener.emit = lambda record: heard.append(record.getMessage())
+    logger.addHandler(listener)
+    with contextlib.suppress(SystemExit):
+        main(["--version"])
+    logger.warning("%s is an Enum subclass and is now natively supported by torch.compile", "<enum 'Kernel'>")
+    logger.warning("<enum 'Mine'> is already registered")
+    logger.removeHandler(listener)
+    assert heard == ["<enum 'Mine'> is already registered"]
+
+
+def test_no_foreign_line_is_printed():
+    done = subprocess.run(
+        [sys.executable, "-c", "from hf_vit_cli.main import main; main()", "recipes", "no-such-recipe"],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("hf-vit: ")
+    assert done.stderr.count("\n") == 1
+
+
+def read(command, words):
+    """The values of what was typed."""
+    return command.make_context("command", words, resilient_parsing=True).params
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_arguments_can_be_given_by_name(name):
+    """`--model` and `--output` mean the same in every command, wherever they stand."""
+    command = COMMANDS[name]
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    required = [each for each in command.params if each.required and each not in arguments]
+    options = [word for each in required for word in (each.opts[0], "d")]
+    places = [f"./{each.name}" for each in arguments]
+    expected = read(command, [*places, *options])
+    named = [word for each in reversed(arguments) for word in (f"--{each.name.removesuffix('s')}", f"./{each.name}")]
+    assert read(command, [*named, *options]) == read(command, [*options, *named]) == expected
+    for count in range(1, len(arguments)):
+        last = named[: 2 * (len(arguments) - count)]
+        assert read(command, [*places[:count], *options, *last]) == expected
+        first = [word for pair in zip(named[-2::-2], places, strict=False) for word in pair][: 2 * count]
+        assert read(command, [*options, *places[count:], *first]) == expected
+
+
+def test_every_command_names_model_and_output_alike():
+    """`finetune --model M` and `convert SOURCE OUT`, which were the only spelling, stay."""
+    without_model = {"demo", "recipes", "scaling-law", "verify", "bench models"}
+    without_output = {"recipes", "predict", "cost", "card", "push", "verify", "bench data"}
+    names = {name: [each.name for each in command.params] for name, command in COMMANDS.items()}
+    assert {name for name in names if {"model", "models"} & set(names[name])} == set(COMMANDS) - without_model
+    assert {name for name in names if "output" in names[name]} == set(COMMANDS) - without_output
+    for command in set(COMMANDS) - without_model:
+        first = COMMANDS[command].params[0]
+        assert (first.name.removesuffix("s"), first.param_type_name) == ("model", "argument"), command
+    several = read(COMMANDS["compare"], ["--model", "a", "--model=b", "--data", "d", "--output", "o"])
+    assert list(several["models"]) == ["a", "b"]
+
+
+REQUIRED = {name: [each for each in command.params if each.required] for name, command in COMMANDS.items()}
+
+
+@pytest.mark.parametrize("name", [name for name, required in REQUIRED.items() if required])
+def test_all_that_is_missing_is_told_at_once(name, capsys):
+    code, out, err = told(capsys, *name.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    shown = err.removeprefix("hf-vit: ").partition(" must be given; ")[0].split(", ")
+    assert shown == [f"--{each.name.removesuffix('s') if each.nargs < 0 else each.name}" for each in REQUIRED[name]]
+
+
+@pytest.mark.parametrize("value", [["true"], ["False"], ["1"], ["no"]])
+def test_a_switch_that_is_given_a_value_is_told_so(value, capsys):
+    for words in (["--streaming", *value], [f"--streaming={value[0]}"]):
+        code, out, err = told(capsys, "finetune", "S/16", *words, "--data", "digits", "--output", "out")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"--streaming is a switch without a value, but got '{value[0]}': write --streaming, or " in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("finetun", "no such command 'finetun'. Did you mean 'finetune'?; hf-vit --help tells what it takes"),
+        ("evaluate m --data d --batch 3", "no such option: --batch"),
+        ("evaluate m --data d --batch-size 0", "--batch-size '0': "),
+        ("evaluate m --data d --seed x", "--seed 'x': "),
+        ("evaluate m more --data d", "got unexpected extra argument(s) (more)"),
+        ("finetune --model", "--model needs a value"),
+        ("finetune m --data", "option '--data' requires an argument"),
+        ("finetune m --model m --data d --output o", "got unexpected extra argument(s) (m)"),
+        ("bench", "missing command; hf-vit bench --help"),
+    ],
+)
+def test_misuse_is_told_in_one_line(words, message, capsys):
+    code, out, err = told(capsys, *words.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"hf-vit: {message}")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("learning-rat: 1", "'learning-rat' is no option; did you mean learning_rate?"),
+        ("7", "holds no options"),
+        ("", "holds no options"),
+        ("a: [", "cannot be read"),
+        ("\x00", "cannot be read"),
+        ("[]", "records no run of hf-vit finetune"),
+        ('[{"command": "hf-vit pretrain S/16 --data d --output o"}, 3]', "records no run of hf-vit finetune"),
+        ('[{"command": "hf-vit finetune S/16 --data d --output o --sede 3"}]', "No such option: --sede"),
+        ('[{"command": "hf-vit finetune \'S/16"}]', "not understood (No closing quotation)"),
+        ("{learning_rate: x, data: d, output: o, model: S/16}", "--learning-rate 'x': "),
+        ("{random_resized_crop: [1], data: d, output: o, model: S/16}", "--random-resized-crop '1': "),
+        ("{steps: true, data: d, output: o, model: S/16}", "--steps 'True': "),
+        ("{streaming: maybe, data: d, output: o, model: S/16}", "--streaming 'maybe': "),
+        ("{learning_rate: .1, seed: 3}", "--model, --data, --output must be given"),
+    ],
+)
+def test_a_config_file_is_refused_in_one_line(content, message, tmp_path, capsys):
+    file = tmp_path / "options.yaml"
+    file.write_text(content)
+    code, out, err = told(capsys, "finetune", "--config", str(file))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_a_config_file_counts_less_than_what_is_typed(tmp_path):
+    file = tmp_path / "options.yaml"
+    file.write_text("{model: S/16, data: digits, learning-rate: 1e-3, streaming: true, randaugment: [2, 5], output: o}")
+    typed = COMMANDS["finetune"].make_context("finetune", ["--config", str(file), "--data", "photos"]).params
+    expected = {"model": "S/16", "data": "photos", "learning_rate": 1e-3, "streaming": True, "randaugment": (2, 5)}
+    assert {name: typed[name] for name in expected} == expected
+    assert Path(typed["output"]) == Path("o")
+    assert "config" not in typed
+
+
+def test_a_stranger_s_facts_push_nothing(tmp_path):
+    """A facts.json from the Hub says how a model was trained, not where the next one goes."""
+    command = "hf-vit finetune S/16 --data digits --output o --seed 3 --push somebody/else --private --resume"
+    (tmp_path / "facts.json").write_text(json.dumps([{"kind": "training", "command": command}]))
+    words = ["--config", str(tmp_path / "facts.json"), "--output", "mine"]
+    typed = COMMANDS["finetune"].make_context("hf-vit finetune", words).params
+    assert (typed["push"], typed["private"], typed["resume"]) == (None, False, False)
+    assert Path(typed["output"]) == Path("mine")
+    assert (typed["model"], typed["seed"]) == ("S/16", 3)
