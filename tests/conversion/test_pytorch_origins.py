@@ -284,12 +284,14 @@ TIMM = {
     "one channel": (lambda: of_timm(in_chans=1), {"num_channels": 1}),
     "rectangular": (lambda: of_timm(img_size=(8, 16)), {"image_size": (8, 16)}),
     "hybrid": (hybrid_of_timm, {"stage_depths": (2, 1), "weight_standardization": "variance"}),
+    "pixels left over": (lambda: of_timm(img_size=14), {"image_size": 14, "grid": (3, 3)}),
     "hybrid of patches": (lambda: hybrid_of_timm((2,), 2), {"stage_depths": (2,), "stem_patch_size": 2}),
     "hybrid of an odd size": (lambda: hybrid_of_timm(img_size=36), {"image_size": 36, "grid": (5, 5)}),
     "hybrid of a root": (lambda: hybrid_of_timm((), 2), {"stage_depths": (), "stem_patch_size": 2}),
 }
 
 
+@pytest.mark.filterwarnings("ignore:images of 14x14 px hold 3x3 patches:UserWarning")
 @pytest.mark.parametrize("case", TIMM)
 def test_models_of_timm(case: str, tmp_path: Path):
     build, fields = TIMM[case]

@@ -47,10 +47,7 @@ def is_expressible(model: Any) -> bool:
     around = all(isinstance(part, nn.Identity) for part in (model.norm_pre, model.fc_norm)) and not model.num_reg_tokens
     stem = getattr(model.patch_embed, "backbone", None)
     stems = stem is None or any("StdConv2d" in type(part).__name__ for part in stem.modules())
-    # timm drops the pixels that are left over where the patch does not divide the image; no model here does.
-    sides = zip(model.patch_embed.img_size, model.patch_embed.patch_size, strict=True)
-    whole = all(side % patch == 0 for side, patch in sides) and not model.pool_include_prefix
-    return norms and around and stems and whole and model.global_pool in ("token", "avg", "map")
+    return norms and around and stems and not model.pool_include_prefix and model.global_pool in ("token", "avg", "map")
 
 
 def plan_of(name: str) -> conversion.Plan:
@@ -71,7 +68,6 @@ def test_architecture_is_understood_or_refused(name: str):
             r"is none of vit_\*",
             "no counterpart",
             "does not map completely",
-            "not divisible",
         )
         with pytest.raises(UserError, match="|".join((*reasons, "looks like part of a ViT of timm"))):
             plan_of(name)

@@ -142,12 +142,18 @@ def test_the_image_counts_and_not_how_attention_is_computed() -> None:
     assert config._attn_implementation == "flash_attention_2"
 
 
+def test_what_makes_no_whole_patch_costs_nothing() -> None:
+    config = FAMILIES["plain"].config()
+    with pytest.warns(UserWarning, match="images of 18x27 px hold 4x6 patches of 4x4 px"):
+        assert forward_macs(config, (18, 27)) == forward_macs(config, (16, 24))
+
+
 def test_what_cannot_be_counted_is_refused() -> None:
     config = variant_config("Ti/16")
     with pytest.raises(UserError, match="a 'vit' model"):
         forward_flops(ViTConfig())
-    with pytest.raises(UserError, match="not divisible by patch"):
-        forward_flops(config, 225)
+    with pytest.raises(UserError, match="15x15 px is smaller than a patch of 16x16 px"):
+        forward_flops(config, 15)
     with pytest.raises(UserError, match=r"no ResNet with axial attention for masked prediction: .* no patches"):
         forward_flops(hf_vit.HfAxialResNetConfig(), task="masked_prediction")
     with pytest.raises(UserError, match="no BiT ResNet for backbone"):

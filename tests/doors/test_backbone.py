@@ -293,9 +293,14 @@ def test_another_size_resamples_and_a_pyramid_stays_with_its_patch(tiny_config, 
     assert [m.shape[2] for m in pyramid(torch.randn(1, 3, 32, 96)).feature_maps] == [8, 4, 2, 1]
 
 
-def test_an_image_that_does_not_fit_is_refused(tiny_config):
-    with pytest.raises(ValueError, match="image 60x64 px is not divisible by patch 16x16 px"):
-        HfViTBackbone(tiny_config())(torch.randn(1, 3, 60, 64))
+@torch.no_grad()
+def test_maps_are_of_the_whole_patches(tiny_config):
+    backbone, pixel_values = HfViTBackbone(tiny_config()).eval(), torch.randn(1, 3, 60, 64)
+    with pytest.warns(UserWarning, match="images of 60x64 px hold 3x4 patches"):
+        (given,) = backbone(pixel_values).feature_maps
+    assert torch.equal(given, backbone(pixel_values[:, :, :48]).feature_maps[0])
+    with pytest.raises(ValueError, match="image 15x64 px is smaller than a patch of 16x16 px"):
+        backbone(pixel_values[:, :, :15])
 
 
 def test_config_keeps_the_stages(tiny_config, tmp_path):

@@ -60,7 +60,7 @@ def _edit_config(**changes: Any) -> Callable[[Path], None]:
 
 
 def _bad_patch(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "hf_vit", "image_size": 8, "patch_size": 5}')
+    (folder / "config.json").write_text('{"model_type": "hf_vit", "image_size": 8, "patch_size": 9}')
 
 
 def _headless(folder: Path) -> None:
@@ -80,7 +80,7 @@ def _bert(folder: Path) -> None:
         (lambda folder: (folder / "config.json").write_text("{"), r"config\.json is not valid JSON"),
         (lambda folder: (folder / "config.json").write_text("{}"), "cannot be read as a model"),
         (_edit_config(model_type="perceptron"), "cannot be read as a model: .*perceptron"),
-        (_bad_patch, "not valid: image_size=8 does not fit patch_size=5"),
+        (_bad_patch, "not valid: image_size=8 does not fit patch_size=9"),
         (_edit_config(hidden_size=32), r"do not fit its config\.json: their shapes differ"),
         (_edit_config(num_channels=1), "num_channels=1"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"no weights: model\.safetensors"),

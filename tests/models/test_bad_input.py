@@ -12,7 +12,7 @@ IMAGES = [
     ((2, 1, 16, 16), torch.float32, r"shape \(2, 1, 16, 16\); the model needs \[B, 3, H, W\]"),
     ((2, 3, 16, 16), torch.uint8, r"torch.uint8.*normalised floats.*image processor"),
     ((2, 3, 16, 16), torch.int64, r"torch.int64.*normalised floats.*image processor"),
-    ((2, 3, 0, 16), torch.float32, r"image 0x16 px"),
+    ((2, 3, 0, 16), torch.float32, r"image 0x16 px is smaller than a patch"),
 ]
 
 
@@ -27,13 +27,13 @@ def test_wrong_images(family: Family, head: str, subtests: pytest.Subtests):
             model(images)
 
 
-@pytest.mark.parametrize(("height", "width"), [(18, 16), (16, 17), (3, 16), (2, 2)])
-def test_image_that_does_not_fit_the_patch(height: int, width: int):
+@pytest.mark.parametrize(("height", "width"), [(3, 16), (2, 2)])
+def test_image_that_is_smaller_than_a_patch(height: int, width: int):
     from models.families import FAMILIES
 
     model = FAMILIES["plain"].build("model")
-    fitting = f"{-(-height // 4) * 4}x{-(-width // 4) * 4}"
-    with pytest.raises(ValueError, match=f"image {height}x{width} px .* patch 4x4 px; resize or pad.* {fitting}"):
+    message = f"image {height}x{width} px is smaller than a patch of 4x4 px; resize or pad"
+    with pytest.raises(ValueError, match=message):
         model(torch.zeros(1, 3, height, width))
 
 
@@ -93,19 +93,19 @@ def test_labels_without_a_head(family: Family):
 
 def test_resizing_to_what_does_not_fit_leaves_the_model_as_it_was(family: Family):
     if family.any_size:
-        pytest.skip("every size fits a SAME-padded stem")
+        pytest.skip("a SAME-padded stem makes a patch of every size")
     model = family.build("model")
     images = family.images(model.config)
     before = model(images).last_hidden_state
-    with pytest.raises(StrictDataclassError, match="image_size=18 does not fit patch_size=4"):
-        model.resize_to(image_size=18)
+    with pytest.raises(StrictDataclassError, match="image_size=3 does not fit patch_size=4"):
+        model.resize_to(image_size=3)
     assert model.config.image_size == 16
     torch.testing.assert_close(model(images).last_hidden_state, before, rtol=0, atol=0)
 
 
 def test_loading_with_a_size_that_does_not_fit(family: Family, tmp_path):
     if family.any_size:
-        pytest.skip("every size fits a SAME-padded stem")
+        pytest.skip("a SAME-padded stem makes a patch of every size")
     family.build("classification").save_pretrained(tmp_path)
-    with pytest.raises(StrictDataclassError, match="image_size=18 does not fit patch_size=4"):
-        family.classes["classification"].from_pretrained(tmp_path, image_size=18)
+    with pytest.raises(StrictDataclassError, match="image_size=3 does not fit patch_size=4"):
+        family.classes["classification"].from_pretrained(tmp_path, image_size=3)

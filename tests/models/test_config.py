@@ -48,6 +48,12 @@ WRONG: list[tuple[dict, list[str]]] = [
     ({"hidden_act": None}, ["hidden_act", "str", "got NoneType"]),
     ({"qkv_bias": "yes"}, ["qkv_bias", "bool", "got str", "yes"]),
     ({"qkv_bias": 1}, ["qkv_bias", "bool", "got int"]),
+    ({"num_register_tokens": -1}, ["num_register_tokens=-1", "at least 0"]),
+    ({"mlp_type": "gelu"}, ["mlp_type", "'dense', 'swiglu'"]),
+    (
+        {"norm_after_pooling": True, "representation_size": 8},
+        ["norm_after_pooling=True", "representation_size", "norm_after_pooling=False"],
+    ),
     ({"hidden_dropout_prob": 1.0}, ["hidden_dropout_prob=1.0", "not a probability", "0 <= hidden_dropout_prob < 1"]),
     ({"hidden_dropout_prob": NAN}, ["hidden_dropout_prob=nan", "0 <= hidden_dropout_prob < 1"]),
     ({"attention_probs_dropout_prob": -0.1}, ["attention_probs_dropout_prob=-0.1", "not a probability"]),
@@ -82,10 +88,10 @@ WRONG: list[tuple[dict, list[str]]] = [
 
 # Of the plain family: its patch, and what the others do not have.
 WRONG_PLAIN: list[tuple[dict, list[str]]] = [
-    ({"image_size": 18}, ["image_size=18", "patch_size=4", "18x18 px", "patch 4x4 px", "20x20"]),
-    ({"image_size": (16, 15)}, [r"image_size=\(16, 15\)", "patch_size=4", "16x15 px", "16x16"]),
+    ({"image_size": 3}, ["image_size=3", "patch_size=4", "3x3 px is smaller than a patch of 4x4 px"]),
+    ({"image_size": (16, 3)}, [r"image_size=\(16, 3\)", "patch_size=4", "16x3 px is smaller"]),
     ({"image_size": 2}, ["image_size=2 ", "patch_size=4", "4x4"]),
-    ({"patch_size": 5}, ["image_size=16", "patch_size=5", "patch 5x5 px", "20x20"]),
+    ({"patch_size": 17}, ["image_size=16", "patch_size=17", "patch of 17x17 px"]),
     ({"patch_size": 32}, ["image_size=16", "patch_size=32", "32x32"]),
     ({"patch_size": 0}, ["patch_size=0", "at least 1"]),
     ({"patch_size": (4, -4)}, [r"patch_size=\(4, -4\)", "at least 1"]),
@@ -134,7 +140,8 @@ WRONG_HYBRID: list[tuple[dict, list[str]]] = [
     ({"group_norm_eps": 0.0}, ["group_norm_eps=0.0", "above 0", "layer_norm_eps"]),
     ({"weight_standardization": "var"}, ["weight_standardization", "variance"]),
     ({"stem_patch_size": 0}, ["stem_patch_size=0", "at least 1"]),
-    ({"stem_patch_size": 3}, ["image_size=32", "4x4 places", "stem_patch_size=3", "multiples of 24 px"]),
+    ({"stem_patch_size": 5}, ["image_size=32", "32x32 px is smaller than a patch of 40x40 px"]),
+    ({"num_register_tokens": 2, "is_causal": True}, ["num_register_tokens=2", "is_causal=True", "leave the registers"]),
 ]
 
 WRONG_AXIAL: list[tuple[dict, list[str]]] = [
@@ -143,7 +150,8 @@ WRONG_AXIAL: list[tuple[dict, list[str]]] = [
     ({"use_distillation_token": True}, ["use_distillation_token=True"]),
     ({"is_causal": True}, ["is_causal=True", "axial"]),
     ({"position_embedding": "relative"}, ["position_embedding='relative'", "axial", "use 'learned_2d'"]),
-    ({"image_size": 18}, ["image_size=18", "patch_size=4", "20x20"]),
+    ({"image_size": 3}, ["image_size=3", "patch_size=4", "smaller than a patch of 4x4 px"]),
+    ({"num_register_tokens": 4}, ["num_register_tokens=4", "no place for registers", "leave them out"]),
 ]
 
 

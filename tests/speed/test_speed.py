@@ -112,11 +112,11 @@ def test_who_cannot_take_part_is_told():
 @pytest.mark.parametrize("command", [["bench", "models", "--turns", "1"], ["cost"]], ids="-".join)
 def test_a_variant_that_does_not_fit_is_told_in_one_line(command, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main([*command, "S/17"])
+        main([*command, "S/225"])
     assert stopped.value.code == 1
     told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("others keep")]
     assert len(told) == 1
-    assert told[0].startswith("hf-vit: image_size=224 does not fit patch_size=17")
+    assert told[0].startswith("hf-vit: image_size=224 does not fit patch_size=225")
 
 
 def test_a_missing_folder_or_device_is_told_before_anything_is_measured(tmp_path, capsys):

@@ -165,7 +165,7 @@ class HfViTBaseBackbone(BackboneMixin, HfViTPreTrainedModel):
         """Encode images to feature maps.
 
         Args:
-            pixel_values: [B, C, H, W]; H and W any multiples of the patch.
+            pixel_values: [B, C, H, W]; what makes no whole patch is not seen, with a warning.
             patch_attention_mask: [B, h, w], as in the model's forward; what the maps hold on padding means nothing.
 
         Returns:

@@ -59,6 +59,15 @@ class HfAxialViTConfig(HfViTBaseConfig):
         axes = ("row", "column")
         return {name.replace("*", f"*.{axis}"): style for axis in axes for name, style in plan.items()}
 
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        """(h, w) of an image: a stem rounds every halving up; what makes no whole patch is left out.
+
+        Raises:
+            ValueError: the image is smaller than a patch.
+        """
+        stride = 1 if self.stage_depths is None else stem_stride(self.stage_depths)
+        return super().grid_of(-(-height // stride) * stride, -(-width // stride) * stride)
+
     def validate_stem(self) -> None:
         if self.stage_depths is None:
             return
@@ -78,7 +87,7 @@ class HfAxialViTConfig(HfViTBaseConfig):
             )
         if self.use_distillation_token:
             raise ValueError("use_distillation_token=True needs a class token, which an axial model has no place for")
-        if self.num_register_tokens:
+        if self.num_register_tokens > 0:
             raise ValueError(
                 f"num_register_tokens={self.num_register_tokens}: an axial model keeps its tokens on a grid, which has "
                 "no place for registers; leave them out"

@@ -60,20 +60,19 @@ class HfHybridViTConfig(HfViTBaseConfig):
         """Total stride in px: 4 for the root, 2 for every stage after the first, times `stem_patch_size`."""
         return 4 * 2 ** max(len(self.stage_depths) - 1, 0) * self.stem_patch_size
 
+    @property
+    def patch_stride(self) -> tuple[int, int]:
+        return self.patch_size, self.patch_size
+
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
-        """(h, w) of an image: SAME padding rounds every halving up, so that odd sizes fit too.
+        """(h, w) of an image: SAME padding rounds every halving up; of the map, what makes no whole patch is left out.
 
         Raises:
-            ValueError: the stem's feature map is not divisible by `stem_patch_size`.
+            ValueError: the image is smaller than a patch.
         """
-        stride = self.patch_size // self.stem_patch_size
-        sides = tuple(-(-side // stride) for side in (height, width))
-        if not all(sides) or any(side % self.stem_patch_size for side in sides):
-            raise ValueError(
-                f"image {height}x{width} px gives a feature map of {sides[0]}x{sides[1]} places, not divisible by "
-                f"stem_patch_size={self.stem_patch_size}; resize or pad it first to multiples of {self.patch_size} px"
-            )
-        return sides[0] // self.stem_patch_size, sides[1] // self.stem_patch_size
+        stem_stride = self.patch_size // self.stem_patch_size
+        h, w = (-(-side // stem_stride) // self.stem_patch_size for side in (height, width))
+        return (h, w) if h > 0 and w > 0 else super().grid_of(height, width)  # which refuses
 
     def validate_image_fits_patch(self) -> None:
         self.validate_stem()  # first, as the patch follows from it

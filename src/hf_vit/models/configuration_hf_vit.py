@@ -164,19 +164,15 @@ class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
         return as_pair(self.patch_size)
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
-        """(h, w): the patches of an image of height x width px.
+        """(h, w): the patches of an image of height x width px; what makes no whole patch is left out, as originally.
 
         Raises:
-            ValueError: the image does not fit the patch.
+            ValueError: the image is smaller than a patch.
         """
         stride_h, stride_w = self.patch_stride
-        if height < 1 or width < 1:
-            raise ValueError(f"image {height}x{width} px is empty; a patch has {stride_h}x{stride_w} px")
-        if height % stride_h or width % stride_w:
-            fitting = f"{-(-height // stride_h) * stride_h}x{-(-width // stride_w) * stride_w}"
+        if height < stride_h or width < stride_w:
             raise ValueError(
-                f"image {height}x{width} px is not divisible by patch {stride_h}x{stride_w} px; "
-                f"resize or pad it first, for example to {fitting}"
+                f"image {height}x{width} px is smaller than a patch of {stride_h}x{stride_w} px; resize or pad it first"
             )
         return height // stride_h, width // stride_w
 

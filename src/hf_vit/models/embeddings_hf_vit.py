@@ -4,6 +4,7 @@ Legend: B batch, C channels, H x W px, h x w patch grid, N tokens, D hidden size
 Source: arXiv 2010.11929, section 3.1; corrupted patches: appendix B.1.2.
 """
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -111,7 +112,7 @@ class HfViTEmbeddings(PositionTable):
         return Tokens(hidden_states, grid, token_mask, image_grids)
 
     def patch_grid(self, pixel_values: torch.Tensor) -> Grid:
-        """(h, w) of a batch; an image that does not fit raises with what was given and what is needed."""
+        """(h, w) of a batch; what is no batch of images raises with what was given and what is needed."""
         if not isinstance(pixel_values, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(
                 f"pixel_values are {type(pixel_values).__name__}; the model needs a tensor [B, C, H, W]: use the image "
@@ -126,7 +127,21 @@ class HfViTEmbeddings(PositionTable):
             raise ValueError(
                 f"pixel_values are {pixel_values.dtype}; the model needs normalised floats: use the image processor"
             )
-        return self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
+        grid = self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
+        if not torch.compiler.is_compiling():  # sizes may be symbols there, which a question would fix
+            self._warn_about_unseen(pixel_values, grid)
+        return grid
+
+    def _warn_about_unseen(self, pixel_values: torch.Tensor, grid: Grid) -> None:
+        """The original leaves out silently what makes no whole patch; Python shows a warning once."""
+        (height, width), (stride_h, stride_w) = pixel_values.shape[2:], self.config.patch_stride
+        if grid[0] * stride_h < height or grid[1] * stride_w < width:
+            warnings.warn(
+                f"images of {height}x{width} px hold {grid[0]}x{grid[1]} patches of {stride_h}x{stride_w} px; what is "
+                "left over at the bottom and at the right is not seen: resize or pad the images where it matters",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _padded_patches(
         self, pixel_values: torch.Tensor, grid: Grid, image_grids: list[Grid]

@@ -486,7 +486,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         """Encode images.
 
         Args:
-            pixel_values: [B, C, H, W]; H and W any multiples of the patch.
+            pixel_values: [B, C, H, W]; what makes no whole patch is not seen, with a warning.
             patch_attention_mask: [B, h, w], 1 on the image and 0 on padding, for batches of mixed sizes; every image
                 stands at the top left and gets the outputs it has on its own.
             interpolate_pos_encoding: accepted for transformers' sake; positions always follow the image's grid.
@@ -497,7 +497,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             without a pooling layer.
 
         Raises:
-            ValueError: an image does not fit the patch; `output_attentions` without eager attention.
+            ValueError: an image is smaller than a patch; `output_attentions` without eager attention.
         """
         self._refuse_silent_attentions(kwargs.get("output_attentions", self.config.output_attentions))
         tokens = self.embed(
@@ -622,7 +622,7 @@ class HfViTBaseForImageClassification(HfViTPreTrainedModel):
         """Classify images.
 
         Args:
-            pixel_values: [B, C, H, W]; H and W any multiples of the patch.
+            pixel_values: [B, C, H, W]; what makes no whole patch is not seen, with a warning.
             labels: [B] class indices, or [B, K] probabilities (soft cross-entropy; 0/1 targets with
                 `problem_type="multi_label_classification"`).
             patch_attention_mask: [B, h, w], as in `HfViTModel.forward`.

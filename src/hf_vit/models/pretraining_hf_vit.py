@@ -25,18 +25,10 @@ MAX_CHANNELS = 4  # 8**4 = 4,096 classes; every further channel would multiply t
 
 
 def image_patches(pixel_values: torch.Tensor, stride: tuple[int, int]) -> torch.Tensor:
-    """Cut images [B, C, H, W] into patches [B, N, C, P, P'], row by row.
-
-    Raises:
-        ValueError: the image is no whole number of patches (a hybrid's stem pads; its targets cannot).
-    """
-    height, width = pixel_values.shape[2:]
-    if height % stride[0] or width % stride[1]:
-        raise ValueError(
-            f"image {height}x{width} px is no whole number of patches of {stride[0]}x{stride[1]} px, so that not every "
-            "patch has colours to predict; resize or pad it first"
-        )
-    rows = pixel_values.unflatten(2, (-1, stride[0])).unflatten(4, (-1, stride[1]))
+    """Cut images [B, C, H, W] into patches [B, N, C, P, P'], row by row; what makes no whole patch is left out."""
+    h, w = pixel_values.shape[2] // stride[0], pixel_values.shape[3] // stride[1]
+    whole = pixel_values[:, :, : h * stride[0], : w * stride[1]]
+    rows = whole.unflatten(2, (h, stride[0])).unflatten(4, (w, stride[1]))
     return rows.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
 
 
@@ -202,15 +194,15 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
         """Predict patches.
 
         Args:
-            pixel_values: [B, C, H, W]; H and W any multiples of the patch.
+            pixel_values: [B, C, H, W]; what makes no whole patch is not seen, with a warning.
             bool_masked_pos: [B, N], True where a patch is corrupted; these patches are what the loss is made of.
             patch_sources: [B, N], what is put in place of a corrupted patch's embedding: -1 [mask], else the number of
                 a patch of the same image (its own keeps it). None is [mask] everywhere, as in transformers.
             patch_attention_mask: [B, h, w], as in `HfViTModel.forward`.
 
         Returns:
-            loss with `bool_masked_pos` (0 where it marks no patch); reconstruction [B, C, H, W] in the units of
-            `pixel_values`, of colour classes the middle of the likeliest; logits (see the output class).
+            loss with `bool_masked_pos` (0 where it marks no patch); reconstruction [B, C, H, W] of what is seen, in the
+            units of `pixel_values`, of colour classes the middle of the likeliest; logits (see the output class).
             While training with a mask the head runs on the patches that count alone, and there is only the loss. With
             `predict_next_patch` the prediction of a patch is made at the one before it; the first patch gets the head's
             bias.
@@ -256,7 +248,13 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
         """Refuse before anything is computed what no loss can be made of."""
         h, w = self.vit.embeddings.patch_grid(pixel_values)
         masked = check_corruption((len(pixel_values), h * w), bool_masked_pos, patch_sources, patch_attention_mask)
-        image_patches(pixel_values[:0], self.config.patch_stride)
+        height, width = pixel_values.shape[2:]
+        stride_h, stride_w = self.config.patch_stride
+        if h * stride_h > height or w * stride_w > width:
+            raise ValueError(
+                f"image {height}x{width} px is no whole number of patches of {stride_h}x{stride_w} px: the stem pads "
+                "it, so that not every patch has colours to predict; resize or pad it first"
+            )
         if self.config.predict_next_patch and patch_attention_mask is not None:
             raise ValueError(
                 "predict_next_patch=True follows the raster order, which runs through the padding of "

@@ -38,8 +38,8 @@ def dense_of(linear: nn.Linear, dtype: torch.dtype, scale: HfViTLayerScale | Non
 def dense_of_all(linears: Sequence[nn.Linear], dtype: torch.dtype) -> Dense:
     """Dense layers of the same inputs as one, their outputs side by side."""
     weights: list[torch.Tensor] = [linear.weight for linear in linears]
-    biases: list[torch.Tensor] = [linear.bias for linear in linears if isinstance(linear.bias, nn.Parameter)]
-    return Dense(torch.cat(weights).to(dtype), torch.cat(biases).to(dtype) if biases else None)
+    biases: list[Any] = [linear.bias for linear in linears]  # torch's annotation leaves None out
+    return Dense(torch.cat(weights).to(dtype), None if biases[0] is None else torch.cat(biases).to(dtype))
 
 
 @final
