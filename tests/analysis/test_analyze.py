@@ -14,6 +14,7 @@ import hf_vit.analysis.api as api
 from hf_vit import families
 from hf_vit.analysis import ANALYSES, AnalysisDocument, AnalysisRun, AnalysisSettings, analyze, open_images
 from hf_vit.analysis.analyses.analysis import Analysis
+from hf_vit.analysis.analyses.rollout import draw_overlays
 from hf_vit.analysis.reading.images import AnalysisImages
 from hf_vit.data import load_data
 from hf_vit.errors import UserError
@@ -67,6 +68,31 @@ def test_resnets_are_looked_at_where_it_makes_sense(name, with_processor):
     assert all(np.isfinite(values).all() for arrays in run.values() for values in arrays.values())
     with pytest.raises(UserError, match=f"attention_rollout does not apply: .*, not in {family.model_type}$"):
         analyze(with_processor(model), make_images(4), only=["attention_rollout"])
+
+
+def test_what_makes_no_whole_patch_is_left_out(with_processor):
+    """Images of 18 px are those of 16 px that the patches are cut from, in every array."""
+    choice = {"choice": "registers", "mlp_type": "swiglu", "norm_before_layers": True}
+    large, small = (FAMILIES["plain"].build("classification", **choice, image_size=side) for side in (18, 16))
+    images = make_images(4, side=18)
+    cut = [image.crop((0, 0, 16, 16)) for image in images]
+    settings = AnalysisSettings(num_images=4, num_pictures=2, cka_batch_size=4)
+    only = [name for name in ANALYSES if name not in ("cka", "cka_between", "shape_bias")]
+    given, wanted = (
+        analyze(with_processor(model), pictures, only=only, settings=settings)
+        for model, pictures in ((large, images), (small, cut))
+    )
+    for name in only:
+        for array in wanted[name]:
+            np.testing.assert_allclose(given[name][array], wanted[name][array], rtol=1e-5, atol=1e-6)
+
+
+def test_a_place_of_a_rollout_covers_its_patch():
+    """A hybrid's last patches reach beyond an image of 72 px; the picture ends with the image."""
+    figure = draw_overlays(np.zeros((1, 72, 64, 3), np.uint8), np.ones((1, 5, 4), np.float32), (16, 16))
+    _, below = figure.axes
+    assert below.images[1].get_extent() == [-0.5, 63.5, 79.5, -0.5]
+    assert (below.get_xlim(), below.get_ylim()) == ((-0.5, 63.5), (71.5, -0.5))
 
 
 def test_batches_do_not_change_the_numbers(with_processor):

@@ -53,7 +53,7 @@ CASES = [
     *(
         (family, choice, "model")
         for family in FAMILIES
-        for choice in ("representation", "two_groups_of_three", "relative", "causal", "gap")
+        for choice in ("representation", "two_groups_of_three", "relative", "causal", "gap", "registers", "swiglu")
         if choice in FAMILIES[family].choices
     ),
 ]

@@ -89,6 +89,7 @@ def without_positions(kind: str) -> nn.Module:
 
 MODELS = {
     "ours": lambda: FAMILIES["plain"].build("classification", "no_position"),
+    "ours with registers": lambda: FAMILIES["plain"].build("classification", "no_position", num_register_tokens=3),
     **{kind: lambda kind=kind: without_positions(kind) for kind in THEIRS},
 }
 

@@ -91,6 +91,20 @@ def test_parts_by_hand() -> None:
     assert axial["MLPs"] == 2 * layers * 2 * 6 * width * mlp
 
 
+def test_registers_and_a_gated_mlp_by_hand() -> None:
+    """Registers are tokens of every layer, and a SwiGLU has three dense layers."""
+    choice = {"num_register_tokens": 3, "mlp_type": "swiglu", "norm_before_layers": True, "norm_after_pooling": True}
+    width, tokens, mlp, layers = 32, 6 + 1 + 3, 48, 2
+    macs = forward_macs(FAMILIES["plain"].config(image_size=(12, 8), **choice))
+    assert macs == {
+        "patch embeddings": 6 * 3 * 4 * 4 * width,
+        "attention projections": layers * 4 * tokens * width**2,
+        "attention": layers * 2 * tokens**2 * width,
+        "MLPs": layers * 3 * tokens * width * mlp,
+        "head": 3 * width,
+    }
+
+
 def test_a_stem_by_hand() -> None:
     """Root to 16 x 16, pool to 8 x 8, a unit 1x1, 3x3, 1x1, then one that halves; 32 channels at the root."""
     root, first = 16**2 * 3 * 49 * 32, 8**2 * (32 * 32 + 9 * 32**2 + 32 * 128 + 32 * 128)

@@ -118,6 +118,22 @@ def test_models_of_timm(pixels: torch.Tensor) -> None:
             torch.testing.assert_close(found[-2], maps[-1].mean(dim=(2, 3)))
 
 
+def test_the_mean_leaves_registers_out(pixels: torch.Tensor) -> None:
+    ours = FAMILIES["plain"].build("classification", "registers_gap").eval()
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
+    theirs = VisionTransformer(**sizes, class_token=False, reg_tokens=4, global_pool="avg").eval()
+    with torch.no_grad():
+        hidden = ours.base_model(pixels, output_hidden_states=True).hidden_states
+        for found, tokens in zip(depth_features(ours, pixels).values(), hidden, strict=False):
+            torch.testing.assert_close(found, tokens[:, 3:].mean(dim=1))
+        for found, maps in zip(
+            depth_features(theirs, pixels).values(),
+            theirs.forward_intermediates(pixels, intermediates_only=True),
+            strict=False,
+        ):
+            torch.testing.assert_close(found, maps.mean(dim=(2, 3)))
+
+
 def test_layers_that_run_twice_are_numbered(pixels: torch.Tensor) -> None:
     model = FAMILIES["plain"].build("classification", num_hidden_groups=1).eval()
     with torch.no_grad():

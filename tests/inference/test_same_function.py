@@ -63,7 +63,7 @@ VITS = {name: pytest.param(family, id=name) for name, family in FAMILIES.items()
 @torch.no_grad()
 def test_attentions_maps_and_padded_batches(vit: Family, implementation: str):
     grids = [(1, 1), (2, 1)] if vit.any_size else [(2, 3), (4, 2)]
-    for choice in {"default", "gap", "map", "relative", "causal", "distillation"} & set(vit.choices):
+    for choice in {"default", "gap", "map", "relative", "causal", "distillation", "registers_map"} & set(vit.choices):
         model, fast = both(vit, choice=choice, dtype=torch.float64, attn_implementation=implementation)
         images = vit.images(model.config, dtype=torch.float64)
         for given, wanted in zip(*(each.attention_maps(images).maps.values() for each in (fast, model)), strict=True):
@@ -76,7 +76,10 @@ def test_attentions_maps_and_padded_batches(vit: Family, implementation: str):
             assert_same(given(images, patch_attention_mask=mask), wanted(images, patch_attention_mask=mask), 1e-12)
 
 
-@pytest.mark.parametrize(("choice", "num_read"), [("default", 1), ("distillation", 2), ("gap", None), ("causal", None)])
+@pytest.mark.parametrize(
+    ("choice", "num_read"),
+    [("default", 1), ("distillation", 2), ("registers_distillation", 2), ("gap", None), ("causal", None)],
+)
 @torch.no_grad()
 def test_the_last_layer_computes_what_the_head_reads(choice: str, num_read: int | None):
     """Special tokens alone, but for the base model, and where hidden states or attentions are asked for."""

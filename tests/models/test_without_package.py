@@ -16,6 +16,7 @@ CASES = [
     # Those that need code which the default does not run.
     ("plain", "backbone", "pyramid"),
     *(("plain", "classification", choice) for choice in ("map", "relative", "distillation", "causal", "layer_scale")),
+    *(("plain", "classification", choice) for choice in ("registers_map", "norm_after_map", "swiglu")),
     *(("plain", "model", "rectangular_patch"), ("axial", "model", "resnet_stem"), ("bit", "model", "post_activation")),
 ]
 

@@ -116,6 +116,17 @@ def test_bad_images_are_skipped_on_request(command, make_colours, tmp_path):
     assert training["values"]["skipped_images"] == 1
 
 
+@pytest.mark.filterwarnings("ignore:images of 10x10 px hold 2x2 patches:UserWarning")
+def test_an_image_size_that_leaves_pixels_over(command, colours, tmp_path):
+    """The model is made for 2x2 patches of 4 px, and for images of 10 px, of which it sees 8."""
+    arguments = ("--model", "Ti/4", "--data", colours, "--output", tmp_path / "out", "--image-size", "10", *ONE_STEP)
+    assert command("finetune", *arguments)[0] == 0
+    model = HfViTForImageClassification.from_pretrained(tmp_path / "out")
+    assert (model.config.image_size, model.config.grid) == (10, (2, 2))
+    images = torch.rand(2, 3, 10, 10)
+    assert torch.equal(model(images).logits, model(images[:, :, :8, :8]).logits)
+
+
 def test_checkpoints_of_another_architecture(refused, tmp_path):
     sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=10)
     BertModel(BertConfig(**sizes)).save_pretrained(tmp_path / "bert")

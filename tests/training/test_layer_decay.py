@@ -20,6 +20,8 @@ SIZES = dict(image_size=32, hidden_size=16, num_hidden_layers=4, num_attention_h
 def models(tiny_config):
     yield HfViTForImageClassification(tiny_config(num_hidden_layers=4, layer_scale_init_value=0.1))
     yield HfViTForImageClassification(tiny_config(num_hidden_layers=4, pooling="map", representation_size=8))
+    towers = {"num_register_tokens": 2, "norm_before_layers": True, "norm_after_pooling": True, "mlp_type": "swiglu"}
+    yield HfViTForImageClassification(tiny_config(num_hidden_layers=4, **towers))
     yield HfHybridViTForImageClassification(HfHybridViTConfig(**SIZES, stage_depths=(1,), stem_width=32))
     yield HfAxialViTForImageClassification(HfAxialViTConfig(**SIZES, patch_size=8))
 

@@ -117,6 +117,15 @@ def test_accumulated_micro_batches_are_one_batch(train, tmp_path):
         torch.testing.assert_close(parts.model.state_dict()[name], value, rtol=0, atol=2e-5)
 
 
+@pytest.mark.filterwarnings("ignore:images of 11x11 px hold 2x2 patches:UserWarning")
+def test_images_that_leave_pixels_over(train, tiny_config, tmp_path):
+    """Masked, judged and drawn are the patches that are seen."""
+    train(tmp_path / "out", config=tiny_config(image_size=11, patch_size=5, num_register_tokens=2))
+    model = HfViTForMaskedPatchPrediction.from_pretrained(tmp_path / "out")
+    assert (model.config.grid, model.config.num_register_tokens) == ((2, 2), 2)
+    assert (tmp_path / "out" / "predictions.png").is_file()
+
+
 def test_it_learns_what_colours_follow_from_the_rest(train, tmp_path):
     done = train(tmp_path / "out", steps=80, evaluations=4, batch_size=16, learning_rate=5e-3)
     losses = [entry["eval_loss"] for entry in done.history if "eval_loss" in entry]

@@ -52,7 +52,7 @@ class Frozen:
         _refuse("given other weights", "load them before it is optimized")
 
     def resize_to(self, *args: object, **kwargs: object) -> NoReturn:
-        _refuse("resized (it takes images of any size that fits the patch)")
+        _refuse("resized (it takes images of any size)")
 
     def compile(self, *args: object, **kwargs: object) -> NoReturn:
         _refuse("compiled afterwards", "load it again and give optimize_for_inference compile=True")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hf_vit.errors import UserError
-from hf_vit.models.modeling_hf_vit import class_token_index
+from hf_vit.models.modeling_hf_vit import class_token_index, patch_token_slice
 from hf_vit.subjects.layers import watch_layers
 
 PRE_LOGITS = "pre_logits"
@@ -18,7 +18,7 @@ PRE_LOGITS = "pre_logits"
 def pre_logits(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
     """[B, D]: what the classification head sees; of a model without a head its pooled output.
 
-    A model without a pooled output gives its class token, without one the mean of its tokens.
+    A model without a pooled output gives its class token, without one the mean of its patches.
 
     Args:
         model: of hf_vit, transformers or timm.
@@ -86,16 +86,16 @@ def depth_features(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
 
 
 def pool(model: nn.Module, features: torch.Tensor) -> torch.Tensor:
-    """One vector an image, [B, D]: the class token where the model has one, else the mean over tokens or pixels.
+    """One vector an image, [B, D]: the class token where the model has one, else the mean over patches or pixels.
 
     Args:
-        model: tells where the class token stands, and in timm's case the order of a map's axes.
+        model: tells where class token and patches stand, and in timm's case the order of a map's axes.
         features: [B, N, D] or a map, [B, C, H, W] ([B, H, W, C] of AxialResNets and of timm's "NHWC" models).
     """
     if features.ndim == 4:
         return features.mean(dim=(1, 2) if is_channels_last(model) else (2, 3))
     token = class_token(model)
-    return features.mean(dim=1) if token is None else features[:, token]
+    return features[:, _patches(model)].mean(dim=1) if token is None else features[:, token]
 
 
 def class_token(model: nn.Module) -> int | None:
@@ -104,6 +104,14 @@ def class_token(model: nn.Module) -> int | None:
     if hasattr(config, "has_class_token"):
         return class_token_index(config) if config.has_class_token else None
     return 0 if any(name.rpartition(".")[2] == "cls_token" for name, _ in model.named_parameters()) else None
+
+
+def _patches(model: nn.Module) -> slice:
+    """Where the patches stand among the tokens of a model without a class token: after its registers."""
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "num_special_tokens"):
+        return patch_token_slice(config)
+    return slice(getattr(model, "num_prefix_tokens", 0), None)  # timm's
 
 
 def is_channels_last(model: nn.Module) -> bool:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hf_vit.analysis.reading.cue_conflicts import CueConflicts
 from hf_vit.analysis.reading.images import AnalysisImages
+from hf_vit.analysis.reading.token_layout import seen_part
 from hf_vit.errors import UserError
 from hf_vit.subjects.subject import Subject
 
@@ -118,7 +119,7 @@ class Analysis(ABC):
     def batches(
         self, size: int, limit: int | None = None, images: AnalysisImages | None = None
     ) -> Iterator[torch.Tensor]:
-        """The images (by default the context's) as the model takes them, [B, C, H, W] on its device.
+        """The images (by default the context's) as the model sees them, [B, C, H, W] on its device: whole patches.
 
         Raises:
             UserError: the processor makes images of several sizes.
@@ -132,7 +133,7 @@ class Analysis(ABC):
                     "averages need one size: use a processor that resizes"
                 )
             shape = pixel_values.shape[1:]
-            yield pixel_values
+            yield seen_part(self.context.subject.model, pixel_values)
 
 
 def rounded(values: NDArray[np.float32]) -> list[float | None]:

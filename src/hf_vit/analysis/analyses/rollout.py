@@ -92,11 +92,15 @@ class AttentionRollout(AttentionAnalysis):
         self._found.append(output.unflatten(1, self._grid).cpu())
 
     def draw(self, arrays: Arrays) -> "dict[str, Figure]":
-        return {"Attention rollout": _draw_overlays(np.concatenate(self._pixels), arrays["rollout"])}
+        patch_px = self.reader.layout.patch_px
+        return {"Attention rollout": draw_overlays(np.concatenate(self._pixels), arrays["rollout"], patch_px)}
 
 
-def _draw_overlays(pixels: "NDArray[np.uint8]", maps: "NDArray[np.float32]") -> "Figure":
-    """Images [I, H, W, 3] above themselves under a heat map [I, h, w], each map on its own scale."""
+def draw_overlays(pixels: "NDArray[np.uint8]", maps: "NDArray[np.float32]", patch_px: tuple[int, int]) -> "Figure":
+    """Images [I, H, W, 3] above themselves under a heat map [I, h, w], each map on its own scale.
+
+    A place of a map covers its patch, (height, width) in px: a hybrid's last ones reach beyond the image.
+    """
     count = len(maps)
     figure = new_figure(2.2 * count, 4.6)
     for place, (image, found) in enumerate(zip(pixels, maps, strict=True)):
@@ -105,7 +109,9 @@ def _draw_overlays(pixels: "NDArray[np.uint8]", maps: "NDArray[np.float32]") -> 
             axes = figure.add_subplot(2, count, row * count + place + 1)
             axes.imshow(image, interpolation="nearest")
             if row:
-                extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+                bottom, right = (side * px - 0.5 for side, px in zip(found.shape, patch_px, strict=True))
+                extent = (-0.5, right, bottom, -0.5)
                 axes.imshow(found, cmap="inferno", alpha=0.6, extent=extent, interpolation="bilinear", vmin=0)
+                axes.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
             axes.set_axis_off()
     return figure
