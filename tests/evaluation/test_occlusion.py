@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from evaluation.tiny import examine, make_classifier, make_data, make_processor, our_subject
 from models.families import FAMILIES
 from timm.models.vision_transformer import VisionTransformer
@@ -104,6 +105,19 @@ def test_every_family(family: str) -> None:
     result = patch_drop(examine(subject, make_data(test=6)), shares=(0.0, 0.5))
     assert result.patch_px == subject.model.config.patch_stride
     assert set(result.accuracy) == {"random", "salient first", "salient last"}
+
+
+def test_what_a_model_does_not_see_is_not_dropped() -> None:
+    """Patches of 4 px of images of 18 px are those of the images cut to 16 px."""
+    results = []
+    for side in (18, 16):
+        data = make_data(test=9, side=18)
+        images = [image.crop((0, 0, side, side)) for image in data.splits["test"]["image"]]
+        columns = {"image": images, "label": data.splits["test"]["label"]}
+        data.splits["test"] = Dataset.from_dict(columns, features=data.splits["test"].features)
+        subject = our_subject("plain", image_size=side)
+        results.append(patch_drop(examine(subject, data), shares=(0.3, 0.6)))
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,8 @@ def examine(model: Any = None, data: ImageData | None = None, **options: Any) ->
     return Examination(subject, data or make_data(), **{"progress": False, **options})
 
 
-def our_subject(family: str) -> Subject:
+def our_subject(family: str, **fields: Any) -> Subject:
     """A tiny classifier of ours with the classes of `NAMES`."""
-    model = FAMILIES[family].build("classification", num_labels=len(NAMES)).eval()
+    model = FAMILIES[family].build("classification", num_labels=len(NAMES), **fields).eval()
     model.config.id2label = dict(enumerate(NAMES))
     return open_subject((model, processor_of(model.config)))

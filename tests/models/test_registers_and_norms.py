@@ -8,10 +8,12 @@ import timm.layers
 import torch
 import transformers
 from models.families import FAMILIES, randomise
+from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from hf_vit.models.modeling_hf_axial_vit import HfAxialViTForImageClassification
+from hf_vit.models.positions_hf_vit import resample_position_table
 
 PLAIN = FAMILIES["plain"]
 State = dict[str, torch.Tensor]
@@ -115,6 +117,26 @@ def test_towers_of_transformers(name: str, theirs: dict[str, Any], fields: dict[
             assert_equal(given.pooler_output, wanted.pooler_output)
         for state, other in zip(given.hidden_states, wanted.hidden_states, strict=True):
             assert_equal(state, other)
+
+
+def test_antialiased_tables_of_timm_and_of_dinov2_with_registers():
+    """Both stretch in float32, larger or smaller."""
+    fields = {
+        **DINOV2,
+        "intermediate_size": 64,
+        "num_register_tokens": 3,
+        "position_interpolation": "bicubic_antialias",
+    }
+    tower = of_transformers("Dinov2WithRegistersModel", mlp_ratio=2, num_register_tokens=3)
+    model = ours_like(**fields)
+    load(model, tower)
+    for size in ((24, 20), (8, 12)):
+        given, wanted = (each(images_of(size)).last_hidden_state for each in (model, tower))
+        torch.testing.assert_close(given, wanted, rtol=0, atol=1e-5 * wanted.abs().max().item())
+    table = torch.randn(1, 1 + 4 * 6, 8)
+    for grid in ((7, 9), (3, 5)):
+        given = resample_position_table(table, (4, 6), grid, 1, "bicubic_antialias")
+        torch.testing.assert_close(given, resample_abs_pos_embed(table, list(grid), [4, 6]), rtol=0, atol=1e-6)
 
 
 TIMM = [

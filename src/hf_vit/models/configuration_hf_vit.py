@@ -72,7 +72,7 @@ class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
     initializer_range: float = 0.02
     position_embedding: Literal["learned", "learned_2d", "sincos_2d", "sincos_1d", "relative", "none"] = "learned"
     position_on_class_token: bool = True
-    position_interpolation: Literal["bilinear_corners", "bicubic", "flexivit"] = "bilinear_corners"
+    position_interpolation: Literal["bilinear_corners", "bicubic", "bicubic_antialias", "flexivit"] = "bilinear_corners"
     pooling: Literal["token", "gap", "map"] = "token"
     use_class_token: bool | None = None
     representation_size: int | None = None
@@ -378,8 +378,9 @@ class HfViTConfig(HfViTBaseConfig):
             (offsets as keys; appendix D.4) or "none".
         position_on_class_token: False: the table is added before the class token is attached (big_vision).
         position_interpolation: how a learned table is resampled to another grid; "bilinear_corners" is the original's,
-            "bicubic" transformers' and timm's. "flexivit" (arXiv 2212.08013), bilinear without aligned corners, also
-            fits patch kernels to a resize without antialiasing, as that code does.
+            "bicubic" that of transformers' ViT, CLIP and DINOv2, "bicubic_antialias" that of timm and of DINOv2 with
+            registers. "flexivit" (arXiv 2212.08013), bilinear without aligned corners, also fits patch kernels to a
+            resize without antialiasing, as that code does.
         pooling: "token" (class token), "gap" (mean of the patch tokens) or "map" (attention pooling).
         use_class_token: None means pooling == "token".
         representation_size: width of the tanh layer before the head (`pre_logits`), or None.

@@ -22,8 +22,8 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str) -> torch.Tenso
     """Stretch [h, w, D] to [h', w', D]; computed in at least float32, returned in the dtype of `table`."""
     wide = table if table.dtype == torch.float64 else table.float()
     planes = wide.permute(2, 0, 1)[None]
-    if mode == "bicubic":
-        stretched = F.interpolate(planes, size=new_grid, mode="bicubic")
+    if mode.startswith("bicubic"):
+        stretched = F.interpolate(planes, size=new_grid, mode="bicubic", antialias=mode == "bicubic_antialias")
     elif mode == "flexivit":  # jax.image.resize, "linear"
         stretched = F.interpolate(planes, size=new_grid, mode="bilinear", antialias=True)
     else:
@@ -43,7 +43,7 @@ def resample_position_table(
         old_grid: (h, w) in patches, not pixels.
         new_grid: (h', w') in patches.
         num_prefix_tokens: T, rows that are copied unchanged.
-        mode: "bilinear_corners", "bicubic" or "flexivit"; see `HfViTConfig.position_interpolation`.
+        mode: how patches' rows are stretched; see `HfViTConfig.position_interpolation`.
 
     Returns:
         [1, T + h'*w', D] in the dtype of `table`.

@@ -9,8 +9,10 @@ from typing import Any, Self, final
 
 import numpy as np
 import torch
+from torch import nn
 
 from hf_vit.errors import UserError
+from hf_vit.families import family_of
 from hf_vit.subjects.subject import Subject
 
 _PROBE_PX = 64
@@ -80,3 +82,16 @@ def image_generator(pixels: torch.Tensor, *keys: int) -> np.random.Generator:
     """Randomness of one image [C, H, W] in 0..1: by its content and `keys`, wherever it stands in whichever batch."""
     content = (pixels.detach().float().cpu() * 255).round().to(torch.uint8).contiguous()
     return np.random.default_rng([zlib.crc32(content.numpy().tobytes()), *keys])
+
+
+def seen_part(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
+    """Images [B, C, H, W] without what makes no whole patch, of which our ViTs see nothing.
+
+    A stem looks beyond the patches, and what other libraries do with such images is theirs: these stay as they are.
+    """
+    config: Any = getattr(model, "config", None)
+    family = family_of(getattr(config, "model_type", None))
+    if family is None or not family.is_vit or getattr(config, "stage_depths", None) is not None:
+        return pixel_values
+    h, w = config.grid_of(*pixel_values.shape[2:])
+    return pixel_values[:, :, : h * config.patch_stride[0], : w * config.patch_stride[1]]

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from hf_vit.analysis.reading.cue_conflicts import CueConflicts
 from hf_vit.analysis.reading.images import AnalysisImages
-from hf_vit.analysis.reading.token_layout import seen_part
 from hf_vit.errors import UserError
+from hf_vit.subjects.pixels import seen_part
 from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:

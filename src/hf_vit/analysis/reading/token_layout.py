@@ -34,18 +34,6 @@ def kind_of(model: nn.Module) -> str:
     return str(getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__)
 
 
-def seen_part(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
-    """Images [B, C, H, W] without what makes no whole patch, of which our ViTs see nothing.
-
-    A stem looks beyond the patches, and what other libraries do with such images is theirs: these stay as they are.
-    """
-    config: Any = getattr(encoder_of(model), "config", None)
-    if kind_of(model) not in OURS or getattr(config, "stage_depths", None) is not None:
-        return pixel_values
-    h, w = config.grid_of(*pixel_values.shape[2:])
-    return pixel_values[:, :, : h * config.patch_stride[0], : w * config.patch_stride[1]]
-
-
 @final
 class TokenLayout:
     """How the tokens of a model of a known family (`KNOWN`) lie.

@@ -19,7 +19,7 @@ from hf_vit.evaluation.protocols.attacks import gradient
 from hf_vit.evaluation.protocols.curves import Line, curves
 from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
 from hf_vit.evaluation.reading import finite_logits
-from hf_vit.subjects.pixels import PixelScale, image_generator
+from hf_vit.subjects.pixels import PixelScale, image_generator, seen_part
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -111,7 +111,8 @@ def patch_drop(
         raise UserError(f"orders {list(orders)} are not all known; there are {', '.join(ORDERS)}")
     scale, model = PixelScale.of(examination.subject), examination.subject.model
     hits, images, patch = {order: np.zeros(len(chosen)) for order in orders}, 0, (0, 0)
-    for values, labels in examination.judging("dropping patches"):
+    for given, labels in examination.judging("dropping patches"):
+        values = seen_part(model, given)  # nothing is dropped that nobody sees
         patch = patch_px(model, (values.shape[2], values.shape[3]), patch_size)
         filling = scale.values(torch.zeros_like(values)) if fill == "black" else values.mean(dim=(2, 3), keepdim=True)
         ranks = _ranks(model, scale.pixels(values).clamp(0, 1), values, filling, patch, examination.seed)
