@@ -12,6 +12,7 @@ from hf_vit.conversion.readers.checkpoint import Companions, Shape
 
 BLOCK = "{i}"  # stands for the number of a block in source and target names
 NO_BLOCKS = r"(?!)"  # pattern of a network without a Transformer, which nothing fits
+WITHOUT = "without "  # before a part: keys that are there where the part is not
 Dims = Mapping[str, int]
 
 
@@ -26,7 +27,8 @@ class KeyRule:
         transform: name in `transforms.TRANSFORMS`.
         parameter: of the bare model, or of its classifier. "{q,k,v}_proj" are as many parameters, which get equal parts
             of the array along its first axis, in that order.
-        part: "" for keys that are always there; otherwise the optional part they belong to, present as a whole or not.
+        part: "" for keys that are always there; otherwise the optional part they belong to, present as a whole or not;
+            or "without PART" for those that only a file without that part has.
         stacked: whether the one array holds all blocks, a block for every step of its first axis "N" (layers that ran
             in a scan); `{i}` is then in the parameter only.
     """
@@ -122,6 +124,8 @@ class Origin:
             what no model here does.
         assumed: field of the config -> what is assumed of it where no config.json tells.
         refused: regular expression of a normal key -> what of the source's model has no counterpart here.
+        lacking: regular expression of normal keys -> what it means where a file lacks all of them.
+        package: that runs what is refused.
     """
 
     name: str
@@ -140,6 +144,8 @@ class Origin:
     declared: Callable[[Companions, Mapping[str, Shape]], Declared] | None = None
     assumed: Mapping[str, str] = field(default_factory=dict[str, str])
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
+    lacking: Mapping[str, str] = field(default_factory=dict[str, str])
+    package: str = ""
 
     @property
     def has_blocks(self) -> bool:

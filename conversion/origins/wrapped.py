@@ -45,6 +45,20 @@ def unwrapped(shapes: Mapping[str, Shape], anchor: str, ignored: Mapping[str, st
     return names
 
 
+def renamed(names: KeyNames, spelt: Mapping[str, str]) -> KeyNames:
+    """The same keys, parts of their names replaced; `spelt` is part of a normal name -> what the file has instead."""
+
+    def replaced(name: str, parts: Mapping[str, str]) -> str:
+        part = next((part for part in parts if part in name), None)
+        return name if part is None else name.replace(part, parts[part])
+
+    inward = {old: new for new, old in spelt.items()}
+    normal = {replaced(name, inward): key for name, key in names.normal.items()}
+    if len(normal) != len(names.normal):
+        raise UserError("the file holds one weight in two spellings; which of them counts is unknown")
+    return KeyNames(normal, names.ignored, lambda name: names.spell(replaced(name, spelt)))
+
+
 def find_prefix(shapes: Mapping[str, Shape], anchor: str) -> str:
     """What stands before the anchor; of a teacher rather than its student, of the model rather than its average."""
     found = prefixes(shapes, anchor)

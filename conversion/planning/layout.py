@@ -5,8 +5,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NoReturn
 
-from hf_vit.conversion.origins.origin import KeyNames, KeyRule, Origin
+from hf_vit.conversion.origins.origin import WITHOUT, KeyNames, KeyRule, Origin
 from hf_vit.conversion.readers.checkpoint import Shape
 from hf_vit.conversion.sizes import size_text
 from hf_vit.errors import UserError
@@ -49,7 +50,13 @@ class Layout:
     @cached_property
     def parts(self) -> frozenset[str]:
         """The optional parts of which the file has at least one key."""
-        return frozenset(rule.part for rule in self.rules if rule.part and self._has_any(rule))
+        optional = (rule for rule in self.rules if rule.part and not rule.part.startswith(WITHOUT))
+        return frozenset(rule.part for rule in optional if self._has_any(rule))
+
+    def _is_needed(self, rule: KeyRule) -> bool:
+        if rule.part.startswith(WITHOUT):
+            return rule.part.removeprefix(WITHOUT) not in self.parts
+        return not rule.part or rule.part in self.parts
 
     def _has_any(self, rule: KeyRule) -> bool:
         blocks = range(self.depth) if rule.in_block else (0,)
@@ -60,7 +67,7 @@ class Layout:
         """Key -> rule, for every key that the file must have."""
         rules: list[KeyRule] = []
         for rule in self.rules:
-            if not rule.part or rule.part in self.parts:
+            if self._is_needed(rule):
                 rules += [rule.at(block) for block in range(self.depth)] if rule.in_block else [rule]
         return {rule.key: rule for rule in rules}
 
@@ -105,13 +112,21 @@ class Layout:
         for pattern, reason in self.origin.refused.items():
             found = next((key for name, key in self.names.normal.items() if re.fullmatch(pattern, name)), None)
             if found is not None:
-                raise UserError(f"the checkpoint has {reason} ('{found}'), which no model here has; nothing is written")
+                self._refuse_feature(f"{reason} ('{found}')")
         missing = [name for name in self.expected if name not in self.present]
+        for pattern, reason in self.origin.lacking.items():
+            expected = {name for name in self.expected if re.fullmatch(pattern, name)}
+            if expected and expected <= set(missing):
+                self._refuse_feature(reason)
         refuse(
             listing("keys missing", [self.names.spell(name) for name in self._whole_blocks(missing)], len(missing)),
             listing("keys left over", [key for name, key in self.names.normal.items() if name not in self.expected]),
             listing("keys of a wrong shape", [told for name in self.present if (told := self._misshapen(name))]),
         )
+
+    def _refuse_feature(self, feature: str) -> NoReturn:
+        remedy = f"use it with {self.origin.package} itself" if self.origin.package else "nothing is written"
+        raise UserError(f"the checkpoint has {feature}, which no model here has; {remedy}")
 
     def _misshapen(self, name: str) -> str:
         """What is wrong with an array's shape, or ""."""
@@ -125,7 +140,7 @@ class Layout:
 
     def _whole_blocks(self, missing: Sequence[str]) -> list[str]:
         """The missing keys, with a wholly missing block said in one word: "Transformer/encoderblock_1/*"."""
-        in_block = sum(rule.in_block and (not rule.part or rule.part in self.parts) for rule in self.rules)
+        in_block = sum(rule.in_block and self._is_needed(rule) for rule in self.rules)
         blocks = {name: found[0] for name in missing if (found := re.match(self.origin.block_pattern, name))}
         counts = Counter(blocks.values())
         whole = [

@@ -62,10 +62,10 @@ def make_plan(
 ) -> Plan:
     """See `plan`."""
     origin = find_origin(shapes, file_name, companions)
+    declared = Declared() if origin.declared is None else origin.declared(companions, shapes)
     layout = Layout(origin, origin.names(shapes), shapes)
     layout.refuse_misfits()
     _refuse_pointless(wishes, layout)
-    declared = Declared() if origin.declared is None else origin.declared(companions, shapes)
     source_has_head = "head" in layout.parts and not wishes.drop_pre_logits
     fields = _fields(layout, declared, wishes)
     fields |= _label_fields(layout.dims["L"] if source_has_head else None, declared, wishes)

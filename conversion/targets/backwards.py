@@ -43,6 +43,7 @@ def _sizes(config: Any, state: Mapping[str, torch.Tensor]) -> dict[str, int]:
         "C": config.num_channels,
         "D": config.hidden_size,
         "T": state[POSITION_TABLE].shape[1] if POSITION_TABLE in state else 0,
+        "G": config.num_register_tokens,
         "A": config.num_attention_heads,
         "K": config.hidden_size // config.num_attention_heads,
         "M": config.intermediate_size,

@@ -151,7 +151,7 @@ class Target(ABC):
 
     @final
     def arrays_of(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
-        """The model's parameters under the target's keys and with its axes.
+        """The model's parameters under the target's keys and with its axes; of two rules for one, by the first.
 
         Raises:
             UserError: a parameter has no place there.
@@ -163,7 +163,7 @@ class Target(ABC):
         arrays: dict[str, torch.Tensor] = {}
         placed: set[str] = set()
         for rule in rules_for(self.tables[model.config.model_type], model.config):
-            if all(name in state for name in rule.parameters):
+            if all(name in state for name in rule.parameters) and not placed.issuperset(rule.parameters):
                 arrays[self.spell(rule.key, model)] = array_of(rule, state, model.config)
                 placed.update(rule.parameters)
         left = [name for name in state if name not in placed]

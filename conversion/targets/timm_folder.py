@@ -14,8 +14,13 @@ from hf_vit.conversion.origins.pytorch import timm_hybrid, timm_vit
 from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Target, largest_difference
 from hf_vit.errors import UserError
 
-# Their arguments make any plain ViT of them; heads are given, so that the names stand for no exception.
-PLAIN, DISTILLED = "vit_base_patch16_224", "deit_base_distilled_patch16_224"
+# Arguments make any plain ViT of them, but for eps and MLP; heads are given, so that the names stand for no exception.
+PLAIN = {
+    (1e-6, "dense"): "vit_base_patch16_224",
+    (1e-5, "dense"): "vit_base_patch16_clip_224",
+    (1e-6, "swiglu"): "vit_giant_patch14_dinov2",
+}
+DISTILLED = "deit_base_distilled_patch16_224"
 # A stem's depths, unlike all else, are the architecture's; its width is always this.
 HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
@@ -34,6 +39,8 @@ _EXPRESSED = {
     "pooling": ("token", "gap", "map"),
     **dict.fromkeys(("qkv_bias", "use_class_token", "position_on_class_token", "layer_scale_init_value"), ANY),
     **dict.fromkeys(("use_distillation_token", "use_distillation_head", "stem_patch_size"), ANY),
+    **dict.fromkeys(("num_register_tokens", "norm_before_layers", "norm_after_pooling", "mlp_type"), ANY),
+    "layer_norm_eps": (1e-6, 1e-5),
     "stage_depths": tuple(HYBRIDS),
     "stem_width": (STEM_WIDTH,),
     **{name: (value,) for name, value in timm_hybrid.CONSTANTS.items()},
@@ -60,9 +67,12 @@ class TimmFolder(Target):
             "model_args": _arguments(outgoing, num_classes),
             "pretrained_cfg": _pretrained(outgoing, num_classes),
         }
+        arrays = outgoing.arrays
+        if config.num_register_tokens and config.has_class_token and config.position_on_class_token:
+            arrays = _positions_of_patches_alone(arrays)
         text = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
         (outgoing.folder / "config.json").write_text(text, encoding="utf-8")
-        save_file(outgoing.arrays, outgoing.folder / "model.safetensors", metadata={"format": "pt"})
+        save_file(arrays, outgoing.folder / "model.safetensors", metadata={"format": "pt"})
 
     @torch.no_grad()
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
@@ -74,14 +84,24 @@ class TimmFolder(Target):
         return largest_difference(ours, theirs), f"timm {timm.__version__}"
 
     def spell(self, key: str, model: PreTrainedModel) -> str:
-        return _spell(key, model.config)
+        if key.startswith("norm.") and model.config.norm_after_pooling:
+            return f"fc_{key}"
+        return _spell(key.replace(".mlp.w12.", ".mlp.fc1.").replace(".mlp.w3.", ".mlp.fc2."), model.config)
 
     def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
+        alone = _is_hybrid(config) or config.use_distillation_token  # built by an architecture of its own
+        if (config.layer_norm_eps, config.mlp_type) not in (list(PLAIN)[:1] if alone else PLAIN):
+            return [f"layer_norm_eps={config.layer_norm_eps} with mlp_type={config.mlp_type!r} in one architecture"]
+        if config.mlp_type == "swiglu" and config.pooling == "map" and config.hidden_act != "silu":
+            return [
+                f"hidden_act={config.hidden_act!r} in the MAP head of a model with mlp_type='swiglu' (it has 'silu')"
+            ]
         if not config.use_distillation_token:
             return []
         if _is_hybrid(config):
             return ["use_distillation_token=True of a hybrid"]
         wrong = {
+            "num_register_tokens beside a distillation token": config.num_register_tokens,
             "use_distillation_head=False before a classifier": has_head and not config.has_distillation_head,
             "position_on_class_token=False beside a distillation token": not config.position_on_class_token,
         }
@@ -97,19 +117,27 @@ def _spell(key: str, config: PreTrainedConfig) -> str:
     return timm_hybrid.of_root_alone(key) if alone else key
 
 
+def _positions_of_patches_alone(arrays: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The class token with its position: timm has positions of all special tokens, registers too, or of none."""
+    first, patches = arrays["pos_embed"][:, :1], arrays["pos_embed"][:, 1:]
+    return arrays | {"cls_token": arrays["cls_token"] + first, "pos_embed": patches.contiguous()}
+
+
 def _architecture(config: PreTrainedConfig) -> str:
     if _is_hybrid(config):
         return HYBRIDS[config.stage_depths]
-    return DISTILLED if config.use_distillation_token else PLAIN
+    return DISTILLED if config.use_distillation_token else PLAIN[config.layer_norm_eps, config.mlp_type]
 
 
 def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
     config = outgoing.config
-    ratio = config.intermediate_size / config.hidden_size
-    if int(config.hidden_size * ratio) < config.intermediate_size:  # timm rounds down
+    is_swiglu = config.mlp_type == "swiglu"  # packed: gate and values in one layer
+    width = config.intermediate_size * (2 if is_swiglu else 1)
+    ratio = width / config.hidden_size
+    if int(config.hidden_size * ratio) < width:  # timm rounds down
         ratio = math.nextafter(ratio, math.inf)
     others = {
-        "init_values": config.layer_scale_init_value,
+        "reg_tokens": config.num_register_tokens or None,
         "pool_include_prefix": (config.pooling == "map" and config.has_class_token) or None,
     }
     return {
@@ -122,11 +150,14 @@ def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
         "num_heads": config.num_attention_heads,
         "mlp_ratio": ratio,
         "qkv_bias": config.qkv_bias,
-        "act_layer": _ACTIVATIONS[config.hidden_act],
+        "act_layer": "silu" if is_swiglu else _ACTIVATIONS[config.hidden_act],
         "global_pool": _POOLINGS[config.pooling],
         "class_token": config.has_class_token,
-        "no_embed_class": config.has_class_token and not config.position_on_class_token,
-        "fc_norm": False,
+        "no_embed_class": bool(config.num_register_tokens)
+        or (config.has_class_token and not config.position_on_class_token),
+        "pre_norm": config.norm_before_layers,
+        "init_values": config.layer_scale_init_value,
+        "fc_norm": config.norm_after_pooling,
     } | {name: value for name, value in others.items() if value is not None}
 
 

@@ -78,6 +78,27 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "timm, DeiT": ("timm", "HfViTForImageClassification", {**TIMM, **LABELS, "use_distillation_token": True}),
     "timm, bare DeiT": ("timm", "HfViTModel", {"use_distillation_token": True, "layer_scale_init_value": 1e-5}),
     "timm, bare": ("timm", "HfViTModel", {}),
+    "timm, CLIP": (
+        "timm",
+        "HfViTForImageClassification",
+        {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "norm_before_layers": True},
+    ),
+    "timm, norm after the mean": (
+        "timm",
+        "HfViTForImageClassification",
+        {"pooling": "gap", "norm_after_pooling": True},
+    ),
+    "timm, norm after MAP": (
+        "timm",
+        "HfViTModel",
+        {"pooling": "map", "norm_after_pooling": True, "num_register_tokens": 2, "position_on_class_token": True},
+    ),
+    "timm, registers": (
+        "timm",
+        "HfViTForImageClassification",
+        {"num_register_tokens": 3, "position_on_class_token": False, "layer_scale_init_value": 1e-5},
+    ),
+    "timm, SwiGLU": ("timm", "HfViTForImageClassification", {"mlp_type": "swiglu"}),
     "timm, hybrid": ("timm", "HfHybridViTForImageClassification", {**TIMMS_HYBRID, **LABELS}),
     "timm, root alone": (
         "timm",
@@ -259,7 +280,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "grid": ({"image_size": (12, 8)}, {"vit_jax": "a patch grid of 3x2"}),
     "eps": ({"layer_norm_eps": 1e-12}, dict.fromkeys(("timm", "vit_jax"), "layer_norm_eps=1e-12")),
     "GELU": ({"hidden_act": "gelu"}, {"vit_jax": "hidden_act='gelu'"}),
-    "activation": ({"hidden_act": "silu"}, {"timm": "hidden_act='silu'"}),
+    "activation": ({"hidden_act": "selu"}, {"timm": "hidden_act='selu'"}),
     "bias": ({"qkv_bias": False}, {"vit_jax": "qkv_bias=False"}),
 }
 

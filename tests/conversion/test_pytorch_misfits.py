@@ -128,20 +128,54 @@ def test_gaps_in_blocks_and_in_stages(case):
 @pytest.mark.parametrize(
     ("key", "told"),
     [
-        ("reg_token", "register tokens"),
-        ("register_tokens", "register tokens"),
-        ("norm_pre.weight", "a LayerNorm before the first block"),
-        ("fc_norm.bias", "a LayerNorm after the pooling"),
-        ("blocks.1.attn.q_norm.weight", "another attention"),
-        ("blocks.0.mlp.w12.weight", "another MLP"),
-        ("blocks.0.attn.relative_position_bias_table", "the relative positions of a BEiT"),
+        ("rope.freqs", "rotary positions"),
+        ("rope_embed.periods", "rotary positions"),
+        ("blocks.1.attn.q_norm.weight", "attention with normalised queries and keys"),
+        ("blocks.1.attn.lambda_q1", "another attention"),
+        ("blocks.0.attn.relative_position_bias_table", "relative positions"),
+        ("blocks.1.gamma_1", "the blocks of BEiT and EVA"),
+        ("blocks.0.mlp.norm.weight", "an MLP with a norm inside"),
     ],
 )
 def test_what_has_no_counterpart_is_refused_by_name(key: str, told: str):
     shapes, companions = good("timm_vit")
     message = refusal(shapes | {key: (64,)}, companions)
-    assert message == f"the checkpoint has {message.partition('has ')[2]}"
-    assert re.search(rf"{told}.*\('{key}'\), which no model here has; nothing is written", message)
+    assert re.fullmatch(
+        rf"the checkpoint has {told}.*\('{key}'\), which no model here has; use it with timm itself", message
+    )
+
+
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [
+        (r"blocks\.\d\.norm[12]\.bias", r"norms without a bias \(RMSNorm\)"),
+        (r"blocks\.\d\.attn\.proj\.bias", "attention whose last projection has no bias"),
+        (r"norm\..+", "no LayerNorm after its blocks"),
+    ],
+)
+def test_what_is_nowhere_in_the_file_is_refused_by_name(lost: str, told: str):
+    shapes, companions = good("timm_vit")
+    assert re.search(told, refusal({key: s for key, s in shapes.items() if not re.fullmatch(lost, key)}, companions))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "told"),
+    [
+        ("vit_base_patch16_dinov3.lvd_1689m", "rotary positions"),
+        ("vit_pe_spatial_base_patch16_512", "rotary positions"),
+        ("eva02_base_patch14_224", "rotary positions"),
+        ("samvit_base_patch16", "attention in windows"),
+        ("naflexvit_base_patch16_gap", "patches of many grids"),
+        ("vit_base_patch16_rpn_224", "LayerNorms after attention and MLP"),
+        ("vit_base_mci_224", "another stem"),
+        ("vit_small_patch16_18x2_224", "attention and MLP side by side"),
+        ("vit_base_patch16_radio_v3", "no LayerNorm after its blocks"),
+    ],
+)
+def test_architectures_whose_keys_may_look_plain_are_refused_by_name(architecture: str, told: str):
+    message = refusal(good("timm_vit")[0], Companions({"architecture": architecture}))
+    name = architecture.partition(".")[0]
+    assert re.fullmatch(rf"timm's '{name}' has {told}.*, which no model here has; use it with timm itself", message)
 
 
 def test_one_weight_in_two_spellings_is_refused():

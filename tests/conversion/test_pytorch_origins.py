@@ -204,7 +204,7 @@ def test_what_a_bare_file_does_not_say_is_declared(tmp_path: Path, capsys):
     torch.save(model.state_dict(), tmp_path / "model.pth")
     options = {"num_heads": 3, "hidden_act": "quick_gelu", "pooling": "gap"}
     result = convert(tmp_path / "model.pth", **options)
-    assert set(result.plan.assumed) == {"layer_norm_eps", "processor"}
+    assert set(result.plan.assumed) == {"layer_norm_eps", "position_embedding", "processor"}
     hold(model, load(result), (12, 12), timm_tokens, timm_outcome)
     with pytest.raises(UserError, match=r"do not tell the number of heads, .* declare it with --num-heads"):
         conversion.convert(tmp_path / "model.pth", tmp_path / "out")
@@ -219,8 +219,9 @@ def test_what_a_bare_file_does_not_say_is_declared(tmp_path: Path, capsys):
         main([*command, "--num-heads", "3", "--hidden-act", "quick_gelu"])
     outcome = capsys.readouterr()
     assert "assumed" not in outcome.out
-    assert "the class token read, where there is one, else the mean" in outcome.err
-    assert set(json.loads(report.read_text())["assumed"]) == {"layer_norm_eps", "pooling", "processor"}
+    assert "the class token read, where there is one" in outcome.err
+    assumed = {"layer_norm_eps", "position_embedding", "pooling", "processor"}
+    assert set(json.loads(report.read_text())["assumed"]) == assumed
 
 
 def test_weights_and_code_outvote_what_people_declare(checkpoint, write_npz, tmp_path: Path):

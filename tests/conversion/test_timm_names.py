@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import timm
 import torch
-from timm.layers import GELUTanh, QuickGELU
+from timm.layers import GELUTanh, GluMlp, QuickGELU
 from timm.models import model_entrypoint
 from timm.models.vision_transformer import Attention, Block, LayerNorm, Mlp
 from torch import nn
 
 import hf_vit.conversion as conversion
-from hf_vit.conversion.origins.pytorch.timm_vit import EXCEPTIONS
+from hf_vit.conversion.origins.pytorch.timm_architectures import EXCEPTIONS
 from hf_vit.conversion.readers.checkpoint import Companions
 from hf_vit.errors import UserError
 
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit")
-ACTIVATIONS = {nn.GELU: "gelu", GELUTanh: "gelu_pytorch_tanh", QuickGELU: "quick_gelu"}
+ACTIVATIONS = {nn.GELU: "gelu", GELUTanh: "gelu_pytorch_tanh", QuickGELU: "quick_gelu", nn.SiLU: "silu"}
 
 
 def architectures() -> list[str]:
@@ -39,15 +39,17 @@ def built(name: str) -> Any:
 def is_expressible(model: Any) -> bool:
     """Whether the models here have all that this one has, judged by timm's modules, not by names of keys."""
     block = model.blocks[0]
-    plain = type(block) is Block and type(block.attn) is Attention and type(block.mlp) is Mlp
-    plain = plain and all(
-        isinstance(norm, nn.Identity) for norm in (block.attn.q_norm, block.attn.norm, block.mlp.norm)
-    )
-    norms = plain and type(block.norm1) is LayerNorm and type(model.norm) is LayerNorm
-    around = all(isinstance(part, nn.Identity) for part in (model.norm_pre, model.fc_norm)) and not model.num_reg_tokens
+    if type(block) is not Block or type(block.attn) is not Attention:
+        return False
+    inside = (block.attn.q_norm, block.attn.norm, block.mlp.norm)
+    plain = all(isinstance(norm, nn.Identity) for norm in inside) and type(block.norm1) is LayerNorm
+    is_swiglu = type(block.mlp) is GluMlp and isinstance(block.mlp.act, nn.SiLU) and not block.mlp.gate_last
     stem = getattr(model.patch_embed, "backbone", None)
     stems = stem is None or any("StdConv2d" in type(part).__name__ for part in stem.modules())
-    return norms and around and stems and not model.pool_include_prefix and model.global_pool in ("token", "avg", "map")
+    registers = not model.num_reg_tokens or (model.no_embed_class and not model.pool_include_prefix)
+    last = [norm for norm in (model.norm, model.fc_norm) if type(norm) is LayerNorm]
+    pooled = model.global_pool in ("token", "avg", "map")
+    return plain and (type(block.mlp) is Mlp or is_swiglu) and stems and registers and len(last) == 1 and pooled
 
 
 def plan_of(name: str) -> conversion.Plan:
@@ -65,22 +67,29 @@ def test_architecture_is_understood_or_refused(name: str):
     if not is_expressible(model) or not re.match(r"vit_|deit|flexivit|test_vit", name):
         reasons = (
             "no model here has",
+            "every model here has",
             r"is none of vit_\*",
             "no counterpart",
-            "does not map completely",
+            "looks like part of a ViT of timm",
         )
-        with pytest.raises(UserError, match="|".join((*reasons, "looks like part of a ViT of timm"))):
+        with pytest.raises(UserError, match="|".join(reasons)):
             plan_of(name)
         return
     plan, block = plan_of(name), model.blocks[0]
     config = plan.config
     assert config.num_attention_heads == block.attn.num_heads
+    assert config.mlp_type == ("swiglu" if type(block.mlp) is GluMlp else "dense")
     assert config.hidden_act == ACTIVATIONS[type(block.mlp.act)]
-    assert config.layer_norm_eps == block.norm1.eps == model.norm.eps
+    assert config.norm_after_pooling == (type(model.fc_norm) is LayerNorm)
+    assert (
+        config.layer_norm_eps == block.norm1.eps == (model.norm if type(model.norm) is LayerNorm else model.fc_norm).eps
+    )
+    assert config.norm_before_layers == (type(model.norm_pre) is LayerNorm)
+    assert config.num_register_tokens == model.num_reg_tokens
     assert config.pooling == {"token": "token", "avg": "gap", "map": "map"}[model.global_pool]
     assert config.has_class_token == (model.cls_token is not None)
     assert config.use_distillation_token == hasattr(model, "dist_token")
-    assert config.position_on_class_token == (not model.no_embed_class or not model.num_prefix_tokens)
+    assert config.position_on_class_token == (not model.no_embed_class or model.cls_token is None)
     assert config.qkv_bias == (block.attn.qkv.bias is not None)
     assert (config.layer_scale_init_value is not None) == (not isinstance(block.ls1, nn.Identity))
     assert config.grid == tuple(model.patch_embed.grid_size)

@@ -26,7 +26,7 @@ def recognises(shapes: Mapping[str, Shape]) -> bool:
 
 
 def names(shapes: Mapping[str, Shape]) -> KeyNames:
-    return unwrapped(shapes, timm_vit.PATCHES, IGNORED)
+    return timm_vit.with_swiglu(unwrapped(shapes, timm_vit.PATCHES, IGNORED), shapes)
 
 
 def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:

@@ -124,6 +124,8 @@ ORIGIN = Origin(
     assumed=timm_vit.ASSUMED,
     refused=timm_vit.REFUSED
     | {rf"{re.escape(_BACKBONE)}\.(?!stem\.|stages\.).+": "another stem than BiT's ResNet (ResNet-D, MobileCLIP, ...)"},
+    lacking=timm_vit.LACKING,
+    package="timm",
     notes=(
         "`{s-1}` and `{u-1}` are the numbers of a stage and of a unit in it; without any, the stem is the root alone, "
         "and its keys lack `stem.`.",

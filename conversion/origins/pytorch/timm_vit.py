@@ -14,9 +14,10 @@ from hf_vit.conversion.labels import unique_names
 from hf_vit.conversion.origins.beside import checked, pair_of
 from hf_vit.conversion.origins.origin import Declared, Dims, KeyNames, KeyRule, Origin
 from hf_vit.conversion.origins.preprocessing import from_timm
-from hf_vit.conversion.origins.wrapped import BESIDE, bare_names, prefixes, unwrapped
+from hf_vit.conversion.origins.pytorch.timm_architectures import HEADS_OF_WIDTH, exceptions_of, refuse_unknown
+from hf_vit.conversion.origins.wrapped import BESIDE, bare_names, prefixes, renamed, unwrapped
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
-from hf_vit.conversion.sizes import Pair, Patches, square_or_pair, table_size_and_prefix
+from hf_vit.conversion.sizes import Pair, Patches, fits, square_or_pair, table_size_and_prefix
 from hf_vit.errors import UserError
 
 PATCHES = "patch_embed.proj.weight"
@@ -40,8 +41,12 @@ BLOCK_RULES = (
     *_dense(f"{_BLOCK}.attn.proj", ("D", "D"), f"{_TARGET}.attention.o_proj"),
     KeyRule(f"{_BLOCK}.ls1.gamma", "D", "keep", f"{_TARGET}.layer_scale1.lambda1", part="layer_scale"),
     *_dense(f"{_BLOCK}.norm2", ("D",), f"{_TARGET}.layernorm_after"),
-    *_dense(f"{_BLOCK}.mlp.fc1", ("M", "D"), f"{_TARGET}.mlp.fc1"),
-    *_dense(f"{_BLOCK}.mlp.fc2", ("D", "M"), f"{_TARGET}.mlp.fc2"),
+    *_dense(f"{_BLOCK}.mlp.fc1", ("M", "D"), f"{_TARGET}.mlp.fc1", "dense"),
+    *_dense(f"{_BLOCK}.mlp.fc2", ("D", "M"), f"{_TARGET}.mlp.fc2", "dense"),
+    *_dense(f"{_BLOCK}.mlp.w12", ("2M", "D"), f"{_TARGET}.mlp.{{gate,up}}_proj", "packed_swiglu"),
+    *_dense(f"{_BLOCK}.mlp.w1", ("M", "D"), f"{_TARGET}.mlp.gate_proj", "swiglu"),
+    *_dense(f"{_BLOCK}.mlp.w2", ("M", "D"), f"{_TARGET}.mlp.up_proj", "swiglu"),
+    *_dense(f"{_BLOCK}.mlp.w3", ("D", "M"), f"{_TARGET}.mlp.down_proj", "swiglu_out"),
     KeyRule(f"{_BLOCK}.ls2.gamma", "D", "keep", f"{_TARGET}.layer_scale2.lambda1", part="layer_scale"),
 )
 
@@ -57,12 +62,17 @@ MAP_RULES = (
 
 # Everything but the patches, which a hybrid cuts from its stem's feature map.
 AFTER_PATCHES = (
-    KeyRule("patch_embed.proj.bias", "D", "keep", "embeddings.patch_embeddings.projection.bias"),
+    KeyRule(
+        "patch_embed.proj.bias", "D", "keep", "embeddings.patch_embeddings.projection.bias", part="without norm_before"
+    ),
     KeyRule("cls_token", "11D", "keep", "embeddings.cls_token", part="cls"),
     KeyRule("dist_token", "11D", "keep", "embeddings.distillation_token", part="distillation"),
+    KeyRule("reg_token", "1GD", "keep", "embeddings.register_tokens", part="registers"),
     KeyRule("pos_embed", "1TD", "keep", "embeddings.position_embeddings"),
+    *_dense("norm_pre", ("D",), "embeddings.layernorm", "norm_before"),
     *BLOCK_RULES,
-    *_dense("norm", ("D",), "layernorm"),
+    *_dense("norm", ("D",), "layernorm", "norm"),
+    *_dense("fc_norm", ("D",), "layernorm", "norm_after"),
     *MAP_RULES,
     *_dense("pre_logits.fc", ("R", "D"), "pooler.dense", "pre_logits"),
     *_dense("head", ("L", "R"), "classifier", "head"),
@@ -76,48 +86,48 @@ LEGEND = {
     "C": "channels",
     "D": "hidden size",
     "T": "rows of the position table: the special tokens', where they have any, then the patch grid's row by row",
+    "G": "register tokens",
     "M": "width of the MLP",
     "R": "size of the representation layer; D without one",
     "L": "labels",
 }
 
 REFUSED = {
-    r"reg(ister)?_tokens?": "register tokens",
-    r"norm_pre\..+": "a LayerNorm before the first block (CLIP)",
-    r"fc_norm\..+": "a LayerNorm after the pooling instead of before it",
-    r"blocks\.\d+\.attn\.(q_norm|k_norm|norm|sub_norm|lambda_\w+)(\..+)?": "another attention (normalised, ...)",
-    r"blocks\.\d+\.(attn\.)?(rel_pos_bias|relative_position_\w+|gamma_[12]).*": "the relative positions of a BEiT",
-    r"blocks\.\d+\.mlp\.(w12|w3|fc1_g|fc1_x|norm).*": "another MLP than two dense layers (SwiGLU, ...)",
+    r"rope(_embed)?\..+|storage_tokens": "rotary positions (RoPE, as DINOv3 and EVA have)",
+    r"blocks\.\d+\.attn\.(q_norm|k_norm)\..+": "attention with normalised queries and keys",
+    r"blocks\.\d+\.attn\.(norm|sub_norm|lambda_\w+)(\..+)?": "another attention (with a norm inside, differential)",
+    r"blocks\.\d+\.(attn\.)?(rel_pos\w*|relative_position_\w+)(\..+)?": "relative positions in its attention",
+    r"blocks\.\d+\.(gamma_[12]|attn\.[qkv]_(bias|proj\..+))": "the blocks of BEiT and EVA",
+    r"blocks\.\d+\.mlp\.norm\..+": "an MLP with a norm inside",
     r"blocks\.\d+\.(attns|ffns|in_proj|in_norm|attn_out_proj|out_proj|mlp_out_proj|mlp_bias)(\..+)?": "parallel blocks",
 }
-
-# timm's heads are 64 wide and its GELU is the exact one, but for these (regular expression of the architecture's name).
-EXCEPTIONS: dict[str, dict[str, Any]] = {
-    r"vit_so400m_patch16_siglip_(gap_)?\d+": {"num_attention_heads": 16, "hidden_act": "gelu_pytorch_tanh"},
-    r"vit_so400m_.+": {"num_attention_heads": 16},
-    r"vit_giantopt_.+": {"num_attention_heads": 16, "hidden_act": "gelu_pytorch_tanh"},
-    r"(vit_large_patch16_siglip_(gap_)?512|vit_base_patch32_siglip_(gap_)?256)": {"hidden_act": "gelu_pytorch_tanh"},
-    r"vit_base_patch16_gap_224": {"num_attention_heads": 16},
-    r"test_vit2?": {"num_attention_heads": 2},
+LACKING = {
+    r"blocks\.\d+\.norm[12]\.bias": "norms without a bias (RMSNorm)",
+    r"blocks\.\d+\.attn\.proj\.bias": "attention whose last projection has no bias",
 }
-KNOWN = re.compile(r"(vit|deit|deit3|flexivit|test_vit)\d?(_[\w-]+)?")
-HEADS_OF_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 
 # Arguments that config.json may name without any need to read them: names and shapes tell as well, or only training
 # notices them.
 NEEDLESS = re.compile(
     r"img_size|patch_size|in_chans|num_classes|embed_dim|depth|mlp_ratio|\w+_bias|class_token|no_embed_class|init_values|"
     r"reg_tokens|pre_norm|final_norm|fc_norm|qk_norm|pos_embed|(\w+_)?drop(_path)?_rate|weight_init|fix_init|"
-    r"dynamic_img_(size|pad)|strict_img_size|pretrained_strict|features_only"
+    r"dynamic_img_size|strict_img_size|pretrained_strict|features_only"
 )
-ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "relu": "relu"}
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "silu": "silu",
+}
 POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
 
 ASSUMED = {
     "num_attention_heads": "heads of 64 (16 heads at widths of 1152, 1280, 1408 and 1664)",
     "hidden_act": "the exact GELU",
-    "layer_norm_eps": "eps 1e-6",
-    "pooling": "the class token read, where there is one, else the mean",
+    "layer_norm_eps": "eps 1e-6 (1e-5 with a norm before the blocks)",
+    "position_embedding": "positions added to the tokens once (no RoPE)",
+    "pooling": "the class token read, where there is one and no norm after pooling, else the mean",
     "processor": "pixels in [-1, 1], resized bilinearly",
 }
 
@@ -142,7 +152,23 @@ def has_stem(shapes: Mapping[str, Shape]) -> bool:
 
 
 def names(shapes: Mapping[str, Shape]) -> KeyNames:
-    return unwrapped(shapes, PATCHES, {})
+    return with_swiglu(unwrapped(shapes, PATCHES, {}), shapes)
+
+
+def with_swiglu(names: KeyNames, shapes: Mapping[str, Shape]) -> KeyNames:
+    """The layers of a SwiGLU by their names in DINOv2's code; timm names those of the packed one as a dense MLP's."""
+    first = {
+        name: shapes[names.normal[at]]
+        for name in ("fc1", "fc2")
+        if (at := f"blocks.0.mlp.{name}.weight") in names.normal
+    }
+    is_packed = (
+        len(first) == 2 and len(first["fc1"]) == len(first["fc2"]) == 2 and first["fc1"][0] == 2 * first["fc2"][1]
+    )
+    spelt = {"w12": "fc1", "w3": "fc2"} if is_packed else {}
+    if any(re.fullmatch(r"blocks\.\d+\.mlp\.fc1_[gx]\.weight", name) for name in names.normal):
+        spelt = {"w1": "fc1_g", "w2": "fc1_x", "w3": "fc2"}
+    return renamed(names, {f".mlp.{new}.": f".mlp.{old}." for new, old in spelt.items()})
 
 
 def configure(
@@ -158,22 +184,34 @@ def common_fields(dims: Dims, parts: frozenset[str], patches: Patches, image_siz
     width = dims["D"]
     heads = HEADS_OF_WIDTH.get(width, width // 64 if width % 64 == 0 else None)
     special = ("cls" in parts) + ("distillation" in parts)
+    if not {"norm", "norm_after"} & parts:
+        raise UserError(
+            "the checkpoint has no LayerNorm after its blocks, which every model here has; nothing is written"
+        )
+    if "registers" in parts and fits(dims["T"] - special - dims["G"], patches, image_size):
+        raise UserError(
+            "the checkpoint has register tokens with positions, which no model here has; nothing is written"
+        )
     size, with_special = table_size_and_prefix(dims["T"], special, patches, image_size)
     return ({} if heads is None else {"num_attention_heads": heads}) | {
         "image_size": square_or_pair(size),
         "num_channels": dims["C"],
         "hidden_size": width,
         "intermediate_size": dims["M"],
+        "mlp_type": "dense" if "dense" in parts else "swiglu",
         "hidden_act": "gelu",
-        "layer_norm_eps": 1e-6,
+        "layer_norm_eps": 1e-5 if "norm_before" in parts else 1e-6,
         "qkv_bias": "qkv_bias" in parts,
         "position_embedding": "learned",
         "position_interpolation": "bicubic",
         "position_on_class_token": with_special or not special,
-        "pooling": "map" if "map" in parts else "token" if "cls" in parts else "gap",
+        "pooling": "map" if "map" in parts else "token" if "cls" in parts and "norm_after" not in parts else "gap",
         "use_class_token": "cls" in parts,
         "use_distillation_token": "distillation" in parts,
         "use_distillation_head": False if {"distillation", "head"} <= parts and "second_head" not in parts else None,
+        "num_register_tokens": dims["G"] if "registers" in parts else 0,
+        "norm_before_layers": "norm_before" in parts,
+        "norm_after_pooling": "norm_after" in parts,
         "representation_size": dims["R"] if "pre_logits" in parts else None,
         # What it was in training is not in the weights; timm's models that have it begin with 1e-5 or 1e-6.
         "layer_scale_init_value": 1e-5 if "layer_scale" in parts else None,
@@ -194,14 +232,9 @@ def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
     if beside.architecture is None:
         raise UserError("config.json names no architecture of timm, but the keys beside it are timm's")
     architecture = beside.architecture.partition(".")[0]
-    if not KNOWN.fullmatch(architecture):
-        raise UserError(
-            f"timm's architecture '{architecture}' is none of vit_*, deit_*, deit3_* and flexivit_*: its heads and its "
-            "activation are unknown here"
-        )
+    refuse_unknown(architecture)
     pretrained = beside.pretrained_cfg or companions.config or {}
-    fields = next((dict(exception) for name, exception in EXCEPTIONS.items() if re.fullmatch(name, architecture)), {})
-    fields |= _argument_fields({"global_pool": beside.global_pool, **arguments})
+    fields = exceptions_of(architecture) | _argument_fields({"global_pool": beside.global_pool, **arguments})
     pixels = from_timm(pretrained)
     size = pixels["crop_size"]["height"], pixels["crop_size"]["width"]
     labels = pretrained.get("label_names") or beside.label_names
@@ -223,7 +256,7 @@ def _argument_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the config that arguments of an architecture ask for."""
     fields: dict[str, Any] = {}
     for name, value in arguments.items():
-        if value is None or value == "" or NEEDLESS.fullmatch(name):
+        if value is None or value is False or NEEDLESS.fullmatch(name):
             continue
         if name == "num_heads":
             fields["num_attention_heads"] = value
@@ -252,6 +285,8 @@ ORIGIN = Origin(
     declared=declared,
     assumed=ASSUMED,
     refused=REFUSED,
+    lacking=LACKING,
+    package="timm",
     notes=(
         "Prefixes that are taken off: what is wrapped around a model (`model.`, `state_dict.`, `module.`, ...).",
         "`attn.qkv` and `attn_pool.kv` hold their projections one after the other along the first axis.",

@@ -1,0 +1,47 @@
+"""`docs/timm.md`, made from the recorded sweep: `python tests/campaigns/timm_page.py`."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+RECORD = Path(__file__).parent / "results" / "timm_sweep.json"
+PAGE = Path(__file__).parents[2] / "docs" / "timm.md"
+EXACT, REFUSED = "exact", "refused: "
+
+HEAD = """\
+# Which of timm's plain ViTs convert
+
+Of the {total} architectures of timm {timm} whose names begin with `vit_`, `deit`, `flexivit` or `test_vit`, {exact}
+convert and {refused} are refused. Each was built with random weights (heads, norms, positions and special tokens too)
+and two blocks, saved as timm saves a repository, and converted by `hf-vit convert`; its logits, or pooled features
+where it has no head, are those of timm to 1e-10 of the largest in float64 and to 1e-5 in float32. Recorded on {date}
+(`{command}`); this page is made from that record.
+
+## Converted
+
+"""
+
+
+def render(record: Mapping[str, Any]) -> str:
+    """The page of one recorded sweep."""
+    outcomes = {row["group"]: next(iter(row["outcomes"])) for row in record["rows"]}
+    exact = [name for name, outcome in outcomes.items() if outcome == EXACT]
+    refused: dict[str, list[str]] = defaultdict(list)
+    for name, outcome in outcomes.items():
+        if outcome.startswith(REFUSED):
+            refused[outcome.removeprefix(REFUSED)].append(name)
+    told = {name: record[name] for name in ("timm", "date", "command")}
+    head = HEAD.format(total=len(outcomes), exact=len(exact), refused=sum(map(len, refused.values())), **told)
+    rows = [f"| {_listed(names)} | {reason.replace('|', '/')} |" for reason, names in sorted(refused.items())]
+    table = ["| architectures | what `hf-vit convert` says |", "|---|---|", *rows]
+    return "\n".join([head + _listed(exact) + ".", "", "## Refused", "", *table]) + "\n"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(json.loads(RECORD.read_text())), encoding="utf-8")
