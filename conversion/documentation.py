@@ -1,12 +1,17 @@
 """README.md of this folder, made from the tables that the code uses: `python -m hf_vit.conversion.documentation`."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hf_vit.conversion.origins.origin import Origin
-from hf_vit.conversion.origins.registry import ORIGINS, STRANGERS
+from hf_vit.conversion.origins.pytorch import timm_architectures
+from hf_vit.conversion.origins.registry import NOT_HERE, ORIGINS, STRANGERS
 from hf_vit.conversion.origins.transforms import TRANSFORMS
 from hf_vit.conversion.targets.registry import TARGETS
 from hf_vit.conversion.targets.target import ANY, Target
+from hf_vit.conversion.targets.transformers_classes import KINDS
+from hf_vit.conversion.targets.transformers_folder import TransformersFolder
 
 README = Path(__file__).parent / "README.md"
 
@@ -56,6 +61,8 @@ def render() -> str:
         lines += _origin(origin)
     lines += ["## Recognised, and refused by name", ""]
     lines += [f"- {stranger.name}" for stranger in STRANGERS]
+    lines += [f"- `model_type` {name!r} of transformers: {feature}" for name, feature in NOT_HERE.items()]
+    lines += [f"- timm's `{name}`: {feature}" for name, feature in timm_architectures.NOT_HERE.items()]
     lines += ["", "## Out again", "", _OUT]
     for target in TARGETS.values():
         lines += _target(target)
@@ -78,6 +85,9 @@ def _origin(origin: Origin) -> list[str]:
         lines += ["| refused keys (regular expression) | what no model here has |", "|---|---|"]
         escaped = {pattern.replace("|", "\\|"): reason for pattern, reason in origin.refused.items()}
         lines += [*(f"| `{pattern}` | {reason} |" for pattern, reason in escaped.items()), ""]
+    if origin.foreign_heads:
+        told = "; ".join(origin.foreign_heads.values())
+        lines += [f"Replaced by a new head (`--num-labels`, `--labels`), or refused: {told}.", ""]
     if origin.assumed:
         lines += ["Assumed, and said so, where no config.json tells: " + "; ".join(origin.assumed.values()) + ".", ""]
     return lines
@@ -85,15 +95,24 @@ def _origin(origin: Origin) -> list[str]:
 
 def _target(target: Target) -> list[str]:
     lines = [f"### {target.name}", ""]
+    if target.name == TransformersFolder.name:
+        lines += ["The class follows from what the model has; what came from one of these goes back to it.", ""]
+        kinds = [_expressed(f"{kind.title}, by the table of {kind.table.name}", kind.expresses) for kind in KINDS]
+        return [*lines, *[line for kind in kinds for line in (f"- {kind}",)], ""]
     if target.tables is None:
         return [*lines, f"{target.title}: every model.", ""]
     tables = ", ".join(f"{model_type} by the table of {origin.name}" for model_type, origin in target.tables.items())
-    free = ", ".join(f"`{name}`" for name, values in target.expresses.items() if values is ANY)
-    lines += [f"{target.title}: {tables}. Any {free}."]
-    for name, values in target.expresses.items():
-        if values is not ANY:
-            lines += [f"`{name}` may be " + ", ".join(f"`{value}`" for value in values) + "."]
-    return [*lines, ""]
+    return [*lines, _expressed(f"{target.title}: {tables}", target.expresses), ""]
+
+
+def _expressed(title: str, expresses: Mapping[str, Sequence[Any]]) -> str:
+    free = ", ".join(f"`{name}`" for name, values in expresses.items() if values is ANY)
+    bound = [
+        f"`{name}` may be " + ", ".join(f"`{value}`" for value in values) + "."
+        for name, values in expresses.items()
+        if values is not ANY
+    ]
+    return " ".join([f"{title}. Any {free}.", *bound])
 
 
 if __name__ == "__main__":

@@ -125,6 +125,9 @@ class Origin:
         assumed: field of the config -> what is assumed of it where no config.json tells.
         refused: regular expression of a normal key -> what of the source's model has no counterpart here.
         lacking: regular expression of normal keys -> what it means where a file lacks all of them.
+        foreign_heads: regular expression of a normal key -> which head it is of, that no model here has; a new one may
+            take its place.
+        zeros: optional part -> parameters that are zeros in a file that has it, as its model lacks them.
         package: that runs what is refused.
     """
 
@@ -145,6 +148,8 @@ class Origin:
     assumed: Mapping[str, str] = field(default_factory=dict[str, str])
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
     lacking: Mapping[str, str] = field(default_factory=dict[str, str])
+    foreign_heads: Mapping[str, str] = field(default_factory=dict[str, str])
+    zeros: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     package: str = ""
 
     @property

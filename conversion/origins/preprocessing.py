@@ -46,29 +46,18 @@ class TimmPixels(BaseModel):
     std: list[_Positive] | None = None
 
 
+CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 _COMMON = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_convert_rgb": True}
+_CROPPED = {"resample": 3, "do_center_crop": True, "do_convert_rgb": True}
+_CLIP = {**_CROPPED, "size": {"shortest_edge": 224}, "crop_size": 224, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
 # Kind of processor, without the ending of its class -> what it does where its file is silent.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "ViT": {**_COMMON, "size": 224, "resample": 2},
-    "DeiT": {
-        **_COMMON,
-        "size": 256,
-        "resample": 3,
-        "do_center_crop": True,
-        "crop_size": 224,
-        "image_mean": IMAGENET_MEAN,
-        "image_std": IMAGENET_STD,
-    },
-    "ViTHybrid": {
-        **_COMMON,
-        "size": {"shortest_edge": 224},
-        "resample": 3,
-        "do_center_crop": True,
-        "crop_size": 224,
-        "image_mean": [0.48145466, 0.4578275, 0.40821073],  # CLIP's, which this class defaults to
-        "image_std": [0.26862954, 0.26130258, 0.27577711],
-    },
+    "DeiT": {**_CROPPED, "size": 256, "crop_size": 224, "image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD},
+    **dict.fromkeys(("ViTHybrid", "CLIP", "Bit"), _CLIP),  # CLIP's constants in all three
+    "Siglip": {**_COMMON, "size": 224, "resample": 3},
 }
+_BY_SHORTEST_EDGE = ("ViTHybrid", "CLIP", "Bit")
 _ENDINGS = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
 
 
@@ -89,7 +78,7 @@ def from_transformers(processor: Mapping[str, Any]) -> dict[str, Any]:
         )
     given = checked(TransformersPixels, processor, "preprocessor_config.json").model_dump(exclude_none=True)
     fields = {**_DEFAULTS[kind], **given}
-    if isinstance(fields["size"], int) and kind == "ViTHybrid":
+    if isinstance(fields["size"], int) and kind in _BY_SHORTEST_EDGE:
         fields["size"] = {"shortest_edge": fields["size"]}
     for name in ("size", "crop_size"):
         if isinstance(fields.get(name), int):

@@ -6,8 +6,16 @@ from dataclasses import dataclass
 
 from hf_vit.conversion.origins.google import big_vision, bit, bit_paper, vit_jax, vit_jax_hybrid
 from hf_vit.conversion.origins.origin import Origin
-from hf_vit.conversion.origins.pytorch import dino, mae, timm_hybrid, timm_vit
-from hf_vit.conversion.origins.transformers import transformers_deit, transformers_vit, transformers_vit_hybrid
+from hf_vit.conversion.origins.pytorch import dino, mae, open_clip, timm_hybrid, timm_vit
+from hf_vit.conversion.origins.transformers import (
+    transformers_clip,
+    transformers_deit,
+    transformers_dinov2,
+    transformers_siglip,
+    transformers_vit,
+    transformers_vit_hybrid,
+)
+from hf_vit.conversion.origins.transformers.configs import DEFAULTS, IMAGE_TOWERS
 from hf_vit.conversion.readers.checkpoint import NOTHING_BESIDE, Companions, Shape
 from hf_vit.errors import UserError
 
@@ -20,10 +28,14 @@ ORIGINS: tuple[Origin, ...] = (
     transformers_vit.ORIGIN,
     transformers_deit.ORIGIN,
     transformers_vit_hybrid.ORIGIN,
+    transformers_clip.ORIGIN,
+    transformers_siglip.ORIGIN,
+    transformers_dinov2.ORIGIN,
     mae.ORIGIN,
     dino.ORIGIN,
     timm_vit.ORIGIN,
     timm_hybrid.ORIGIN,
+    open_clip.ORIGIN,
 )
 
 _STEM = r"(^|/)(conv_root|root_block|block\d+/unit\d+)/"
@@ -31,7 +43,15 @@ _TRANSFORMER = r"(^|/)Transformer/encoder"
 
 
 # As config.json says it.
-TRANSFORMERS_TYPES = (*transformers_vit.MODEL_TYPES, transformers_deit.MODEL_TYPE, transformers_vit_hybrid.MODEL_TYPE)
+TRANSFORMERS_TYPES = (*DEFAULTS, *IMAGE_TOWERS)
+# Of transformers' models that people bring, what no model here has.
+NOT_HERE = {
+    **dict.fromkeys(("beit", "data2vec-vision"), "a bias of relative positions in every block"),
+    **dict.fromkeys(("dinov3_vit", "eva02", "pe_vision"), "rotary positions (RoPE)"),
+    **dict.fromkeys(("sam", "sam2", "sam_vision_model", "vitdet"), "attention in windows with relative positions"),
+    **dict.fromkeys(("swin", "swinv2", "hiera"), "attention in windows on maps of several sizes"),
+    **dict.fromkeys(("siglip2", "siglip2_vision_model"), "patches of many grids in one sequence (NaFlex)"),
+}
 
 
 @dataclass(frozen=True)
@@ -70,6 +90,11 @@ def find_origin(shapes: Mapping[str, Shape], file_name: str, companions: Compani
     kind = (companions.config or {}).get("model_type")
     if kind is not None and kind not in TRANSFORMERS_TYPES:
         known = ", ".join(TRANSFORMERS_TYPES)
+        if isinstance(kind, str) and kind in NOT_HERE:
+            raise UserError(
+                f"config.json of {file_name} says model_type {kind!r}, which has {NOT_HERE[kind]}; no model here does, "
+                "so use it with transformers itself"
+            )
         raise UserError(f"config.json of {file_name} says model_type {kind!r}; of transformers' models {known} convert")
     for origin in ORIGINS:
         if origin.recognises(shapes):

@@ -41,6 +41,8 @@ _ALL = (
     Transform("split_heads", "[in, A, K] -> [A*K, in]", lambda array: array.flatten(1).T, (1, 0)),
     Transform("join_heads", "[A, K, out] -> [out, A*K]", lambda array: array.flatten(0, 1).T, (1, 0)),
     Transform("flatten_heads", "[A, K] -> [A*K]", lambda array: array.flatten()),
+    Transform("as_token", "[channels] -> [1, 1, channels]", lambda array: array[None, None]),
+    Transform("as_table", "[rows, channels] -> [1, rows, channels]", lambda array: array[None]),
     Transform("flatten", "[1, 1, 1, channels] or [channels] -> [channels]", lambda array: array.flatten()),
 )
 TRANSFORMS = {transform.name: transform for transform in _ALL}

@@ -29,6 +29,7 @@ class PlanOptions(TypedDict, total=False):
     num_heads: int | None
     hidden_act: str | None
     pooling: str | None
+    prefix: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class Wishes:
             made for it and goes too, so that without a new one the result is the bare model.
         num_heads, hidden_act, pooling: of the source's network ("token", "gap", "map"), where neither its weights nor
             a file beside them say it.
+        prefix: what the keys of the model begin with, where something unknown is wrapped around it; others are left out.
 
     Raises:
         UserError: they contradict each other.
@@ -57,6 +59,7 @@ class Wishes:
     num_heads: int | None = None
     hidden_act: str | None = None
     pooling: str | None = None
+    prefix: str | None = None
 
     def __post_init__(self) -> None:
         if self.num_labels is not None and self.labels is not None:

@@ -1,5 +1,6 @@
 """From the keys and shapes of a file to a complete plan, or a refusal that lists everything that does not fit."""
 
+import re
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from typing import Any, Unpack
@@ -9,7 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers.initialization import no_init_weights
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.conversion.origins.origin import Declared, KeyRule, Origin
+from hf_vit.conversion.origins.origin import Declared, KeyNames, KeyRule, Origin
 from hf_vit.conversion.origins.registry import find_origin
 from hf_vit.conversion.origins.transforms import TRANSFORMS
 from hf_vit.conversion.planning.accounting import check_accounting
@@ -30,6 +31,7 @@ from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import FAMILIES
 from hf_vit.models.configuration_hf_base import HfBaseConfig
 
+REPLACED = "replaced by a new head"
 MISFIT = "config.json does not fit the weights beside it"
 # Field of the config -> the option that declares it.
 DECLARED = {"num_attention_heads": "--num-heads", "hidden_act": "--hidden-act", "pooling": "--pooling"}
@@ -61,9 +63,12 @@ def make_plan(
     shapes: Mapping[str, Shape], wishes: Wishes, companions: Companions = NOTHING_BESIDE, file_name: str = "the file"
 ) -> Plan:
     """See `plan`."""
-    origin = find_origin(shapes, file_name, companions)
-    declared = Declared() if origin.declared is None else origin.declared(companions, shapes)
-    layout = Layout(origin, origin.names(shapes), shapes)
+    prefix = _prefix(shapes, wishes.prefix)
+    inside = {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}
+    origin = find_origin(inside, file_name, companions)
+    declared = Declared() if origin.declared is None else origin.declared(companions, inside)
+    names = _below(prefix, origin.names(inside), shapes)
+    layout = Layout(origin, _without_foreign_heads(origin, names, wishes), shapes)
     layout.refuse_misfits()
     _refuse_pointless(wishes, layout)
     source_has_head = "head" in layout.parts and not wishes.drop_pre_logits
@@ -73,9 +78,10 @@ def make_plan(
     config, resample = _config(origin.family, fields, wishes.resize_to)
     model_class, parameters = _parameters(origin.family, config, has_head)
     rows, ignored = _rows_of_file(layout, wishes, resample)
+    zeros = [name for part, lacked in origin.zeros.items() if part in layout.parts for name in lacked]
     if wishes.new_head:
-        new = {name: shape for name, shape in parameters.items() if name.startswith(HEADS)}
-        rows += [Row(name, shape, None, None, "zeros") for name, shape in new.items()]
+        zeros = [name for name in parameters if name.startswith(HEADS)]
+    rows += [Row(name, parameters[name], None, None, "zeros") for name in zeros if name in parameters]
     assumed = origin.assumed if companions.config is None else dict[str, str]()
     plan = Plan(
         origin.name,
@@ -91,6 +97,49 @@ def make_plan(
     )
     check_accounting(plan, shapes, parameters)
     return plan
+
+
+def _prefix(shapes: Mapping[str, Shape], declared: str | None) -> str:
+    """What was declared, with the dot or slash after it.
+
+    Raises:
+        UserError: no key begins with it.
+    """
+    if not declared:
+        return ""
+    ways = (declared,) if declared.endswith((".", "/")) else (f"{declared}.", f"{declared}/")
+    found = next((way for way in ways if any(key.startswith(way) for key in shapes)), None)
+    if found is None:
+        begins = sorted({re.match(r"[^./]*[./]?", key)[0] for key in shapes})  # pyright: ignore[reportOptionalSubscript]
+        raise UserError(f"no key begins with --prefix {declared!r}; the keys begin with {', '.join(begins[:6])}")
+    return found
+
+
+def _below(prefix: str, names: KeyNames, shapes: Mapping[str, Shape]) -> KeyNames:
+    """The names of a file's keys, from those of its keys below a declared prefix."""
+    outside = {key: f"outside of --prefix {prefix}" for key in shapes if not key.startswith(prefix)}
+    return KeyNames(
+        {name: prefix + key for name, key in names.normal.items()},
+        {prefix + key: reason for key, reason in names.ignored.items()} | outside,
+        lambda name: prefix + names.spell(name),
+    )
+
+
+def _without_foreign_heads(origin: Origin, names: KeyNames, wishes: Wishes) -> KeyNames:
+    """The keys of the file without those of a head that no model here has, where a new one takes its place.
+
+    Raises:
+        UserError: none does.
+    """
+    for pattern, head in origin.foreign_heads.items():
+        for name in [name for name in names.normal if re.fullmatch(pattern, name)]:
+            if not wishes.new_head:
+                raise UserError(
+                    f"the checkpoint has {head} ('{names.normal[name]}'), which no model here has; give --num-labels "
+                    "or --labels for a new head in its place"
+                )
+            names.ignored[names.normal.pop(name)] = REPLACED
+    return names
 
 
 def _refuse_pointless(wishes: Wishes, layout: Layout) -> None:
@@ -135,7 +184,7 @@ def _rows_of_file(layout: Layout, wishes: Wishes, resample: Resample | None) -> 
 def _reason_to_leave(rule: KeyRule, wishes: Wishes) -> str | None:
     """Why a weight of the source is not used, or None."""
     if wishes.new_head and rule.parameter.startswith(HEADS):
-        return "replaced by a new head"
+        return REPLACED
     if wishes.drop_pre_logits and rule.parameter.startswith(HEADS):
         return "head of the dropped representation layer"
     if wishes.drop_pre_logits and rule.parameter.startswith(REPRESENTATION):
@@ -178,7 +227,7 @@ def agreed(fields: Mapping[str, Any], declared: Declared, assumed: Mapping[str, 
     wrong = [
         f"{name} is {value} there, the weights make it {fields[name]}"
         for name, value in declared.fields.items()
-        if name in fields and name not in assumed and fields[name] != value
+        if name in fields and name not in assumed and name != "layer_scale_init_value" and fields[name] != value
     ]
     if wrong:
         raise UserError(f"{MISFIT}: {'; '.join(wrong)}")

@@ -108,6 +108,18 @@ class Target(ABC):
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
         """The largest difference between the written model's results and ours, and with what it was measured."""
 
+    def table_of(self, config: PreTrainedConfig) -> Origin:
+        """The key table of a model that the target takes."""
+        return (self.tables or {})[config.model_type]
+
+    def expressed(self, config: PreTrainedConfig) -> Mapping[str, Sequence[Any]]:
+        """`expresses`, for a model of this config."""
+        return self.expresses
+
+    def title_of(self, config: PreTrainedConfig) -> str:
+        """What messages call the part of the target that takes a model of this config."""
+        return self.title
+
     def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
         """What else the target cannot express, in words."""
         return []
@@ -139,15 +151,15 @@ class Target(ABC):
         if config.model_type not in self.tables:
             known = " and ".join(self.tables)
             raise UserError(f"{self.title} cannot express model_type='{config.model_type}'; it takes {known}")
-        wrong: list[str] = []
+        wrong, expressed = list[str](), self.expressed(config)
         for name, value in _settings(config).items():
-            allowed = self.expresses.get(name, (_default(config, name),))
+            allowed = expressed.get(name, (_default(config, name),))
             if allowed is not ANY and value not in allowed:
-                choice = f" (it has {' or '.join(map(repr, allowed))})" if name in self.expresses else ""
+                choice = f" (it has {' or '.join(map(repr, allowed))})" if name in expressed else ""
                 wrong.append(f"{name}={value!r}{choice}")
         wrong += self.objections(config, has_head(model))
         if wrong:
-            raise UserError(f"{self.title} cannot express {', '.join(wrong)}; nothing is written")
+            raise UserError(f"{self.title_of(config)} cannot express {', '.join(wrong)}; nothing is written")
 
     @final
     def arrays_of(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -162,13 +174,17 @@ class Target(ABC):
         state = {name.removeprefix(prefix): value.detach().cpu() for name, value in model.state_dict().items()}
         arrays: dict[str, torch.Tensor] = {}
         placed: set[str] = set()
-        for rule in rules_for(self.tables[model.config.model_type], model.config):
+        table = self.table_of(model.config)
+        for rule in rules_for(table, model.config):
             if all(name in state for name in rule.parameters) and not placed.issuperset(rule.parameters):
                 arrays[self.spell(rule.key, model)] = array_of(rule, state, model.config)
                 placed.update(rule.parameters)
-        left = [name for name in state if name not in placed]
+        lacked = {name for names in table.zeros.values() for name in names}
+        left = [name for name in state if name not in placed and not (name in lacked and not state[name].any())]
+        told = [f"{name} (which is not zero)" if name in lacked else name for name in left]
         if left:
-            raise UserError(f"{self.title} has no place for {listing('parameters', left)}; nothing is written")
+            title = self.title_of(model.config)
+            raise UserError(f"{title} has no place for {listing('parameters', told)}; nothing is written")
         return arrays
 
 

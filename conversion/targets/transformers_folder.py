@@ -1,5 +1,6 @@
-"""A folder for transformers: its ViT or, with a distillation token, its DeiT; bare where there is no head."""
+"""A folder for transformers: its ViT, DeiT, CLIP, SigLIP or DINOv2, whichever has what the model has."""
 
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, final
 
@@ -7,24 +8,12 @@ import torch
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.conversion.origins.transformers import transformers_deit
+from hf_vit.conversion.origins.origin import Origin
 from hf_vit.conversion.planning.plan import HEADS
-from hf_vit.conversion.sizes import square_or_pair
-from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Target, has_head, largest_difference
+from hf_vit.conversion.targets.target import OutgoingModel, Target, has_head, largest_difference
+from hf_vit.conversion.targets.transformers_classes import CLIP, DINOV2, SIGLIP, VIT, kind_of
 
-_COPIED = (
-    *("num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
-    *("hidden_act", "layer_norm_eps", "qkv_bias", "hidden_dropout_prob", "attention_probs_dropout_prob"),
-    *("initializer_range", "problem_type"),
-)
-
-# transformers_vit's rules, and those of the second token.
-_TABLES = {"hf_vit": transformers_deit.ORIGIN}
-_EXPRESSED = {
-    **SIZES,
-    **dict.fromkeys(("hidden_act", "layer_norm_eps", "qkv_bias", "representation_size"), ANY),
-    **dict.fromkeys(("use_distillation_token", "use_distillation_head"), ANY),
-}
+_OWN_HEADS = (*HEADS, "visual_projection.")  # outside of the bare model
 
 
 @final
@@ -32,24 +21,31 @@ class TransformersFolder(Target):
     """config.json and weights of transformers, checked there."""
 
     name = "transformers"
-    title = "transformers' ViT and DeiT"
-    tables = _TABLES
-    expresses = _EXPRESSED
+    title = "transformers"
+    tables = {"hf_vit": VIT.table}  # noqa: RUF012
+
+    def table_of(self, config: PreTrainedConfig) -> Origin:
+        return kind_of(config).table
+
+    def expressed(self, config: PreTrainedConfig) -> Mapping[str, Sequence[Any]]:
+        return kind_of(config).expresses
+
+    def title_of(self, config: PreTrainedConfig) -> str:
+        return kind_of(config).title if config.model_type in self.tables else self.title
+
+    def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
+        return kind_of(config).objections(config, has_head)
 
     def write(self, outgoing: OutgoingModel) -> None:
         ours = outgoing.config
         model_class = _model_class(ours, outgoing.has_head)
-        config = model_class.config_class(
-            **{name: getattr(ours, name) for name in _COPIED},
-            image_size=_size(outgoing.nominal_size),
-            patch_size=_size(ours.patch_stride),
-            pooler_output_size=ours.representation_size or ours.hidden_size,
-            pooler_act="tanh",
-        )
+        fields = kind_of(ours).config_fields(ours)
+        two_towers = "vision_config" in model_class.config_class.sub_configs  # that of a classifier of SigLIP
+        config = model_class.config_class(**({"vision_config": fields} if two_towers else fields))
         if outgoing.has_head:
             config.id2label, config.label2id = dict(ours.id2label), dict(ours.label2id)
         model = model_class(config, **_options(outgoing))
-        model.load_state_dict(outgoing.arrays, strict=True)
+        model.load_state_dict(_arrays(outgoing), strict=True)
         model.to(outgoing.model.dtype).save_pretrained(outgoing.folder)
         outgoing.processor.save_pretrained(outgoing.folder)
 
@@ -59,41 +55,49 @@ class TransformersFolder(Target):
         model = model_class.from_pretrained(outgoing.folder, **_options(outgoing)).eval()
         images, ours = outgoing.probe()
         output = model(images)
-        theirs = output.logits if outgoing.has_head else output.last_hidden_state
-        difference = largest_difference(ours, theirs)
-        if not outgoing.has_head and outgoing.config.representation_size:
-            difference = max(difference, largest_difference(outgoing.model(images).pooler_output, output.pooler_output))
+        if outgoing.has_head:
+            difference = largest_difference(ours, output["image_embeds" if "image_embeds" in output else "logits"])
+        else:
+            difference = largest_difference(ours, output.last_hidden_state)
+            if output.pooler_output is not None:
+                pooled = outgoing.model(images).pooler_output
+                difference = max(difference, largest_difference(pooled, output.pooler_output))
         return difference, f"transformers {version('transformers')}"
 
     def spell(self, key: str, model: PreTrainedModel) -> str:
         config = model.config
-        if key.startswith(HEADS):
+        if key.startswith(_OWN_HEADS):
             return f"cls_{key}" if config.has_distillation_head and key.startswith("classifier.") else key
-        return f"{_model_class(config, True).base_model_prefix}.{key}" if has_head(model) else key
-
-    def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
-        if has_head and config.representation_size is not None:
-            return [f"representation_size={config.representation_size} before a classifier"]
-        return []
+        if not has_head(model):
+            return key
+        is_tower = kind_of(config) in (CLIP, SIGLIP)
+        return f"{'vision_model' if is_tower else _model_class(config, True).base_model_prefix}.{key}"
 
 
 def _model_class(config: PreTrainedConfig, has_head: bool) -> Any:
     import transformers
 
-    if not config.use_distillation_token:
-        return transformers.ViTForImageClassification if has_head else transformers.ViTModel
-    if not has_head:
-        return transformers.DeiTModel
-    if config.has_distillation_head:
-        return transformers.DeiTForImageClassificationWithTeacher
-    return transformers.DeiTForImageClassification
+    return getattr(transformers, kind_of(config).class_name(config, has_head))
 
 
 def _options(outgoing: OutgoingModel) -> dict[str, Any]:
-    """Arguments of the class beside the config: a classifier has no pooler, and no argument for it."""
-    return {} if outgoing.has_head else {"add_pooling_layer": outgoing.config.representation_size is not None}
+    """Arguments of the class beside the config: a bare ViT has a pooler or not; a classifier has none."""
+    if outgoing.has_head or kind_of(outgoing.config) is not VIT:
+        return {}
+    return {"add_pooling_layer": outgoing.config.representation_size is not None}
 
 
-def _size(pair: tuple[int, int]) -> int | list[int]:
-    size = square_or_pair(pair)
-    return size if isinstance(size, int) else list(size)
+def _arrays(outgoing: OutgoingModel) -> dict[str, torch.Tensor]:
+    """With what only transformers' classes have: of DINOv2 a mask token, and a head that reads class token and mean."""
+    arrays, config = outgoing.arrays, outgoing.config
+    if kind_of(config) is not DINOV2:
+        return arrays
+    if outgoing.has_head:
+        weight = arrays["classifier.weight"]
+        halves = [weight, torch.zeros_like(weight)]
+        arrays = arrays | {"classifier.weight": torch.cat(halves if config.pooling == "token" else halves[::-1], dim=1)}
+    if config.num_register_tokens:
+        name = next(key for key in arrays if key.endswith("embeddings.register_tokens"))
+        mask = torch.zeros(1, config.hidden_size, dtype=arrays[name].dtype)
+        arrays = arrays | {name.replace("register_tokens", "mask_token"): mask}
+    return arrays

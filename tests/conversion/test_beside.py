@@ -12,7 +12,7 @@ from transformers import ViTImageProcessor
 
 import hf_vit.conversion as conversion
 from hf_vit.conversion.building.model import build_processor
-from hf_vit.conversion.origins.transformers.transformers_vit import CARRIED
+from hf_vit.conversion.origins.transformers.configs import CARRIED
 from hf_vit.conversion.readers.checkpoint import Companions
 from hf_vit.conversion.readers.opening import open_checkpoint
 from hf_vit.errors import UserError

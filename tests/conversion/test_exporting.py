@@ -236,8 +236,8 @@ def test_missing_libraries_are_named(tmp_path: Path, monkeypatch):
 
 # Fields of the config that targets cannot express -> how the message names it.
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
-    "mean": ({"pooling": "gap"}, {"transformers": "pooling='gap'"}),
-    "MAP": ({"pooling": "map"}, {"transformers": "pooling='map'", "vit_jax": "pooling='map'"}),
+    "mean beside a token": ({"pooling": "gap", "use_class_token": True}, {"transformers": "pooling='gap'"}),
+    "MAP": ({"pooling": "map"}, {"transformers": "pooling='map' before a classifier", "vit_jax": "pooling='map'"}),
     "relative": (
         {"position_embedding": "relative"},
         dict.fromkeys(("transformers", "timm", "vit_jax"), "position_embedding='relative'"),
@@ -251,7 +251,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "shared": ({"num_hidden_groups": 1}, dict.fromkeys(("transformers", "timm", "vit_jax"), "num_hidden_groups=1")),
     "layer scale": (
         {"layer_scale_init_value": 0.1},
-        dict.fromkeys(("transformers", "vit_jax"), "layer_scale_init_value=0.1"),
+        {"vit_jax": "layer_scale_init_value=0.1"},
     ),
     "distillation": (
         {"use_distillation_token": True},
@@ -280,7 +280,23 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "grid": ({"image_size": (12, 8)}, {"vit_jax": "a patch grid of 3x2"}),
     "eps": ({"layer_norm_eps": 1e-12}, dict.fromkeys(("timm", "vit_jax"), "layer_norm_eps=1e-12")),
     "GELU": ({"hidden_act": "gelu"}, {"vit_jax": "hidden_act='gelu'"}),
-    "activation": ({"hidden_act": "selu"}, {"timm": "hidden_act='selu'"}),
+    "activation": ({"hidden_act": "mish"}, {"timm": "hidden_act='mish'"}),
+    "CLIP with its last norm before the pooling": (
+        {"norm_before_layers": True},
+        {"transformers": "norm_after_pooling=False (it has True)", "vit_jax": "norm_before_layers=True"},
+    ),
+    "CLIP of rectangles": (
+        {"norm_before_layers": True, "norm_after_pooling": True, "image_size": (12, 8)},
+        {"transformers": "image_size=(12, 8) (it has squares)"},
+    ),
+    "SwiGLU of a width that no ratio gives": (
+        {"mlp_type": "swiglu", "layer_scale_init_value": 1.0, "intermediate_size": 21},
+        {"transformers": "intermediate_size=21 (no mlp_ratio gives it)"},
+    ),
+    "SwiGLU with CLIP's eps": (
+        {"mlp_type": "swiglu", "layer_norm_eps": 1e-5},
+        {"timm": "layer_norm_eps=1e-05 with mlp_type='swiglu'", "transformers": "mlp_type='swiglu'"},
+    ),
     "bias": ({"qkv_bias": False}, {"vit_jax": "qkv_bias=False"}),
 }
 
@@ -363,6 +379,7 @@ def test_every_field_of_the_config_is_expressed_or_held_at_its_default():
 def test_transforms_and_their_inverses():
     shapes = {"keep": (3, 4), "transpose": (3, 4), "conv": (2, 3, 4, 5), "split_heads": (6, 2, 3)}
     shapes |= {"pointwise": (1, 1, 3, 4), "join_heads": (2, 3, 6), "flatten_heads": (2, 3), "flatten": (1, 1, 1, 4)}
+    shapes |= {"as_token": (4,), "as_table": (3, 4)}
     assert set(shapes) == set(TRANSFORMS)
     for name, shape in shapes.items():
         source = torch.randn(shape)

@@ -87,8 +87,9 @@ def test_folders_of_other_models_are_refused(tmp_path: Path):
     for fields, told in (
         (
             {"model_type": "beit"},
-            "says model_type 'beit'; of transformers' models vit, vit_mae, .* convert",
+            "says model_type 'beit', which has a bias of relative positions in every block; .* with transformers",
         ),
+        ({"model_type": "gpt2"}, "says model_type 'gpt2'; of transformers' models vit, vit_mae, .* convert"),
         ({"model_type": "deit"}, "says model_type 'deit', but the keys are those of vit"),
         ({"model_type": None}, "says model_type None"),
         ({"hidden_size": 48}, "does not fit the weights beside it: hidden_size is 48 there, the weights make it 24"),
@@ -151,8 +152,8 @@ def test_older_preprocessor_files(tmp_path: Path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(old))
     found = hf_vit.image_processor_from_hub(tmp_path)
     assert (found.size, found.resample) == ({"height": 12, "width": 12}, 2)
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "CLIPImageProcessor"}))
-    with pytest.raises(UserError, match="is of CLIPImageProcessor, whose steps are unknown here"):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "BeitImageProcessor"}))
+    with pytest.raises(UserError, match="is of BeitImageProcessor, whose steps are unknown here"):
         hf_vit.from_hub(tmp_path)
 
 

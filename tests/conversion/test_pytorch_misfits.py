@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from originals.open_clip import open_clip_tower
 from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, old_spelling, vit_hybrid_parts
 from torch import nn
 
@@ -32,6 +33,11 @@ def encoder(prefix: str = "", **others: tuple[int, ...]) -> tuple[Shapes, Compan
     return shapes_of(of_timm(embed_dim=64, num_heads=1, qkv_bias=False), prefix) | others, Companions()
 
 
+def tower(name: str, **fields: Any) -> tuple[Shapes, Companions]:
+    model: Any = of_transformers(name, **fields)
+    return shapes_of(model), Companions(model.config.to_dict())
+
+
 def hybrid_of_transformers() -> tuple[Shapes, Companions]:
     model: Any = vit_hybrid_parts()
     return shapes_of(model), Companions(model.json())
@@ -42,6 +48,10 @@ GOOD: dict[str, Callable[[], tuple[Shapes, Companions]]] = {
     "transformers_vit": lambda: of_library("ViTForImageClassification"),
     "transformers_deit": lambda: of_library("DeiTForImageClassificationWithTeacher"),
     "transformers_vit_hybrid": hybrid_of_transformers,
+    "transformers_clip": lambda: tower("CLIPVisionModelWithProjection", projection_dim=7),
+    "transformers_siglip": lambda: tower("SiglipVisionModel"),
+    "transformers_dinov2": lambda: tower("Dinov2WithRegistersModel", mlp_ratio=2, num_register_tokens=3),
+    "open_clip": lambda: (shapes_of(open_clip_tower()), Companions()),
     "timm_vit": encoder,
     "timm_hybrid": lambda: (shapes_of(hybrid_of_timm()), Companions()),
     "mae": lambda: encoder("model.", **{"model.decoder_embed.weight": (8, 64)}),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from originals.bit_paper import as_big_transfer, make_resnet_v2
+from originals.open_clip import open_clip_tower
 from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, vit_hybrid_parts
 
 import hf_vit.conversion as conversion
@@ -74,6 +75,11 @@ def files(golden: Path) -> dict[str, tuple[dict[str, tuple[int, ...]], Companion
     vit = of_transformers("ViTModel")
     deit = of_transformers("DeiTForImageClassificationWithTeacher")
     hybrid = vit_hybrid_parts()
+    towers = {
+        "transformers_clip": of_transformers("CLIPVisionModel"),
+        "transformers_siglip": of_transformers("SiglipVisionModel"),
+        "transformers_dinov2": of_transformers("Dinov2WithRegistersModel", use_swiglu_ffn=True),
+    }
     small, alone = shapes_of(of_timm(embed_dim=64, num_heads=1).state_dict()), Companions()
     encoder = {key: shape for key, shape in small.items() if not key.startswith("head.")}
     return {
@@ -85,6 +91,11 @@ def files(golden: Path) -> dict[str, tuple[dict[str, tuple[int, ...]], Companion
         "transformers_vit": (shapes_of(vit.state_dict()), Companions(vit.config.to_dict())),
         "transformers_deit": (shapes_of(deit.state_dict()), Companions(deit.config.to_dict())),
         "transformers_vit_hybrid": (shapes_of(hybrid.state_dict()), Companions(hybrid.json())),
+        **{
+            origin: (shapes_of(model.state_dict()), Companions(model.config.to_dict()))
+            for origin, model in towers.items()
+        },
+        "open_clip": (shapes_of(open_clip_tower().state_dict()), alone),
         "mae": (encoder | {"mask_token": (1, 1, 64), "decoder_embed.weight": (8, 64)}, alone),
         "dino": ({f"teacher.backbone.{key}": shape for key, shape in encoder.items()}, alone),
         "timm_vit": (small, alone),

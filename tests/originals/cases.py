@@ -6,6 +6,7 @@ Every format of a file is a line of `FORMATS`, every origin a line of `CASES`.
 import functools
 import io
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from hybrid.reference import stem_shapes
 from originals.big_vision import as_tower, class_token_apart, stacked, with_map_head
 from originals.bit_paper import as_big_transfer, make_resnet_v2
+from originals.open_clip import both_towers, open_clip_tower
 from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, vit_hybrid_parts
 
 import hf_vit.conversion as conversion
@@ -164,9 +166,9 @@ def of_torch(build: Callable[[], Any], config: Callable[[Any], Mapping[str, Any]
     return Case(lambda make: arrays(), formats=("safetensors", "pth"), run=run)
 
 
-def of_transformers_with_config(name: str) -> Case:
+def of_transformers_with_config(name: str, **fields: Any) -> Case:
     return of_torch(
-        lambda: of_transformers(name), lambda model: json.loads(model.config.to_json_string(use_diff=False))
+        lambda: of_transformers(name, **fields), lambda model: json.loads(model.config.to_json_string(use_diff=False))
     )
 
 
@@ -178,6 +180,24 @@ def encoder(prefix: str = "", **others: np.ndarray) -> Case:
         return others | {prefix + key: value.numpy() for key, value in state.items() if not key.startswith("head.")}
 
     return Case(make, formats=("safetensors", "pth"))
+
+
+def dinov2_in_chunks() -> Case:
+    """DINOv2's own names: registers, a mask token, and blocks in chunks of two."""
+
+    def make(_: Any) -> Arrays:
+        state = of_timm("vit_base_patch14_reg4_dinov2", embed_dim=64, num_heads=1, num_classes=0).state_dict()
+        names = {
+            key: re.sub(r"blocks\.(\d+)", r"blocks.0.\1", key).replace("reg_token", "register_tokens") for key in state
+        }
+        return {names[key]: value.numpy() for key, value in state.items()} | {"mask_token": np.ones((1, 64), "f4")}
+
+    return Case(make, formats=("safetensors", "pth"))
+
+
+def clip_of_open_clip() -> Case:
+    arrays = functools.cache(lambda: {key: value.numpy() for key, value in both_towers(open_clip_tower()).items()})
+    return Case(lambda make: arrays(), formats=("safetensors", "pth"))
 
 
 PATCH = ("less", "more")  # of the patch's height, which no other array confirms
@@ -197,8 +217,18 @@ CASES = {
     "transformers_vit": of_transformers_with_config("ViTForImageClassification"),
     "transformers_deit": of_transformers_with_config("DeiTForImageClassificationWithTeacher"),
     "transformers_vit_hybrid": of_torch(vit_hybrid_parts, lambda model: model.json()),
+    "transformers_clip": of_transformers_with_config("CLIPVisionModelWithProjection"),
+    "transformers_siglip": of_transformers_with_config("SiglipVisionModel"),
+    "transformers_dinov2": of_transformers_with_config("Dinov2WithRegistersModel", mlp_ratio=2),
+    "transformers_dinov2 of SwiGLU": of_transformers_with_config("Dinov2Model", use_swiglu_ffn=True),
     "timm_vit": of_torch(lambda: of_timm(embed_dim=64, num_heads=1)),
+    "timm_vit of SwiGLU and registers": of_torch(
+        lambda: of_timm("vit_giant_patch14_reg4_dinov2", embed_dim=64, num_heads=1, mlp_ratio=0.5)
+    ),
+    "timm_vit of CLIP": of_torch(lambda: of_timm("vit_base_patch16_clip_224", embed_dim=64, num_heads=1)),
     "timm_hybrid": of_torch(hybrid_of_timm),
     "mae": encoder(**{"mask_token": np.ones((1, 1, 64), "f4"), "decoder_embed.weight": np.ones((8, 64), "f4")}),
     "dino": encoder("teacher.backbone."),
+    "dino of DINOv2": dinov2_in_chunks(),
+    "open_clip": clip_of_open_clip(),
 }

@@ -188,10 +188,7 @@ def common_fields(dims: Dims, parts: frozenset[str], patches: Patches, image_siz
         raise UserError(
             "the checkpoint has no LayerNorm after its blocks, which every model here has; nothing is written"
         )
-    if "registers" in parts and fits(dims["T"] - special - dims["G"], patches, image_size):
-        raise UserError(
-            "the checkpoint has register tokens with positions, which no model here has; nothing is written"
-        )
+    _refuse_positions_of_registers(dims, special, patches, image_size)
     size, with_special = table_size_and_prefix(dims["T"], special, patches, image_size)
     return ({} if heads is None else {"num_attention_heads": heads}) | {
         "image_size": square_or_pair(size),
@@ -216,6 +213,16 @@ def common_fields(dims: Dims, parts: frozenset[str], patches: Patches, image_siz
         # What it was in training is not in the weights; timm's models that have it begin with 1e-5 or 1e-6.
         "layer_scale_init_value": 1e-5 if "layer_scale" in parts else None,
     }
+
+
+def _refuse_positions_of_registers(dims: Dims, special: int, patches: Patches, image_size: Pair | None) -> None:
+    """Raise a UserError for a table that fits with rows of the register tokens, and not without."""
+    rows, registers = dims["T"], dims.get("G", 0)
+    without = fits(rows - special, patches, image_size) or fits(rows, patches, image_size)
+    if registers and not without and fits(rows - special - registers, patches, image_size):
+        raise UserError(
+            "the checkpoint has register tokens with positions, which no model here has; nothing is written"
+        )
 
 
 def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:

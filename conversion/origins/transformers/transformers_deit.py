@@ -5,7 +5,7 @@ from typing import Any
 
 from hf_vit.conversion.origins.origin import Declared, Dims, KeyRule, Origin
 from hf_vit.conversion.origins.transformers import transformers_vit
-from hf_vit.conversion.origins.transformers.transformers_vit import RULES, common_fields, find_base, read_config
+from hf_vit.conversion.origins.transformers.transformers_vit import RULES, common_fields, find_base, read_vit_config
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
 from hf_vit.conversion.sizes import Pair, Patches, square_or_pair, table_size
 
@@ -36,8 +36,8 @@ def configure(
 
 
 def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
-    """See `transformers_vit.read_config`."""
-    return read_config(companions, shapes, (MODEL_TYPE,))
+    """See `transformers_vit.read_vit_config`."""
+    return read_vit_config(companions, shapes, (MODEL_TYPE,))
 
 
 ORIGIN = Origin(

@@ -8,10 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hf_vit.conversion.labels import unique_names
-from hf_vit.conversion.origins.beside import pair_of
 from hf_vit.conversion.origins.origin import Declared, Dims, KeyNames, KeyRule, Origin
-from hf_vit.conversion.origins.preprocessing import from_transformers
+from hf_vit.conversion.origins.transformers.configs import read_config
 from hf_vit.conversion.origins.wrapped import BESIDE, prefixes, unwrapped
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
 from hf_vit.conversion.sizes import Pair, Patches, square_or_pair, table_size
@@ -99,7 +97,7 @@ ASSUMED = {
 
 
 def recognises(shapes: Mapping[str, Shape]) -> bool:
-    marks = ("embeddings.distillation_token", "embeddings.patch_embeddings.backbone.")
+    marks = ("embeddings.distillation_token", "embeddings.patch_embeddings.backbone.", ".layer_scale1.lambda1")
     return find_base(shapes) is not None and not any(mark in key for key in shapes for mark in marks)
 
 
@@ -172,71 +170,28 @@ def common_fields(dims: Dims, parts: frozenset[str], image_size: Pair) -> dict[s
 
 
 def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
-    """See `read_config`."""
-    return read_config(companions, shapes, MODEL_TYPES)
+    """See `read_vit_config`."""
+    return read_vit_config(companions, shapes, MODEL_TYPES)
 
 
-CARRIED = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_act",
-    "layer_norm_eps",
-    "num_channels",
-    "qkv_bias",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "initializer_range",
-    "problem_type",
-)
-# What a config.json leaves out is what its class defaults to.
-DEFAULTS: dict[str, Any] = {
-    "num_attention_heads": 12,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12,
-    "image_size": 224,
-}
-DEFAULT_EPS = {"vit_msn": 1e-6}
-
-
-def read_config(companions: Companions, shapes: Mapping[str, Shape], model_types: tuple[str, ...]) -> Declared:
-    """What config.json and preprocessor_config.json say.
+def read_vit_config(companions: Companions, shapes: Mapping[str, Shape], model_types: tuple[str, ...]) -> Declared:
+    """See `configs.read_config`.
 
     Raises:
         UserError: the model is of another kind, or asks for what no model here does; a file that stands alone may be of
             hf_vit as well.
     """
     config = companions.config
-    if config is None:
-        if any(_NEW_BLOCK.search(key) for key in shapes):
-            raise UserError(
-                "the keys are those of transformers 5 and of hf_vit alike, whose numbers differ; give the folder with "
-                "the config.json that lies beside the weights"
-            )
-        return Declared()
-    kind = config.get("model_type")
-    if kind not in model_types:
-        raise UserError(f"config.json says model_type {kind!r}, but the keys are those of {' or '.join(model_types)}")
-    defaults = DEFAULTS | {"layer_norm_eps": DEFAULT_EPS.get(str(kind), DEFAULTS["layer_norm_eps"])}
-    given = defaults | {name: value for name, value in config.items() if value is not None}
-    if given.get("pooler_act", "tanh") != "tanh" and any("pooler." in key for key in shapes):
-        raise UserError(f"config.json says pooler_act {given['pooler_act']!r}; the representation layer here has tanh")
-    fields = {name: given[name] for name in CARRIED if name in given}
-    if "patch_size" in given:
-        fields["patch_size"] = square_or_pair(pair_of(given["patch_size"]))
-    processor = None if companions.processor is None else from_transformers(companions.processor)
-    return Declared(fields, pair_of(given["image_size"]), labels_of(config), processor)
-
-
-def labels_of(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The names of the classes, where there are any but transformers' own LABEL_0, LABEL_1, ..."""
-    found: object = config.get("id2label")
-    if not isinstance(found, Mapping):
-        return None
-    by_index: Mapping[str, Any] = {str(index): name for index, name in found.items()}
-    names = [by_index.get(str(index)) for index in range(len(by_index))]
-    return None if names == [f"LABEL_{i}" for i in range(len(names))] else unique_names(names)
+    if config is None and any(_NEW_BLOCK.search(key) for key in shapes):
+        raise UserError(
+            "the keys are those of transformers 5 and of hf_vit alike, whose numbers differ; give the folder with the "
+            "config.json that lies beside the weights"
+        )
+    found = read_config(companions, model_types)
+    activation = (config or {}).get("pooler_act") or "tanh"
+    if activation != "tanh" and any("pooler." in key for key in shapes):
+        raise UserError(f"config.json says pooler_act {activation!r}; the representation layer here has tanh")
+    return found
 
 
 ORIGIN = Origin(

@@ -14,7 +14,7 @@ from hf_vit.conversion.origins.google.vit_jax_hybrid import expanded, stem_field
 from hf_vit.conversion.origins.origin import Declared, Dims, KeyRule, Origin
 from hf_vit.conversion.origins.pytorch.timm_hybrid import CONSTANTS, depths_of, stem_rules
 from hf_vit.conversion.origins.transformers import transformers_vit
-from hf_vit.conversion.origins.transformers.transformers_vit import RULES, common_fields, find_base, read_config
+from hf_vit.conversion.origins.transformers.transformers_vit import RULES, common_fields, find_base, read_vit_config
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
 from hf_vit.conversion.sizes import Pair, table_size
 from hf_vit.errors import UserError
@@ -66,12 +66,12 @@ def configure(
 
 
 def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
-    """See `transformers_vit.read_config`; and the backbone must be one that the stem here equals.
+    """See `transformers_vit.read_vit_config`; and the backbone must be one that the stem here equals.
 
     Raises:
         UserError: it is not.
     """
-    found = read_config(companions, shapes, (MODEL_TYPE,))
+    found = read_vit_config(companions, shapes, (MODEL_TYPE,))
     if companions.config is None:
         return found
     backbone: object = companions.config.get("backbone_config")

@@ -39,6 +39,10 @@ def convert(
         str | None, typer.Option(metavar="NAME", help="Declare its activation: gelu, gelu_pytorch_tanh, quick_gelu ...")
     ] = None,
     pooling: Annotated[str | None, typer.Option(metavar="NAME", help="Declare its pooling: token, gap or map.")] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Declare what the model's keys begin with, where something is around it."),
+    ] = None,
     verify: Annotated[
         Path | None,
         typer.Option(metavar="IO.npz", help="Images and results of the original code that the model must reproduce."),
@@ -65,6 +69,7 @@ def convert(
         num_heads=num_heads,
         hidden_act=hidden_act,
         pooling=pooling,
+        prefix=prefix,
         recording=verify,
         report=report,
         sha256=sha256,
