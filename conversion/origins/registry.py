@@ -73,9 +73,12 @@ STRANGERS = (
     Stranger("a hybrid ViT of another code (ResNet stem, Transformer), which is not supported", (_STEM, _TRANSFORMER)),
     Stranger("part of a BiT ResNet, whose root is missing", (_STEM,)),
     Stranger("a text tower of big_vision, which is no vision transformer", (r"(^|/)txt/",)),
-    Stranger("part of a ViT of timm, whose patch embedding is missing", (r"(^|\.)blocks\.\d+\.(attn\.qkv|norm1)\.",)),
     Stranger(
-        "part of a ViT of transformers, whose patch embedding is missing",
+        "part of a ViT of timm, whose patch embedding is missing or lies below another prefix (--prefix)",
+        (r"(^|\.)blocks\.\d+\.(attn\.qkv|norm1)\.",),
+    ),
+    Stranger(
+        "part of a ViT of transformers, whose patch embedding is missing or lies below another prefix (--prefix)",
         (r"(^|\.)(layer\.\d+\.attention\.attention\.query|layers\.\d+\.attention\.q_proj)\.",),
     ),
 )

@@ -45,7 +45,7 @@ class Wishes:
             made for it and goes too, so that without a new one the result is the bare model.
         num_heads, hidden_act, pooling: of the source's network ("token", "gap", "map"), where neither its weights nor
             a file beside them say it.
-        prefix: what the keys of the model begin with, where something unknown is wrapped around it; others are left out.
+        prefix: what the model's keys begin with, where something unknown is wrapped around it; others are left out.
 
     Raises:
         UserError: they contradict each other.

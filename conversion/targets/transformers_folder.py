@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Any, final
 
 import torch
@@ -13,6 +14,7 @@ from hf_vit.conversion.planning.plan import HEADS
 from hf_vit.conversion.targets.target import OutgoingModel, Target, has_head, largest_difference
 from hf_vit.conversion.targets.transformers_classes import CLIP, DINOV2, SIGLIP, VIT, kind_of
 
+VIT_TYPE = "hf_vit"
 _OWN_HEADS = (*HEADS, "visual_projection.")  # outside of the bare model
 
 
@@ -22,7 +24,7 @@ class TransformersFolder(Target):
 
     name = "transformers"
     title = "transformers"
-    tables = {"hf_vit": VIT.table}  # noqa: RUF012
+    tables = MappingProxyType({VIT_TYPE: VIT.table})
 
     def table_of(self, config: PreTrainedConfig) -> Origin:
         return kind_of(config).table
@@ -31,7 +33,7 @@ class TransformersFolder(Target):
         return kind_of(config).expresses
 
     def title_of(self, config: PreTrainedConfig) -> str:
-        return kind_of(config).title if config.model_type in self.tables else self.title
+        return kind_of(config).title if config.model_type == VIT_TYPE else self.title
 
     def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
         return kind_of(config).objections(config, has_head)

@@ -1,4 +1,4 @@
-"""Image towers in the files of the codes that trained them: OpenAI's CLIP and OpenCLIP, DINOv2; and declared prefixes."""
+"""Image towers in the files of the codes that trained them: CLIP, OpenCLIP, DINOv2; and declared prefixes."""
 
 import json
 import re
@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 import hf_vit
 import hf_vit.conversion as conversion
-from hf_vit.cli.main import main
 from hf_vit.errors import UserError
+from hf_vit_cli.main import main
 
 
 def largest(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -108,7 +108,7 @@ def test_a_declared_prefix(tmp_path: Path, capsys):
     model = of_timm(embed_dim=64, num_heads=1)
     state = {f"net.visual.trunk.{name}": value for name, value in model.state_dict().items()}
     save_file(state | {"net.text.weight": torch.ones(3)}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="no checkpoint that is known here"):
+    with pytest.raises(UserError, match="below another prefix"):
         conversion.convert(tmp_path / "model.safetensors", tmp_path / "out")
     for prefix in ("net.visual.trunk", "net.visual.trunk."):
         result = conversion.convert(tmp_path / "model.safetensors", tmp_path / prefix, prefix=prefix)

@@ -158,6 +158,7 @@ def results_of(model: Any, images: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 @torch.no_grad()
+@pytest.mark.filterwarnings("ignore:images of 15x15 px")
 @pytest.mark.parametrize("spelling", ["old", "new"])
 @pytest.mark.parametrize("case", TOWERS)
 def test_in(case: str, spelling: str, tmp_path: Path):
@@ -178,6 +179,7 @@ def test_in(case: str, spelling: str, tmp_path: Path):
 
 
 @torch.no_grad()
+@pytest.mark.filterwarnings("ignore:images of 15x15 px")
 @pytest.mark.parametrize("case", TOWERS)
 def test_out_again_to_the_same_class(case: str, tmp_path: Path):
     build, outcome, name, _, _ = TOWERS[case]

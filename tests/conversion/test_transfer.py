@@ -80,6 +80,7 @@ def files(golden: Path) -> dict[str, tuple[dict[str, tuple[int, ...]], Companion
         "transformers_siglip": of_transformers("SiglipVisionModel"),
         "transformers_dinov2": of_transformers("Dinov2WithRegistersModel", use_swiglu_ffn=True),
     }
+    clip = shapes_of(open_clip_tower().state_dict())
     small, alone = shapes_of(of_timm(embed_dim=64, num_heads=1).state_dict()), Companions()
     encoder = {key: shape for key, shape in small.items() if not key.startswith("head.")}
     return {
@@ -95,7 +96,7 @@ def files(golden: Path) -> dict[str, tuple[dict[str, tuple[int, ...]], Companion
             origin: (shapes_of(model.state_dict()), Companions(model.config.to_dict()))
             for origin, model in towers.items()
         },
-        "open_clip": (shapes_of(open_clip_tower().state_dict()), alone),
+        "open_clip": ({key: shape for key, shape in clip.items() if key != "proj"}, alone),
         "mae": (encoder | {"mask_token": (1, 1, 64), "decoder_embed.weight": (8, 64)}, alone),
         "dino": ({f"teacher.backbone.{key}": shape for key, shape in encoder.items()}, alone),
         "timm_vit": (small, alone),

@@ -187,10 +187,9 @@ def dinov2_in_chunks() -> Case:
 
     def make(_: Any) -> Arrays:
         state = of_timm("vit_base_patch14_reg4_dinov2", embed_dim=64, num_heads=1, num_classes=0).state_dict()
-        names = {
-            key: re.sub(r"blocks\.(\d+)", r"blocks.0.\1", key).replace("reg_token", "register_tokens") for key in state
-        }
-        return {names[key]: value.numpy() for key, value in state.items()} | {"mask_token": np.ones((1, 64), "f4")}
+        state["register_tokens"] = state.pop("reg_token")
+        chunked = {re.sub(r"blocks\.(\d+)", r"blocks.0.\1", key): value.numpy() for key, value in state.items()}
+        return chunked | {"mask_token": np.ones((1, 64), "f4")}
 
     return Case(make, formats=("safetensors", "pth"))
 

@@ -3,6 +3,7 @@
 Query, key and value are one projection, as torch's own attention holds them, and the last projection is transposed.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from hf_vit.conversion.sizes import Pair, Patches, square_or_pair, table_size
 
 _TOWER = "visual."
 PATCHES = "conv1.weight"
-_MARKS = ("class_embedding", "transformer.resblocks.0.attn.in_proj_weight")
+_CLASS, _MARK = "class_embedding", re.compile(r"(.*\.)?transformer\.resblocks\.\d+\.\w+\..+")
 _BLOCK, _TARGET = "transformer.resblocks.{i}", "layers.{i}"
 
 
@@ -29,7 +30,7 @@ def _dense(source: str, axes: tuple[str, ...], target: str) -> tuple[KeyRule, ..
 
 RULES = (
     KeyRule(PATCHES, "DCPQ", "keep", "embeddings.patch_embeddings.projection.weight"),
-    KeyRule("class_embedding", "D", "as_token", "embeddings.cls_token"),
+    KeyRule(_CLASS, "D", "as_token", "embeddings.cls_token"),
     KeyRule("positional_embedding", "TD", "as_table", "embeddings.position_embeddings"),
     *_dense("ln_pre", ("D",), "embeddings.layernorm"),
     *_dense(f"{_BLOCK}.ln_1", ("D",), f"{_TARGET}.layernorm_before"),
@@ -47,7 +48,7 @@ RULES = (
 
 # Beside the image tower.
 OTHER_TOWER = {
-    r"(transformer|token_embedding|ln_final|text|text_decoder)\..+|positional_embedding|text_projection": "the text tower",
+    r"(transformer|token_embedding|ln_final|text\w*)\..+|(positional_embedding|text_projection)": "the text tower",
     r"logit_(scale|bias)": "scale and bias of the contrastive loss",
     r"input_resolution|context_length|vocab_size": "sizes, as numbers",
 }
@@ -66,7 +67,8 @@ ASSUMED = {
 
 def recognises(shapes: Mapping[str, Shape]) -> bool:
     base = _find_base(shapes)
-    return base is not None and all(any(key.endswith(base + mark) for key in shapes) for mark in _MARKS)
+    has_token = base is not None and any(key.endswith(base + _CLASS) for key in shapes)
+    return has_token and any(map(_MARK.fullmatch, shapes))
 
 
 def _find_base(shapes: Mapping[str, Shape]) -> str | None:
@@ -77,9 +79,9 @@ def names(shapes: Mapping[str, Shape]) -> KeyNames:
     """Strip what is around the image tower, and leave the text tower out."""
     base = _find_base(shapes) or ""
     found = unwrapped(shapes, base + PATCHES, OTHER_TOWER if base else {})
-    normal = {
-        name.removeprefix(base) if name.startswith(base) else f"/{name}": key for name, key in found.normal.items()
-    }
+    left = {name: key for name, key in found.normal.items() if not name.startswith(base)}
+    normal = {name.removeprefix(base): key for name, key in found.normal.items() if name not in left}
+    normal |= {f"/{name}": key for name, key in left.items()}  # no rule knows "/..."
     return KeyNames(normal, found.ignored, lambda name: found.spell(f"{base}{name}"))
 
 
@@ -138,7 +140,7 @@ ORIGIN = Origin(
         "Prefixes that are taken off: `visual.`, and what is wrapped around a model. Towers of timm inside OpenCLIP "
         "have timm's keys: `--prefix visual.trunk`.",
         "`attn.in_proj_weight` holds the projections of query, key and value one after the other.",
-        "`proj`, into the common space, is the head here, with a bias of zeros: `logits` are the embedding of an image.",
+        "`proj`, into the common space, is the head here, with a bias of zeros: `logits` are an image's embedding.",
         "OpenAI's own files are TorchScript, whose code is never run: save the `state_dict()` of the loaded model.",
     ),
 )
