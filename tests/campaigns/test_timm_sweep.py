@@ -5,7 +5,6 @@
 `docs/timm.md` is made from the recorded result: `python tests/campaigns/timm_page.py`.
 """
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -13,8 +12,8 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from campaigns.ledger import RESULTS, Campaign, failures
-from campaigns.timm_page import EXACT, PAGE, REFUSED, render
+from campaigns.ledger import Campaign, failures
+from campaigns.timm_page import EXACT, REFUSED
 from timm.models import save_for_hf
 from torch import nn
 
@@ -91,12 +90,6 @@ def test_some_of_them(tmp_path: Path):
     for name in ("test_vit", "vit_xsmall_patch16_clip_224", "vit_wee_patch16_reg1_gap_256"):
         assert attempt(name, tmp_path / name) == EXACT
     assert "rotary" in attempt("vit_small_patch16_rope_224", tmp_path / "rope")
-
-
-def test_the_page_tells_the_recorded_sweep():
-    record = json.loads((RESULTS / "timm_sweep.json").read_text())
-    assert {row["group"] for row in record["rows"]} == set(NAMES)
-    assert PAGE.read_text(encoding="utf-8") == render(record), "run python tests/campaigns/timm_page.py"
 
 
 @pytest.mark.slow
