@@ -11,7 +11,6 @@ import torch
 from hf_vit.conversion.account import REPORT_BEGIN, ConversionResult, facts_of, report_of
 from hf_vit.conversion.building.model import build_model, build_processor
 from hf_vit.conversion.building.weights import load_weights
-from hf_vit.conversion.delivery import free_folder, new_file, new_folder, saying_why
 from hf_vit.conversion.fetch.addresses import fetch
 from hf_vit.conversion.loading import from_hub, image_processor_from_hub
 from hf_vit.conversion.planning.plan import Plan, PlanOptions, Wishes
@@ -24,7 +23,9 @@ from hf_vit.conversion.targets.target import OutgoingModel
 from hf_vit.conversion.verification.comparing import ArrayCheck, Verification, verify
 from hf_vit.conversion.verification.recording import Recording
 from hf_vit.errors import UserError
+from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import append_record, new_record
+from hf_vit.results.writing import new_file, saying_why
 
 
 def convert(
@@ -57,8 +58,9 @@ def convert(
     started = time.perf_counter()
     wishes, place = Wishes(**options), free_folder(output, force)
     recorded = None if recording is None else Recording(recording)
-    with ExitStack() as delivery:
-        report_file = None if report is None else delivery.enter_context(new_file(_free_report(report)))
+    # The report comes first: a kill between the two then leaves what the same command replaces.
+    with ExitStack() as delivery, ExitStack() as reporting:
+        report_file = None if report is None else reporting.enter_context(new_file(_free_report(report)))
         checkpoint = fetch(source, sha256)
         if place in (checkpoint.path.resolve(), *checkpoint.path.resolve().parents):
             raise UserError(f"the folder {output} holds the source {checkpoint.name}; give another one")

@@ -1,10 +1,28 @@
-"""The one error a user is meant to read, and what memory that ran out becomes."""
+"""The one error a user is meant to read, and what becomes of memory that ran out and of what the system refuses."""
 
+import errno
+import os
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 
 # In the words of CUDA, MPS and cuBLAS; of torch's allocator on the CPU, on Linux and Windows.
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
+
+# Why the system refuses to write -> what to do about it.
+_OF_THE_DISK = {
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "free some of your space there",
+    errno.EROFS: "make that disk writable",
+    errno.EACCES: "make that place writable",
+    errno.EPERM: "make that place writable",
+    errno.EIO: "have that disk looked after",
+}
+_OTHERWISE = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "end programs that hold files open",
+    errno.ENAMETOOLONG: "give a shorter name",
+}
 
 
 class UserError(ValueError):
@@ -42,6 +60,27 @@ def enough_memory(what: str, remedy: str) -> Generator[None]:
         if not is_out_of_memory(error):
             raise
         raise UserError(f"there is too little memory for {what}; {remedy}") from error
+
+
+def refusal(error: BaseException, elsewhere: bool = True) -> str | None:
+    """Why the system refused to write, in its words, and the remedy; None for any other error.
+
+    Args:
+        error: of the system, of safetensors (which says it in its text), or of torch.save (which does not say why).
+        elsewhere: whether another place would do as well.
+    """
+    named = re.search(r"\(os error (\d+)\)", str(error))
+    if isinstance(error, OSError):
+        number, reason = error.errno, error.strerror
+    elif "inline_container.cc" in str(error):
+        number, reason = errno.ENOSPC, "torch could not write a file to its end, most likely for want of space"
+    elif named is not None:
+        number, reason = int(named[1]), os.strerror(int(named[1]))
+    else:
+        return None
+    if number not in _OF_THE_DISK:
+        return f"{reason}; {_OTHERWISE[number]}" if number in _OTHERWISE else None
+    return f"{reason}; {_OF_THE_DISK[number]}{', or choose a place on another disk' if elsewhere else ''}"
 
 
 def strict_reason(error: Exception) -> str:

@@ -1,8 +1,9 @@
-"""How every command reads what was typed: what `typer` does, and three things more.
+"""How every command reads what was typed: what `typer` does, and four things more.
 
 - An argument can be given by its name as well: every command that needs one takes `--model MODEL`, `--output OUTPUT`.
 - All that is missing is told at once.
 - A switch that is given a value (`--streaming true`) is told so.
+- Ctrl-C ends in one line.
 """
 
 from itertools import chain, takewhile, zip_longest
@@ -10,6 +11,8 @@ from typing import Any
 
 import typer
 from typer.core import TyperCommand
+
+from hf_vit_cli.stopping import stoppable
 
 _TRUTHS = ("true", "yes", "on", "1", "false", "no", "off", "0")
 
@@ -43,6 +46,11 @@ class Command(TyperCommand):
                 context.fail(f"{_option_of(error.param)} '{shown}': {error.message[:1].lower()}{error.message[1:]}")
             missing = [_option_of(each) for each in self.params if each.required and each.name not in ctx.params]
             context.fail(f"{', '.join(missing)} must be given")
+
+    def invoke(self, ctx: typer.Context) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Run the command; one that is stopped and says nothing of its own ends in a line as well."""
+        with stoppable(lambda: "nothing is left half-written"):
+            return super().invoke(ctx)
 
     def _refuse_truths(self, ctx: typer.Context, args: list[str]) -> None:
         """Tell of `--streaming true` and `--streaming=true`, which would be taken for an argument."""

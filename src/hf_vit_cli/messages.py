@@ -25,10 +25,14 @@ def _refusal(error: Exception) -> str | None:
     # Not before there is something to be told: these imports take seconds.
     from huggingface_hub.errors import StrictDataclassError
 
-    from hf_vit.errors import UserError, is_out_of_memory, strict_reason
+    from hf_vit.errors import UserError, is_out_of_memory, refusal, strict_reason
 
-    if isinstance(error, UserError | OSError):
+    if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, OSError):
+        # Permission may have been missed for reading.
+        why = None if isinstance(error, PermissionError) else refusal(error)
+        return str(error) if why is None else f"{error.filename or 'a file'} cannot be written: {why}"
     if isinstance(error, StrictDataclassError):
         return strict_reason(error)
     if is_out_of_memory(error):

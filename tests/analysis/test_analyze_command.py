@@ -107,6 +107,27 @@ def test_a_stopped_run_says_how_it_goes_on(model, pictures, tmp_path, capsys, mo
     assert (tmp_path / "out/attention_entropy.json").is_file()
 
 
+def test_a_run_that_stopped_before_anything_was_finished_says_so(model, pictures, tmp_path, capsys, monkeypatch):
+    def stop(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "open_subject", stop)
+    assert run(*typed(model, pictures, tmp_path)) == 130
+    assert capsys.readouterr().err == "hf-vit: stopped; nothing is finished yet; start again with the same command\n"
+
+
+def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(model, pictures, tmp_path, monkeypatch):
+    few = ("--only", "attention_entropy")
+    with monkeypatch.context() as patched:
+        patched.setattr("hf_vit.analysis.save_analyses", lambda *arguments, **options: None)
+        assert run(*typed(model, pictures, tmp_path, *few)) == 0
+    assert not Facts.load(model).of_kind("analysis")
+    for _ in range(2):
+        assert run(*typed(model, pictures, tmp_path, *few)) == 0
+    (record,) = Facts.load(model).of_kind("analysis")
+    assert set(record.values["analyses"]) == {"attention_entropy"}
+
+
 def test_bare_models_of_transformers(pictures, tmp_path):
     """A checkpoint without a classifier, in half precision."""
     from transformers import Dinov2Config, Dinov2Model

@@ -10,7 +10,7 @@ import pytest
 from comparison import zoo
 from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
 
-from hf_vit.comparison import ComparisonSettings, ModelResult, SpeedResult, api, compare
+from hf_vit.comparison import Comparison, ComparisonSettings, ModelResult, SpeedResult, api, compare, save_comparison
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.results.facts import Facts
@@ -83,6 +83,20 @@ def test_a_stopped_run_goes_on_by_model(saved, data, tmp_path, monkeypatch):
     assert told == ["resnet: kept, it was finished before", "regnet: measured"]
     assert done.measured == ["regnet"]
     assert (tmp_path / "models/resnet.json").stat().st_mtime_ns == before
+
+
+def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(data, tmp_path):
+    names = list(NAMES)
+    folder, other = (zoo.save("vit", tmp_path / name, names) for name in ("one", "two"))
+    settings = ComparisonSettings(corruptions=(), epsilons=(), speed_turns=0)
+
+    def again() -> Comparison:
+        return compare([folder, other], data, tmp_path / "out", settings=settings, device="cpu", progress=False)
+
+    again()
+    assert save_comparison(again()) == ["one", "two"]
+    assert save_comparison(again()) == []
+    assert len(Facts.load(folder).of_kind("benchmark")) == 1
 
 
 def test_speed_is_kept_for_the_same_models_in_the_same_order(saved, data, tmp_path):
@@ -222,10 +236,20 @@ def test_mistakes_end_in_one_line(saved, capsys, tmp_path):
 
 
 def test_a_stopped_command_says_how_it_goes_on(saved, class_folders, capsys, tmp_path, monkeypatch):
-    def stop(*arguments: Any, **options: Any) -> None:
-        raise KeyboardInterrupt
+    measure, out = api.measure_model, tmp_path / "out"
+    stops: list[str] = []
+
+    def stop(subject: Any, *arguments: Any, **options: Any) -> ModelResult:
+        if subject.name in stops:
+            raise KeyboardInterrupt
+        return measure(subject, *arguments, **options)
 
     monkeypatch.setattr(api, "measure_model", stop)
     sources = [saved.source(kind) for kind in ("vit", "swin")]
-    assert typed("compare", *sources, "--data", class_folders, "--output", tmp_path / "out") == 130
-    assert "the same command goes on from it" in capsys.readouterr().err
+    for name, said in (
+        ("vit", "nothing is finished yet; start again with the same command"),
+        ("swin", f"what is finished is in {out}, the same command goes on from it"),
+    ):
+        stops[:] = [name]
+        assert typed("compare", *sources, "--data", class_folders, "--output", out, "--no-robustness") == 130
+        assert f"hf-vit: stopped; {said}\n" in capsys.readouterr().err

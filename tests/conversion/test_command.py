@@ -125,6 +125,33 @@ def test_nothing_is_left_when_writing_fails(error, raised, checkpoint, write_npz
     assert [file.name for file in tmp_path.iterdir()] == ["model.npz"]
 
 
+def test_a_kill_between_report_and_model_leaves_what_the_same_command_replaces(
+    checkpoint, write_npz, tmp_path: Path, monkeypatch
+):
+    source, report = write_npz(checkpoint(labels=None)), tmp_path / "report.json"
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("hf_vit.results.delivery._replace", stop)
+        with pytest.raises(KeyboardInterrupt):
+            conversion.convert(source, tmp_path / "model", report=report)
+    assert {file.name for file in tmp_path.iterdir()} == {"model.npz", "report.json"}
+    conversion.convert(source, tmp_path / "model", report=report)
+    assert {file.name for file in tmp_path.iterdir()} == {"model.npz", "report.json", "model"}
+
+
+def test_ctrl_c_is_one_line(checkpoint, write_npz, tmp_path: Path, capsys, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    source = write_npz(checkpoint(labels=None))
+    monkeypatch.setattr(HfViTModel, "save_pretrained", stop)
+    assert run(capsys, source, tmp_path / "model")[::2] == (130, "hf-vit: stopped; nothing is left half-written\n")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.npz"]
+
+
 def test_output_that_appears_meanwhile_is_not_replaced(checkpoint, write_npz, tmp_path: Path, monkeypatch):
     save = HfViTModel.save_pretrained
 

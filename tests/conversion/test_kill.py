@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import hf_vit.conversion as conversion
-from hf_vit.conversion.delivery import new_folder
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
+from hf_vit.results.delivery import new_folder
 
 KILLS = 24
 # Says when the imports are done, so that the kills fall into the conversion itself; waits before it begins.
@@ -100,7 +100,7 @@ def test_remains_of_a_dead_process_are_removed_and_those_of_others_kept(tmp_path
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
         dead.wait()
     with new_folder(tmp_path / "model") as mine:
-        name = mine.name
+        name = mine.parent.name
     mark = f"-{os.getpid()}-"
     assert mark in name
     remains = {

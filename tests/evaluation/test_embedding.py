@@ -19,6 +19,7 @@ from PIL import Image
 from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.data import eval_transform, load_data, make_processor
 from hf_vit.evaluation.embedding.job import embed
+from hf_vit.results.writing import beside
 from hf_vit_cli.main import main
 
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
@@ -177,7 +178,7 @@ def go_on(model, whole, folder):
     """The same call after a kill; what was complete is left alone, the rest becomes what it would have been."""
     before = files_of(folder)
     assert 3 <= len(before) < len(files_of(whole))
-    (folder / ".train-00000-of-00054.parquet.1234.tmp").write_bytes(b"half a file")
+    left_by_the_dead(folder / "train-00000-of-00054.parquet")
     stamps = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.parquet")}
     done = embed(str(model), "digits", folder, rows_per_file=20, batch_size=8)
     assert done.done_before == len(before)
@@ -187,6 +188,20 @@ def go_on(model, whole, folder):
     for split in ("train", "validation", "test"):
         rows = [row["index"] for row in read(folder, split)]
         assert rows == list(range(len(load_data("digits").split(split))))
+
+
+def left_by_the_dead(path):
+    """What a process left that was killed while it wrote a file; no process has so high a number."""
+    name = beside(path, "tmp").name.replace(f"-{os.getpid()}-", f"-{2**22 + 1}-")
+    path.with_name(name).write_bytes(b"half a file")
+
+
+def test_a_run_killed_before_it_was_entered_is_started_anew(model, images, tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    left_by_the_dead(folder / "manifest.json")
+    embed(str(model), str(images), folder)
+    assert not list(folder.glob(".*"))
 
 
 def wait_for_files(folder, is_alive):

@@ -101,7 +101,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UserError, match=r"facts\.json cannot be written: No space left"):
         append_record(tmp_path, _record())
     assert (tmp_path / "facts.json").read_bytes() == before
     assert os.listdir(tmp_path) == ["facts.json"]

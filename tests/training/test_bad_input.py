@@ -3,6 +3,7 @@
 import errno
 import gc
 import json
+import re
 import shutil
 from collections import namedtuple
 
@@ -13,9 +14,10 @@ from safetensors import SafetensorError
 from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClassification
 
 from hf_vit import HfViTForImageClassification, UserError
+from hf_vit.errors import refusal
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
 from hf_vit.training.run.checkpoints import is_complete, last_complete
-from hf_vit.training.run.output import is_full_disk, need_space
+from hf_vit.training.run.output import need_space
 
 ONE_STEP = ("--steps", "1", "--evaluations", "1", "--batch-size", "4")
 
@@ -200,8 +202,9 @@ FULL = [
 
 @pytest.mark.parametrize("error", FULL)
 def test_errors_of_a_full_disk_are_known(error):
-    assert is_full_disk(error)
-    assert not is_full_disk(type(error)("something else"))
+    assert re.search(r"space.*; free some space there, or choose a place on another disk$", refusal(error))
+    assert refusal(error, elsewhere=False).endswith("; free some space there")
+    assert refusal(type(error)("something else")) is None
 
 
 def test_disk_that_fills_up_while_training(colours, tiny_config, tmp_path, monkeypatch):
@@ -216,7 +219,7 @@ def test_disk_that_fills_up_while_training(colours, tiny_config, tmp_path, monke
 
     with monkeypatch.context() as patched:
         patched.setattr(HfViTTrainer, "_save_optimizer_and_scheduler", save_once)
-        with pytest.raises(UserError, match=r"is full; checkpoint-2 is complete: free space, then go on with --resume"):
+        with pytest.raises(UserError, match=r"space; free some space there, then go on from checkpoint-2 with"):
             finetune(tiny_config(), str(colours), output, **settings)
     assert [path.name for path in output.iterdir()] == ["checkpoints"]
     kept = ["checkpoint-2", "data_files.json", "run.json"]
@@ -234,7 +237,7 @@ def test_disk_that_fills_up_with_the_finished_model(colours, tiny_config, tmp_pa
 
     with monkeypatch.context() as patched:
         patched.setattr("hf_vit.training.driver.write_card", fail)
-        with pytest.raises(UserError, match="is full; the checkpoints are complete"):
+        with pytest.raises(UserError, match="free some space there, then go on with --resume; the checkpoints"):
             finetune(tiny_config(), str(colours), output, **settings)
     assert [path.name for path in output.iterdir()] == ["checkpoints"]
     assert last_complete(output / "checkpoints").name == "checkpoint-1"

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from hf_vit import UserError
-from hf_vit.results.facts import Facts
-from hf_vit.training.demonstration import FRESH_PROGRAM, claim_output
+from hf_vit.results.facts import Facts, append_record, new_record
+from hf_vit.training.demonstration import FRESH_PROGRAM, claim_output, train_digits
 
 
 def test_demo_by_command(command, tmp_path):
@@ -85,3 +85,29 @@ from hf_vit.training.demonstration import train_digits
 result = train_digits(Path(sys.argv[1]), seed=int(sys.argv[2]), command="hf-vit demo", report=print)
 print(f"accuracy {result.test.top1:.2%}")
 """
+
+
+def test_an_earlier_demonstration_stays_until_the_new_one_takes_its_place(tmp_path, monkeypatch):
+    output = tmp_path / "demo"
+    output.mkdir()
+    append_record(output, new_record("training", values={}, command="hf-vit demo"))
+    there = []
+
+    def finished(config, data, folder, **options):
+        (folder / "config.json").touch()
+        there.append(output.exists())
+
+    def replaced(real):
+        def moving(source, target, *args):
+            there.append(output.exists() or any(tmp_path.glob(".demo.*.former/facts.json")))
+            return real(source, target, *args)
+
+        return moving
+
+    monkeypatch.setattr("hf_vit.training.demonstration.finetune", finished)
+    for name in ("replace", "rename"):
+        monkeypatch.setattr(os, name, replaced(getattr(os, name)))
+    train_digits(output, seed=0, command="hf-vit demo", report=print)
+    assert len(there) > 1
+    assert all(there)
+    assert [path.name for path in tmp_path.rglob("*")] == ["demo", "config.json"]

@@ -1,9 +1,12 @@
 """The output folder: one run at a time, told how to go on whatever stops it, recognised as finished whenever it is."""
 
+import errno
 import os
 import pkgutil
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,9 +15,11 @@ from torch.utils.data import get_worker_info
 
 from hf_vit import HfViTConfig, UserError
 from hf_vit.results.facts import Facts, append_record, new_record
+from hf_vit.results.writing import beside
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune, pretrain
 from hf_vit.training.run import output as output_module
 from hf_vit.training.run.checkpoints import is_complete
+from hf_vit.training.run.resuming import way_on
 from hf_vit.training.trainer.sampling import SeededDataset
 
 SETTINGS = dict(steps=4, evaluations=2, batch_size=8, dropout=0.1, learning_rate=2e-3)
@@ -202,6 +207,40 @@ def stop_at(monkeypatch):
 
 def interrupt():
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("left", ["nothing", "half of run.json"])
+def test_a_run_killed_before_it_was_entered_is_started_anew(left, train, tmp_path):
+    work = tmp_path / "out" / "checkpoints"
+    work.mkdir(parents=True)
+    (tmp_path / "out" / ".lock").touch()
+    if left != "nothing":
+        with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+            dead.wait()
+        name = beside(work / "run.json", "tmp").name
+        (work / name.replace(f"-{os.getpid()}-", f"-{dead.pid}-")).write_text("{")
+    assert train(tmp_path / "out").steps == 4
+    assert not [path.name for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.EDQUOT, errno.EMFILE])
+def test_a_disk_that_refuses_a_checkpoint_is_one_line(number, train, tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HfViTTrainer, "_save_optimizer_and_scheduler", refuse)
+        message = rf"out cannot be written: {os.strerror(number)}; .*, then start again with --resume$"
+        with pytest.raises(UserError, match=message):
+            train(tmp_path / "out")
+    assert train(tmp_path / "out", resume=True).steps == 4
+
+
+def test_an_interrupt_after_the_model_was_delivered_says_that_it_is_complete(train, done, tmp_path):
+    output = shutil.copytree(done.folder, tmp_path / "out")
+    assert way_on(output) == f"the model in {output} is complete; --resume tidies up beside it"
+    train(output, resume=True)
+    assert way_on(output) == f"the model in {output} is complete"
 
 
 @pytest.mark.parametrize(

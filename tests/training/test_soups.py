@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -118,6 +119,25 @@ def test_bad_input_is_told(shelf, tmp_path, tiny_checkpoint, tiny_config):
     for models, options, message in cases:
         with pytest.raises(UserError, match=message):
             make_soup(models, tmp_path / "no", **options)
-    with pytest.raises(UserError, match="not an empty folder"):
+    with pytest.raises(UserError, match="is not empty; give a new folder"):
         make_soup([one, one], shelf)
     assert not (tmp_path / "no").exists()
+
+
+def test_a_soup_appears_in_one_move(shelf, tmp_path, monkeypatch):
+    """A kill between the moves of single files would leave a part of it, which stands in the way of the next."""
+    arguments, output = [shelf / "seed-0", shelf / "seed-1"], tmp_path / "soup"
+    seen = []
+
+    def watch(name, real):
+        def moving(source, target, *args, **kwargs):
+            seen.append(output.exists())
+            return real(source, target, *args, **kwargs)
+
+        monkeypatch.setattr(os, name, moving)
+
+    for name in ("replace", "rename"):
+        watch(name, getattr(os, name))
+    make_soup(arguments, output)
+    assert not any(seen)
+    assert {path.name for path in tmp_path.iterdir()} == {"soup"}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hf_vit.analysis.api import AnalysisRun
-from hf_vit.results.facts import Record, append_record, new_record
+from hf_vit.results.facts import Record, append_record, is_recorded, new_record
 from hf_vit.results.writing import write_atomically
 
 PICTURE_PREFIX = "analysis_"
@@ -14,11 +14,20 @@ def save_analyses(
 ) -> Record | None:
     """Append what was measured to the facts of the model's folder, and put the pictures beside the weights.
 
+    What was found finished is told as well, if a run that was killed did not come to it.
+
     Returns:
         The record; None where the model has no folder, or nothing new was measured.
     """
     folder = run.subject.folder
-    if folder is None or not run.measured:
+    if folder is None:
+        return None
+    new = {
+        name: summary
+        for name, summary in run.summaries.items()
+        if name in run.measured or not is_recorded(folder, "analysis", {"analyses": {name: summary}})
+    }
+    if not new:
         return None
     pictures: dict[str, str] = {}
     for path, title in run.pictures.items():
@@ -26,7 +35,7 @@ def save_analyses(
         write_atomically(folder / name, path.read_bytes())
         pictures[name] = title
     values = {
-        "analyses": {name: run.summaries[name] for name in run.measured},
+        "analyses": new,
         "skipped_images": len(run.images.skipped),
         "pictures": pictures,
     }

@@ -26,7 +26,7 @@ from hf_vit.data.data_source import BUILTIN_NAMES
 from hf_vit.environment import hardware
 from hf_vit.errors import UserError
 from hf_vit.results.documents import differing
-from hf_vit.results.facts import append_record, new_record
+from hf_vit.results.facts import append_record, is_recorded, new_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.writing import write_atomically
 from hf_vit.speed.forwards import measure_forwards
@@ -127,19 +127,23 @@ def save_comparison(
 ) -> list[str]:
     """Append to the facts of every model of this package that has a folder and was measured now.
 
+    A model that was found finished is told of as well, if a run that was killed did not come to it.
+
     Returns:
         The names of these models.
     """
     recorded: list[str] = []
     for subject, result in zip(run.subjects, run.results, strict=True):
         folder = subject.folder
-        if folder is None or result.name not in run.measured or not result.inputs.model.kind.startswith("hf_"):
+        if folder is None or not result.inputs.model.kind.startswith("hf_"):
             continue
         values = result.model_dump(mode="json", exclude={"format", "inputs"}) | {
             "judged_by": result.inputs.model.judged_by,
-            "compared_with": [other.name for other in run.results if other is not result],
             "settings": result.inputs.settings,
         }
+        if result.name not in run.measured and is_recorded(folder, "benchmark", values):
+            continue
+        values["compared_with"] = [other.name for other in run.results if other is not result]
         if run.speed is not None:
             values["speed"] = run.speed.rows[result.name].model_dump(mode="json") | {"quiet": run.speed.quiet}
         record = new_record("benchmark", values=values, command=command, seed=seed, data=result.inputs.data)

@@ -122,6 +122,21 @@ def append_record(folder: str | os.PathLike[str], record: Record) -> None:
         facts.save(folder)
 
 
+def is_recorded(folder: str | os.PathLike[str], kind: str, values: Mapping[str, Any]) -> bool:
+    """Whether a record of `folder/facts.json` holds these values, among others.
+
+    A command that was killed when its work was done, and goes on, finds out so whether it had told of it.
+    """
+    wanted = _recorded(values)
+    return any(_holds(cast(JsonValue, record.values), wanted) for record in Facts.load(folder).of_kind(kind))
+
+
+def _holds(value: JsonValue, wanted: JsonValue) -> bool:
+    if isinstance(value, dict) and isinstance(wanted, dict):
+        return all(name in value and _holds(value[name], item) for name, item in wanted.items())
+    return value == wanted
+
+
 def new_record(
     kind: str,
     *,

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ import torch
 from hf_vit.data import load_data
 from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import Facts
 from hf_vit.subjects.labels import label_names_of
 from hf_vit.training.finetuning import finetune
@@ -131,30 +131,21 @@ def train_digits(
     # one thread gives the same digits everywhere.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    output = output.absolute()
     claim_output(output)
-    # The folder's name is the model's name in the card.
-    partial = output.with_name(f".{output.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        result = finetune(
-            digits_config(),
-            "digits",
-            partial / output.name,
-            recipe="digits",
-            options=FinetuneOptions(seed=seed, device="cpu", precision="fp32"),
-            command=command,
-            report=report,
-            **overrides,
-        )
-        if output.exists():
-            shutil.rmtree(output)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(partial / output.name, output)
+        with new_folder(free_folder(output, force=True), force=True) as folder:
+            return finetune(
+                digits_config(),
+                "digits",
+                folder,
+                recipe="digits",
+                options=FinetuneOptions(seed=seed, device="cpu", precision="fp32"),
+                command=command,
+                report=report,
+                **overrides,
+            )
     finally:
         torch.set_num_threads(threads)
-        shutil.rmtree(partial, ignore_errors=True)
-    return result
 
 
 def look_afresh(folder: Path, result: FinetuneResult) -> FreshLook:

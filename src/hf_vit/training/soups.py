@@ -1,7 +1,6 @@
 """Model soups (arXiv 2203.05482): fine-tunings of one checkpoint averaged into one model that costs no more to run."""
 
 import copy
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +16,12 @@ from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.evaluation.protocols.top1 import ClassificationResult, top1
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.card import write_card
+from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import append_record, new_record
+from hf_vit.results.writing import saying_why
 from hf_vit.subjects.subject import Subject, open_subject
 from hf_vit.training.driver import quiet_transformers
 from hf_vit.training.run.data import SPLIT_SEED
-from hf_vit.training.run.output import move_into
 
 # What a config says of training or of its file, not of the function that is computed.
 _IRRELEVANT = {
@@ -100,7 +100,8 @@ def make_soup(
         UserError: bad input; models that are not the same function of their weights.
     """
     say, output = report or (lambda line: None), Path(output)
-    _check(models, output, greedy, data)
+    _check(models, greedy, data)
+    free_folder(output)
     with quiet_transformers():
         loaded = [_open(model, device) for model in models]
         for other in loaded[1:]:
@@ -130,13 +131,11 @@ def _open(source: str | Path, device: str | None) -> Subject:
     return subject
 
 
-def _check(models: Sequence[str | Path], output: Path, greedy: bool, data: str | None) -> None:
+def _check(models: Sequence[str | Path], greedy: bool, data: str | None) -> None:
     if len(models) < 2:
         raise UserError(f"a soup of {len(models)} model is none; give two or more")
     if greedy and data is None:
         raise UserError("a greedy soup chooses by validation accuracy; give --data")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"the output {output} is not an empty folder; choose a new or empty one")
 
 
 def _need_same(first: Subject, other: Subject) -> None:
@@ -193,10 +192,8 @@ def _deliver(
     device: str | None,
 ) -> None:
     """Write everything beside the output, and move it there when it is complete."""
-    parcel = soup.folder.absolute().with_name(f".{soup.folder.absolute().name}.part") / soup.folder.absolute().name
-    shutil.rmtree(parcel.parent, ignore_errors=True)
-    parcel.mkdir(parents=True)
-    try:
+    place = free_folder(soup.folder)
+    with new_folder(place) as parcel, saying_why(place):
         cast(Any, model.model).save_pretrained(parcel)
         model.processor.save_pretrained(parcel)
         names = ", ".join(i.name for i in soup.ingredients if i.is_in)
@@ -211,6 +208,3 @@ def _deliver(
             test = ProtocolRun("top1", soup.test, judged, {}, soup.test.seconds)
             save_protocol(test, folder=parcel, command=command, device=device)
         write_card(parcel)
-        move_into(parcel, soup.folder)
-    finally:
-        shutil.rmtree(parcel.parent, ignore_errors=True)

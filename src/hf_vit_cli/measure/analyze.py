@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from hf_vit_cli import options
+from hf_vit_cli.stopping import finished_parts, stoppable
 
 
 def analyze(
@@ -76,14 +77,11 @@ def analyze(
         device=device,
         report=typer.echo,
     )
-    try:
+    with stoppable(lambda: finished_parts(output)):
         source: object = images
         if streaming and images is not None:
             source = load_data(images, streaming=True, skip_bad_images=True, seed=seed)
         run = make(model, source, output)
-    except KeyboardInterrupt:
-        typer.echo(f"hf-vit: stopped; what is finished is in {output}, the same command goes on from it", err=True)
-        raise typer.Exit(130) from None
     if stage_folders(model):
         typer.echo(f"report in {output / 'report.html'}")
         return

@@ -53,7 +53,7 @@ def model_speed(
         names = list(dict.fromkeys([*names, *compiled_forms(contestant or ["hf_vit", *PEERS])]))
     load = others_load()
     if load > BUSY:
-        typer.echo(f"others keep {load:.1f} cores busy: ratios will scatter; repeat in a quiet moment", err=True)
+        typer.echo(f"note: others keep {load:.1f} cores busy: ratios will scatter; repeat in a quiet moment", err=True)
     speeds = SpeedFile(output, command_line(context), device, turns=turns, builds=builds)
     for cell in cells:
         peak = None if peak_tflops is None else peak_tflops * 1e12

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hf_vit_cli import options
+from hf_vit_cli.stopping import finished_parts, stoppable
 
 if TYPE_CHECKING:
     from hf_vit.comparison import ModelResult, SpeedResult
@@ -61,7 +62,7 @@ def compare(
         speed_turns=speed_turns,
         speed_batch_size=speed_batch_size,
     )
-    try:
+    with stoppable(lambda: finished_parts(output)):
         run = run_comparison(
             models,
             data,
@@ -74,9 +75,6 @@ def compare(
             device=device,
             report=typer.echo,
         )
-    except KeyboardInterrupt:
-        typer.echo(f"hf-vit: stopped; what is finished is in {output}, the same command goes on from it", err=True)
-        raise typer.Exit(130) from None
     for note in run.data.notes:
         typer.echo(f"note: {note}", err=True)
     if run.data.skipped:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from hf_vit_cli import options
+from hf_vit_cli.stopping import finished_parts, stoppable
 
 
 def embed(
@@ -32,28 +33,25 @@ def embed(
     from hf_vit.evaluation.embedding.job import embed as run
 
     columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TextColumn("files"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    with stoppable(lambda: finished_parts(output)), bar:
         task = bar.add_task("", total=None)
-        try:
-            result = run(
-                model,
-                data,
-                output,
-                splits=split,
-                predictions=predictions,
-                top=top,
-                num_processes=num_processes,
-                batch_size=batch_size,
-                rows_per_file=rows_per_file,
-                streaming=streaming,
-                skip_bad_images=skip_bad_images,
-                device=device,
-                seed=seed,
-                report=lambda done, files: bar.update(task, completed=done, total=files),
-            )
-        except KeyboardInterrupt:
-            typer.echo(f"hf-vit: stopped; the same command goes on from the files in {output}", err=True)
-            raise typer.Exit(130) from None
+        result = run(
+            model,
+            data,
+            output,
+            splits=split,
+            predictions=predictions,
+            top=top,
+            num_processes=num_processes,
+            batch_size=batch_size,
+            rows_per_file=rows_per_file,
+            streaming=streaming,
+            skip_bad_images=skip_bad_images,
+            device=device,
+            seed=seed,
+            report=lambda done, files: bar.update(task, completed=done, total=files),
+        )
     for note in result.notes:
         typer.echo(f"note: {note}", err=True)
     if result.skipped:

@@ -7,7 +7,7 @@ import typer
 from hf_vit_cli import options
 from hf_vit_cli.config_file import Config
 from hf_vit_cli.cost_rows import rate_of, time_rows
-from hf_vit_cli.train.stopping import stoppable
+from hf_vit_cli.stopping import stoppable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -101,12 +101,13 @@ def finetune(
     from hf_vit.training import finetune as run
     from hf_vit.training.processes import is_first
     from hf_vit.training.recipes.registry import OVERRIDABLE
+    from hf_vit.training.run.resuming import way_on
     from hf_vit_cli.command_line import command_line
 
     chosen = options.finetune_options(context.params)
     overrides = {name: value for name, value in context.params.items() if name in OVERRIDABLE}
     learning = parse_distillation(teacher, distillation, temperature, distillation_weight)
-    with stoppable(output):
+    with stoppable(lambda: way_on(output)):
         result = run(
             model,
             data,

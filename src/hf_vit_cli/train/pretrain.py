@@ -6,7 +6,7 @@ import typer
 
 from hf_vit_cli import options
 from hf_vit_cli.config_file import Config
-from hf_vit_cli.train.stopping import stoppable
+from hf_vit_cli.stopping import stoppable
 
 _PATCHES = "Masked and next patch prediction"
 _CONTRAST = "Momentum contrast"
@@ -73,6 +73,7 @@ def pretrain(
     from hf_vit.training import pretrain as run
     from hf_vit.training.processes import is_first
     from hf_vit.training.recipes.registry import OVERRIDABLE
+    from hf_vit.training.run.resuming import way_on
     from hf_vit.training.tasks.masking import RandomMasking
     from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
     from hf_vit_cli.command_line import command_line
@@ -86,7 +87,7 @@ def pretrain(
         normalization=normalization,  # pyright: ignore[reportArgumentType] - checked by the class
         freeze_patches=freeze_patches,
     )
-    with stoppable(output):
+    with stoppable(lambda: way_on(output)):
         result = run(
             model,
             data,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
 from hf_vit.evaluation.embedding.processes import Job, Part, Settings, run_parts
-from hf_vit.results.writing import write_atomically
+from hf_vit.results.writing import remove_remains, write_atomically
 
 if TYPE_CHECKING:
     from hf_vit.data import ImageData
@@ -145,6 +145,7 @@ def _manifest(subject: "Subject", images: "ImageData", splits: list[str], settin
 def _refuse_other_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"the output {folder} is a file; choose a new or empty folder")
+    remove_remains(folder)
     inside = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
     if inside and MANIFEST_NAME not in inside:
         raise UserError(f"the output folder {folder} holds something else ({inside[0]}); choose a new or empty one")
@@ -153,8 +154,6 @@ def _refuse_other_folder(folder: Path) -> None:
 def _enter(folder: Path, manifest: dict[str, Any]) -> None:
     """Record what is computed, or make sure that the folder holds the beginning of just that."""
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".*.tmp"):  # of a process that was killed
-        left.unlink(missing_ok=True)
     try:
         before: dict[str, object] = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:

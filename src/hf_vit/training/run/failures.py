@@ -3,11 +3,10 @@
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
-from hf_vit.errors import DivergedError, UserError, is_out_of_memory
+from hf_vit.errors import DivergedError, UserError, is_out_of_memory, refusal
 from hf_vit.training.processes import is_first
 from hf_vit.training.run.checkpoints import last_complete, remove_incomplete
 from hf_vit.training.run.decisions import Run
-from hf_vit.training.run.output import is_full_disk
 
 
 @contextmanager
@@ -24,6 +23,8 @@ def explained(run: Run, accumulates: bool) -> Generator[None]:
     try:
         yield
     except UserError as error:
+        if why := refusal(error.__cause__ or error, elsewhere=False):
+            raise UserError(_unwritable(run, why)) from error
         # From a loader's worker it arrives wrapped in the worker's traceback.
         message = str(error).rpartition("UserError: ")[2].strip()
         if isinstance(error, DivergedError):
@@ -32,8 +33,8 @@ def explained(run: Run, accumulates: bool) -> Generator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise UserError(_too_little_memory(run, accumulates)) from error
-        if is_full_disk(error):
-            raise UserError(_full_disk(run)) from error
+        if why := refusal(error, elsewhere=False):
+            raise UserError(_unwritable(run, why)) from error
         if "DataLoader worker (pid" in str(error):
             raise UserError(_killed_worker(run, error)) from error
         # An error that came of files which were taken away or changed while they were read.
@@ -60,13 +61,11 @@ def _too_little_memory(run: Run, accumulates: bool) -> str:
     return f"{message}, in another --output"
 
 
-def _full_disk(run: Run) -> str:
+def _unwritable(run: Run, why: str) -> str:
     with suppress(OSError):
         if is_first():
             remove_incomplete(run.work)
-    kept = last_complete(run.work)
-    rest = f"{kept.name} is complete: free space, then go on with --resume" if kept else "nothing was kept"
-    return f"the disk of {run.output} is full; {rest}"
+    return f"the output {run.output} cannot be written: {why}, then {_resume(run)}"
 
 
 def _killed_worker(run: Run, error: Exception) -> str:

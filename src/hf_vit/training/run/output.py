@@ -5,7 +5,6 @@ OUTPUT/checkpoints/      see `checkpoints`; gone when the model is there, unless
 OUTPUT/.lock             while a run lives, and after one that was killed
 """
 
-import errno
 import os
 import shutil
 from collections.abc import Callable, Generator
@@ -14,7 +13,8 @@ from pathlib import Path
 
 from huggingface_hub.utils import WeakFileLock
 
-from hf_vit.errors import UserError
+from hf_vit.errors import UserError, refusal
+from hf_vit.results.writing import remove_remains
 from hf_vit.training.processes import is_first, wait_for_all
 from hf_vit.training.run.checkpoints import RUN_NAME, work_folder
 from hf_vit.training.run.decisions import Run
@@ -76,12 +76,18 @@ def refuse_taken(output: Path, resume: bool) -> None:
     Raises:
         UserError: it holds something else.
     """
+    if not is_first():
+        return
+    work = work_folder(output)
+    remove_remains(work)
+    with suppress(OSError):
+        work.rmdir()  # empty: a run was killed before it was entered
     inside = sorted(path.name for path in output.iterdir() if path.name != _LOCK) if output.exists() else []
-    if not is_first() or not inside:
+    if not inside:
         return
     if is_finished(output):
         raise UserError(f"the output folder {output} holds a finished model; choose a new or empty one")
-    if not (work_folder(output) / RUN_NAME).is_file():
+    if not (work / RUN_NAME).is_file():
         held = f"something else ({', '.join(inside[:3])})"
         raise UserError(f"the output folder {output} holds {held}; choose a new or empty one")
     if not resume:
@@ -94,7 +100,7 @@ def deliver(run: Run, write: Callable[[Path], None]) -> None:
     The first process does, when no other reads the checkpoints any more; all return when it has.
 
     Raises:
-        UserError: the disk is full; the checkpoints stay.
+        UserError: the system refuses to write; the checkpoints stay.
     """
     wait_for_all()
     if is_first():
@@ -112,12 +118,13 @@ def _deliver(run: Run, write: Callable[[Path], None]) -> None:
         write(parcel)
         move_into(parcel, run.output)
     except Exception as error:  # of safetensors, torch or the system
-        if not is_full_disk(error):
+        why = refusal(error.__cause__ or error, elsewhere=False)
+        if why is None:
             raise
         with suppress(OSError):
             shutil.rmtree(parcel)
         raise UserError(
-            f"the disk of {run.output} is full; the checkpoints are complete: free space, then go on with --resume"
+            f"the output {run.output} cannot be written: {why}, then go on with --resume; the checkpoints are complete"
         ) from error
 
 
@@ -165,15 +172,6 @@ def need_space(folder: Path, needed: int) -> None:
             f"the disk of {folder} has {_size(free)} free and training needs about {_size(needed)} (the model and "
             "three checkpoints with optimizer state); free some space or choose another --output"
         )
-
-
-def is_full_disk(error: BaseException) -> bool:
-    """Whether an error, of whatever library, says that the disk is full."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    text = str(error)
-    # safetensors' words; and those of torch.save, which does not say why it could not write its archive.
-    return "No space left" in text or "os error 28" in text or "enforce fail at inline_container.cc" in text
 
 
 def _size(count: int) -> str:

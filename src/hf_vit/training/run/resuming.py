@@ -23,6 +23,7 @@ from hf_vit.training.run.checkpoints import (
     write_run,
 )
 from hf_vit.training.run.decisions import Run
+from hf_vit.training.run.output import is_finished
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.progress import Clock, callbacks_of
 
@@ -49,6 +50,8 @@ def find_checkpoint(output: Path, resume: bool, say: Callable[[str], None]) -> P
 def way_on(output: Path) -> str:
     """What is left of a run that was stopped, and how it goes on; a sweep's runs lie one folder deeper."""
     work = work_folder(output)
+    if is_finished(output):
+        return f"the model in {output} is complete" + ("; --resume tidies up beside it" if work.exists() else "")
     if not (work / RUN_NAME).is_file():
         return "nothing was written yet; start again with the same command"
     kept = last_complete(work)
