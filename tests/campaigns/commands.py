@@ -1,0 +1,119 @@
+"""Every command that writes, at a size of a second, and what it starts from.
+
+A new command, export target or pre-training objective must join a table, or `test_every_command_is_in_a_table` fails.
+"""
+
+import shutil
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+TRAINING = ("--steps", "2", "--evaluations", "2", "--batch-size", "8", "--device", "cpu")
+DATA = ("--data", "images")
+INTO = ("--output", "out")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line, run in a place that holds `images`, `model`, `other` (its sibling) and `source.npz`.
+
+    Attributes:
+        arguments: of hf-vit.
+        earlier: commands that were run there before: what is replaced must stay until the new is complete.
+        needs_hub: whether it talks to a Hub.
+    """
+
+    arguments: tuple[str, ...]
+    earlier: tuple[tuple[str, ...], ...] = ()
+    needs_hub: bool = False
+
+
+_CONVERT, _CARD = ("convert", "source.npz", "out"), ("card", "model")
+_EVALUATE, _COMPARE = ("evaluate", "model", *DATA), ("compare", "model", "other", *DATA, *INTO)
+_EXPORT = {name: ("export", "model", "out", "--to", name) for name in ("transformers", "timm", "vit_jax", "onnx")}
+_SPEED = ("--batch", "1", "--turns", "1", "--image-size", "16", "--work", "inference", "--contestant", "hf_vit")
+
+# Name -> a command that writes.
+WRITING: dict[str, Command] = {
+    "soup": Command(("soup", "model", "other", *INTO)),
+    "soup-judged": Command(("soup", "model", "other", *INTO, *DATA, "--greedy")),
+    "evaluate": Command((*_EVALUATE, "--device", "cpu"), earlier=((*_EVALUATE, "--seed", "1"),)),
+    "evaluate-output": Command((*_EVALUATE, *INTO), earlier=((*_EVALUATE, *INTO, "--seed", "1"),)),
+    "evaluate-protocol": Command((*_EVALUATE, "--protocol", "knn")),
+    "embed": Command(("embed", "model", *DATA, *INTO, "--rows-per-file", "8")),
+    "analyze": Command(
+        ("analyze", "model", "--images", "images", *INTO, "--only", "patch_filters", "--only", "attention_entropy")
+    ),
+    "analyze-stages": Command(
+        ("analyze", "run", "--images", "images", *INTO, "--only", "patch_filters"),
+        earlier=(("finetune", "--model", "model", *DATA, "--output", "run", *TRAINING, "--keep-checkpoints"),),
+    ),
+    "compare": Command((*_COMPARE, "--no-robustness", "--speed-turns", "1")),
+    "scaling-law": Command(("scaling-law", "points.csv", "--output", "law.png")),
+    "bench-models": Command(
+        ("bench", "models", "Ti/16", *_SPEED, "--output", "speed.json"),
+        earlier=(("bench", "models", "S/16", *_SPEED, "--output", "speed.json"),),
+    ),
+    "bench-data": Command(("bench", "data", *DATA, "--model", "model", "--seconds", "0.05")),
+    "card": Command((*_CARD, "--license", "mit"), earlier=(_CARD,)),
+    "convert": Command(_CONVERT),
+    "convert-report": Command((*_CONVERT, "--report", "report.json")),
+    "convert-force": Command(
+        (*_CONVERT, "--force", "--report", "report.json", "--num-labels", "7"),
+        earlier=((*_CONVERT, "--report", "report.json"),),
+    ),
+    **{f"export-{name}": Command(arguments) for name, arguments in _EXPORT.items()},
+    "export-force": Command((*_EXPORT["timm"], "--force"), earlier=(("export", "other", "out", "--to", "timm"),)),
+    "finetune": Command(("finetune", "--model", "model", *DATA, *INTO, *TRAINING)),
+    "finetune-sweep": Command(("finetune", "--model", "model", *DATA, *INTO, *TRAINING, "--sweep-rates", "0.001,0.01")),
+    "pretrain-masked-patch": Command(("pretrain", "--model", "model", *DATA, *INTO, *TRAINING)),
+    "pretrain-next-patch": Command(
+        ("pretrain", "--model", "model", *DATA, *INTO, *TRAINING, "--objective", "next-patch")
+    ),
+    "pretrain-contrastive": Command(
+        ("pretrain", "--model", "model", *DATA, *INTO, *TRAINING, "--objective", "contrastive")
+    ),
+    "demo": Command(("demo", "--epochs", "0.1"), earlier=(("demo", "--epochs", "0.05"),)),
+}
+# Name -> a command that writes no file of the user's.
+READING: dict[str, Command] = {
+    "predict": Command(("predict", "model", "images/red")),
+    "recipes": Command(("recipes",)),
+    "cost": Command(("cost", "Ti/4")),
+}
+
+
+@cache
+def template(folder: Path) -> Path:
+    """What a place holds at first."""
+    import torch
+    from training.conftest import COLOURS, make_colour_folder
+
+    from hf_vit import HfViTConfig, HfViTForImageClassification
+    from hf_vit.data import make_processor
+    from hf_vit.results.facts import append_record, new_record
+
+    names = sorted(COLOURS)
+    make_colour_folder(folder / "images", count=8)
+    for seed, name in enumerate(("model", "other")):
+        torch.manual_seed(seed)
+        model = HfViTForImageClassification(
+            HfViTConfig(
+                image_size=8,
+                patch_size=4,
+                hidden_size=16,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                intermediate_size=32,
+                id2label=dict(enumerate(names)),
+                label2id={label: number for number, label in enumerate(names)},
+            )
+        )
+        torch.nn.init.normal_(model.classifier.weight)
+        model.save_pretrained(folder / name)
+        make_processor(model.config).save_pretrained(folder / name)
+        append_record(folder / name, new_record("training", values={"steps": seed}, command="hf-vit finetune"))
+    shutil.copyfile(Path(__file__).parents[1] / "golden" / "vit_tok.ckpt.npz", folder / "source.npz")
+    points = "\n".join(f"{compute},{0.5 * compute**-0.3 + 0.05}" for compute in (1, 3, 10, 30, 100, 300))
+    (folder / "points.csv").write_text(f"compute,error\n{points}\n")
+    return folder

@@ -1,0 +1,70 @@
+"""Commands that are killed, or told to end, at every change of files and at random moments."""
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+from campaigns import strikes
+from campaigns.commands import READING, WRITING
+from campaigns.ledger import Campaign, failures
+from campaigns.places import Prepared
+from campaigns.watched import Watcher
+
+from hf_vit.conversion.targets.registry import TARGETS
+from hf_vit.training.pretraining import OBJECTIVES
+from hf_vit_cli.main import COMMANDS, build_app
+
+# What talks to a Hub is struck in test_kills_of_sharing.py.
+SHARING = {"push", "verify"}
+
+
+def test_every_command_is_in_a_table():
+    groups = {group.name: group.typer_instance for group in build_app().registered_groups}
+    words = {" ".join(command.arguments[:2]) for command in [*WRITING.values(), *READING.values()]}
+    for name in COMMANDS.keys() - SHARING:
+        wanted = [f"{name} {one.name}" for one in groups[name].registered_commands] if name in groups else [name]
+        for command in wanted:
+            assert any(f"{word} ".startswith(f"{command} ") for word in words), f"'{command}' is in no table"
+    options = [word for command in WRITING.values() for word in command.arguments]
+    assert {f"export-{name}" for name in TARGETS} | {f"pretrain-{name}" for name in OBJECTIVES} <= WRITING.keys()
+    assert {"--report", "--force", "--sweep-rates"} <= set(options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READING)
+def test_commands_that_read_write_nothing(name: str, watcher: Watcher, prepared: Callable[[str], Prepared]) -> None:
+    assert not prepared(name).changes
+    assert prepared(name).after == prepared(name).before
+
+
+@pytest.mark.parametrize("name", ["soup", "convert-report"])
+def test_killed_at_some_changes(name: str, watcher: Watcher, prepared: Callable[[str], Prepared]) -> None:
+    command = prepared(name)
+    for at in (1, *strikes.some_changes(command, name, 2), len(command.changes)):
+        assert strikes.kill(watcher, command, "SIGKILL", at) != "ended"
+    assert strikes.kill(watcher, command, "SIGINT", 1) == "earlier, again"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
+def test_killed_at_every_change_and_at_random_moments(watcher: Watcher, prepared: Callable[[str], Prepared]) -> None:
+    def cases() -> Iterator[str]:
+        for name in WRITING:
+            command, seconds = prepared(name), random.Random(name)
+            yield from (f"{name}, SIGKILL at a change/{at}" for at in strikes.every_change(command, name))
+            for what in ("SIGINT", "SIGTERM"):
+                yield from (f"{name}, {what} at a change/{at}" for at in strikes.some_changes(command, name + what, 3))
+            yield from (
+                f"{name}, SIGKILL at a random moment/{number} {seconds.uniform(0, 1.1) * command.seconds:.3f}"
+                for number in range(3)
+            )
+
+    def attempt(case: str) -> str:
+        group, _, which = case.partition("/")
+        name, _, how = group.partition(", ")
+        at, _, after = which.partition(" ")
+        when = {"after": float(after)} if after else {"at": int(at)}
+        return strikes.kill(watcher, prepared(name), how.split()[0], **when)
+
+    counts = Campaign("kills", "pytest -m slow tests/campaigns/test_kills.py", seed=0).run(cases(), attempt)
+    assert not failures(counts)
