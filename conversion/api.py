@@ -12,12 +12,11 @@ from hf_vit.conversion.account import REPORT_BEGIN, ConversionResult, facts_of, 
 from hf_vit.conversion.building.model import build_model, build_processor
 from hf_vit.conversion.building.weights import load_weights
 from hf_vit.conversion.fetch.addresses import fetch
-from hf_vit.conversion.loading import from_hub, image_processor_from_hub
+from hf_vit.conversion.loading import open_model
 from hf_vit.conversion.planning.plan import Plan, PlanOptions, Wishes
 from hf_vit.conversion.planning.planner import make_plan
 from hf_vit.conversion.progress import progress, without_transformers_bars
 from hf_vit.conversion.readers.checkpoint import CheckpointReader
-from hf_vit.conversion.readers.opening import open_checkpoint
 from hf_vit.conversion.targets.registry import find_target
 from hf_vit.conversion.targets.target import OutgoingModel
 from hf_vit.conversion.verification.comparing import ArrayCheck, Verification, verify
@@ -64,7 +63,7 @@ def convert(
         checkpoint = fetch(source, sha256)
         if place in (checkpoint.path.resolve(), *checkpoint.path.resolve().parents):
             raise UserError(f"the folder {output} holds the source {checkpoint.name}; give another one")
-        with open_checkpoint(checkpoint.path) as reader, without_transformers_bars():
+        with checkpoint.open() as reader, without_transformers_bars():
             plan = make_plan(reader.shapes, wishes, reader.companions, checkpoint.name)
             with progress(f"reading {checkpoint.path.name}", plan.size) as advance:
                 weights = load_weights(reader, plan, mapped=True, advance=advance)
@@ -170,7 +169,7 @@ def export(model: str | Path, output: str | Path, to: str, *, force: bool = Fals
     if Path(model).exists() and place in (Path(model).resolve(), *Path(model).resolve().parents):
         raise UserError(f"the folder {output} holds the model itself; give another one")
     with without_transformers_bars():
-        loaded, processor = from_hub(model), image_processor_from_hub(model)
+        loaded, processor = open_model(model)
         target.refuse_inexpressible(loaded)
         arrays = target.arrays_of(loaded)
         with new_folder(place, force) as folder:

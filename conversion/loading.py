@@ -1,21 +1,118 @@
 """Models of other libraries, converted in memory: `hf_vit.from_hub("google/vit-base-patch16-224")`."""
 
+import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
 from transformers.modeling_utils import PreTrainedModel
 
+from hf_vit.conversion.account import assumption
 from hf_vit.conversion.building.model import build_model, build_processor
 from hf_vit.conversion.building.weights import load_weights
-from hf_vit.conversion.fetch.addresses import HUB_ID, LocalCheckpoint, fetch, is_local
-from hf_vit.conversion.planning.plan import PlanOptions, Wishes
+from hf_vit.conversion.fetch.addresses import HUB_ID, TIMM, LocalCheckpoint, fetch, is_local
+from hf_vit.conversion.planning.plan import Plan, PlanOptions, Wishes
 from hf_vit.conversion.planning.planner import make_plan
 from hf_vit.conversion.progress import without_transformers_bars
 from hf_vit.conversion.readers.json import read_json
-from hf_vit.conversion.readers.opening import CONFIG, open_checkpoint
+from hf_vit.conversion.readers.opening import CONFIG
 from hf_vit.errors import UserError
-from hf_vit.families import family_of
+from hf_vit.families import Door, family_of
+from hf_vit.models.configuration_hf_base import HfBaseConfig
+
+_logger = logging.getLogger("hf_vit.conversion")
+
+
+@dataclass(frozen=True)
+class ForeignCheckpoint:
+    """A checkpoint of another code that is at hand and can be converted; its weights are not read yet.
+
+    Attributes:
+        checkpoint: where it is, and what it is called.
+        plan: what its conversion does.
+    """
+
+    checkpoint: LocalCheckpoint
+    plan: Plan
+
+    def state(self, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+        """The parameters of the converted model.
+
+        Raises:
+            UserError: an array is damaged.
+        """
+        with self.checkpoint.open() as reader:
+            return load_weights(reader, self.plan, dtype).state
+
+    def model(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+        """The converted model, in evaluation mode; raises as `state`."""
+        with without_transformers_bars():
+            return build_model(self.plan, self.state(dtype))
+
+    def processor(self) -> Any:
+        """The `ViTImageProcessor` that makes the pixels it was trained on."""
+        return build_processor(self.plan)
+
+
+def convert_on_the_way(source: str | Path) -> ForeignCheckpoint:
+    """What a name stands for, planned as `hf-vit convert` does; that is told in one line (logging, level INFO).
+
+    The one door for whatever takes a model and has got a checkpoint of another code.
+
+    Args:
+        source: whatever `hf-vit convert` reads, or owner/name of a model on the Hub.
+
+    Raises:
+        UserError: it cannot be had, or is nothing that converts.
+    """
+    try:
+        converted = _planned(_fetched(source, None), Wishes())
+    except UserError as error:
+        hint = "; hf-vit convert takes these options" if " --" in str(error) else ""
+        raise UserError(f"{error}{hint}") from error
+    _tell(converted)
+    return converted
+
+
+def open_model(source: str | Path) -> tuple[PreTrainedModel, Any]:
+    """A model of this package, converted on the way where it is another code's, and its image processor.
+
+    Raises:
+        UserError: as `from_hub`.
+    """
+    if _class_of_this_package(_fetched(source, None)) is not None:
+        return from_hub(source), image_processor_from_hub(source)
+    converted = convert_on_the_way(source)
+    return converted.model(), converted.processor()
+
+
+def config_of(source: str | Path) -> tuple[HfBaseConfig, Door]:
+    """The configuration of a model of this package, or of what its checkpoint becomes, and what its head does.
+
+    Raises:
+        UserError: as `from_hub`.
+    """
+    checkpoint = _fetched(source, None)
+    model_class = _class_of_this_package(checkpoint)
+    if model_class is None:
+        plan = convert_on_the_way(source).plan
+        return plan.config, "classification" if plan.has_head else "model"
+    family = family_of(read_json(checkpoint.path / CONFIG)["model_type"])
+    assert family is not None
+    config: Any = family.config_class.from_pretrained(checkpoint.path)
+    return config, family.door_of(model_class.__name__) or "model"
+
+
+def _tell(converted: ForeignCheckpoint) -> None:
+    assumed, name = assumption(converted.plan), converted.checkpoint.name
+    more = "" if assumed is None else f"; {assumed}"
+    _logger.info("%s is a checkpoint of %s, converted on the way%s", name, converted.plan.origin, more)
+
+
+def _planned(checkpoint: LocalCheckpoint, wishes: Wishes) -> ForeignCheckpoint:
+    with checkpoint.open() as reader:
+        return ForeignCheckpoint(checkpoint, make_plan(reader.shapes, wishes, reader.companions, checkpoint.name))
 
 
 def from_hub(
@@ -47,9 +144,7 @@ def from_hub(
             name = model_class.__name__
             raise UserError(f"{checkpoint.name} is a model of hf_vit already; load it with {name}.from_pretrained")
         return model_class.from_pretrained(checkpoint.path, dtype=dtype).eval()
-    with open_checkpoint(checkpoint.path) as reader, without_transformers_bars():
-        plan = make_plan(reader.shapes, wishes, reader.companions, checkpoint.name)
-        return build_model(plan, load_weights(reader, plan, dtype).state)
+    return _planned(checkpoint, wishes).model(dtype)
 
 
 def image_processor_from_hub(source: str | Path, *, revision: str | None = None) -> Any:
@@ -59,12 +154,11 @@ def image_processor_from_hub(source: str | Path, *, revision: str | None = None)
         from transformers import AutoImageProcessor
 
         return AutoImageProcessor.from_pretrained(checkpoint.path)
-    with open_checkpoint(checkpoint.path) as reader:
-        return build_processor(make_plan(reader.shapes, Wishes(), reader.companions, checkpoint.name))
+    return _planned(checkpoint, Wishes()).processor()
 
 
 def _fetched(source: str | Path, revision: str | None) -> LocalCheckpoint:
-    if is_local(source) or "://" in str(source):
+    if is_local(source) or "://" in str(source) or str(source).startswith(TIMM):
         if revision is not None:
             raise UserError(f"revision {revision!r} belongs to a repository of the Hub, and {source} is none")
         return fetch(source)

@@ -5,13 +5,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from hf_vit.conversion.fetch.download import download
-from hf_vit.conversion.readers.checkpoint import one_line
+from hf_vit.conversion.readers.checkpoint import CheckpointReader, Companions, one_line
+from hf_vit.conversion.readers.opening import open_checkpoint
 from hf_vit.errors import UserError
 from hf_vit.results.redaction import redact_text
 
+TIMM = "timm:"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB = re.compile(
     rf"hf://(?:models/)?(?P<repo>{HUB_ID.pattern})(?:@(?P<revision>refs/pr/\d+|[^/@]+))?(?:/(?P<path>.+?))?/?"
@@ -30,10 +33,19 @@ class LocalCheckpoint:
     Attributes:
         path: local file or folder.
         name: what messages and facts call it: the name of a local file, the address of another without its query.
+        companions: what is known of it beside what lies with it.
     """
 
     path: Path
     name: str
+    companions: Companions | None = None
+
+    def open(self) -> CheckpointReader:
+        """See `open_checkpoint`."""
+        reader = open_checkpoint(self.path)
+        if self.companions is not None:
+            reader.companions = self.companions
+        return reader
 
 
 def fetch(source: str | Path, sha256: str | None = None) -> LocalCheckpoint:
@@ -41,7 +53,7 @@ def fetch(source: str | Path, sha256: str | None = None) -> LocalCheckpoint:
 
     Args:
         source: path; https:// or gs:// address; `hf://owner/name[@revision]/file`, or without a file for a model that
-            transformers or timm saved.
+            transformers or timm saved; timm:NAME (released weights), timm:NAME@FILE or timm:FOLDER.
         sha256: 64 hexadecimal digits that the file must have.
 
     Raises:
@@ -58,6 +70,8 @@ def fetch(source: str | Path, sha256: str | None = None) -> LocalCheckpoint:
 def _fetch(source: str, has_hash: bool) -> LocalCheckpoint:
     if is_local(source):  # a path wins, whatever it looks like
         return LocalCheckpoint(Path(source), Path(source).name)
+    if source.startswith(TIMM):
+        return _from_timm(source)
     scheme = _SCHEME.match(source)
     if scheme is None:
         return LocalCheckpoint(Path(source), Path(source).name)  # opening it says what is wrong
@@ -96,6 +110,40 @@ def _check(checkpoint: LocalCheckpoint, sha256: str, is_download: bool) -> None:
         raise UserError(
             f"{checkpoint.name} is another file than --sha256 says: its SHA-256 is {actual}; nothing is written"
         )
+
+
+def _from_timm(source: str) -> LocalCheckpoint:
+    """A folder or file of timm's, or the weights that it has released under a name, which are on the Hub."""
+    name = source.removeprefix(TIMM)
+    if Path(name).expanduser().is_dir():
+        return LocalCheckpoint(Path(name).expanduser(), TIMM + Path(name).expanduser().resolve().name)
+    architecture, _, file = name.partition("@")
+    released = _released(architecture)
+    if file:
+        beside = Companions({"architecture": architecture, "pretrained_cfg": released})
+        return LocalCheckpoint(Path(file).expanduser(), f"{TIMM}{architecture}@{Path(file).name}", beside)
+    if not (repo := released.get("hf_hub_id")):
+        raise UserError(f"timm has no weights for {architecture}; timm.list_models(pretrained=True) names what it has")
+    return LocalCheckpoint(_from_hub(f"hf://{repo}").path, source)
+
+
+def _released(architecture: str) -> dict[str, Any]:
+    """What timm says of the weights of a name, with their tag or timm's choice of it.
+
+    Raises:
+        UserError: timm is not installed, or does not know the name.
+    """
+    try:
+        from timm.models import get_pretrained_cfg
+    except ImportError as error:
+        raise UserError(f"{TIMM}{architecture} needs timm: pip install timm") from error
+    try:
+        released = get_pretrained_cfg(architecture)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"{TIMM}{architecture}: {one_line(error)}; timm.list_models() names what there is") from error
+    if released is None:
+        raise UserError(f"timm knows no model {architecture}; timm.list_models() names what there is")
+    return released.to_dict()
 
 
 def _from_hub(source: str) -> LocalCheckpoint:

@@ -70,6 +70,11 @@ class Family:
         kinds = recorded["hidden_states"]
         return tuple(each.target_class for each in kinds) if isinstance(kinds, list) else (kinds,)
 
+    def why_not(self, door: Door) -> str:
+        """Why there is nothing behind one of its doors, in a sentence."""
+        name = self.label.removeprefix("A ").removeprefix("An ")
+        return f"there is no {name} for {door.replace('_', ' ')}: {self.not_applicable[door]}"
+
     def door_of(self, class_name: object) -> Door | None:
         """Which of its classes config.json's `architectures` names; None where it is none of them."""
         return next((door for door, model in self.classes.items() if model.__name__ == class_name), None)

@@ -57,6 +57,11 @@ def variant_names() -> list[str]:
     return [*plain, *HYBRIDS, *(f"Axial-{size}/{patch}" for size in AXIAL_SIZES for patch in AXIAL_PATCHES)]
 
 
+def looks_like_variant(name: str) -> bool:
+    """Whether a name can be meant for a variant, right or wrong, and for no repository of the Hub."""
+    return "/" not in name or re.fullmatch(r"[^/\\.]+/\d+", name) is not None
+
+
 def variant_config(name: str, **overrides: Any) -> HfViTBaseConfig:
     """The configuration of a variant such as "B/16", "R50+B/16" or "Axial-B/32".
 

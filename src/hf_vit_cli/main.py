@@ -4,7 +4,8 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from typing import Annotated
 
@@ -49,13 +50,32 @@ def build_app() -> typer.Typer:
     return app
 
 
+@contextmanager
+def _showing_log() -> Generator[None]:
+    """That a model is converted on the way, a line on standard error, of the first process alone."""
+    logger, handler = logging.getLogger("hf_vit.conversion"), logging.StreamHandler(sys.stderr)
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    handler.setFormatter(logging.Formatter("note: %(message)s"))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program: exit 0, or one line on standard error and an exit code other than 0."""
     # Where torchao is installed, transformers imports it, and torch complains of it (torchao 0.18 with torch 2.13).
     logging.getLogger("torch.utils._pytree").addFilter(lambda record: "is an Enum subclass" not in record.msg)
     given = None if arguments is None else list(arguments)
     try:
-        code = build_app()(args=given, prog_name="hf-vit", standalone_mode=False)
+        with _showing_log():
+            code = build_app()(args=given, prog_name="hf-vit", standalone_mode=False)
     except Exception as error:
         message = None if os.environ.get("HF_VIT_TRACEBACK") else message_of(error)
         if message is None:

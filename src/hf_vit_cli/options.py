@@ -17,7 +17,9 @@ _RECIPE = "Recipe values (defaults: the recipe's)"
 _WEIGHTS = "Which weights learn, and how far (defaults: the recipe's)"
 _IMAGES = "Variation of the training images (defaults: the recipe's)"
 
-Model = Annotated[str, typer.Argument(help="Variant (S/16, Ti/4), folder or Hub id.", show_default=False)]
+Model = Annotated[
+    str, typer.Argument(help="Variant (S/16), or a checkpoint: folder, file, Hub id, timm:NAME.", show_default=False)
+]
 Data = Annotated[
     str,
     typer.Option(

@@ -110,7 +110,7 @@ def test_a_folder_above_the_model_is_told(save_classifier: Save) -> None:
 
 def test_a_file_and_a_hub_id_that_cannot_be_reached(save_classifier: Save) -> None:
     folder = save_classifier()
-    with pytest.raises(UserError, match="is a file; give the folder"):
+    with pytest.raises(UserError, match=r"or give the folder with the config\.json"):
         open_classifier(folder / "model.safetensors")
     with pytest.raises(UserError, match=r"no folder nobody/nothing, and the Hub cannot be reached"):
         open_classifier("nobody/nothing")

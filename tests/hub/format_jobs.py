@@ -71,3 +71,38 @@ def take(output: str) -> list[list[list[float]]]:
     models = hf_vit.from_hub(REPO), AutoModelForImageClassification.from_pretrained(output)
     with torch.no_grad():
         return [model(images()).logits.tolist() for model in models]
+
+
+def start(model: str, output: str) -> dict[str, Any]:
+    """Fine-tune a name of the Hub for a step, look at it, and count its FLOPs: what the facts and the log say."""
+    import contextlib
+    import io
+    from types import SimpleNamespace
+
+    import timm.models
+    from training.conftest import make_colour_folder
+
+    from hf_vit.results.facts import Facts
+    from hf_vit_cli.main import main
+
+    def known(name: str) -> Any:
+        return SimpleNamespace(to_dict=lambda: {"hf_hub_id": REPO})
+
+    timm.models.get_pretrained_cfg = known  # timm's own repositories are not on this Hub
+    folder = Path(output)
+    data = make_colour_folder(folder / "images", count=10)
+    short = ["--steps", "1", "--batch-size", "4", "--evaluations", "1", "--skip-bad-images"]
+    log = io.StringIO()
+    for words in (
+        ["finetune", "--model", model, "--data", str(data), "--output", f"{output}/tuned", "--image-size", "8", *short],
+        ["analyze", model, "--images", str(data), "--output", f"{output}/seen", "--only", "attention_distance"],
+        ["cost", model],
+    ):
+        with contextlib.redirect_stderr(log), contextlib.suppress(SystemExit):
+            main(words)
+    values = Facts.load(folder / "tuned").records[0].values
+    return {name: values.get(name) for name in ("base_model", "origin")} | {
+        "told": log.getvalue().count("converted on the way"),
+        "seen": (folder / "seen" / "attention_distance.json").is_file(),
+        "log": log.getvalue(),
+    }

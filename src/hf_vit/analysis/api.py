@@ -109,12 +109,12 @@ def analyze(
         images = conflicts.images
     if images is None:
         raise UserError("no images were given (--images); only shape_bias can be made of cue conflicts alone")
-    subject = open_subject(model, device)
+    subject = open_subject(model, device, inside=True)
     context = Context(
         subject,
         open_images(images, settings.num_images, split=split, seed=settings.seed),
         settings,
-        against=None if against is None else open_subject(against, device),
+        against=None if against is None else open_subject(against, device, inside=True),
         cue_conflicts=None if conflicts is None else conflicts.for_model(subject, class_map),
     )
     run = AnalysisRun(subject, context.images)

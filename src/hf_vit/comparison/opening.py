@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hf_vit.conversion.fetch.addresses import TIMM
 from hf_vit.errors import UserError
 from hf_vit.subjects.subject import Subject, open_subject
-from hf_vit.subjects.timm_models import TIMM
 
 
 def open_models(sources: Sequence[Any], device: str | None = None) -> list[Subject]:

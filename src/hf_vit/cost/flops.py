@@ -57,8 +57,7 @@ def forward_macs(
             f"configuration of {', '.join(family.model_type for family in FAMILIES.values())}"
         )
     if task in family.not_applicable:
-        label = family.label.removeprefix("A ").removeprefix("An ")
-        raise UserError(f"there is no {label} for {task.replace('_', ' ')}: {family.not_applicable[task]}")
+        raise UserError(family.why_not(task))
     size = as_pair(config.image_size if image_size is None else image_size)
     try:
         config.grid_of(*size)

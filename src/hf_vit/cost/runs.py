@@ -8,11 +8,13 @@ from typing import Any, final
 
 from huggingface_hub.errors import StrictDataclassError
 
+from hf_vit.conversion.fetch.addresses import TIMM
+from hf_vit.conversion.loading import config_of
 from hf_vit.cost.flops import training_flops
 from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import Door, family_of
 from hf_vit.results.facts import Facts, Record
-from hf_vit.variants import variant_config
+from hf_vit.variants import looks_like_variant, variant_config
 
 # Of an image: contrastive training runs two views through the model, and forward through a second, slower one.
 _CONTRASTIVE = 2 * (3 + 1) / 3
@@ -46,15 +48,17 @@ class MeasuredRun:
 
 
 def find_config(model: str | os.PathLike[str]) -> tuple[Any, Door]:
-    """The configuration that a name stands for, and what its head does: a saved model's folder, else a variant.
+    """The configuration that a name stands for, and what its head does: a checkpoint, else a variant.
 
     Raises:
-        UserError: neither, or a config.json that is damaged or of another package.
+        UserError: neither, or a config.json that is damaged, or of a model that cannot be converted.
     """
-    path = Path(model).expanduser()
-    if not path.is_dir():
-        return variant_config(str(model)), "classification"
-    return _stored_config(path)
+    path, name = Path(model).expanduser(), str(model)
+    if path.is_dir():
+        return _stored_config(path)
+    if not path.is_file() and not name.startswith(TIMM) and looks_like_variant(name):
+        return variant_config(name), "classification"
+    return config_of(name)
 
 
 def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
@@ -112,9 +116,13 @@ def _stored_config(folder: Path) -> tuple[Any, Door]:
         raise UserError(f"{path} holds no configuration (it is no object); save the model again")
     family = family_of(stored.get("model_type"))
     if family is None:
-        raise UserError(
-            f"{folder} holds a '{stored.get('model_type')}' model; FLOPs are counted for the families of hf_vit alone"
-        )
+        try:
+            return config_of(folder)
+        except UserError as error:
+            raise UserError(
+                f"{folder} holds a '{stored.get('model_type')}' model; FLOPs are counted for the families of hf_vit "
+                f"and what converts to them: {error}"
+            ) from error
     task = family.door_of((stored.get("architectures") or [None])[0]) or "model"
     try:
         return family.config_class.from_dict(stored), task

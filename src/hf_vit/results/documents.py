@@ -19,6 +19,7 @@ class ModelInput(BaseModel):
     name: str
     kind: str
     fingerprint: str
+    origin: str | None = None
 
 
 class Document(BaseModel):

@@ -6,7 +6,7 @@ Legend: B images, C channels, H x W px.
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any, cast, final
 import torch
 from torch import nn
 
+from hf_vit.conversion.fetch.addresses import TIMM
+from hf_vit.conversion.loading import convert_on_the_way
 from hf_vit.data import eval_transform
 from hf_vit.errors import UserError
+from hf_vit.subjects.device import pick_device
 from hf_vit.subjects.image_gpt import ImageGPTFeatures
 from hf_vit.subjects.labels import label_names_of, match_labels
-from hf_vit.subjects.timm_models import TIMM, is_timm, load_timm, timm_data_config, timm_label_names
-from hf_vit.subjects.transformers_models import load_transformers
+from hf_vit.subjects.libraries import library_of
+from hf_vit.subjects.timm_models import load_timm, timm_data_config, timm_label_names
+from hf_vit.subjects.transformers_models import load_transformers, stored_config
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -37,6 +41,7 @@ class Subject:
         name: for people and facts.
         folder: where its facts are kept; None for a model of the Hub or of timm, or one made in Python.
         processor: its image processor of transformers; None for a model of timm.
+        origin: the code whose checkpoint was converted on the way; None where none was.
     """
 
     model: nn.Module
@@ -44,6 +49,7 @@ class Subject:
     name: str
     folder: Path | None = None
     processor: Any = None
+    origin: str | None = None
 
     @property
     def label_sets(self) -> list[list[str]]:
@@ -120,9 +126,10 @@ class Subject:
         return digest.hexdigest()[:16]
 
     def describe(self) -> dict[str, str]:
-        """Name, kind and fingerprint, as results keep them."""
+        """Name, kind and fingerprint, as results keep them, and where it was converted from, if it was."""
         kind = getattr(getattr(self.model, "config", None), "model_type", None) or type(self.model).__name__
-        return {"name": self.name, "kind": str(kind), "fingerprint": self.fingerprint}
+        known = {"name": self.name, "kind": str(kind), "fingerprint": self.fingerprint}
+        return known | ({} if self.origin is None else {"origin": self.origin})
 
 
 def _classifies(model: nn.Module) -> bool:
@@ -130,14 +137,20 @@ def _classifies(model: nn.Module) -> bool:
     return "ForImageClassification" in type(model).__name__ and bool(getattr(model.config, "num_labels", 0))
 
 
-def open_subject(source: Any, device: str | None = None, *, as_classifier: bool = False) -> Subject:
+def open_subject(
+    source: Any, device: str | None = None, *, as_classifier: bool = False, inside: bool = False
+) -> Subject:
     """Load or wrap a model.
 
+    The library that saved a checkpoint runs it, so that what is measured is what it does there. What no library here
+    runs (a file, an architecture that transformers has given up, a model of timm without timm) is converted on the way.
+
     Args:
-        source: a folder (timm's too), a Hub id, "timm:NAME" or "timm:NAME@FILE" (timm installed), a pair (model, image
-            processor) or a `Subject`.
+        source: a folder (timm's too), a Hub id, "timm:NAME" or "timm:NAME@FILE", whatever else `hf-vit convert` reads,
+            a pair (model, image processor) or a `Subject`.
         device: torch device; by default a GPU where there is one. Models made in Python stay where they are.
         as_classifier: refuse a folder or name that stands for no trained image classifier.
+        inside: its layers will be read; those of timm's models are known once they are converted, where they can be.
 
     Raises:
         UserError: there is no such model, or it does not load.
@@ -147,8 +160,16 @@ def open_subject(source: Any, device: str | None = None, *, as_classifier: bool 
     if isinstance(source, tuple):
         model, processor = cast("tuple[nn.Module, Any]", source)
         return _of_transformers(model, processor, type(model).__name__, None)
-    if is_timm(str(source)):
-        return _of_timm(str(source), device, as_classifier)
+    name = str(source)
+    library, takes_pixels = library_of(name, stored_config(name))
+    if not takes_pixels or (inside and library == "timm"):
+        try:
+            return _of_foreign(name, device, as_classifier)
+        except UserError as error:
+            if library is None:
+                raise UserError(f"{name} cannot be read as a model: {error}") from error
+    if library == "timm":
+        return _of_timm(name, device, as_classifier)
     model, processor, folder = load_transformers(source, device, as_classifier=as_classifier)
     name = folder.resolve().name if folder is not None else str(source)
     return _of_transformers(model, processor, name, folder)
@@ -159,6 +180,19 @@ def _of_transformers(model: nn.Module, processor: "BaseImageProcessor", name: st
         return _of_image_gpt(model, processor, name, folder)
     transform = eval_transform(processor)
     return Subject(model.eval(), lambda images: torch.stack(transform.prepare(images)), name, folder, processor)
+
+
+def _of_foreign(source: str, device: str | None, as_classifier: bool) -> Subject:
+    place, converted = pick_device(device), convert_on_the_way(source)
+    if as_classifier and not converted.plan.has_head:
+        raise UserError("it is no trained image classifier, it has no head; fine-tune it first (hf-vit finetune)")
+    folder = Path(source).expanduser()
+    is_folder = folder.is_dir()
+    name = folder.resolve().name if is_folder else converted.checkpoint.name
+    model: Any = converted.model()
+    model.to(place)
+    subject = _of_transformers(model, converted.processor(), name, folder if is_folder else None)
+    return replace(subject, origin=converted.plan.origin)
 
 
 def _of_image_gpt(model: nn.Module, processor: Any, name: str, folder: Path | None) -> Subject:

@@ -1,35 +1,22 @@
 """timm's models by name or from a folder, with what is needed to feed them and to read their answers."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from hf_vit.conversion.fetch.addresses import HUB_ID, TIMM
 from hf_vit.errors import UserError
 from hf_vit.subjects.device import pick_device
 
 if TYPE_CHECKING:
     from torch import nn
 
-TIMM = "timm:"
-
-
-def is_timm(source: str) -> bool:
-    """Whether a name stands for a model of timm: "timm:NAME", or a folder whose config.json is timm's."""
-    if source.startswith(TIMM):
-        return True
-    try:
-        config: object = json.loads((Path(source).expanduser() / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and "architecture" in config and "model_type" not in config
-
 
 def load_timm(source: str, device: str | None = None) -> "nn.Module":
     """A model of timm with its weights, in evaluation mode.
 
     Args:
-        source: "timm:NAME", "timm:NAME@FILE" (a checkpoint of that architecture), "timm:FOLDER", or the folder of a
-            model that timm saved.
+        source: "timm:NAME", "timm:NAME@FILE" (a checkpoint of that architecture), "timm:FOLDER", the folder of a
+            model that timm saved, or the Hub id of one.
         device: torch device; by default a GPU where there is one.
 
     Raises:
@@ -45,7 +32,9 @@ def load_timm(source: str, device: str | None = None) -> "nn.Module":
         if "@" in name and not folder.is_dir():
             model = _from_file(*name.split("@", 1))
         else:
-            model = timm.create_model(f"local-dir:{folder}" if folder.is_dir() else name, pretrained=True)
+            is_on_hub = not source.startswith(TIMM) and HUB_ID.fullmatch(name)
+            place_of = f"local-dir:{folder}" if folder.is_dir() else f"hf-hub:{name}" if is_on_hub else name
+            model = timm.create_model(place_of, pretrained=True)
     except Exception as error:  # unknown names, no weights, no connection: each has an error of its own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from hf_vit.conversion.fetch.addresses import TIMM
 from hf_vit.errors import UserError, first_line, strict_reason
 from hf_vit.subjects.device import pick_device
+from hf_vit.subjects.libraries import config_in
 
 if TYPE_CHECKING:
     from transformers import (
@@ -58,6 +60,23 @@ def load_transformers(
     # transformers decorates `to` beyond what its types can tell.
     cast(Any, model).to(place)
     return model.eval(), processor, folder
+
+
+def stored_config(source: str) -> dict[str, Any]:
+    """config.json of a folder or a repository of the Hub; {} of anything else.
+
+    Raises:
+        UserError: it looks like a Hub id, and there is no such model.
+    """
+    path = Path(source).expanduser()
+    if path.exists() or "://" in source or source.startswith(TIMM):
+        return config_in(path)
+    from transformers import PreTrainedConfig
+
+    try:
+        return PreTrainedConfig.get_config_dict(source, local_files_only=_require_on_hub(source))[0]
+    except (OSError, ValueError):  # what loads the model tells
+        return {}
 
 
 def _locate(source: str) -> tuple[str, Path | None, dict[str, Any]]:

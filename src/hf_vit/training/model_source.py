@@ -2,32 +2,26 @@
 
 import json
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+import transformers
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
-from transformers import (
-    AutoModel,
-    AutoModelForImageClassification,
-    AutoModelForMaskedImageModeling,
-    PreTrainedConfig,
-    PreTrainedModel,
-    ViTImageProcessor,
-)
+from transformers import PreTrainedConfig, PreTrainedModel, ViTImageProcessor
 from transformers.utils import logging as transformers_logging
 
+from hf_vit.conversion.fetch.addresses import TIMM
+from hf_vit.conversion.loading import ForeignCheckpoint, convert_on_the_way
 from hf_vit.errors import UserError, first_line, strict_reason
-from hf_vit.families import FAMILIES, family_of
-from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
-from hf_vit.variants import variant_config
+from hf_vit.families import AUTO_CLASSES, Door, family_of
+from hf_vit.models.configuration_hf_base import HfBaseConfig
+from hf_vit.variants import looks_like_variant, variant_config
 
-_VARIANT_LIKE = re.compile(r"[^/\\.]+/\d+")
 _HEADS = ("classifier", "distillation_classifier")
 _POOLER = ("vit.pooler.", "pooler.")  # which checkpoints of patch prediction do not have
 
@@ -39,33 +33,50 @@ class ModelSource:
     Attributes:
         name: as given.
         config: of the variant or the checkpoint, before the data's classes are known.
-        checkpoint: folder or Hub id to read weights from; None for a variant.
+        checkpoint: folder or Hub id of a model of this package, to read weights from.
+        foreign: a checkpoint of another code, which is converted on the way. A variant has neither.
     """
 
     name: str
-    config: HfViTBaseConfig
-    checkpoint: str | None
+    config: HfBaseConfig
+    checkpoint: str | None = None
+    foreign: ForeignCheckpoint | None = None
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether it is a checkpoint; a variant starts with fresh weights."""
+        return self.checkpoint is not None or self.foreign is not None
+
+    @property
+    def door(self) -> Door | None:
+        """What the checkpoint's head does; None where that is not known, or there is no checkpoint."""
+        if self.foreign is not None:
+            return "classification" if self.foreign.plan.has_head else "model"
+        family = family_of(self.config.model_type)
+        return None if family is None else family.door_of((self.config.architectures or [""])[0])
 
 
-def find_model(name: str | HfViTBaseConfig) -> ModelSource:
-    """Find out what a name stands for: an existing folder first, then a variant ("S/16"), then a Hub id.
+def find_model(name: str | HfBaseConfig) -> ModelSource:
+    """Find out what a name stands for: an existing folder or file first, then a variant ("S/16"), then a Hub id.
 
-    A configuration stands for fresh weights of its own.
+    A configuration stands for fresh weights of its own. A checkpoint of another code is converted on the way.
 
     Raises:
-        UserError: none of the three, or a checkpoint of another architecture.
+        UserError: none of these, or a checkpoint that cannot be converted.
     """
     if not isinstance(name, str):
         family = type(name).__name__.removeprefix("Hf").removesuffix("Config")
-        return ModelSource(f"{family} of {name.num_hidden_layers} layers, {name.hidden_size} wide", name, None)
+        return ModelSource(f"{family} of {name.num_hidden_layers} layers, {name.hidden_size} wide", name)
     path = Path(name).expanduser()
-    if path.exists():
+    if path.is_dir():
         if not (path / "config.json").is_file():
             raise UserError(f"{name} holds no model (no config.json); give the folder of a saved model, or a variant")
-        return ModelSource(name, _stored_config(str(path), name), str(path))
-    if _VARIANT_LIKE.fullmatch(name) or "/" not in name:
-        return ModelSource(name, variant_config(name), None)
-    return ModelSource(name, _stored_config(name, name), name)
+        return _of_checkpoint(str(path), name)
+    if path.exists() or "://" in name or name.startswith(TIMM):
+        return _of_foreign(name)
+    if looks_like_variant(name):
+        return ModelSource(name, variant_config(name))
+    return _of_checkpoint(name, name)
 
 
 def build_classifier(
@@ -94,7 +105,7 @@ def build_classifier(
         **fields: of the configuration; they replace the source's.
 
     Raises:
-        UserError: a value does not fit the model, or the checkpoint's weights do not.
+        UserError: a value does not fit the model, the family has no such head, or the weights do not fit.
     """
     rows = None if new_head else rows_of_head(source, label_names)
     changes: dict[str, Any] = {
@@ -106,7 +117,7 @@ def build_classifier(
         **_rates(dropout, drop_path),
     }
     new = _HEADS if rows is None else () if source.config.has_distillation_head else _HEADS[1:]
-    model = _build(source, AutoModelForImageClassification, changes, image_size, new=new)
+    model = _build(source, "classification", changes, image_size, new=new)
     for name in _HEADS:
         head = getattr(model, name, None)
         if isinstance(head, nn.Linear):
@@ -116,12 +127,10 @@ def build_classifier(
 
 def rows_of_head(source: ModelSource, label_names: Sequence[str]) -> list[int] | None:
     """For every one of these classes its row in the head of the checkpoint; None where that is for other classes."""
-    config = source.config
-    family = family_of(config.model_type)
-    is_classifier = family is not None and family.door_of((config.architectures or [""])[0]) == "classification"
-    if source.checkpoint is None or not is_classifier:
+    if source.door != "classification":
         return None
-    names = [str(config.id2label[row]) for row in sorted(config.id2label)]
+    labels = cast(dict[int, str], source.config.id2label)
+    names = [str(labels[row]) for row in sorted(labels)]
     return [names.index(name) for name in label_names] if sorted(names) == sorted(label_names) else None
 
 
@@ -146,11 +155,11 @@ def build_predictor(
     """A model with a new patch prediction head, in float32; `fields` of its configuration replace the source's.
 
     Raises:
-        UserError: a value does not fit the model, or the checkpoint's weights do not.
+        UserError: a value does not fit the model, the family has no such head, or the weights do not fit.
     """
     changes = fields | _rates(dropout, drop_path)
     new = ("prediction_head.", "vit.embeddings.mask_token")
-    return _build(source, AutoModelForMaskedImageModeling, changes, image_size, new=new)
+    return _build(source, "masked_prediction", changes, image_size, new=new)
 
 
 def build_encoder(
@@ -164,9 +173,9 @@ def build_encoder(
     """A bare model with its pooling layer, in float32; `fields` of its configuration replace the source's.
 
     Raises:
-        UserError: a value does not fit the model, or the checkpoint's weights do not.
+        UserError: a value does not fit the model, the family has no such head, or the weights do not fit.
     """
-    return _build(source, AutoModel, fields | _rates(dropout, drop_path), image_size, new=())
+    return _build(source, "model", fields | _rates(dropout, drop_path), image_size, new=())
 
 
 def _rates(dropout: float | None, drop_path: float | None) -> dict[str, float]:
@@ -174,22 +183,37 @@ def _rates(dropout: float | None, drop_path: float | None) -> dict[str, float]:
     return {field: value for field, value in given.items() if value is not None}
 
 
+def _class_behind(door: Door, source: ModelSource) -> Any:
+    """The class of the source's family.
+
+    Raises:
+        UserError: there is none.
+    """
+    family = family_of(source.config.model_type)
+    assert family is not None
+    if door in family.not_applicable:
+        raise UserError(f"{source.name}: {family.why_not(door)}")
+    return family.classes[door]
+
+
 def _build(
     source: ModelSource,
-    auto_class: Any,
+    door: Door,
     changes: dict[str, Any],
     image_size: tuple[int, int] | None,
     new: tuple[str, ...],
 ) -> PreTrainedModel:
     """A variant with fresh weights or a checkpoint with its own, but for those whose names begin as in `new`."""
     side = None if image_size is None else image_size[0] if image_size[0] == image_size[1] else image_size
+    model_class = _class_behind(door, source)
     try:
-        if source.checkpoint is None:
+        if not source.has_weights:
             sizes = {} if side is None else {"image_size": side}
             config = type(source.config).from_dict({**source.config.to_dict(), **changes, **sizes})
+            auto_class: Any = getattr(transformers, AUTO_CLASSES[door])
             return auto_class.from_config(config, dtype=torch.float32)
         config = type(source.config).from_dict({**source.config.to_dict(), **changes})
-        return _load(source, auto_class, config, side, new)
+        return _load(source, model_class, config, side, new)
     except StrictDataclassError as error:
         raise UserError(f"{source.name}: {_plain(error)}") from error
     except UserError:
@@ -202,17 +226,21 @@ def build_processor(source: ModelSource, config: PreTrainedConfig) -> ViTImagePr
     """The checkpoint's image processor at the model's size; the original's (pixels in [-1, 1]) for a variant."""
     from hf_vit.data import make_processor
 
-    if source.checkpoint is None:
+    if not source.has_weights:
         return make_processor(config)
-    try:
-        stored = ViTImageProcessor.get_image_processor_dict(source.checkpoint)[0]
-    except OSError:
-        return make_processor(config)
+    if source.foreign is not None:
+        stored = source.foreign.processor().to_dict()
+    else:
+        try:
+            stored = ViTImageProcessor.get_image_processor_dict(cast(str, source.checkpoint))[0]
+        except OSError:
+            return make_processor(config)
     known = {name: stored[name] for name in ("image_mean", "image_std", "resample") if stored.get(name) is not None}
     return make_processor(config, **known)
 
 
-def _stored_config(location: str, name: str) -> HfViTBaseConfig:
+def _of_checkpoint(location: str, name: str) -> ModelSource:
+    """Of a folder or Hub id."""
     try:
         stored: dict[str, Any] = PreTrainedConfig.get_config_dict(location)[0]
     except (OSError, ValueError, HFValidationError, HfHubHTTPError) as error:
@@ -220,45 +248,53 @@ def _stored_config(location: str, name: str) -> HfViTBaseConfig:
             f"'{name}' is no folder, and no such model can be read from the Hub ({_plain(error)}); check the name, or "
             "start from a variant such as S/16"
         ) from error
-    kind = stored.get("model_type")
-    family = family_of(kind)
-    if family is None or not family.is_vit:
-        ours = sorted(each.model_type for each in FAMILIES.values() if each.is_vit)
-        raise UserError(
-            f"{name} is a checkpoint of another architecture ('{kind or 'unknown'}'); a training starts from "
-            f"{', '.join(ours)}: convert it first (hf-vit convert), or start from a variant such as S/16"
-        )
+    family = family_of(stored.get("model_type"))
+    if family is None:
+        return _of_foreign(name, f", a checkpoint of another architecture ('{stored.get('model_type', 'unknown')}'),")
     try:
-        return cast(HfViTBaseConfig, family.config_class.from_dict(stored))
+        return ModelSource(name, family.config_class.from_dict(stored), checkpoint=location)
     except (StrictDataclassError, TypeError) as error:
         raise UserError(f"the config.json of {name} is not usable: {_plain(error)}") from error
 
 
+def _of_foreign(name: str, what: str = "") -> ModelSource:
+    try:
+        converted = convert_on_the_way(name)
+    except UserError as error:
+        raise UserError(
+            f"{name}{what} cannot be converted to hf_vit on the way: {error}; give another, or start from a variant "
+            "such as S/16"
+        ) from error
+    return ModelSource(name, converted.plan.config, foreign=converted)
+
+
 def _load(
     source: ModelSource,
-    auto_class: Any,
-    config: HfViTBaseConfig,
+    model_class: Any,
+    config: HfBaseConfig,
     image_size: int | tuple[int, int] | None,
     new: tuple[str, ...],
 ) -> PreTrainedModel:
     sizes = {} if image_size is None else {"image_size": image_size}
+    state = {} if source.foreign is None else {"state_dict": source.foreign.state()}
     verbosity = transformers_logging.get_verbosity()
     # Its report would tell of the head that is replaced on purpose; what else does not fit is raised below.
     transformers_logging.set_verbosity(logging.CRITICAL)
     try:
-        model, report = auto_class.from_pretrained(
-            str(source.checkpoint),
+        model, report = model_class.from_pretrained(
+            source.checkpoint,
             config=config,
             dtype=torch.float32,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            **state,
             **sizes,
         )
     except (OSError, RuntimeError, SafetensorError, EOFError, json.JSONDecodeError) as error:
         raise UserError(f"the weights of {source.name} cannot be loaded: {_plain(error)}") from error
     finally:
         transformers_logging.set_verbosity(verbosity)
-    if "ForMaskedPatchPrediction" in ((source.config.architectures or [""])[0]):
+    if source.door == "masked_prediction":
         new = (*new, *_POOLER)
     mismatched = {key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]}
     wrong = sorted(key for key in {*report["missing_keys"], *mismatched} if not key.startswith(new))

@@ -13,7 +13,10 @@ from hf_vit_cli.stopping import finished_parts, stoppable
 def analyze(
     context: typer.Context,
     model: Annotated[
-        str, typer.Argument(help="Folder, Hub id, timm:NAME, or a folder of checkpoints.", show_default=False)
+        str,
+        typer.Argument(
+            help="Folder, Hub id, timm:NAME, a checkpoint file, or a folder of checkpoints.", show_default=False
+        ),
     ],
     output: Annotated[Path, typer.Option(help="Folder for numbers, pictures and the report.", file_okay=False)],
     images: Annotated[

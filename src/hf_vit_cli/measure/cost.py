@@ -15,7 +15,10 @@ _TRAINING = "A training (mode flops)"
 
 
 def cost(
-    model: Annotated[str, typer.Argument(help="Variant (L/16), or folder of a saved model.", show_default=False)],
+    model: Annotated[
+        str,
+        typer.Argument(help="Variant (L/16), folder, Hub id, or whatever hf-vit convert reads.", show_default=False),
+    ],
     image_size: Annotated[str | None, typer.Option(help="px, S or HxW; by default the model's own.")] = None,
     images: Annotated[
         float | None,

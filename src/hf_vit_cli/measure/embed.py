@@ -10,7 +10,7 @@ from hf_vit_cli.stopping import finished_parts, stoppable
 
 
 def embed(
-    model: Annotated[str, typer.Argument(help="Folder, Hub id, or timm:NAME.", show_default=False)],
+    model: Annotated[str, typer.Argument(help="Folder, Hub id, timm:NAME, or a checkpoint file.", show_default=False)],
     data: options.Data,
     output: Annotated[Path, typer.Option(help="Folder for the parquet files.", show_default=False)],
     split: Annotated[list[str] | None, typer.Option(help="Repeat for more; by default all.")] = None,

@@ -15,7 +15,9 @@ def evaluate(
     context: typer.Context,
     model: Annotated[
         str,
-        typer.Argument(help="Folder or Hub id of an image classifier, or timm:NAME.", show_default=False),
+        typer.Argument(
+            help="Image classifier: folder, Hub id, timm:NAME, or a file that hf-vit convert reads.", show_default=False
+        ),
     ],
     data: options.Data,
     protocol: Annotated[

@@ -9,7 +9,8 @@ from hf_vit_cli import options
 
 def predict(
     model: Annotated[
-        str, typer.Argument(help="Folder or Hub id of an image classifier, or timm:NAME.", show_default=False)
+        str,
+        typer.Argument(help="Image classifier: folder, Hub id, timm:NAME, or a checkpoint file.", show_default=False),
     ],
     images: Annotated[
         list[str], typer.Argument(metavar="IMAGE...", help="Image files, or folders of images.", show_default=False)

@@ -10,7 +10,8 @@ from hf_vit_cli.options import parse_size
 
 def convert(
     model: Annotated[
-        str, typer.Argument(help="Checkpoint: file or folder, https:// or gs:// address, or hf://owner/name/file.")
+        str,
+        typer.Argument(help="Checkpoint: file, folder, https:// or gs:// address, hf://owner/name/file, timm:NAME."),
     ],
     output: Annotated[Path, typer.Argument(help="New folder for the converted model.")],
     image_size: Annotated[

@@ -7,7 +7,7 @@ import typer
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="Folder or Hub id of a model.")],
+    model: Annotated[str, typer.Argument(help="Folder, Hub id, or whatever hf-vit convert reads.")],
     output: Annotated[Path, typer.Argument(help="New folder for the exported model.")],
     to: Annotated[str, typer.Option(metavar="TARGET", help="transformers, timm, vit_jax or onnx.")],
     force: Annotated[bool, typer.Option("--force", help="Replace what an earlier export wrote.")] = False,

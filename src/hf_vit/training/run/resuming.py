@@ -73,7 +73,7 @@ def enter_run(run: Run) -> None:
     settings = {
         **run.task,
         **{name: value for name, value in run.recipe.settings().items() if name not in ("name", "source")},
-        "model": run.source.name if run.source.checkpoint is None else Path(run.source.name).name,
+        "model": Path(run.source.name).name if run.source.has_weights else run.source.name,
         "data": f"{run.data.name} {run.data.fingerprint}",
         "image_size": list(as_pair(run.config.image_size)),
         "micro_batch_size": run.micro_batch_size,

@@ -32,7 +32,9 @@ def run_values(run: Run, parameters: int, steps: int, seconds: float, history: l
     }
     if logged:
         values["training_loss"] = logged[-1]
-    values["variant" if run.source.checkpoint is None else "base_model"] = run.source.name
+    values["base_model" if run.source.has_weights else "variant"] = run.source.name
+    if run.source.foreign is not None:
+        values["origin"] = run.source.foreign.plan.origin
     if run.data.skipped:
         values["skipped_images"] = len(run.data.skipped)
     return values

@@ -212,7 +212,7 @@ class Distillation(ClassifierTask):
         """
         self.teacher.for_classes(data.label_names)
         tokens = {"use_distillation_token": True, "use_distillation_head": None} if self.options.uses_token else {}
-        if tokens and source.checkpoint is not None and not source.config.use_distillation_token:
+        if tokens and source.has_weights and not source.config.use_distillation_token:
             raise UserError(
                 f"{source.name} was trained without a distillation token, which --distillation {self.options.kind} "
                 "teaches; use --distillation logit, or start from a variant or a distilled checkpoint"
