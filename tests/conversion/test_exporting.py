@@ -135,6 +135,30 @@ def load(folder: Path, kind: str) -> Any:
     return getattr(hf_vit, kind).from_pretrained(folder).eval()
 
 
+TOWER = {"num_register_tokens": 2, "norm_before_layers": True, "norm_after_pooling": True, "mlp_type": "swiglu"}
+
+
+@pytest.mark.parametrize("target", ["transformers", "timm", "vit_jax"])
+@pytest.mark.parametrize("field", TOWER)
+def test_what_has_no_place_is_named(field: str, target: str, tmp_path: Path):
+    """Each field goes along with the same results, or is refused by name and value."""
+    source = make("HfViTForImageClassification", tmp_path / "source", **{field: TOWER[field]})
+    told = ""
+    try:
+        difference = export(source, tmp_path / "exported", target).difference
+    except UserError as refusal:
+        told, difference = str(refusal), 0.0
+    assert bool(told) != (tmp_path / "exported").exists()
+    assert not told or f"{field}={TOWER[field]!r}" in told
+    assert difference <= 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:images of 14x14 px hold 3x3 patches:UserWarning")
+def test_a_tower_whose_images_leave_pixels_over_as_onnx(tmp_path: Path):
+    source = make("HfViTForImageClassification", tmp_path / "source", **TOWER, image_size=14)
+    assert export(source, tmp_path / "exported", "onnx").difference <= 1e-5
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_way_there_and_back(case: str, tmp_path: Path):
     target, kind, fields = CASES[case]
