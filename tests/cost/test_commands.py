@@ -132,7 +132,7 @@ def test_cost_refuses_in_one_line(run, tmp_path: Path) -> None:
     fails(run("cost", "B/16", "--mode", "guess"), "guess", "corrected")
     fails(run("cost", "B/16", "--mode", "blog"), "B/16", "--mode flops")
     fails(run("cost", "L/16", "--mode", "blog", "--devices", 4, "--price", 2), "--devices, --price", "--mode flops")
-    fails(run("cost", "B/16", "--image-size", 225), "225x225", "patch")
+    fails(run("cost", "B/16", "--image-size", 15), "15x15", "patch")
     fails(run("cost", "B/16", "--device-flops", "1e12"), "--images")
     fails(run("cost", "B/16", "--epochs", 3), "--images")
     fails(run("cost", "B/16", "--images", 0), "above 0")
