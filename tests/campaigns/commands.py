@@ -20,17 +20,16 @@ class Command:
     Attributes:
         arguments: of hf-vit.
         earlier: commands that were run there before: what is replaced must stay until the new is complete.
-        needs_hub: whether it talks to a Hub.
     """
 
     arguments: tuple[str, ...]
     earlier: tuple[tuple[str, ...], ...] = ()
-    needs_hub: bool = False
 
 
 _CONVERT, _CARD = ("convert", "source.npz", "out"), ("card", "model")
 _EVALUATE, _COMPARE = ("evaluate", "model", *DATA), ("compare", "model", "other", *DATA, *INTO)
 _EXPORT = {name: ("export", "model", "out", "--to", name) for name in ("transformers", "timm", "vit_jax", "onnx")}
+_FINETUNE = ("finetune", "model", *DATA, *INTO, *TRAINING)
 _SPEED = ("--batch", "1", "--turns", "1", "--image-size", "16", "--work", "inference", "--contestant", "hf_vit")
 
 # Name -> a command that writes.
@@ -39,7 +38,7 @@ WRITING: dict[str, Command] = {
     "soup-judged": Command(("soup", "model", "other", *INTO, *DATA, "--greedy")),
     "evaluate": Command((*_EVALUATE, "--device", "cpu"), earlier=((*_EVALUATE, "--seed", "1"),)),
     "evaluate-output": Command((*_EVALUATE, *INTO), earlier=((*_EVALUATE, *INTO, "--seed", "1"),)),
-    "evaluate-protocol": Command((*_EVALUATE, "--protocol", "knn")),
+    "evaluate-protocol": Command((*_EVALUATE, "--protocol", "knn", "--neighbors", "3")),
     "embed": Command(("embed", "model", *DATA, *INTO, "--rows-per-file", "8")),
     "analyze": Command(
         ("analyze", "model", "--images", "images", *INTO, "--only", "patch_filters", "--only", "attention_entropy")
@@ -64,7 +63,7 @@ WRITING: dict[str, Command] = {
     ),
     **{f"export-{name}": Command(arguments) for name, arguments in _EXPORT.items()},
     "export-force": Command((*_EXPORT["timm"], "--force"), earlier=(("export", "other", "out", "--to", "timm"),)),
-    "finetune": Command(("finetune", "--model", "model", *DATA, *INTO, *TRAINING)),
+    "finetune": Command(_FINETUNE),
     "finetune-sweep": Command(("finetune", "--model", "model", *DATA, *INTO, *TRAINING, "--sweep-rates", "0.001,0.01")),
     "pretrain-masked-patch": Command(("pretrain", "--model", "model", *DATA, *INTO, *TRAINING)),
     "pretrain-next-patch": Command(
@@ -74,6 +73,13 @@ WRITING: dict[str, Command] = {
         ("pretrain", "--model", "model", *DATA, *INTO, *TRAINING, "--objective", "contrastive")
     ),
     "demo": Command(("demo", "--epochs", "0.1"), earlier=(("demo", "--epochs", "0.05"),)),
+}
+# Name -> a command that talks to a Hub, on which the model is to be alice/my-vit.
+_PUSH = ("push", "model", "alice/my-vit", "--license", "mit")
+SHARING: dict[str, Command] = {
+    "push": Command((*_PUSH, "--max-shard-size", "8KB")),
+    "verify": Command(("verify", "alice/my-vit"), earlier=(_PUSH,)),
+    "finetune-push": Command((*_FINETUNE, "--push", "alice/my-vit")),
 }
 # Name -> a command that writes no file of the user's.
 READING: dict[str, Command] = {
@@ -91,7 +97,7 @@ def template(folder: Path) -> Path:
 
     from hf_vit import HfViTConfig, HfViTForImageClassification
     from hf_vit.data import make_processor
-    from hf_vit.results.facts import append_record, new_record
+    from hf_vit.results.facts import DataFact, append_record, new_record
 
     names = sorted(COLOURS)
     make_colour_folder(folder / "images", count=8)
@@ -112,7 +118,8 @@ def template(folder: Path) -> Path:
         torch.nn.init.normal_(model.classifier.weight)
         model.save_pretrained(folder / name)
         make_processor(model.config).save_pretrained(folder / name)
-        append_record(folder / name, new_record("training", values={"steps": seed}, command="hf-vit finetune"))
+        facts = new_record("training", values={"steps": seed}, command="hf-vit finetune", data=DataFact(name="colours"))
+        append_record(folder / name, facts)
     shutil.copyfile(Path(__file__).parents[1] / "golden" / "vit_tok.ckpt.npz", folder / "source.npz")
     points = "\n".join(f"{compute},{0.5 * compute**-0.3 + 0.05}" for compute in (1, 3, 10, 30, 100, 300))
     (folder / "points.csv").write_text(f"compute,error\n{points}\n")

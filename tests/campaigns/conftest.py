@@ -8,6 +8,8 @@ from campaigns.commands import template
 from campaigns.places import Prepared, prepare
 from campaigns.watched import Watcher
 
+Preparing = Callable[[Watcher], Callable[[str], Prepared]]
+
 
 @pytest.fixture(scope="session")
 def watcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watcher]:
@@ -17,14 +19,24 @@ def watcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watcher]:
 
 
 @pytest.fixture(scope="session")
-def prepared(watcher: Watcher, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Prepared]:
-    """A command by name, with what it starts from and leads to; made once."""
+def preparing(tmp_path_factory: pytest.TempPathFactory) -> Preparing:
+    """Makes, for a watcher, commands by their names, with what they start from and lead to; each once."""
     known: dict[str, Prepared] = {}
     start = template(tmp_path_factory.mktemp("template"))
 
-    def make(name: str) -> Prepared:
-        if name not in known:
-            known[name] = prepare(watcher, strikes.named(name), start, tmp_path_factory.mktemp("start") / "place")
-        return known[name]
+    def made_by(watcher: Watcher) -> Callable[[str], Prepared]:
+        def make(name: str) -> Prepared:
+            if name not in known:
+                folder = tmp_path_factory.mktemp("start") / "place"
+                known[name] = prepare(watcher, strikes.named(name), start, folder)
+            return known[name]
 
-    return make
+        return make
+
+    return made_by
+
+
+@pytest.fixture(scope="session")
+def prepared(watcher: Watcher, preparing: Preparing) -> Callable[[str], Prepared]:
+    """A command by its name."""
+    return preparing(watcher)

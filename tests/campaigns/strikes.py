@@ -9,7 +9,7 @@ import os
 import random
 import re
 
-from campaigns.commands import READING, WRITING, Command
+from campaigns.commands import READING, SHARING, WRITING, Command
 from campaigns.places import Prepared, check_done, check_line, check_struck, go_on
 from campaigns.watched import Outcome, Watcher
 from campaigns.zygote import resize
@@ -20,11 +20,15 @@ _EVERY = dict.fromkeys(("pretrain-masked-patch", "pretrain-next-patch", "pretrai
 _EVERY |= {"finetune": 2, "finetune-sweep": 30, "demo": 40}
 
 
+# A campaign for want of time: only one of so many of these changes. The record says it.
+THINNED = int(os.environ.get("HF_VIT_STRIKES_THINNED", "1"))
+
+
 def every_change(prepared: Prepared, name: str, thinned: int = 1) -> list[int]:
     """The numbers of the changes to strike at, to one after the last; of files of code that are copied in a row one."""
     is_code = [False, *(change.endswith(".py") for change in prepared.changes), False]
     numbers = [number for number in range(1, len(is_code)) if not (is_code[number] and is_code[number - 1])]
-    return numbers[:: _EVERY.get(name, 1) * thinned]
+    return numbers[:: _EVERY.get(name, 1) * thinned * THINNED]
 
 
 def some_changes(prepared: Prepared, name: str, count: int) -> list[int]:
@@ -108,4 +112,4 @@ def refuse(watcher: Watcher, prepared: Prepared, what: str, at: int) -> str:
 
 def named(name: str) -> Command:
     """The command of this name."""
-    return (WRITING | READING)[name]
+    return (WRITING | READING | SHARING)[name]

@@ -50,5 +50,5 @@ def test_refused_at_every_stage(watcher: Watcher, has_disk: bool, prepared: Call
         return strikes.refuse(watcher, prepared(name), how.split()[0], int(at))
 
     command = "pytest -m slow tests/campaigns/test_full_disks.py"
-    counts = Campaign("full_disks", command, seed=0, tmpfs=has_disk).run(cases(), attempt)
+    counts = Campaign("full_disks", command, seed=0, thinned=strikes.THINNED, tmpfs=has_disk).run(cases(), attempt)
     assert not failures(counts)

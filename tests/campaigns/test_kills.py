@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from campaigns import strikes
-from campaigns.commands import READING, WRITING
+from campaigns.commands import READING, SHARING, WRITING
 from campaigns.ledger import Campaign, failures
 from campaigns.places import Prepared
 from campaigns.watched import Watcher
@@ -14,14 +14,11 @@ from hf_vit.conversion.targets.registry import TARGETS
 from hf_vit.training.pretraining import OBJECTIVES
 from hf_vit_cli.main import COMMANDS, build_app
 
-# What talks to a Hub is struck in test_kills_of_sharing.py.
-SHARING = {"push", "verify"}
-
 
 def test_every_command_is_in_a_table():
     groups = {group.name: group.typer_instance for group in build_app().registered_groups}
-    words = {" ".join(command.arguments[:2]) for command in [*WRITING.values(), *READING.values()]}
-    for name in COMMANDS.keys() - SHARING:
+    words = {" ".join(command.arguments[:2]) for command in (WRITING | READING | SHARING).values()}
+    for name in COMMANDS:
         wanted = [f"{name} {one.name}" for one in groups[name].registered_commands] if name in groups else [name]
         for command in wanted:
             assert any(f"{word} ".startswith(f"{command} ") for word in words), f"'{command}' is in no table"
@@ -53,10 +50,13 @@ def test_killed_at_every_change_and_at_random_moments(watcher: Watcher, prepared
             command, seconds = prepared(name), random.Random(name)
             yield from (f"{name}, SIGKILL at a change/{at}" for at in strikes.every_change(command, name))
             for what in ("SIGINT", "SIGTERM"):
-                yield from (f"{name}, {what} at a change/{at}" for at in strikes.some_changes(command, name + what, 3))
+                yield from (
+                    f"{name}, {what} at a change/{at}"
+                    for at in strikes.some_changes(command, name + what, 6 // strikes.THINNED + 1)
+                )
             yield from (
                 f"{name}, SIGKILL at a random moment/{number} {seconds.uniform(0, 1.1) * command.seconds:.3f}"
-                for number in range(3)
+                for number in range(6 // strikes.THINNED + 1)
             )
 
     def attempt(case: str) -> str:
@@ -66,5 +66,7 @@ def test_killed_at_every_change_and_at_random_moments(watcher: Watcher, prepared
         when = {"after": float(after)} if after else {"at": int(at)}
         return strikes.kill(watcher, prepared(name), how.split()[0], **when)
 
-    counts = Campaign("kills", "pytest -m slow tests/campaigns/test_kills.py", seed=0).run(cases(), attempt)
+    counts = Campaign("kills", "pytest -m slow tests/campaigns/test_kills.py", seed=0, thinned=strikes.THINNED).run(
+        cases(), attempt
+    )
     assert not failures(counts)

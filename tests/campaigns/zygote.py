@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -149,6 +150,7 @@ def warm_up(names: list[str]) -> dict[str, Any]:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C of the test run is pytest's
+    tempfile.tempdir = os.environ["TMPDIR"]  # or Python would try it out by writing
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:

@@ -290,3 +290,18 @@ def test_shards_hold_the_same_weights(model_folder: Path, tmp_path: Path) -> Non
     for name, file in index["weight_map"].items():
         assert torch.equal(load_file(shards[file])[name], whole[name])
     assert find_weights(model_folder, tmp_path, "5GB") == {WEIGHTS: model_folder / WEIGHTS}
+
+
+def test_what_a_killed_push_left_is_removed_by_the_next(
+    hub: Loopback, xet_client: Client, model_folder: Path, tmp_path: Path
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    job = xet_client.start("hub.jobs:push_from", scratch=str(scratch), folder=str(model_folder), max_shard_size="1KB")
+    while not list(scratch.glob("*/shards/*")) and not list(scratch.glob(".*/shards/*")):
+        time.sleep(0.001)
+    job.kill()
+    job.wait()
+    assert list(scratch.iterdir())
+    xet_client.run("hub.jobs:push_from", scratch=str(scratch), folder=str(model_folder))
+    assert list(scratch.iterdir()) == []

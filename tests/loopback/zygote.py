@@ -38,13 +38,13 @@ def warm_up(profile: str) -> None:
     if profile == "with":
         for name in (
             "hf_vit",
-            "results.facts",
-            "hub.push",
-            "hub.verify",
-            "cli.main",
-            "training.trainer.hf_vit_trainer",
+            "hf_vit.results.facts",
+            "hf_vit.hub.push",
+            "hf_vit.hub.verify",
+            "hf_vit.training.trainer.hf_vit_trainer",
+            "hf_vit_cli.main",
         ):
-            importlib.import_module(name if name == "hf_vit" else f"hf_vit.{name}")
+            importlib.import_module(name)
 
 
 def rehearse(profile: str) -> None:

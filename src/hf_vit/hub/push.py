@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from hf_vit.hub.failures import explain, token_source
 from hf_vit.hub.preflight import Destination, PushOptions, check_card, check_repo_id, find_destination
 from hf_vit.hub.retrying import response_of, status_of, try_again
 from hf_vit.results.facts import Facts, Record
+from hf_vit.results.writing import scratch_folder
 
 if TYPE_CHECKING:
     from transformers import BaseImageProcessor, PreTrainedModel
@@ -99,7 +99,7 @@ def push_to_hub(
     check_repo_id(repo_id)
     options = PushOptions(private, revision, create_pr, tag, token)
     say = report or (lambda line: None)
-    with _scratch_folder() as scratch:
+    with _shards_folder() as scratch:
         name = repo_id.rpartition("/")[2]
         folder = _as_folder(source, scratch / "model" / name, processor, facts, card, max_shard_size)
         shards = scratch / "shards"
@@ -114,12 +114,12 @@ def push_to_hub(
 
 
 @contextmanager
-def _scratch_folder() -> Generator[Path]:
+def _shards_folder() -> Generator[Path]:
     """A temporary folder for shards, which may be large: a process that is told to end (SIGTERM) removes it as well."""
-    with tempfile.TemporaryDirectory(prefix="hf_vit_push_", ignore_cleanup_errors=True) as name:
+    with scratch_folder("push") as folder:
 
         def leave(number: int, frame: object) -> None:
-            shutil.rmtree(name, ignore_errors=True)  # now: uploads under way would be waited for first
+            shutil.rmtree(folder, ignore_errors=True)  # now: uploads under way would be waited for first
             raise SystemExit(128 + number)
 
         is_ours = threading.current_thread() is threading.main_thread()
@@ -127,7 +127,7 @@ def _scratch_folder() -> Generator[Path]:
         if is_ours:
             signal.signal(signal.SIGTERM, leave)
         try:
-            yield Path(name)
+            yield folder
         finally:
             if is_ours:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)

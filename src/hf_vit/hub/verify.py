@@ -6,7 +6,6 @@ import re
 import site
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from hf_vit.hub.markdown import one_line
 from hf_vit.hub.model_folder import ModelConfig, read_config, weight_files
 from hf_vit.hub.preflight import check_repo_id
 from hf_vit.hub.retrying import try_again
+from hf_vit.results.writing import scratch_folder
 
 _BLOCK = re.compile(r"^(`{3,})python\n(.*?)^\1`*\s*$", re.MULTILINE | re.DOTALL)
 _REPO_LINE = re.compile(r'^repo = "(.*)"$', re.MULTILINE)
@@ -198,13 +198,13 @@ def _own_example(config: ModelConfig, folder: Path) -> str | None:
 def _run(example: _Example) -> str:
     """Run an example in a process of its own, on an image of noise; its output."""
     code = example.code if "import hf_vit" in example.code else _BARRED + example.code
-    with tempfile.TemporaryDirectory(prefix="hf_vit_verify_") as scratch:
-        _draw_noise(Path(scratch) / "image.png")
+    with scratch_folder("verify") as scratch:
+        _draw_noise(scratch / "image.png")
         try:
             done = subprocess.run(
                 [sys.executable, "-c", code],
                 cwd=scratch,
-                env=bare_environment(scratch),
+                env=bare_environment(str(scratch)),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

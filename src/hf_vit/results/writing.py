@@ -1,4 +1,4 @@
-"""Writing a file in one move: it appears complete or not at all, whatever happens meanwhile.
+"""Writing a file in one move: it appears complete or not at all, whatever happens meanwhile. And scratch folders.
 
 What is being written lies hidden beside its place, under a name that tells machine and process; the next that writes
 there removes what a process left that is no more.
@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import socket
+import tempfile
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -48,6 +49,24 @@ def new_file(path: Path) -> Generator[Path]:
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch_folder(purpose: str) -> Generator[Path]:
+    """A folder of this user alone among the system's temporary ones, which vanishes at the end.
+
+    Raises:
+        UserError: nothing can be written there.
+    """
+    place = Path(tempfile.gettempdir()) / f"hf_vit_{purpose}"
+    folder = beside(place, "tmp")
+    try:
+        with saying_why(place.parent):
+            remove_remains(place.parent, place.name)
+            folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

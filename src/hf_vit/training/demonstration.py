@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import Facts
+from hf_vit.results.writing import scratch_folder
 from hf_vit.subjects.labels import label_names_of
 from hf_vit.training.finetuning import finetune
 from hf_vit.training.run.options import FinetuneOptions
@@ -162,11 +162,11 @@ def look_afresh(folder: Path, result: FinetuneResult) -> FreshLook:
         inputs = result.processor(images=images, return_tensors="pt")
         best = result.model(**inputs).logits.softmax(-1).max(-1)
     names = label_names_of(result.model)
-    with tempfile.TemporaryDirectory() as scratch:
-        files = [str(Path(scratch) / f"{index}.png") for index in range(len(images))]
+    with scratch_folder("demo") as scratch:
+        files = [str(scratch / f"{index}.png") for index in range(len(images))]
         for image, file in zip(images, files, strict=True):
             image.save(file)
-        answer = _run_fresh([str(folder.absolute()), *files], Path(scratch))
+        answer = _run_fresh([str(folder.absolute()), *files], scratch)
     pairs = zip(best.values.tolist(), answer["probabilities"], strict=True)
     return FreshLook(
         barred=answer["barred"],

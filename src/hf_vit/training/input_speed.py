@@ -1,16 +1,15 @@
 """Whether the images come as fast as the model trains on them: both, and the two together, in images/s."""
 
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
 from hf_vit.errors import UserError
+from hf_vit.results.writing import scratch_folder
 from hf_vit.training.driver import Job, check, open_start, prepare, quiet_transformers
 from hf_vit.training.recipes.registry import Recipe, find_recipe
 from hf_vit.training.run.options import FinetuneOptions
@@ -71,8 +70,8 @@ def measure_input(
     chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(steps=1)
     options = options or FinetuneOptions()
     say = report or (lambda line: None)
-    with tempfile.TemporaryDirectory() as scratch, quiet_transformers():
-        task, job = Classification(), Job(model, data, Path(scratch, "run"), chosen, options)
+    with scratch_folder("input_speed") as scratch, quiet_transformers():
+        task, job = Classification(), Job(model, data, scratch / "run", chosen, options)
         check(task, job, say)
         run = prepare(task, job, open_start(job, say), say)
         trainer = task.build_trainer(run)
