@@ -37,11 +37,11 @@ def test_refused_at_the_first_change(what: str, watcher: Watcher, prepared: Call
 @pytest.mark.timeout(4 * 3600)
 def test_refused_at_every_stage(watcher: Watcher, has_disk: bool, prepared: Callable[[str], Prepared]) -> None:
     def cases() -> Iterator[str]:
-        for name in WRITING:
+        for place, name in enumerate(WRITING):
             command = prepared(name)
             for what in ("ENOSPC", *(["FULL"] if has_disk else [])):
                 yield from (f"{name}, {what} at a change/{at}" for at in strikes.every_change(command, name, 4))
-            for what in ERRORS:
+            for what in ERRORS if strikes.THINNED == 1 else ERRORS[place % len(ERRORS) :][:1]:
                 yield from (f"{name}, {what} at a change/{at}" for at in strikes.some_changes(command, name + what, 1))
 
     def attempt(case: str) -> str:

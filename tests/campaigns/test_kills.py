@@ -47,7 +47,7 @@ def test_killed_at_some_changes(name: str, watcher: Watcher, prepared: Callable[
 def test_killed_at_every_change_and_at_random_moments(watcher: Watcher, prepared: Callable[[str], Prepared]) -> None:
     def cases() -> Iterator[str]:
         for name in WRITING:
-            command, seconds = prepared(name), random.Random(name)
+            command, moments = prepared(name), random.Random(name)
             yield from (f"{name}, SIGKILL at a change/{at}" for at in strikes.every_change(command, name))
             for what in ("SIGINT", "SIGTERM"):
                 yield from (
@@ -55,7 +55,7 @@ def test_killed_at_every_change_and_at_random_moments(watcher: Watcher, prepared
                     for at in strikes.some_changes(command, name + what, 6 // strikes.THINNED + 1)
                 )
             yield from (
-                f"{name}, SIGKILL at a random moment/{number} {seconds.uniform(0, 1.1) * command.seconds:.3f}"
+                f"{name}, SIGKILL at a random moment/{number} {moments.uniform(0, 1.1):.3f}"
                 for number in range(6 // strikes.THINNED + 1)
             )
 
@@ -63,10 +63,10 @@ def test_killed_at_every_change_and_at_random_moments(watcher: Watcher, prepared
         group, _, which = case.partition("/")
         name, _, how = group.partition(", ")
         at, _, after = which.partition(" ")
-        when = {"after": float(after)} if after else {"at": int(at)}
-        return strikes.kill(watcher, prepared(name), how.split()[0], **when)
+        command = prepared(name)
+        when = {"after": float(after) * command.seconds} if after else {"at": int(at)}
+        return strikes.kill(watcher, command, how.split()[0], **when)
 
-    counts = Campaign("kills", "pytest -m slow tests/campaigns/test_kills.py", seed=0, thinned=strikes.THINNED).run(
-        cases(), attempt
-    )
+    command = "pytest -m slow tests/campaigns/test_kills.py"
+    counts = Campaign("kills", command, seed=0, thinned=strikes.THINNED).run(cases(), attempt)
     assert not failures(counts)

@@ -1,1 +1,1 @@
-"""What was measured and how it is shown: records, files of results, figures, reports."""
+"""What was measured and how it is shown: records, figures, reports; and how outputs are written in one move."""
