@@ -29,9 +29,11 @@ Files may be .npz, .safetensors, PyTorch's .pth, .pt and .bin (`torch.load(weigh
 or a folder that transformers or timm saved, in one file or several; pickled objects are never loaded. A .safetensors
 file has no checksum: a number that was changed in it is noticed by `--sha256` alone.
 
-Bad input ends in one line, never in a model of other numbers: `pytest tests/conversion/test_fuzz.py -m slow -s` damages
-bytes and edits keys of a file of every origin. On 2026-11-21, of 2,880 random cases 2,519 were refused and 361 gave the
-same model, and of 960 more of BiT's files 842 and 118; none did anything else.
+Bad input ends in one line, never in a model of other numbers: `tests/campaigns/test_forged_checkpoints.py` forges and
+damages files of every reader and origin (bytes, arrays, archives, headers, storages, pickles, shards, configs, names
+and sizes); no pickle runs, no earlier output is touched, and memory stays in proportion to the file.
+`tests/campaigns/test_killed_conversions.py` kills conversions at random moments. `pytest FILE -m slow` runs them; what
+they counted, and when, is in `tests/campaigns/results/`.
 
 A model of transformers or timm is converted on the fly by `hf_vit.from_hub("google/vit-base-patch16-224")`, or from a
 folder; `hf_vit.image_processor_from_hub` gives the pixels it was made for.

@@ -9,7 +9,7 @@ import torch
 from hf_vit.conversion.origins.google import bit, bit_paper
 from hf_vit.conversion.origins.registry import likely_kind
 from hf_vit.conversion.origins.transforms import TRANSFORMS
-from hf_vit.conversion.planning.layout import Layout
+from hf_vit.conversion.planning.layout import Layout, naming
 from hf_vit.conversion.readers.checkpoint import Shape
 from hf_vit.conversion.readers.opening import open_checkpoint
 from hf_vit.errors import UserError
@@ -41,7 +41,8 @@ def load_stem(model: Any, source: str | Path) -> dict[str, str]:
     with open_checkpoint(source) as reader:
         _refuse_other_kind(reader.shapes, source.name)
         layout = Layout(bit.ORIGIN, bit.names(reader.shapes), reader.shapes)
-        layout.refuse_misfits()
+        with naming(source.name):
+            layout.refuse_misfits()
         _refuse_other_stem(layout, body.config, source.name)
         account, filled = dict(layout.names.ignored), dict[str, torch.Tensor]()
         for name, rule in layout.present.items():

@@ -36,8 +36,8 @@ def load_weights(
     """Read and move every array of the plan.
 
     Args:
-        mapped: leave arrays in the file's mapping where that can be, turned but not copied and not yet checked: for a
-            state that is saved at once, which copies it, and then needs `CheckpointReader.confirm`.
+        mapped: leave arrays in the file's mapping where that can be, not yet checked: for a state that is saved at
+            once, and then needs `CheckpointReader.confirm`.
         advance: told the size of every array that was read, in the unit of `Plan.size`.
 
     Raises:
@@ -51,8 +51,8 @@ def load_weights(
         source = reader.map_floats(key) if mapped else reader.read_floats(key)
         for row in rows:
             moved = _moved(row.taken(source), row, dtype)
-            whole = mapped and row.block is None and row.piece is None
-            weights.state[plan.parameter_name(row)] = moved if whole else _apart(moved, source)
+            view = mapped and reader.is_mapped(key) and row.block is None and row.piece is None
+            weights.state[plan.parameter_name(row)] = moved if view else _apart(moved, source)
         if source.dtype == torch.float64 and dtype != torch.float64:
             _account_for_rounding(weights, source, key, dtype)
         advance(4 * source.numel())

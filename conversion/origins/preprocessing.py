@@ -6,17 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from hf_vit.conversion.origins.beside import checked
+from hf_vit.conversion.origins.beside import Count, Number, Positive, Text, checked
 from hf_vit.errors import UserError
 
 # PIL's numbers, which transformers uses.
 RESAMPLE = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
-_Side = Annotated[int, Field(gt=0, le=2**20)]
-_Size = _Side | dict[str, _Side]
-_Number = Annotated[float, Field(allow_inf_nan=False)]
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Size = Count | dict[str, Count]
 
 
 class TransformersPixels(BaseModel):
@@ -28,22 +25,23 @@ class TransformersPixels(BaseModel):
     do_center_crop: bool | None = None
     crop_size: _Size | None = None
     do_rescale: bool | None = None
-    rescale_factor: _Positive | None = None
+    rescale_factor: Positive | None = None
     do_normalize: bool | None = None
-    image_mean: list[_Number] | None = None
-    image_std: list[_Positive] | None = None
+    image_mean: list[Number] | None = None
+    image_std: list[Positive] | None = None
     do_convert_rgb: bool | None = None
 
 
 class TimmPixels(BaseModel):
     """The fields of timm's pretrained_cfg that decide about pixels."""
 
-    input_size: tuple[_Side, _Side, _Side] = (3, 224, 224)
+    input_size: Annotated[list[Count], Field(min_length=3, max_length=3)] = [3, 224, 224]
     crop_mode: str | None = None
-    crop_pct: _Positive | None = None
+    crop_pct: Positive | None = None
     interpolation: str | None = None
-    mean: list[_Number] | None = None
-    std: list[_Positive] | None = None
+    mean: list[Number] | None = None
+    std: list[Positive] | None = None
+    label_names: list[Text] | None = None
 
 
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
@@ -67,13 +65,14 @@ def from_transformers(processor: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: it is of another kind, whose steps are unknown here.
     """
-    named = processor.get("image_processor_type") or processor.get("feature_extractor_type") or "ViTImageProcessor"
+    names = (processor.get(field) for field in ("image_processor_type", "feature_extractor_type"))
+    named = next((name for name in names if name is not None), "ViTImageProcessor")
     kind = str(named)
     for ending in _ENDINGS:
         kind = kind.removesuffix(ending)
     if kind not in _DEFAULTS:
         raise UserError(
-            f"preprocessor_config.json is of {named}, whose steps are unknown here; known are "
+            f"preprocessor_config.json is of {named!s:.80}, whose steps are unknown here; known are "
             + ", ".join(f"{name}ImageProcessor" for name in _DEFAULTS)
         )
     given = checked(TransformersPixels, processor, "preprocessor_config.json").model_dump(exclude_none=True)
@@ -103,8 +102,8 @@ def from_timm(pretrained: Mapping[str, Any]) -> dict[str, Any]:
     )
     if mode not in ("center", "squash") or interpolation not in RESAMPLE or (mode == "center" and height != width):
         raise UserError(
-            f"timm's preprocessing (crop_mode '{mode}', interpolation '{interpolation}', {height}x{width} px) has no "
-            "counterpart in ViTImageProcessor"
+            f"timm's preprocessing (crop_mode '{mode:.80}', interpolation '{interpolation:.80}', {height}x{width} px) "
+            "has no counterpart in ViTImageProcessor"
         )
     scaled = math.floor(height / crop), math.floor(width / crop)
     return {

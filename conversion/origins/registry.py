@@ -98,7 +98,8 @@ def find_origin(shapes: Mapping[str, Shape], file_name: str, companions: Compani
                 f"config.json of {file_name} says model_type {kind!r}, which has {NOT_HERE[kind]}; no model here does, "
                 "so use it with transformers itself"
             )
-        raise UserError(f"config.json of {file_name} says model_type {kind!r}; of transformers' models {known} convert")
+        says = f"config.json of {file_name} says model_type {kind!r:.80}"
+        raise UserError(f"{says}; of transformers' models {known} convert")
     for origin in ORIGINS:
         if origin.recognises(shapes):
             return origin

@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NoReturn
@@ -161,6 +162,17 @@ def listing(what: str, names: Sequence[str], count: int | None = None) -> str:
         return ""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"{len(names) if count is None else count} {what}: {', '.join(names[:SHOWN])}{more}"
+
+
+@contextmanager
+def naming(file_name: str) -> Generator[None]:
+    """Names the checkpoint in every UserError within that does not."""
+    try:
+        yield
+    except UserError as error:
+        if file_name in str(error):
+            raise
+        raise UserError(f"{file_name}: {error}") from error
 
 
 def refuse(*problems: str) -> None:

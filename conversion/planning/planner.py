@@ -14,7 +14,7 @@ from hf_vit.conversion.origins.origin import Declared, KeyNames, KeyRule, Origin
 from hf_vit.conversion.origins.registry import find_origin
 from hf_vit.conversion.origins.transforms import TRANSFORMS
 from hf_vit.conversion.planning.accounting import check_accounting
-from hf_vit.conversion.planning.layout import Layout
+from hf_vit.conversion.planning.layout import Layout, naming
 from hf_vit.conversion.planning.plan import (
     HEADS,
     POSITION_TABLE,
@@ -63,6 +63,11 @@ def make_plan(
     shapes: Mapping[str, Shape], wishes: Wishes, companions: Companions = NOTHING_BESIDE, file_name: str = "the file"
 ) -> Plan:
     """See `plan`."""
+    with naming(file_name):
+        return _make_plan(shapes, wishes, companions, file_name)
+
+
+def _make_plan(shapes: Mapping[str, Shape], wishes: Wishes, companions: Companions, file_name: str) -> Plan:
     prefix = _prefix(shapes, wishes.prefix)
     inside = {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}
     origin = find_origin(inside, file_name, companions)
@@ -209,7 +214,14 @@ def _fields(layout: Layout, declared: Declared, wishes: Wishes) -> dict[str, Any
     fields |= agreed(fields, declared, origin.assumed)
     fields |= _undisputed(_declared_by_people(wishes), fields, declared, origin)
     scale = declared.processor or {}  # of pixels; a head that predicts colours goes by it
-    fields |= {name: tuple(map(float, scale[name])) for name in ("image_mean", "image_std") if name in scale}
+    for name in ("image_mean", "image_std"):
+        if name in scale:
+            fields[name] = tuple(map(float, scale[name]))
+            if len(scale[name]) != fields["num_channels"]:
+                raise UserError(
+                    f"what lies beside the weights gives {name}={scale[name]!r:.80}; it needs a value for each of the "
+                    f"{fields['num_channels']} channels"
+                )
     if origin.has_blocks and "num_attention_heads" not in fields:
         raise UserError(
             f"the weights do not tell the number of heads, and {fields['hidden_size']} channels are no multiple of 64; "
@@ -225,7 +237,7 @@ def agreed(fields: Mapping[str, Any], declared: Declared, assumed: Mapping[str, 
         UserError: the weights' shapes say otherwise.
     """
     wrong = [
-        f"{name} is {value} there, the weights make it {fields[name]}"
+        f"{name} is {value!s:.80} there, the weights make it {fields[name]}"
         for name, value in declared.fields.items()
         if name in fields and name not in assumed and name != "layer_scale_init_value" and fields[name] != value
     ]
@@ -253,8 +265,10 @@ def _undisputed(
 def _label_fields(size: int | None, declared: Declared, wishes: Wishes) -> dict[str, Any]:
     """Names of the classes, or at least their number; `size` is that of the source's head, None without one."""
     labels, size = wishes.labels, size if wishes.num_labels is None else wishes.num_labels
-    if not wishes.new_head and size is not None and declared.labels is not None and len(declared.labels) == size:
+    if not wishes.new_head and size is not None and declared.labels is not None:
         labels = declared.labels
+        if len(labels) != size:
+            raise UserError(f"{MISFIT}: it names {len(labels)} classes, the weights make {size}")
     if labels is not None:
         return {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
     return {} if size is None else {"num_labels": size}

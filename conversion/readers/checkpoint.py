@@ -1,5 +1,6 @@
 """What every reader of checkpoints gives, whatever the format: names, shapes, arrays on demand, and what came along."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,9 +68,10 @@ class CheckpointReader(ABC):
     def shapes(self) -> dict[str, Shape]:
         """Key -> shape of every array."""
 
-    @abstractmethod
     def sha256(self) -> str:
         """Hash of the whole file, in hexadecimal; of several files, of their bytes one after the other."""
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     @abstractmethod
     def read_floats(self, key: str) -> torch.Tensor:
@@ -78,6 +80,10 @@ class CheckpointReader(ABC):
         Raises:
             UserError: the array is damaged, holds no floats, or NaN or infinite values.
         """
+
+    def is_mapped(self, key: str) -> bool:
+        """Whether `map_floats` gives the file's own bytes, as a view that takes no memory of its own."""
+        return False
 
     def map_floats(self, key: str) -> torch.Tensor:
         """As `read_floats`; what the file holds ready for use may come unchecked, until `confirm`."""

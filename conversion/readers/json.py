@@ -7,7 +7,9 @@ from typing import Any
 from hf_vit.conversion.readers.checkpoint import one_line
 from hf_vit.errors import UserError
 
-MAX_BYTES = 32 * 2**20  # an index of 1,000 layers has less than one MiB
+# An index of 1,000 layers has less than one MiB, the names of 21,843 classes have two. Python's objects take some 200
+# bytes a value, however short its text is.
+MAX_BYTES, MAX_VALUES = 4 * 2**20, 250_000
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -19,7 +21,10 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES} bytes")
-        content: object = json.loads(path.read_bytes())
+        text = path.read_bytes()
+        if sum(map(text.count, (b",", b"[", b"{"))) > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES} values")
+        content: object = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path.name} is no readable JSON ({one_line(error)})") from error
     if not isinstance(content, dict):

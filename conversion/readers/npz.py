@@ -6,7 +6,6 @@ Checksums and values of mapped members may be checked by other threads while the
 This reader is ours because `numpy.load` trusts the archive: names, declared sizes, and as much memory as it asks for.
 """
 
-import hashlib
 import io
 import math
 import mmap
@@ -35,8 +34,9 @@ MAX_MEMBERS = 65_534  # more need another form of archive; a checkpoint has hund
 MAX_HEADER = 10_000  # bytes of a .npy header: 128 in practice
 # Deflate cannot expand more than this (RFC 1951: 258 bytes for 2 bits); a larger claim is a lie.
 MAX_DEFLATE_RATIO = 1032
-# Weights hardly compress. A file that grows this much AND to this size is made to fill the machine.
-MAX_TOTAL_RATIO, FREE_BYTES = 50, 256 * 2**20
+# Weights hardly compress: half-precision ones fill 2.5 times their compressed file in float32. A file that grows more
+# than that AND to this size is made to fill the machine.
+MAX_GROWTH, FREE_BYTES = 2.7, 16 * 2**20
 CHECKING_THREADS = 2
 END_RECORD = struct.Struct("<4s4H2LH")
 LOCAL_HEADER = struct.Struct("<4s5H3L2H")
@@ -120,29 +120,28 @@ class NpzReader(CheckpointReader):
     def shapes(self) -> dict[str, Shape]:
         return {key: member.shape for key, member in self.members.items()}
 
-    def sha256(self) -> str:
-        """Hash of the whole file, in hexadecimal."""
-        return hashlib.sha256(self._map).hexdigest()
-
     def read(self, key: str) -> torch.Tensor:
-        """One array as a CPU tensor in the machine's byte order; stored ones share memory with the file's mapping.
+        """One array as a CPU tensor in the machine's byte order; stored float32 shares memory with the file's mapping.
 
         Raises:
             UserError: the array is damaged, or holds neither numbers nor truth values.
         """
         member = self.members[key]
         with self._refusing(f"is damaged at '{key}'"):
-            if not member.is_stored:
-                return self._tensor(member, self._inflated(member))
+            if not self.is_mapped(key):  # what will be turned into float32 needs no map
+                return self._tensor(member, self._unpacked(member))
             data = self._stored(member)
             self._verify_checksum(member, data)
             return self._tensor(member, data[member.header_bytes :])
 
+    def is_mapped(self, key: str) -> bool:
+        return self.members[key].is_stored and self.members[key].dtype == np.float32
+
     def map_floats(self, key: str) -> torch.Tensor:
         """As `read_floats`; a stored float32 array lies in the file's mapping, and is checked by another thread."""
-        member = self.members[key]
-        if not (member.is_stored and member.dtype == np.float32):
+        if not self.is_mapped(key):
             return self.read_floats(key)
+        member = self.members[key]
         with self._refusing(f"is damaged at '{key}'"):
             data = self._stored(member)
             tensor = self._tensor(member, data[member.header_bytes :])
@@ -216,9 +215,12 @@ class NpzReader(CheckpointReader):
                 raise UserError(f"{self.path.name} holds '{key}' twice; which one counts is unknown")
             with self._refusing(f"is damaged at '{key}'"):
                 members[key] = self._member(info)
-        total, size = sum(member.info.file_size for member in members.values()), self.path.stat().st_size
-        if total > max(FREE_BYTES, MAX_TOTAL_RATIO * size):
-            raise UserError(f"{self.path.name} would grow from {size} to {total} bytes: a zip bomb, no checkpoint")
+        total, size = sum(4 * math.prod(member.shape) for member in members.values()), self.path.stat().st_size
+        if total > max(FREE_BYTES, MAX_GROWTH * size):
+            raise UserError(
+                f"{self.path.name} would grow from {size} to {total} bytes: a zip bomb, or hardly anything but zeros; "
+                "save weights that are meant so by numpy.savez, uncompressed"
+            )
         return members
 
     def _key(self, info: zipfile.ZipInfo) -> str:
@@ -276,7 +278,7 @@ class NpzReader(CheckpointReader):
         if zlib.crc32(data) != member.info.CRC:
             raise ValueError("bad checksum")
 
-    def _inflated(self, member: Member) -> bytearray:
+    def _unpacked(self, member: Member) -> bytearray:
         data = bytearray(member.data_bytes)
         with self._zip.open(member.info) as file:
             file.read(member.header_bytes)

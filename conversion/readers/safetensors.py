@@ -1,6 +1,5 @@
 """Reading .safetensors files: the library maps them into memory and checks that header and bytes agree."""
 
-import hashlib
 from pathlib import Path
 from typing import final
 
@@ -10,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from hf_vit.conversion.readers.checkpoint import CheckpointReader, Shape, existing_file, one_line, refuse_unsafe_key
 from hf_vit.errors import UserError
 
+MAX_HEADER = 2 * 2**20  # bytes; some 150 an array
 FLOAT_NAMES = ("F16", "BF16", "F32", "F64")
 
 
@@ -25,6 +25,10 @@ class SafetensorsReader(CheckpointReader):
 
     def __init__(self, path: str | Path) -> None:
         self.path = existing_file(path)
+        with self.path.open("rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        if header > MAX_HEADER:
+            raise UserError(f"{self.path.name} has a header of {header} bytes; a checkpoint has less than {MAX_HEADER}")
         try:
             opened = safe_open(self.path, framework="pt")
         except (SafetensorError, OSError, ValueError, OverflowError, MemoryError) as error:
@@ -47,10 +51,6 @@ class SafetensorsReader(CheckpointReader):
     @property
     def shapes(self) -> dict[str, Shape]:
         return dict(self._shapes)
-
-    def sha256(self) -> str:
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def read_floats(self, key: str) -> torch.Tensor:
         held = self._dtypes[key]

@@ -7,14 +7,16 @@ given the bytes that follow, whatever they are.
 """
 
 import argparse
-import hashlib
+import itertools
 import mmap
 import pickle
+import pickletools
 import re
 import struct
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
@@ -26,6 +28,8 @@ from hf_vit.errors import UserError
 
 MAX_DEPTH = 8  # of dicts and lists inside each other; an optimizer's state has 4
 MAX_VALUES = 1_000_000  # tensors, numbers and texts; references make a small pickle hold any number
+MAX_OPCODES = 250_000  # of the pickle: some 30 a tensor; each may make an object of 200 bytes
+MAX_GROWTH = 2.7  # of the file, in float32: half-precision numbers double; tensors that share their bytes fill memory
 CHUNK = 2**22
 LOCAL_HEADER_SIZE = 30  # of a zip archive, without name and extra field
 
@@ -50,6 +54,10 @@ class TorchReader(CheckpointReader):
             if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
                 raise UserError(f"'{key}' in {self.path.name} is no plain tensor; weights need to be dense and in full")
         self._refuse_lies(members)
+        for key in filter(self._overlaps_itself, self._tensors):
+            raise UserError(f"'{key}' in {self.path.name} has places that share memory; save a copy of it (`clone`)")
+        self._refuse_growth()
+        self._shares = Counter(tensor.untyped_storage().data_ptr() for tensor in self._tensors.values())
 
     def close(self) -> None:
         self._tensors = {}
@@ -58,12 +66,9 @@ class TorchReader(CheckpointReader):
     def shapes(self) -> dict[str, Shape]:
         return {key: tuple(tensor.shape) for key, tensor in self._tensors.items()}
 
-    def sha256(self) -> str:
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
     def read_floats(self, key: str) -> torch.Tensor:
-        return self.checked(key, self._tensors[key])
+        tensor = self.checked(key, self._tensors[key])
+        return tensor.clone() if self._shares[tensor.untyped_storage().data_ptr()] > 1 else tensor
 
     def _checked_archive(self) -> dict[int, int]:
         """Verify names, storage and checksum of every member; where the bytes of each storage begin -> how many."""
@@ -78,6 +83,8 @@ class TorchReader(CheckpointReader):
                     with archive.open(info) as member:  # reading to the end verifies the checksum
                         while member.read(CHUNK):
                             pass
+                    if info.filename.endswith("data.pkl"):
+                        self._refuse_long_pickle(archive.read(info))
                     if info.file_size and re.search(r"(^|/)data/[^/]+$", info.filename):
                         members[self._begin(info)] = info.file_size
                 return members
@@ -93,6 +100,11 @@ class TorchReader(CheckpointReader):
             raise UserError(
                 f"{self.path.name} is no readable PyTorch file ({one_line(error)}); get the file again"
             ) from error
+
+    @staticmethod
+    def _refuse_long_pickle(data: bytes) -> None:
+        if next(itertools.islice(pickletools.genops(data), MAX_OPCODES, None), None) is not None:
+            raise ValueError(f"its pickle has more than {MAX_OPCODES} opcodes")
 
     def _begin(self, info: zipfile.ZipInfo) -> int:
         """Where a member's bytes begin in the file: after its own header, whose last two fields are lengths."""
@@ -142,6 +154,21 @@ class TorchReader(CheckpointReader):
                 f"{size} bytes that are there); get the file again"
             )
 
+    def _refuse_growth(self) -> None:
+        """Raise a UserError where tensors that share their bytes need far more memory than the file has."""
+        total, size = sum(4 * tensor.numel() for tensor in self._tensors.values()), self.path.stat().st_size
+        if total > MAX_GROWTH * size:
+            raise UserError(f"{self.path.name} would grow from {size} to {total} bytes, as its tensors share theirs")
+
+    def _overlaps_itself(self, key: str) -> bool:
+        """Whether two places of the tensor may be one in memory."""
+        extent = 0
+        for step, side in sorted(zip(self._tensors[key].stride(), self._tensors[key].shape, strict=True)):
+            if side > 1 and step <= extent:
+                return True
+            extent += step * (side - 1)
+        return False
+
     def _needs(self, key: str) -> int:
         """Bytes of a tensor that is in full."""
         return self._tensors[key].numel() * self._tensors[key].itemsize
@@ -160,8 +187,8 @@ def _flattened(value: object, file_name: str) -> dict[str, torch.Tensor]:
                 raise UserError(f"{file_name} holds '{name[:80]}' twice; which one counts is unknown")
             tensors[name] = found.detach()
             continue
-        if isinstance(found, Mapping):
-            inner = list(found.items())
+        if isinstance(found, dict):
+            inner = list(dict.items(found))  # pyright: ignore[reportUnknownArgumentType] (a file may set `items`)
         elif isinstance(found, list | tuple):
             inner = list(enumerate(found))
         else:

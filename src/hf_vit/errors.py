@@ -28,8 +28,12 @@ _OTHERWISE = {
 class UserError(ValueError):
     """Bad input: the message says what was given, what is needed and the remedy.
 
-    The command line prints it as one line.
+    It is one printable line, whatever the names are that bad input brings into it.
     """
+
+    def __init__(self, message: str) -> None:
+        line = " ".join(message.split())
+        super().__init__("".join(char if char.isprintable() else ascii(char)[1:-1] for char in line))
 
 
 class DivergedError(UserError):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forgeries.folders import places, with_value
 from originals.pytorch import of_timm, of_transformers, save_timm
 from transformers import ViTImageProcessor
 
@@ -40,21 +41,6 @@ def of_library(library: str) -> tuple[Shapes, dict[str, Any], dict[str, Any]]:
     return shapes, config, processor
 
 
-def places(values: dict[str, Any], *above: str) -> list[tuple[str, ...]]:
-    """Where there is a value, in this object and in those inside it."""
-    inside = [place for key, value in values.items() if isinstance(value, dict) for place in places(value, *above, key)]
-    return [*((*above, key) for key in values), *inside]
-
-
-def with_value(values: dict[str, Any], place: tuple[str, ...], value: Any) -> dict[str, Any]:
-    copy = json.loads(json.dumps(values))
-    inner = copy
-    for key in place[:-1]:
-        inner = inner[key]
-    inner[place[-1]] = value
-    return copy
-
-
 def refusal(shapes: Shapes, config: Any, processor: Any) -> str | None:
     """The message, or None for what makes a model."""
     try:
@@ -86,6 +72,50 @@ REFUSED: dict[str, tuple[str, str, Callable[[Any], Any], str]] = {
     "sides": ("transformers", "processor", lambda it: it | {"size": {"depth": 3}}, "makes no image processor"),
     "crop": ("timm", "config", lambda it: with_value(it, ("pretrained_cfg", "crop_pct"), "x"), "gives crop_pct='x'"),
     "arguments": ("timm", "config", lambda it: it | {"model_args": [1]}, "config.json gives model_args"),
+    "no heads": (
+        "transformers",
+        "config",
+        lambda it: it | {"num_attention_heads": None},
+        "gives num_attention_heads=None",
+    ),
+    "labels of another kind": (
+        "transformers",
+        "config",
+        lambda it: with_value(it, ("id2label", "2"), 7),
+        "gives id2label.2=7",
+    ),
+    "a label less": (
+        "transformers",
+        "config",
+        lambda it: it | {"id2label": {"0": "a", "1": "b"}},
+        "it names 2 classes, the weights make 5",
+    ),
+    "a label left out": (
+        "transformers",
+        "config",
+        lambda it: it | {"id2label": {"1": "b"}},
+        "no name for class 0",
+    ),
+    "labels of timm": (
+        "timm",
+        "config",
+        lambda it: with_value(it, ("pretrained_cfg", "label_names"), 5),
+        "gives label_names=5",
+    ),
+    "number as text": (
+        "transformers",
+        "processor",
+        lambda it: it | {"resample": "2"},
+        "preprocessor_config.json gives resample='2'",
+    ),
+    "a mean for less": (
+        "transformers",
+        "processor",
+        lambda it: it | {"image_mean": [0.5]},
+        "image_mean=.0.5.",
+    ),
+    "kind": ("transformers", "processor", lambda it: it | {"image_processor_type": 0}, "json is of 0, whose steps"),
+    "long": ("transformers", "config", lambda it: it | {"model_type": "x" * 9999}, "says model_type 'x{79}; of"),
     "activation": ("timm", "config", lambda it: with_value(it, ("model_args", "act_layer"), []), "argument act_layer"),
 }
 

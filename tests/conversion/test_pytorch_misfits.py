@@ -191,7 +191,8 @@ def test_what_is_nowhere_in_the_file_is_refused_by_name(lost: str, told: str):
 def test_architectures_whose_keys_may_look_plain_are_refused_by_name(architecture: str, told: str):
     message = refusal(good("timm_vit")[0], Companions({"architecture": architecture}))
     name = architecture.partition(".")[0]
-    assert re.fullmatch(rf"timm's '{name}' has {told}.*, which no model here has; use it with timm itself", message)
+    pattern = rf"the checkpoint: timm's '{name}' has {told}.*, which no model here has; use it with timm itself"
+    assert re.fullmatch(pattern, message)
 
 
 def test_one_weight_in_two_spellings_is_refused():

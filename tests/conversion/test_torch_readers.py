@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forgeries.pickles import tensors_of, torch_file
 from safetensors.torch import save_file
 
 from hf_vit.conversion.readers.checkpoint import Companions
@@ -128,10 +129,16 @@ def test_index_and_files_must_agree(tmp_path: Path):
         ({**good, "c": "model-00003.safetensors"}, "there is no file .*model-00003"),
         ({}, "has no 'weight_map'"),
         ([], "has no 'weight_map'"),
+        ({**good, "a\0\nb": second}, r"such as 'a\\x00 b' in"),
     ):
         index.write_text(json.dumps({"weight_map": weight_map}))
         refused(index.parent, told)
-    for text, told in (("[]", "holds no JSON object"), ("{", "no readable JSON"), ("[" * 10**5, "no readable JSON")):
+    for text, told in (
+        ('{"a": [' + "[]," * 300_000 + "1]}", "more than 250000 values"),
+        ("[]", "holds no JSON object"),
+        ("{", "no readable JSON"),
+        ("[" * 10**5, "no readable JSON"),
+    ):
         index.write_text(text)
         refused(index.parent, told)
 
@@ -198,6 +205,8 @@ def test_safetensors_without_arrays_or_with_bad_names(tmp_path: Path):
     for name in ("a\nb", "a\x1b[2J", "x" * 300, ""):
         path.write_bytes(safetensors_bytes({name: F32}, bytes(8)))
         refused(path, "unsafe name")
+    path.write_bytes(safetensors_bytes(json.dumps({"a": F32}).encode() + b" " * 2**21, bytes(8)))
+    refused(path, "has a header of 2097213 bytes; a checkpoint has less than 2097152")
     path.write_bytes(safetensors_bytes({"a": F32}, bytes(8), size=2**40))
     refused(path, "no .npz archive, .safetensors or PyTorch file")
 
@@ -254,6 +263,7 @@ def test_torch_files_that_are_no_checkpoint(tmp_path: Path):
     bomb: list = [0.0] * 1000
     for _ in range(5):
         bomb = [bomb] * 1000
+    overlapping = {"a": torch.ones(9).as_strided((3, 3), (1, 1))}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
@@ -263,6 +273,7 @@ def test_torch_files_that_are_no_checkpoint(tmp_path: Path):
             (bomb, "more than 1000000 values"),
             ({"a": {"b": torch.ones(2)}, "a.b": torch.zeros(2)}, "holds 'a.b' twice"),
             ({"a": torch.ones(1).expand(10**12)}, r"damaged at 'a' .shape \[1000000000000\] does not fit the 4 bytes"),
+            (overlapping, "'a' in model.pth has places that share memory"),
             ({"a": torch.eye(3).to_sparse()}, "'a' in model.pth is no plain tensor"),
             ({"a": quantized}, "'a' in model.pth is no plain tensor"),
             ({"a": torch.ones(2, device="meta")}, "'a' in model.pth is no plain tensor"),
@@ -270,6 +281,30 @@ def test_torch_files_that_are_no_checkpoint(tmp_path: Path):
         ):
             torch.save(held, path)
             refused(path, told)
+
+
+def test_tensors_that_share_their_bytes(tmp_path: Path):
+    """Are read apart, as no library saves a model that shares; by the hundred they would fill the memory."""
+    path, shared = tmp_path / "model.pth", torch.arange(100.0)
+    torch.save({"a": shared, "b": shared}, path)
+    first, second = read_all(path).values()
+    assert torch.equal(first, second)
+    assert first.data_ptr() != second.data_ptr()
+    torch.save({str(number): shared for number in range(300)}, path)
+    refused(path, "would grow from .* bytes, as its tensors share theirs")
+
+
+def test_dict_with_attributes_of_the_files_choice(tmp_path: Path):
+    tensors = tensors_of({"a": np.ones(2, np.float32)})
+    (tmp_path / "model.pth").write_bytes(torch_file(tensors, state={"items": 5}))
+    assert read_all(tmp_path / "model.pth")["a"].tolist() == [1, 1]
+
+
+def test_pickle_of_countless_objects(tmp_path: Path):
+    """A byte of it makes an object of a hundred."""
+    path = tmp_path / "model.pth"
+    torch.save({"a": torch.ones(2), "b": [[] for _ in range(300_000)]}, path)
+    refused(path, "its pickle has more than 250000 opcodes")
 
 
 def test_torch_file_whose_pickle_claims_other_bytes(tmp_path: Path):

@@ -26,6 +26,7 @@ from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTModel
 
 Arrays = dict[str, np.ndarray]
+MODEL_FILES = ("config.json", "model.safetensors", "preprocessor_config.json")
 # All sizes differ, so that no other order of axes fits by accident: D 6, A 2, K 3, M 5, R 7, L 4, 1 + 2x2 positions.
 SIZES = {
     "depth": 2,
@@ -90,33 +91,23 @@ FORMATS = {
 }
 
 
-def converted(source: Path, folder: Path, **options: Any) -> dict[str, bytes]:
-    """The files of the converted model that its weights decide."""
-    conversion.convert(source, folder / "model", **options)
-    return {name: (folder / "model" / name).read_bytes() for name in ("config.json", "model.safetensors")}
+def converted(source: Path, output: Path, **options: Any) -> dict[str, bytes]:
+    """The files of the converted model."""
+    conversion.convert(source, output, force=True, **options)
+    return files_of_model(output)
 
 
-def stem_filled(source: Path, folder: Path) -> dict[str, bytes]:
+def files_of_model(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in MODEL_FILES}
+
+
+def stem_filled(source: Path, output: Path) -> dict[str, bytes]:
     """The parameters of a hybrid's stem that a ResNet was loaded into."""
     sizes = {"image_size": 8, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "stem_width": 32}
     model = HfHybridViTModel(HfHybridViTConfig(stage_depths=(1,), intermediate_size=4, **sizes))
     conversion.load_stem(model, source)
     stem = model.embeddings.patch_embeddings.stem.state_dict()
     return {name: value.numpy().tobytes() for name, value in stem.items()}
-
-
-def beside(config: Callable[[], Mapping[str, Any]]) -> Callable[[Path, Path], dict[str, bytes]]:
-    """What a file becomes in a folder with this config.json."""
-
-    def run(source: Path, folder: Path) -> dict[str, bytes]:
-        saved = folder / "saved"
-        saved.mkdir()
-        (saved / "config.json").write_text(json.dumps(config()))
-        weights = "model.safetensors" if source.suffix == ".safetensors" else "pytorch_model.bin"
-        (saved / weights).write_bytes(source.read_bytes())
-        return converted(saved, folder)
-
-    return run
 
 
 @dataclass(frozen=True)
@@ -126,16 +117,26 @@ class Case:
     Attributes:
         make: from `make_checkpoint` to its arrays.
         formats: the files it may come in, names in `FORMATS`.
-        run: (file, folder to write in, options) -> what it becomes.
+        beside: gives the files that lie beside it in a folder: name -> content.
+        run: (file or folder, folder to write, options) -> what it becomes.
         options: of `run`.
         silent: key -> kinds of edit that nothing else in the file contradicts, so that another model is right.
     """
 
     make: Callable[[Callable[..., Arrays]], Arrays]
     formats: tuple[str, ...] = ("stored", "deflated")
+    beside: Callable[[], Mapping[str, Any]] | None = None
     run: Callable[..., Mapping[str, bytes]] = converted
     options: Mapping[str, Any] = field(default_factory=dict)
     silent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def files(self, data: bytes, suffix: str) -> dict[str, bytes]:
+        """The checkpoint by name: a file, or all files of a folder."""
+        if self.beside is None:
+            return {f"source{suffix}": data}
+        weights = "model.safetensors" if suffix == ".safetensors" else "pytorch_model.bin"
+        beside = {f"saved/{name}": json.dumps(content).encode() for name, content in self.beside().items()}
+        return {f"saved/{weights}": data} | beside
 
 
 def stem() -> Arrays:
@@ -159,17 +160,20 @@ def tower(make: Callable[..., Arrays]) -> Arrays:
     return as_tower(stacked(with_map_head(arrays)), "params/")
 
 
-def of_torch(build: Callable[[], Any], config: Callable[[Any], Mapping[str, Any]] | None = None) -> Case:
-    """A model of transformers or timm, beside its config.json or alone."""
-    arrays = functools.cache(lambda: {key: value.numpy() for key, value in build().state_dict().items()})
-    run = converted if config is None else beside(functools.cache(lambda: config(build())))
-    return Case(lambda make: arrays(), formats=("safetensors", "pth"), run=run)
+def of_torch(build: Callable[[], Any], beside: Callable[[Any], Mapping[str, Any]] | None = None) -> Case:
+    """A model of transformers or timm, beside its other files or alone."""
+    model = functools.cache(build)
+    arrays = functools.cache(lambda: {key: value.numpy() for key, value in model().state_dict().items()})
+    files = None if beside is None else functools.cache(lambda: beside(model()))
+    return Case(lambda make: arrays(), formats=("safetensors", "pth"), beside=files)
 
 
-def of_transformers_with_config(name: str, **fields: Any) -> Case:
-    return of_torch(
-        lambda: of_transformers(name, **fields), lambda model: json.loads(model.config.to_json_string(use_diff=False))
-    )
+def of_transformers_with_files(name: str, processor: Mapping[str, Any] | None = None, **fields: Any) -> Case:
+    def beside(model: Any) -> dict[str, Any]:
+        config = {"config.json": json.loads(model.config.to_json_string(use_diff=False))}
+        return config | ({} if processor is None else {"preprocessor_config.json": processor})
+
+    return of_torch(lambda: of_transformers(name, **fields), beside)
 
 
 def encoder(prefix: str = "", **others: np.ndarray) -> Case:
@@ -199,6 +203,35 @@ def clip_of_open_clip() -> Case:
     return Case(lambda make: arrays(), formats=("safetensors", "pth"))
 
 
+# What lies beside the weights of transformers and of timm.
+SQUARE = {"height": 12, "width": 12}
+PIXELS: dict[str, Any] = {
+    "do_resize": True,
+    "resample": 2,
+    "do_rescale": True,
+    "rescale_factor": 0.00392156862745098,
+    "do_normalize": True,
+    "image_mean": [0.5, 0.4, 0.3],
+    "image_std": [0.5, 0.4, 0.3],
+    "do_convert_rgb": True,
+}
+TIMM_CONFIG: dict[str, Any] = {
+    "architecture": "vit_tiny_patch16_224",
+    "num_classes": 5,
+    "num_features": 24,
+    "global_pool": "token",
+    "model_args": {"num_heads": 3, "act_layer": "gelu", "img_size": 12},
+    "pretrained_cfg": {
+        "input_size": [3, 12, 12],
+        "crop_pct": 0.9,
+        "crop_mode": "center",
+        "interpolation": "bicubic",
+        "mean": [0.5, 0.4, 0.3],
+        "std": [0.5, 0.4, 0.3],
+        "label_names": list("abcde"),
+        "first_conv": "patch_embed.proj",
+    },
+}
 PATCH = ("less", "more")  # of the patch's height, which no other array confirms
 CASES = {
     "vit_jax": Case(lambda make: make(**SIZES), silent={"embedding/kernel": PATCH}),
@@ -213,14 +246,30 @@ CASES = {
     "bit into a stem": Case(resnet, run=stem_filled),
     "bit_paper": Case(lambda make: make_resnet_v2(depths=(1,), labels=4)),
     "bit_paper of big_transfer": Case(lambda make: as_big_transfer(make_resnet_v2(depths=(1,), labels=4), True)),
-    "transformers_vit": of_transformers_with_config("ViTForImageClassification"),
-    "transformers_deit": of_transformers_with_config("DeiTForImageClassificationWithTeacher"),
-    "transformers_vit_hybrid": of_torch(vit_hybrid_parts, lambda model: model.json()),
-    "transformers_clip": of_transformers_with_config("CLIPVisionModelWithProjection"),
-    "transformers_siglip": of_transformers_with_config("SiglipVisionModel"),
-    "transformers_dinov2": of_transformers_with_config("Dinov2WithRegistersModel", mlp_ratio=2),
-    "transformers_dinov2 of SwiGLU": of_transformers_with_config("Dinov2Model", use_swiglu_ffn=True),
+    "transformers_vit": of_transformers_with_files(
+        "ViTForImageClassification", PIXELS | {"image_processor_type": "ViTImageProcessor", "size": SQUARE}
+    ),
+    "transformers_deit": of_transformers_with_files(
+        "DeiTForImageClassificationWithTeacher",
+        PIXELS
+        | {"feature_extractor_type": "DeiTFeatureExtractor", "size": 14, "do_center_crop": True, "crop_size": SQUARE},
+    ),
+    "transformers_vit_hybrid": of_torch(
+        vit_hybrid_parts,
+        lambda model: {
+            "config.json": model.json(),
+            "preprocessor_config.json": {
+                "image_processor_type": "ViTHybridImageProcessor",
+                "size": {"shortest_edge": 36},
+            },
+        },
+    ),
+    "transformers_clip": of_transformers_with_files("CLIPVisionModelWithProjection"),
+    "transformers_siglip": of_transformers_with_files("SiglipVisionModel"),
+    "transformers_dinov2": of_transformers_with_files("Dinov2WithRegistersModel", mlp_ratio=2),
+    "transformers_dinov2 of SwiGLU": of_transformers_with_files("Dinov2Model", use_swiglu_ffn=True),
     "timm_vit": of_torch(lambda: of_timm(embed_dim=64, num_heads=1)),
+    "timm_vit beside its config": of_torch(of_timm, lambda _: {"config.json": TIMM_CONFIG}),
     "timm_vit of SwiGLU and registers": of_torch(
         lambda: of_timm("vit_giant_patch14_reg4_dinov2", embed_dim=64, num_heads=1, mlp_ratio=0.5)
     ),

@@ -44,11 +44,11 @@ def refuse_unknown(architecture: str) -> None:
     """Raise a UserError for what timm builds otherwise than the models here, or under a name that says too little."""
     feature = next((feature for name, feature in NOT_HERE.items() if re.fullmatch(name, architecture)), None)
     if feature is not None:
-        raise UserError(f"timm's '{architecture}' has {feature}, which no model here has; use it with timm itself")
+        raise UserError(f"timm's '{architecture:.80}' has {feature}, which no model here has; use it with timm itself")
     if not KNOWN.fullmatch(architecture):
         raise UserError(
-            f"timm's architecture '{architecture}' is none of vit_*, deit_*, deit3_* and flexivit_*: its heads and its "
-            "activation are unknown here"
+            f"timm's architecture '{architecture:.80}' is none of vit_*, deit_*, deit3_* and flexivit_*: its heads and "
+            "its activation are unknown here"
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from hf_vit.conversion.labels import unique_names
-from hf_vit.conversion.origins.beside import checked, pair_of
+from hf_vit.conversion.origins.beside import Text, checked, pair_of
 from hf_vit.conversion.origins.origin import Declared, Dims, KeyNames, KeyRule, Origin
 from hf_vit.conversion.origins.preprocessing import from_timm
 from hf_vit.conversion.origins.pytorch.timm_architectures import HEADS_OF_WIDTH, exceptions_of, refuse_unknown
@@ -139,7 +139,7 @@ class TimmConfig(BaseModel):
     global_pool: str | None = None
     model_args: dict[str, Any] | None = None
     pretrained_cfg: dict[str, Any] | None = None
-    label_names: object = None
+    label_names: list[Text] | None = None
 
 
 def recognises(shapes: Mapping[str, Shape]) -> bool:
@@ -265,7 +265,7 @@ def _argument_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in arguments.items():
         if value is None or value is False or NEEDLESS.fullmatch(name):
             continue
-        if name == "num_heads":
+        if name == "num_heads" and type(value) is int and 0 < value < 2**20:
             fields["num_attention_heads"] = value
         elif name == "act_layer" and isinstance(value, str) and value in ACTIVATIONS:
             fields["hidden_act"] = ACTIVATIONS[value]
@@ -274,7 +274,8 @@ def _argument_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
         elif name == "pool_include_prefix" and not (value and arguments["global_pool"] == "avg"):
             continue  # see `refuse_pooling_without_prefix`; the class token alone is read either way
         else:
-            raise UserError(f"config.json gives timm's argument {name}={value!r}, which has no counterpart here")
+            argument = f"{name:.80}={value!r:.80}"
+            raise UserError(f"config.json gives timm's argument {argument}, which has no counterpart here")
     return fields
 
 

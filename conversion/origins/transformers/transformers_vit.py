@@ -190,7 +190,7 @@ def read_vit_config(companions: Companions, shapes: Mapping[str, Shape], model_t
     found = read_config(companions, model_types)
     activation = (config or {}).get("pooler_act") or "tanh"
     if activation != "tanh" and any("pooler." in key for key in shapes):
-        raise UserError(f"config.json says pooler_act {activation!r}; the representation layer here has tanh")
+        raise UserError(f"config.json says pooler_act {activation!r:.80}; the representation layer here has tanh")
     return found
 
 

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pydantic import BaseModel
+
+from hf_vit.conversion.origins.beside import Count, checked
 from hf_vit.conversion.origins.google import vit_jax_hybrid
 from hf_vit.conversion.origins.google.vit_jax_hybrid import expanded, stem_fields
 from hf_vit.conversion.origins.origin import Declared, Dims, KeyRule, Origin
@@ -38,6 +41,19 @@ BACKBONE: dict[str, tuple[Any, Any]] = {
     "output_stride": (32, 32),
     "width_factor": (1, 1),
 }
+
+
+class BackboneStages(BaseModel):
+    """What is read of the backbone's config beside that; its class has four stages."""
+
+    depths: list[Count] = [3, 4, 6, 3]
+    out_features: list[str] | None = None
+
+
+class HybridConfig(BaseModel):
+    """What is read of config.json beside `configs.TransformersConfig`."""
+
+    backbone_config: BackboneStages | None = None
 
 
 def recognises(shapes: Mapping[str, Shape]) -> bool:
@@ -74,24 +90,22 @@ def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
     found = read_vit_config(companions, shapes, (MODEL_TYPE,))
     if companions.config is None:
         return found
-    backbone: object = companions.config.get("backbone_config")
-    if isinstance(backbone, Mapping):
-        _refuse_other_backbones(dict(backbone))
+    stages = checked(HybridConfig, companions.config, "config.json").backbone_config
+    if stages is not None:
+        _refuse_other_backbones(stages, companions.config["backbone_config"])
     fields = dict(found.fields)
     patch = fields.pop("patch_size", 1)
     return replace(found, fields=fields | {"stem_patch_size": patch})
 
 
-def _refuse_other_backbones(backbone: Mapping[str, Any]) -> None:
-    depths = backbone.get("depths") or (3, 4, 6, 3)
-    last = f"stage{len(depths)}"
+def _refuse_other_backbones(stages: BackboneStages, backbone: Mapping[str, Any]) -> None:
+    last = f"stage{len(stages.depths)}"
     wrong = {name: backbone.get(name, default) for name, (_, default) in BACKBONE.items()}
     wrong = {name: value for name, value in wrong.items() if str(value).lower() != str(BACKBONE[name][0]).lower()}
-    out = backbone.get("out_features") or [last]
-    if list(out) != [last]:
-        wrong["out_features"] = out
+    if stages.out_features not in (None, [last]):
+        wrong["out_features"] = stages.out_features
     if wrong:
-        told = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
+        told = ", ".join(f"{name}={value!r:.80}" for name, value in wrong.items())
         raise UserError(
             f"the backbone of this vit-hybrid is set up as the stem here is not ({told}); it needs "
             + ", ".join(f"{name}={needed!r}" for name, (needed, _) in BACKBONE.items())

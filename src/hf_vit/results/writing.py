@@ -25,7 +25,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Raises:
         UserError: nothing can be written there.
     """
-    data = content.encode() if isinstance(content, str) else content
+    # A file's name may hold bytes that are no text.
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     with new_file(path) as temporary, saying_why(path), temporary.open("wb") as file:
         file.write(data)
         file.flush()
