@@ -309,3 +309,32 @@ def test_auto_classes_find_it(tmp_path):
     assert type(base) is HfAxialResNetModel
     images = torch.randn(1, 3, 32, 32, dtype=torch.float64)
     assert torch.equal(base(images).pooler_output, model.resnet(images).pooler_output)
+
+
+# Upstream: peft asks for a name that transformers renames.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@torch.no_grad()
+def test_every_layer_is_called_in_evaluation_too():
+    """By hooks and adapters they are reached: LoRA on the products trained, and was left out of evaluation."""
+    from peft import LoraConfig, get_peft_model
+
+    model = fill(HfAxialResNetForImageClassification(HfAxialResNetConfig(**TINY))).eval()
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    leaves = {name: module for name, module in model.named_modules() if list(module.parameters(recurse=False))}
+    leaves = {name: module for name, module in leaves.items() if not isinstance(module, HfAxialResNetAttention)}
+    called = dict.fromkeys(leaves, False)
+    for name, module in leaves.items():
+        module.register_forward_hook(lambda *_, name=name: called.update({name: True}))
+    model(images)
+    assert [name for name in called if not called[name]] == []
+    names = [name for name, module in leaves.items() if name.endswith(".dense")]
+    merged = copy.deepcopy(model)
+    adapted = get_peft_model(model, LoraConfig(r=2, lora_alpha=6, target_modules=names)).eval()
+    for index, name in enumerate(names):
+        layer, weight = model.get_submodule(name), merged.get_submodule(name).weight
+        a, b = (getattr(layer, f"lora_{part}")["default"].weight for part in "AB")
+        generator = torch.Generator().manual_seed(index)
+        for each in (a, b):
+            each.copy_(0.2 * torch.randn(each.shape, generator=generator))
+        weight.add_(3 * b @ a)
+    torch.testing.assert_close(adapted(images).logits, merged(images).logits, rtol=0, atol=1e-10)

@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import operator
 import pickle
 import weakref
 from collections.abc import Callable
@@ -40,9 +41,13 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
 
 def state(model: nn.Module) -> dict[str, Any]:
     """All that a change could leave half done."""
-    tensors = {name: (id(t), t.dtype, t.device, t.requires_grad) for name, t in model.named_parameters()}
-    buffers = {name: (id(t), t.dtype, t.device) for name, t in model.named_buffers()}
-    return {"tensors": tensors, "buffers": buffers, "modes": {n: m.training for n, m in model.named_modules()}}
+    parts = dict(model.named_modules())
+    held = {name: {**part._parameters, **part._buffers} for name, part in parts.items()}  # the tensors themselves
+    tensors = {(part, name): t for part, each in held.items() for name, t in each.items() if t is not None}
+    return {
+        "tensors": {key: (id(t), t.dtype, t.device, t.requires_grad) for key, t in tensors.items()},
+        "modes": {name: part.training for name, part in parts.items()},
+    }
 
 
 @torch.no_grad()
@@ -95,3 +100,87 @@ def test_memory_is_given_back_at_once():
         assert [reference() for reference in known] == [None, None]
     finally:
         gc.enable()
+
+
+WRITES: dict[str, Callable[[Any], object]] = {
+    "copy_": lambda weight: weight.copy_(2 * weight),
+    "data": lambda weight: weight.data.copy_(2 * weight),
+    "data replaced": lambda weight: setattr(weight, "data", 2 * weight),
+    "a view": lambda weight: weight.detach().unsqueeze(0).zero_(),
+    "an item": lambda weight: weight.__setitem__(0, 2.0),
+    "an operator": lambda weight: operator.iadd(weight, 1.0),
+    "out": lambda weight: torch.add(weight, weight, out=weight),
+    "foreach": lambda weight: torch._foreach_mul_([weight], 2.0),
+    "initialised": nn.init.zeros_,
+    "gradients": lambda weight: weight.requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@torch.no_grad()
+def test_weights_that_are_shown_cannot_be_written(family: Family, write: Callable[[Any], object]):
+    """The rest would part from those that are packed: averaged weights swapped in by name gave a mixture of both."""
+    model = hf_vit.optimize_for_inference(family.build("classification"))
+    images = family.images(model.config)
+    wanted = model(images).logits
+    for name, weight in [*model.named_parameters(), *getattr(model, model.base_model_prefix).named_buffers()]:
+        with pytest.raises(hf_vit.UserError, match="cannot be given other weights; load them before") as error:
+            write(weight)
+        assert "\n" not in str(error.value), name
+    assert torch.equal(model(images).logits, wanted)
+
+
+@torch.no_grad()
+def test_weights_that_are_shown_can_be_read():
+    model = hf_vit.optimize_for_inference(FAMILIES["plain"].build("classification"))
+    weight, other = dict(model.named_parameters())["classifier.weight"], torch.zeros(3, 32)
+    assert type(weight * 2) is type(weight.clone()) is torch.Tensor
+    assert torch.equal(other.copy_(weight), model.classifier.weight)
+    with pytest.raises(ValueError, match="read-only"):
+        weight.numpy()[0] = 0
+    model.zero_grad()
+    for parameter in model.parameters():
+        parameter.requires_grad = False
+    assert (next(model.parameters()).dtype, next(model.parameters()).device) == (model.dtype, model.device)
+
+
+def test_parts_of_an_optimized_model_stay():
+    """By every way in which a part, a weight or what is heard of it would be another than the plain model's."""
+    model = hf_vit.optimize_for_inference(FAMILIES["plain"].build("classification", "layer_scale"))
+    layer, embeddings = model.vit.layers[0], model.vit.embeddings
+    for change, message in (
+        (lambda: setattr(layer.mlp, "fc1", nn.Linear(32, 48)), "another part"),
+        (lambda: setattr(layer.mlp.fc1, "forward", lambda tokens: tokens), "another part"),
+        (lambda: setattr(embeddings, "cls_token", nn.Parameter(torch.zeros(1, 1, 32))), "other weights"),
+        (lambda: layer.mlp.fc1.register_forward_hook(lambda *_: None), "listened to here"),
+        (lambda: layer.attention.register_forward_hook(lambda *_: None), "listened to here"),
+    ):
+        with pytest.raises(hf_vit.UserError, match=message):
+            change()
+    # Names that hold other numbers than the plain model's, or that kept tables would not follow, are not there.
+    for path in ("mlp.fc2.weight", "attention.o_proj.bias"):
+        with pytest.raises(AttributeError):
+            layer.get_parameter(path)
+    assert not hasattr(embeddings, "position_embeddings")
+    hybrid = hf_vit.optimize_for_inference(FAMILIES["hybrid"].build("classification"))
+    assert not hasattr(hybrid.vit.embeddings.patch_embeddings.stem.root_conv, "weight")
+    model(FAMILIES["plain"].images(model.config), output_hidden_states=True)  # transformers' own recording goes on
+
+
+@pytest.mark.parametrize("optimized_first", [True, False])
+@torch.no_grad()
+def test_what_a_hook_keeps_is_not_written_over(optimized_first: bool):
+    """In the stem, whose units write sums over what nobody listens to."""
+    plain, model = (FAMILIES["hybrid"].build("classification") for _ in range(2))
+    images = FAMILIES["hybrid"].images(model.config)
+    model = hf_vit.optimize_for_inference(model) if optimized_first else model
+    seen: list[list[torch.Tensor]] = [[], []]
+    for each, kept in zip((plain, model), seen, strict=True):
+        for module in each.modules():
+            if isinstance(module, nn.GroupNorm):
+                module.register_forward_hook(lambda _, args, output, kept=kept: kept.append(output))
+    model = model if optimized_first else hf_vit.optimize_for_inference(model)
+    plain(images)
+    model(images)
+    for given, wanted in zip(seen[1], seen[0], strict=True):
+        torch.testing.assert_close(given, wanted, rtol=0, atol=1e-4)

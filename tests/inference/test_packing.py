@@ -60,8 +60,9 @@ def test_packed_weights_are_the_only_ones():
     fast = hf_vit.optimize_for_inference(model)
     dense = [module for module in fast.modules() if isinstance(module, PackedDense)]
     assert len(dense) == 1 + 4 * PLAIN.config().num_hidden_layers
-    packed = sum(m.weight.numel() + m.bias.numel() for m in dense)
-    assert packed + sum(t.numel() for t in [*fast.parameters(), *fast.buffers()]) == before
+    packed = sum(m.packed_weight.numel() + m.packed_bias.numel() for m in dense)
+    tables = sum(t.numel() for name, t in fast.vit.embeddings.tables[0].named_parameters() if "position" in name)
+    assert packed + tables + sum(t.numel() for t in [*fast.parameters(), *fast.buffers()]) == before
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from models.families import FAMILIES, RESNETS, Family, pad, tensors_of
 import hf_vit
 from hf_vit.inference import optimize
 from hf_vit.inference.packing import PackedDense
+from hf_vit.models.modeling_hf_vit import HfViTPooler
 from hf_vit.rewriting.convolutions import StandardizedConv2d
 
 OTHER_FAMILIES = RESNETS
@@ -81,13 +82,24 @@ def test_attentions_maps_and_padded_batches(vit: Family, implementation: str):
     [("default", 1), ("distillation", 2), ("registers_distillation", 2), ("gap", None), ("causal", None)],
 )
 @torch.no_grad()
-def test_the_last_layer_computes_what_the_head_reads(choice: str, num_read: int | None):
-    """Special tokens alone, but for the base model, and where hidden states or attentions are asked for."""
-    family, seen = FAMILIES["plain"], []
+def test_the_last_layer_computes_what_the_head_reads(choice: str, num_read: int | None, monkeypatch):
+    """Special tokens alone, but for the base model, where hidden states or attentions are asked for, and for a hook."""
+    family, seen, pool = FAMILIES["plain"], [], HfViTPooler.forward
+
+    def watched(self: Any, hidden_states: torch.Tensor, *args: Any) -> torch.Tensor:
+        seen.append(hidden_states.shape[1])
+        return pool(self, hidden_states, *args)
+
+    monkeypatch.setattr(HfViTPooler, "forward", watched)
     fast = both(family, choice=choice, attn_implementation="eager")[1]
-    fast.vit.layernorm.register_forward_hook(lambda module, args, output: seen.append(output.shape[1]))
     images = family.images(fast.config)
     fast(images)
+    for part in (fast.vit, fast.vit.layers[-1], fast.vit.layers[-1].layernorm_after, fast.vit.layernorm):
+        heard: list[int] = []
+        hook = part.register_forward_hook(lambda _, args, output, heard=heard: heard.append(args[0].shape[1]))
+        fast(images)
+        hook.remove()
+        assert heard
     fast.vit(images)
     fast(images, output_hidden_states=True)
     fast(images, output_attentions=True)
@@ -116,8 +128,8 @@ def test_bfloat16_is_as_near_to_float64_as_the_plain_model(family: Family, emula
     """Where the processor only emulates bfloat16, products and convolutions in float32 are nearer."""
     monkeypatch.setattr(optimize, "emulates_bfloat16", lambda: emulated)
     model, fast = both(family, dtype=torch.bfloat16)
-    computed_in = {m.dtype for m in fast.modules() if isinstance(m, PackedDense)}
-    computed_in |= {m.weight.dtype for m in fast.modules() if isinstance(m, StandardizedConv2d)}
+    computed_in = {m.computed_in for m in fast.modules() if isinstance(m, PackedDense)}
+    computed_in |= {m.kernel.dtype for m in fast.modules() if isinstance(m, StandardizedConv2d)}
     assert computed_in == {torch.float32 if emulated else torch.bfloat16}
     images = family.images(model.config, batch=8)
     exact = copy.deepcopy(model).double()(images.double()).logits

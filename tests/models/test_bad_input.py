@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from models.families import Family
+from models.families import FAMILIES, Family
 
 IMAGES = [
     ((3, 16, 16), torch.float32, r"shape \(3, 16, 16\); the model needs \[B, 3, H, W\]"),
@@ -109,3 +109,19 @@ def test_loading_with_a_size_that_does_not_fit(family: Family, tmp_path):
     family.build("classification").save_pretrained(tmp_path)
     with pytest.raises(StrictDataclassError, match="image_size=3 does not fit patch_size=4"):
         family.classes["classification"].from_pretrained(tmp_path, image_size=3)
+
+
+def test_weights_without_values_are_refused(family: Family):
+    """A part that was never loaded stays on the meta device; torch takes memory's garbage for its kernels."""
+    for name, _ in family.build("backbone", use_feature_pyramid=family.name == "plain").named_parameters():
+        model = family.build("backbone", use_feature_pyramid=family.name == "plain")
+        model.get_submodule(name.rpartition(".")[0]).to("meta")
+        with pytest.raises((ValueError, RuntimeError), match="meta"):
+            model(family.images(model.config))
+
+
+def test_projections_without_bias_and_values():
+    model = FAMILIES["plain"].build("classification", "no_qkv_bias")
+    model.vit.layers[1].attention.k_proj.to("meta")
+    with pytest.raises(ValueError, match=r"shape \(32, 32\) is on the meta device.*load all weights"):
+        model(FAMILIES["plain"].images(model.config))

@@ -1,15 +1,52 @@
 """What guards an optimized model, whose weights may be packed, folded and kept: they cannot be changed or copied."""
 
 import functools
-from collections.abc import Callable
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, Self, final
 
 import torch
 from torch import nn
 
 from hf_vit.errors import UserError
+from hf_vit.rewriting.dense import Merged
 
 REMEDY = "load the model again with from_pretrained"
+
+
+@final
+class ReadOnly(torch.Tensor):
+    """A weight as an optimized model shows it: to be read, as it was; written to, it would part from packed ones."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _writes(func.__name__, args, kwargs):
+            _refuse_weights()
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+            if isinstance(result, torch.Tensor):
+                shared = result.untyped_storage().data_ptr() in {
+                    each.untyped_storage().data_ptr() for each in args if isinstance(each, cls)
+                }
+                return result.as_subclass(cls) if shared else result
+        if hasattr(result, "setflags"):  # numpy's view
+            result.setflags(write=False)
+        return result
+
+
+def _writes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether torch's function of this name changes a read-only weight; those in place end in one underscore."""
+    first = args[0] if isinstance(args[0], list | tuple) else args[:1]
+    outputs = kwargs.get("out")
+    if not any(isinstance(each, ReadOnly) for each in (*first, outputs)):
+        return False
+    if name in ("__set__", "requires_grad_"):  # what is so already: no gradient, none required
+        return not (len(args) > 1 and (args[1] is None or args[1] is False))
+    in_place = name.endswith("_") and not name.endswith("__")
+    operators = name.startswith("__i") and name not in ("__index__", "__int__", "__invert__")
+    return in_place or operators or name == "__setitem__" or outputs is not None
 
 
 class Frozen:
@@ -39,6 +76,34 @@ class Frozen:
             _refuse(f"cast or moved, it stays {dtype} on {device}", "load it again, move or cast it, then optimize it")
         return self
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.placement[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.placement[1]
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in super().named_parameters(*args, **kwargs):  # pyright: ignore[reportAttributeAccessIssue]
+            yield name, parameter.as_subclass(ReadOnly)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, buffer in super().named_buffers(*args, **kwargs):  # pyright: ignore[reportAttributeAccessIssue]
+            yield name, buffer.as_subclass(ReadOnly)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            _refuse_weights()
+        if name == "forward" or (isinstance(value, nn.Module) and isinstance(self, Merged)):
+            _refuse("given another part here", "put it there before it is optimized")
+        super().__setattr__(name, value)
+
+    def register_forward_hook(self, hook: Any, **kwargs: Any) -> Any:
+        if isinstance(self, Merged) and hook.__module__ != "transformers.utils.output_capturing":
+            _refuse("listened to here, where parts are merged", "use the model as loaded, or hook a whole block")
+        return super().register_forward_hook(hook, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+
     def state_dict(self, *args: object, **kwargs: object) -> NoReturn:
         _refuse("saved")
 
@@ -49,7 +114,7 @@ class Frozen:
         _refuse("saved")
 
     def load_state_dict(self, *args: object, **kwargs: object) -> NoReturn:
-        _refuse("given other weights", "load them before it is optimized")
+        _refuse_weights()
 
     def resize_to(self, *args: object, **kwargs: object) -> NoReturn:
         _refuse("resized (it takes images of any size)")
@@ -66,6 +131,10 @@ class Frozen:
 
 def _refuse(what: str, remedy: str = REMEDY) -> NoReturn:
     raise UserError(f"a model optimized for inference cannot be {what}; {remedy}")
+
+
+def _refuse_weights() -> NoReturn:
+    _refuse("given other weights", "load them before it is optimized")
 
 
 @functools.cache

@@ -12,8 +12,11 @@ from torch.nn import functional as F
 from hf_vit.models.configuration_hf_axial_resnet import HEADS
 from hf_vit.models.embeddings_hf_vit import HfViTEmbeddings
 from hf_vit.models.modeling_hf_axial_resnet import HfAxialResNetAttention
-from hf_vit.models.positions_hf_vit import Grid, Rows
+from hf_vit.models.positions_hf_vit import Grid, PositionTable, Rows
 from hf_vit.models.resnet_hf_vit import ResNetBottleneck
+from hf_vit.rewriting.convolutions import as_affine
+from hf_vit.rewriting.dense import derived
+from hf_vit.rewriting.heads import has_listeners
 from hf_vit.rewriting.planning import Change
 
 KEPT_GRIDS = 16  # sizes of images whose tables are kept; of more, the oldest is computed anew
@@ -22,9 +25,13 @@ CACHED_LOGITS = 2**18  # computed at a time on a CPU: what fits into its cache
 
 @final
 class KeptEmbeddings(HfViTEmbeddings):
-    """`HfViTEmbeddings` that computes resampled and sinusoidal tables once a grid."""
+    """`HfViTEmbeddings` that computes resampled and sinusoidal tables once a grid.
+
+    Tables that are kept do not follow their parameters, which therefore are out of reach: in `tables` alone.
+    """
 
     kept: dict[Any, Rows]
+    tables: tuple[PositionTable]  # a tuple, so that it is no part of the model
 
     def position_table(self, grid: Grid, like: torch.Tensor) -> Rows:
         key = grid, like.dtype, like.device
@@ -32,25 +39,41 @@ class KeptEmbeddings(HfViTEmbeddings):
         if rows is None:
             if len(self.kept) >= KEPT_GRIDS:
                 self.kept.pop(next(iter(self.kept)), None)
-            rows = self.kept[key] = super().position_table(grid, like)
+            rows = self.kept[key] = self.tables[0].position_table(grid, like)
         return rows
 
 
 @final
 class PortionedAttention(HfAxialResNetAttention):
-    """`HfAxialResNetAttention` that computes as many lines at a time as a CPU's cache holds the logits of."""
+    """`HfAxialResNetAttention` that computes as many lines at a time as a CPU's cache holds the logits of.
+
+    Both of its batch norms are one sum, unless somebody listens to them.
+    """
+
+    def normed_sum(self, content: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        if has_listeners(self.content_norm) or has_listeners(self.position_norm):
+            return super().normed_sum(content, position)
+        (scale, shift), (other_scale, other_shift) = (
+            [each.view(content.shape[2:]) for each in as_affine(norm)]
+            for norm in (self.content_norm, self.position_norm)
+        )
+        return torch.addcmul(torch.addcmul(shift + other_shift, content, scale), position, other_scale)
 
     def attend_lines(self, lines: torch.Tensor, *scales_and_offsets: torch.Tensor) -> torch.Tensor:
         compute = super().attend_lines
+        if lines.device.type != "cpu":
+            return compute(lines, *scales_and_offsets)
         few = max(CACHED_LOGITS // (HEADS * lines.shape[2] ** 2), 1)
         return torch.cat([compute(part, *scales_and_offsets) for part in lines.split(few)])
 
 
 @final
 class InPlaceBottleneck(ResNetBottleneck):
-    """`ResNetBottleneck` that writes sums and ReLUs over what nobody reads any more."""
+    """`ResNetBottleneck` that writes sums and ReLUs over what nobody reads any more, nor listens to."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
+        if any(has_listeners(part) for part in self.children()):
+            return super().forward(features)
         residual = features
         if self.projection is not None and self.projection_norm is not None:
             residual = self.projection_norm(self.projection(features))
@@ -64,8 +87,14 @@ def memory_changes(model: nn.Module) -> list[Change]:
     changes: list[Change] = []
     for module in model.modules():
         if type(module) is HfViTEmbeddings:
-            changes += [Change(module, "kept", {}), Change(module, "__class__", KeptEmbeddings)]
-        elif type(module) is HfAxialResNetAttention and module.offset_embeddings.device.type == "cpu":
+            within_reach = {name: each for name, each in module._parameters.items() if "position" not in name}
+            tables: Any = derived(HfViTEmbeddings, module, without=tuple(module._modules))
+            tables._parameters = {name: each.detach() for name, each in module.named_parameters(recurse=False)}
+            changes += [
+                *(Change(module, "kept", {}), Change(module, "tables", (tables,))),
+                *(Change(module, "_parameters", within_reach), Change(module, "__class__", KeptEmbeddings)),
+            ]
+        elif type(module) is HfAxialResNetAttention:
             changes.append(Change(module, "__class__", PortionedAttention))
         elif type(module) is ResNetBottleneck:
             changes.append(Change(module, "__class__", InPlaceBottleneck))

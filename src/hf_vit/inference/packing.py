@@ -10,7 +10,7 @@ from torch import nn
 
 from hf_vit.errors import UserError
 from hf_vit.inference.freezing import REMEDY
-from hf_vit.rewriting.dense import Dense
+from hf_vit.rewriting.dense import Dense, Merged
 
 # For which weights are packed best: the tokens of one 224 px image; other numbers run as well.
 _ROWS = 197
@@ -23,7 +23,7 @@ _TAKES_BFLOAT16: Any = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", No
 def pack(part: nn.Module) -> nn.Module:
     """A rewritten part of a model with every dense layer packed that can be; the packed weight is the only one."""
     if type(part) is Dense:
-        return PackedDense(part) if _can_be_packed(part.weight) else part
+        return PackedDense(part) if _can_be_packed(part.merged_weight) else part
     for name, child in part.named_children():
         setattr(part, name, pack(child))
     return part
@@ -38,7 +38,7 @@ def _can_be_packed(weight: torch.Tensor) -> bool:
 
 
 @final
-class PackedDense(nn.Module):
+class PackedDense(Merged):
     """A `Dense` whose bias, GELU or residual oneDNN adds while the product is in the cache: [.., D] -> [.., M].
 
     Its weight is opaque and nobody's parameter.
@@ -46,18 +46,20 @@ class PackedDense(nn.Module):
 
     def __init__(self, dense: Dense) -> None:
         super().__init__()
-        self.approximate, self.dtype = dense.approximate, dense.weight.dtype
-        self.weight = _REORDER(dense.weight.detach(), _ROWS)
-        self.bias = None if dense.bias is None else dense.bias.detach()
+        self.approximate, self.computed_in = dense.approximate, dense.merged_weight.dtype
+        self.packed_weight = _REORDER(dense.merged_weight, _ROWS)
+        self.packed_bias = dense.merged_bias
 
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         if inputs.requires_grad and torch.is_grad_enabled():
             raise UserError(f"a model optimized for inference has no gradients; {REMEDY}")
-        wide = inputs.to(self.dtype)
+        if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            raise UserError("a model optimized for inference cannot be traced or exported; give it as it was loaded")
+        wide, weight, bias = inputs.to(self.computed_in), self.packed_weight, self.packed_bias
         if residual is not None:
-            outputs = _LINEAR.binary(wide, residual.to(self.dtype), self.weight, self.bias, "add")
+            outputs = _LINEAR.binary(wide, residual.to(self.computed_in), weight, bias, "add")
         elif self.approximate is not None:
-            outputs = _LINEAR(wide, self.weight, self.bias, "gelu", [], self.approximate)
+            outputs = _LINEAR(wide, weight, bias, "gelu", [], self.approximate)
         else:
-            outputs = _LINEAR(wide, self.weight, self.bias, "none", [], "")
+            outputs = _LINEAR(wide, weight, bias, "none", [], "")
         return outputs.to(inputs.dtype)

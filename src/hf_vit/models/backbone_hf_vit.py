@@ -18,6 +18,7 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel, patch_token_slice
 from .positions_hf_vit import Grid
+from .pretrained_hf_vit import check_values
 
 PYRAMID_STRIDES = (4, 8, 16, 32)  # px of the image behind one place of a map
 
@@ -68,6 +69,8 @@ class PyramidLevel(nn.Module):
                 init.zeros_(module.bias)  # pyright: ignore[reportArgumentType]
 
     def forward(self, feature_map: torch.Tensor) -> torch.Tensor:
+        for parameter in self.parameters():
+            check_values(parameter, feature_map)
         hidden = self.projection_norm(self.projection(self.resize(feature_map)))
         return self.convolution_norm(self.convolution(hidden))
 

@@ -17,16 +17,11 @@ from transformers import initialization as init
 from .configuration_hf_axial_resnet import HEADS, HfAxialResNetConfig
 from .configuration_hf_base import HfBaseConfig
 from .modeling_hf_resnet import HfResNetBaseForImageClassification, HfResNetBaseModel, HfResNetPreTrainedModel
-
-
-def as_affine(norm: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and shift [C] of a batch norm in evaluation."""
-    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-    return scale, norm.bias - norm.running_mean * scale
+from .pretrained_hf_vit import check_values
 
 
 class DenseNorm(nn.Module):
-    """1x1 convolution and batch norm on [..., C]; one product in evaluation."""
+    """1x1 convolution and batch norm on [..., C]."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -37,11 +32,8 @@ class DenseNorm(nn.Module):
         init.kaiming_normal_(self.dense.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        norm = self.norm
-        if norm.training:
-            return norm(self.dense(features).flatten(0, -2)).view(*features.shape[:-1], -1)
-        scale, shift = as_affine(norm)
-        return F.linear(features, self.dense.weight * scale[:, None], shift)
+        check_values(self.dense.weight, features)
+        return self.norm(self.dense(features).flatten(0, -2)).view(*features.shape[:-1], -1)
 
 
 class LogitNorm(nn.Module):
@@ -129,15 +121,10 @@ class HfAxialResNetAttention(nn.Module):
     def normed_sum(self, content: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """Both through their batch norms and added, [M, L, A, V]."""
         pairs = ((self.content_norm, content), (self.position_norm, position))
-        if self.training:
-            first, second = (
-                norm(part.flatten(2).flatten(0, 1).to(norm.weight.dtype)).view(part.shape) for norm, part in pairs
-            )
-            return first + second
-        (scale, shift), (other_scale, other_shift) = (
-            [each.view(part.shape[2:]) for each in as_affine(norm)] for norm, part in pairs
+        first, second = (
+            norm(part.flatten(2).flatten(0, 1).to(norm.weight.dtype)).view(part.shape) for norm, part in pairs
         )
-        return torch.addcmul(torch.addcmul(shift + other_shift, content, scale), position, other_scale)
+        return first + second
 
     def attend_lines(self, lines: torch.Tensor, *scales_and_offsets: torch.Tensor) -> torch.Tensor:
         """What lines [M, A, L, 2K + V] read, see `attend`, through both batch norms: [M, L, A, V]."""
@@ -206,6 +193,7 @@ class HfAxialResNetStem(nn.Module):
         init.kaiming_normal_(self.root_conv.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        check_values(self.root_conv.weight, pixel_values)
         features = F.relu(
             self.root_norm(self.root_conv(pixel_values.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)))
         )

@@ -26,7 +26,7 @@ from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 from .embeddings_hf_vit import HfViTEmbeddings, HfViTPatchEmbeddings, Tokens
 from .loss_hf_vit import classifier_loss
 from .positions_hf_vit import Grid, RelativePositionBias
-from .pretrained_hf_vit import HfPreTrainedModel, lecun_normal_
+from .pretrained_hf_vit import HfPreTrainedModel, check_values, lecun_normal_
 
 
 def attention_probabilities(
@@ -97,6 +97,8 @@ class HfViTAttention(nn.Module):
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[B, N, D] -> query, key and value [B, A, N, K]."""
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            check_values(projection.weight, hidden_states)
         return (*self.query_and_key(hidden_states), self.heads(self.v_proj(hidden_states)))
 
     def query_and_key(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,32 +3,41 @@
 Legend: B batch, C channels, H x W px, O outputs, I inputs, k kernel side.
 """
 
-from typing import final
+from typing import Any, final
 
 import torch
 
-from hf_vit.models.modeling_hf_axial_resnet import DenseNorm, as_affine
+from hf_vit.models.modeling_hf_axial_resnet import DenseNorm
 from hf_vit.models.resnet_hf_vit import StdConv2d
 from hf_vit.rewriting.dense import Dense, derived
 
 
 @final
 class StandardizedConv2d(StdConv2d):
-    """`StdConv2d` whose weight is the standardised kernel [O, I, k, k], in whose dtype it computes."""
+    """`StdConv2d` that holds the standardised kernel [O, I, k, k], in whose dtype it computes, and not its weight."""
+
+    kernel: torch.Tensor
 
     @classmethod
     def of(cls, conv: StdConv2d, dtype: torch.dtype) -> "StandardizedConv2d":
         new = derived(cls, conv)
         bias = None if conv.bias is None else conv.bias.detach().to(dtype)
         new._parameters, new._buffers = {}, {"weight": conv.weight.detach().to(dtype), "bias": bias}
-        new.weight = StdConv2d.standardized(new).contiguous(memory_format=torch.channels_last)
+        kernel = StdConv2d.standardized(new).contiguous(memory_format=torch.channels_last)
+        new._buffers = {"kernel": kernel, "bias": bias}
         return new
 
     def standardized(self) -> torch.Tensor:
-        return self.weight
+        return self.kernel
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return super().forward(input.to(self.weight.dtype)).to(input.dtype)
+        return super().forward(input.to(self.kernel.dtype)).to(input.dtype)
+
+
+def as_affine(norm: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale and shift [C] of a batch norm in evaluation."""
+    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    return scale, norm.bias - norm.running_mean * scale
 
 
 def dense_of_norm(dense_norm: DenseNorm, dtype: torch.dtype) -> Dense:

@@ -10,29 +10,36 @@ from torch import nn
 from torch.nn import functional as F
 
 
+class Merged(nn.Module):
+    """Abstract: what it gives is another number than the plain model's part of this name, which others belong to.
+
+    A GELU, a residual, a LayerScale may be in it. A hook would see that number, and a part in its place would lack it.
+    """
+
+
 @final
-class Dense(nn.Module):
+class Dense(Merged):
     """x W' + b, then GELU, or + residual: [.., D] -> [.., M].
 
     It computes in the dtype of its weights, and returns the inputs'. The weights are buffers, so that the dtype of the
-    model stays that of its other parameters.
+    model stays that of its other parameters, and have names of their own: they are not what a plain layer's would be.
 
     Args:
         weight, bias: [M, D], [M] or None.
         approximate: torch's name of a GELU's approximation, or None for no GELU.
     """
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
+    merged_weight: torch.Tensor
+    merged_bias: torch.Tensor | None
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, approximate: str | None = None) -> None:
         super().__init__()
         self.approximate = approximate
-        self.register_buffer("weight", weight.detach())
-        self.register_buffer("bias", None if bias is None else bias.detach())
+        self.register_buffer("merged_weight", weight.detach())
+        self.register_buffer("merged_bias", None if bias is None else bias.detach())
 
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        outputs = F.linear(inputs.to(self.weight.dtype), self.weight, self.bias)
+        outputs = F.linear(inputs.to(self.merged_weight.dtype), self.merged_weight, self.merged_bias)
         if self.approximate is not None:
             outputs = F.gelu(outputs, approximate=self.approximate)
         return (outputs if residual is None else outputs + residual).to(inputs.dtype)

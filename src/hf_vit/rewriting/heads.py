@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from torch import nn
+
 from hf_vit.models.modeling_hf_vit import HfViTBaseForImageClassification
 
 
@@ -22,9 +24,21 @@ def num_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None:
 def only_for_head(
     classifier: HfViTBaseForImageClassification, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A forward pre-hook of a classifier: its last layer may leave out what is neither read nor recorded."""
-    config = classifier.config
+    """A forward pre-hook of a classifier: its last layer may leave out what nobody reads, records or listens to."""
+    config, vit = classifier.config, classifier.vit
     recorded = (kwargs.get(name, getattr(config, name)) for name in ("output_hidden_states", "output_attentions"))
     if any(recorded) or config._attn_implementation not in ("eager", "sdpa"):
         return args, kwargs
+    ends = [end for end in (vit.layers[-1], vit.layernorm, vit.pooler) if end is not None]
+    if has_listeners(vit) or any(has_listeners(part) for end in ends for part in end.modules()):
+        return args, kwargs
     return args, {**kwargs, "only_for_head": True}
+
+
+def has_listeners(module: nn.Module) -> bool:
+    """Whether somebody hears or changes what goes in or comes out, by a hook or as accelerate does it.
+
+    transformers' recording, which is asked for, does not count.
+    """
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return "forward" in vars(module) or any(hook.__module__ != "transformers.utils.output_capturing" for hook in hooks)

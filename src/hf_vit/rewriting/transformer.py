@@ -20,7 +20,7 @@ from hf_vit.models.modeling_hf_vit import (
     HfViTMLP,
     HfViTSwiGLU,
 )
-from hf_vit.rewriting.dense import Dense, derived
+from hf_vit.rewriting.dense import Dense, Merged, derived
 
 # The GELUs that a dense layer takes along, by their modules: what a user put in an activation's place stays.
 _GELUS = {type(ACT2FN["gelu"]): "none", type(ACT2FN["gelu_pytorch_tanh"]): "tanh"}
@@ -43,7 +43,7 @@ def dense_of_all(linears: Sequence[nn.Linear], dtype: torch.dtype) -> Dense:
 
 
 @final
-class FusedAttention(HfViTAttention):
+class FusedAttention(HfViTAttention, Merged):
     """`HfViTAttention` whose q, k and v are one product, and whose output projection adds the residual."""
 
     qkv: nn.Module
@@ -89,7 +89,7 @@ class FusedAttention(HfViTAttention):
 
 
 @final
-class FusedMLP(nn.Module):
+class FusedMLP(Merged):
     """`HfViTMLP` in evaluation, [.., D] -> [.., D]; a GELU belongs to the first product, the residual to the second."""
 
     def __init__(self, mlp: HfViTMLP, scale: HfViTLayerScale | None, dtype: torch.dtype) -> None:
@@ -104,7 +104,7 @@ class FusedMLP(nn.Module):
 
 
 @final
-class FusedSwiGLU(nn.Module):
+class FusedSwiGLU(Merged):
     """`HfViTSwiGLU` in evaluation, [.., D] -> [.., D]: gate and values are one product, the residual is the other's."""
 
     def __init__(self, mlp: HfViTSwiGLU, scale: HfViTLayerScale | None, dtype: torch.dtype) -> None:
