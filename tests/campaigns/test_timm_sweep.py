@@ -42,8 +42,11 @@ def weights_that_show(model: nn.Module) -> nn.Module:
 def build(name: str) -> tuple[nn.Module, dict[str, int]]:
     """The architecture of two blocks, or of one where it is wide; and the arguments that make it so."""
     with torch.device("meta"):
-        wide = getattr(timm.create_model(name), "embed_dim", 0) > WIDE
-    arguments = {"depth": 1 if wide else 2}
+        whole = timm.create_model(name)
+    arguments = {"depth": 1 if getattr(whole, "embed_dim", 0) > WIDE else 2}
+    if "sapiens2" in name:  # has an argument with an entry for each of its blocks
+        whole.blocks = whole.blocks[: arguments["depth"]]
+        return whole.to_empty(device="cpu"), arguments
     return timm.create_model(name, **arguments), arguments
 
 

@@ -203,6 +203,18 @@ def test_out_again_to_the_same_class(case: str, tmp_path: Path):
             assert largest(found, value) <= tolerance
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("case", ["clip", "siglip without a head", "dinov2", "dinov2 with registers"])
+def test_other_sizes_are_resampled_as_theirs(case: str, tmp_path: Path):
+    model = TOWERS[case][0]()
+    model.save_pretrained(tmp_path / "saved")
+    ours = hf_vit.from_hub(tmp_path / "saved")
+    for size in ((20, 24), (8, 8)):
+        images = torch.randn(2, 3, *size)
+        options = {} if case.startswith("dinov2") else {"interpolate_pos_encoding": True}
+        assert largest(ours(images).last_hidden_state, model(images, **options).last_hidden_state) <= 1e-5
+
+
 def test_pixels_come_along(tmp_path: Path):
     """Those of the file beside the weights, or else of the released models."""
     expected = {

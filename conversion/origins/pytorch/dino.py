@@ -6,11 +6,13 @@ Of student and teacher the teacher is taken, as its authors do. An encoder that 
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from hf_vit.conversion.origins.origin import KeyNames
+from hf_vit.conversion.origins.origin import Dims, KeyNames
 from hf_vit.conversion.origins.pytorch import mae, timm_vit
 from hf_vit.conversion.origins.wrapped import BESIDE, bare_names, renamed, unwrapped
 from hf_vit.conversion.readers.checkpoint import Shape
+from hf_vit.conversion.sizes import Pair
 from hf_vit.errors import UserError
 
 IGNORED = {
@@ -46,6 +48,14 @@ def names(shapes: Mapping[str, Shape]) -> KeyNames:
     return timm_vit.with_swiglu(bare, shapes)
 
 
+def configure(
+    dims: Dims, parts: frozenset[str], shapes: Mapping[str, Shape], image_size: Pair | None
+) -> dict[str, Any]:
+    """Fields of `HfViTConfig`; positions are stretched without antialiasing, but for models with registers."""
+    fields = timm_vit.configure(dims, parts, shapes, image_size)
+    return fields if "registers" in parts else fields | {"position_interpolation": "bicubic"}
+
+
 ORIGIN = replace(
     timm_vit.ORIGIN,
     name="dino",
@@ -53,6 +63,7 @@ ORIGIN = replace(
     ignored=IGNORED | BESIDE,
     recognises=recognises,
     names=names,
+    configure=configure,
     declared=mae.declared,
     assumed=mae.ASSUMED,
     notes=(

@@ -5,12 +5,14 @@ An encoder that stands alone has the names of timm and is one of `timm_vit.py`.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from hf_vit.conversion.origins.origin import Declared, KeyNames
+from hf_vit.conversion.origins.origin import Declared, Dims, KeyNames
 from hf_vit.conversion.origins.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from hf_vit.conversion.origins.pytorch import timm_vit
 from hf_vit.conversion.origins.wrapped import BESIDE, bare_names, unwrapped
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
+from hf_vit.conversion.sizes import Pair
 
 IGNORED = {
     r"mask_token": "mask token of the decoder",
@@ -35,6 +37,13 @@ def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
     return Declared(processor=IMAGENET_PIXELS) if companions.config is None else declared
 
 
+def configure(
+    dims: Dims, parts: frozenset[str], shapes: Mapping[str, Shape], image_size: Pair | None
+) -> dict[str, Any]:
+    """Fields of `HfViTConfig`; its code stretches positions without antialiasing."""
+    return timm_vit.configure(dims, parts, shapes, image_size) | {"position_interpolation": "bicubic"}
+
+
 ORIGIN = replace(
     timm_vit.ORIGIN,
     name="mae",
@@ -42,6 +51,7 @@ ORIGIN = replace(
     ignored=IGNORED | BESIDE,
     recognises=recognises,
     names=names,
+    configure=configure,
     declared=declared,
     assumed=ASSUMED,
     notes=(

@@ -200,7 +200,7 @@ def common_fields(dims: Dims, parts: frozenset[str], patches: Patches, image_siz
         "layer_norm_eps": 1e-5 if "norm_before" in parts else 1e-6,
         "qkv_bias": "qkv_bias" in parts,
         "position_embedding": "learned",
-        "position_interpolation": "bicubic",
+        "position_interpolation": "bicubic_antialias",
         "position_on_class_token": with_special or not special,
         "pooling": "map" if "map" in parts else "token" if "cls" in parts and "norm_after" not in parts else "gap",
         "use_class_token": "cls" in parts,
@@ -303,7 +303,6 @@ ORIGIN = Origin(
         "A folder's config.json tells architecture, pooling, labels and preprocessing. Pixels are timm's; where an odd "
         "number of them is cropped away, transformers begins one pixel before timm.",
         "The position table may begin with rows for the special tokens, or not (`no_embed_class`): the patches' rows "
-        "make a square, or the declared size. timm stretches it with an antialiased bicubic filter, which differs from "
-        "the one here where the grid shrinks.",
+        "make a square, or the declared size.",
     ),
 )

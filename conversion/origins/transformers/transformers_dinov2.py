@@ -91,6 +91,7 @@ def configure(
         "layer_scale_init_value": 1.0,
         "mlp_type": "dense" if "dense" in parts else "swiglu",
         "num_register_tokens": dims["G"] if "registers" in parts else 0,
+        "position_interpolation": "bicubic_antialias" if "registers" in parts else "bicubic",
     }
 
 
@@ -121,7 +122,7 @@ ORIGIN = Origin(
         "Older files, and those that transformers 5 still writes, spell "
         + ", ".join(f"`{new[1:-1]}` as `{old[1:-1]}`" for new, old in _OLD.items())
         + ", and hold gate and values of a SwiGLU in `mlp.weights_in`.",
-        "The model of registers stretches its positions with an antialiased filter where the grid shrinks.",
+        "The model of registers stretches its positions by an antialiased filter, the other by a plain one.",
         "Where the file of the processor is missing: the shortest edge resized bicubically to 256 px, 224x224 px "
         "cropped from the centre, ImageNet's mean and deviation.",
     ),
