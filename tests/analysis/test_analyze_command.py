@@ -126,6 +126,9 @@ def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(model,
         assert run(*typed(model, pictures, tmp_path, *few)) == 0
     (record,) = Facts.load(model).of_kind("analysis")
     assert set(record.values["analyses"]) == {"attention_entropy"}
+    (model / "README.md").unlink()  # as if the kill had come between the record and the card
+    assert run(*typed(model, pictures, tmp_path, *few)) == 0
+    assert "attention_entropy" in (model / "README.md").read_text()
 
 
 def test_bare_models_of_transformers(pictures, tmp_path):

@@ -12,7 +12,7 @@ import re
 from campaigns.commands import READING, SHARING, WRITING, Command
 from campaigns.places import Prepared, check_done, check_line, check_struck, go_on
 from campaigns.watched import Outcome, Watcher
-from campaigns.zygote import resize
+from campaigns.zygote import BEFALLEN, resize
 
 PLENTY = 256 << 20  # bytes of a disk on which everything fits
 # Trainings write what `finetune` writes, by the same code: one of so many changes is struck at.
@@ -24,17 +24,22 @@ _EVERY |= {"finetune": 2, "finetune-sweep": 30, "demo": 40}
 THINNED = int(os.environ.get("HF_VIT_STRIKES_THINNED", "1"))
 
 
-def every_change(prepared: Prepared, name: str, thinned: int = 1) -> list[int]:
+def every_change(prepared: Prepared, name: str, what: str, thinned: int = 1) -> list[int]:
     """The numbers of the changes to strike at, to one after the last; of files of code that are copied in a row one."""
-    is_code = [False, *(change.endswith(".py") for change in prepared.changes), False]
+    is_code = [False, *(change.endswith(".py") for change in _befallen(prepared, what)), False]
     numbers = [number for number in range(1, len(is_code)) if not (is_code[number] and is_code[number - 1])]
     return numbers[:: _EVERY.get(name, 1) * thinned * THINNED]
 
 
-def some_changes(prepared: Prepared, name: str, count: int) -> list[int]:
+def some_changes(prepared: Prepared, name: str, what: str, count: int) -> list[int]:
     """A seeded choice."""
-    last = len(prepared.changes)
-    return sorted(random.Random(name).sample(range(1, last + 1), min(count, last)))
+    last = len(_befallen(prepared, what))
+    return sorted(random.Random(name + what).sample(range(1, last + 1), min(count, last)))
+
+
+def _befallen(prepared: Prepared, what: str) -> list[str]:
+    """The changes that `what` can strike at."""
+    return [change for change in prepared.changes if what not in BEFALLEN or BEFALLEN[what](change.partition(" ")[0])]
 
 
 def kill(watcher: Watcher, prepared: Prepared, what: str, at: int = 0, after: float | None = None) -> str:
@@ -75,7 +80,7 @@ def check_stopped(watcher: Watcher, prepared: Prepared, outcome: Outcome) -> Non
     elif "what is finished is in out" in line or "what was done is in out" in line:
         assert any(out.iterdir()), line
     elif "nothing was written yet" in line or "nothing is finished yet" in line:
-        assert not out.exists() or not [path for path in out.iterdir() if not path.name.startswith(".")], line
+        assert not [path for path in out.rglob("*") if path.is_file() and not path.name.startswith(".")], line
     elif "is complete" in line:
         assert {path.name for path in out.iterdir()} >= {"config.json", "facts.json", "model.safetensors"}, line
     else:
@@ -100,8 +105,8 @@ def refuse(watcher: Watcher, prepared: Prepared, what: str, at: int) -> str:
         resize(watcher.place, PLENTY)
     left = check_struck(prepared, watcher.place)
     if outcome.code == 0:
-        check_done(prepared, watcher.place)
-        return "did without"
+        assert left == "new", f"exit 0, but what is there is {left}"
+        return f"did without, {go_on(watcher, prepared)}"  # what it could not remove goes then
     assert outcome.code == 1, outcome
     line = check_line(outcome)
     reason = os.strerror(errno.ENOSPC if what == "FULL" else getattr(errno, what))

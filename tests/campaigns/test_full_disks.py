@@ -40,9 +40,9 @@ def test_refused_at_every_stage(watcher: Watcher, has_disk: bool, prepared: Call
         for place, name in enumerate(WRITING):
             command = prepared(name)
             for what in ("ENOSPC", *(["FULL"] if has_disk else [])):
-                yield from (f"{name}, {what} at a change/{at}" for at in strikes.every_change(command, name, 4))
+                yield from (f"{name}, {what} at a change/{at}" for at in strikes.every_change(command, name, what, 4))
             for what in ERRORS if strikes.THINNED == 1 else ERRORS[place % len(ERRORS) :][:1]:
-                yield from (f"{name}, {what} at a change/{at}" for at in strikes.some_changes(command, name + what, 1))
+                yield from (f"{name}, {what} at a change/{at}" for at in strikes.some_changes(command, name, what, 1))
 
     def attempt(case: str) -> str:
         group, _, at = case.partition("/")

@@ -30,7 +30,7 @@ from campaigns.system_calls import Change, answer_for, be_watched
 _CONTENT = frozenset({"write", "pwrite64", "writev", "pwritev", "sendfile", "copy_file_range"})
 _OPENING = frozenset({"open", "openat", "creat"})
 _GROWING = _CONTENT | _OPENING | {"fallocate", "mkdir", "mkdirat", "link", "linkat", "symlink", "symlinkat"}
-_BEFALLEN: dict[str, Callable[[str], bool]] = {
+BEFALLEN: dict[str, Callable[[str], bool]] = {
     "ENOSPC": _GROWING.__contains__,
     "EDQUOT": _GROWING.__contains__,
     "EIO": (_CONTENT | {"fsync", "fdatasync"}).__contains__,
@@ -58,13 +58,13 @@ class Striker:
 
     def decide(self, change: Change) -> int | None:
         """See `system_calls.Decide`."""
-        befallen = self.what not in _BEFALLEN or _BEFALLEN[self.what](change.call)
+        befallen = self.what not in BEFALLEN or BEFALLEN[self.what](change.call)
         if not befallen:
             return None
         self.seen.append(f"{change.call} {change.path}")
         if not self.at or len(self.seen) < self.at:
             return None
-        if self.what not in _BEFALLEN:
+        if self.what not in BEFALLEN:
             self._strike(self.seen[-1])
             return None
         self.struck = self.struck or self.seen[-1]

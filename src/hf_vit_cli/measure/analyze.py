@@ -94,7 +94,9 @@ def analyze(
         typer.echo(f"{name}: left out, {reason}")
     if run.images.skipped:
         typer.echo(f"{len(run.images.skipped)} unreadable images left out: {', '.join(run.images.skipped)}")
-    if save_analyses(run, command=command_line(context), seed=seed, device=device) and run.subject.folder:
-        refresh_card(run.subject.folder)
-        typer.echo(f"recorded in {run.subject.folder / 'facts.json'}")
+    recorded, folder = save_analyses(run, command=command_line(context), seed=seed, device=device), run.subject.folder
+    if folder is not None:
+        refresh_card(folder)  # also where a run was killed between the record and the card
+        if recorded is not None:
+            typer.echo(f"recorded in {folder / 'facts.json'}")
     typer.echo(f"report in {output / 'report.html'}")
