@@ -20,6 +20,7 @@ from hf_vit.conversion.readers.opening import CONFIG
 from hf_vit.errors import UserError
 from hf_vit.families import Door, family_of
 from hf_vit.models.configuration_hf_base import HfBaseConfig
+from hf_vit.repositories.reading import check_folder, loading
 
 _logger = logging.getLogger("hf_vit.conversion")
 
@@ -100,7 +101,8 @@ def config_of(source: str | Path) -> tuple[HfBaseConfig, Door]:
         return plan.config, "classification" if plan.has_head else "model"
     family = family_of(read_json(checkpoint.path / CONFIG)["model_type"])
     assert family is not None
-    config: Any = family.config_class.from_pretrained(checkpoint.path)
+    with loading(checkpoint.name):
+        config: Any = family.config_class.from_pretrained(checkpoint.path)
     return config, family.door_of(model_class.__name__) or "model"
 
 
@@ -143,7 +145,8 @@ def from_hub(
         if wishes != Wishes():
             name = model_class.__name__
             raise UserError(f"{checkpoint.name} is a model of hf_vit already; load it with {name}.from_pretrained")
-        return model_class.from_pretrained(checkpoint.path, dtype=dtype).eval()
+        with loading(checkpoint.name):
+            return model_class.from_pretrained(checkpoint.path, dtype=dtype).eval()
     return _planned(checkpoint, wishes).model(dtype)
 
 
@@ -153,7 +156,8 @@ def image_processor_from_hub(source: str | Path, *, revision: str | None = None)
     if _class_of_this_package(checkpoint) is not None:
         from transformers import AutoImageProcessor
 
-        return AutoImageProcessor.from_pretrained(checkpoint.path)
+        with loading(checkpoint.name):
+            return AutoImageProcessor.from_pretrained(checkpoint.path, trust_remote_code=False)
     return _planned(checkpoint, Wishes()).processor()
 
 
@@ -171,12 +175,14 @@ def _class_of_this_package(checkpoint: LocalCheckpoint) -> type[PreTrainedModel]
     """The class of this package that a folder was saved by, or None."""
     if not (checkpoint.path / CONFIG).is_file():
         return None
+    check_folder(checkpoint.path, checkpoint.name)
     config = read_json(checkpoint.path / CONFIG)
-    family = family_of(config.get("model_type"))
+    kind: object = config.get("model_type")
+    family = family_of(kind) if isinstance(kind, str) else None
     if family is None:
         return None
     names: object = config.get("architectures")
-    door = family.door_of(names[0]) if isinstance(names, list) and names else None
+    door = family.door_of(names[0]) if isinstance(names, list) and names and isinstance(names[0], str) else None
     if door is None:
         raise UserError(f"config.json of {checkpoint.name} names no class of hf_vit (architectures: {names})")
     return family.classes[door]

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 RANKS = {
     "errors": 0,
     "environment": 1,
-    "models": 2,
+    **dict.fromkeys(("repositories", "models"), 2),
     "families": 3,
     **dict.fromkeys((PACKAGE, "variants"), 4),  # the package itself registers the families
     **dict.fromkeys(("data", "results", "rewriting", "model_cards"), 5),

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from hf_vit.conversion.fetch.download import download
 from hf_vit.conversion.readers.checkpoint import CheckpointReader, Companions, one_line
 from hf_vit.conversion.readers.opening import open_checkpoint
 from hf_vit.errors import UserError
+from hf_vit.repositories.reading import model_folder, reading
 from hf_vit.results.redaction import redact_text
 
 TIMM = "timm:"
@@ -20,9 +20,6 @@ _HUB = re.compile(
     rf"hf://(?:models/)?(?P<repo>{HUB_ID.pattern})(?:@(?P<revision>refs/pr/\d+|[^/@]+))?(?:/(?P<path>.+?))?/?"
 )
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
-# What the readers want of a model's repository; weights in the order of preference.
-_HUB_FILES = ("config.json", "preprocessor_config.json")
-_HUB_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 
 
@@ -154,39 +151,11 @@ def _from_hub(source: str) -> LocalCheckpoint:
         )
     repo, revision, path = named["repo"], named["revision"], named["path"]
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
     try:
         if path is None:
-            return LocalCheckpoint(hub_folder(repo, revision), source)
-        return LocalCheckpoint(Path(hf_hub_download(repo, path, revision=revision)), source)
-    except (EntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-        raise UserError(f"{source} cannot be had from the Hub: {_hub_reason(error)}") from error
-
-
-def hub_folder(repo: str, revision: str | None = None) -> Path:
-    """The files of a model on the Hub that a conversion reads, in the Hub's cache.
-
-    Raises:
-        OSError, huggingface_hub.errors.EntryNotFoundError: as `huggingface_hub.snapshot_download`.
-    """
-    from huggingface_hub import snapshot_download
-
-    def get(names: Sequence[str]) -> Path:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(names)))
-
-    folder = get((*_HUB_FILES, *(f"{name}.index.json" for name in _HUB_WEIGHTS), _HUB_WEIGHTS[0]))
-    if (folder / f"{_HUB_WEIGHTS[0]}.index.json").is_file():
-        return get(("model-*-of-*.safetensors",))
-    if not (folder / _HUB_WEIGHTS[0]).is_file():
-        return get((_HUB_WEIGHTS[1], "pytorch_model-*-of-*.bin"))
-    return folder
-
-
-def _hub_reason(error: BaseException) -> str:
-    """The first sentence that says something: the Hub's own word where it answered, else the innermost cause."""
-    response: object = getattr(error, "response", None)
-    if response is None:
-        while error.__cause__ is not None:
-            error = error.__cause__
-    return one_line(error)
+            return LocalCheckpoint(model_folder(repo, revision), source)
+        with reading(repo):
+            return LocalCheckpoint(Path(hf_hub_download(repo, path, revision=revision)), source)
+    except UserError as error:
+        raise UserError(f"{source} cannot be had from the Hub: {error}") from error

@@ -44,6 +44,8 @@ class OnnxGraph(Target):
             verbose=False,
         )
         assert program is not None
+        for node in program.model.graph.all_nodes():
+            node.metadata_props.clear()  # the exporter's stack traces: places on this machine
         program.save(str(outgoing.folder / FILE))
         outgoing.processor.save_pretrained(outgoing.folder)
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import unicodedata
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -23,6 +24,12 @@ _OTHERWISE = {
     errno.ENFILE: "end programs that hold files open",
     errno.ENAMETOOLONG: "give a shorter name",
 }
+
+
+def one_line(value: object) -> str:
+    """The value's text in one line, without control characters and without what turns the direction of writing."""
+    spaced = "".join(" " if unicodedata.category(sign) in ("Cc", "Zl", "Zp") else sign for sign in str(value))
+    return " ".join("".join(sign for sign in spaced if unicodedata.category(sign) not in ("Cf", "Cs")).split())
 
 
 class UserError(ValueError):

@@ -4,6 +4,7 @@ import importlib
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -70,6 +71,7 @@ def _showing_log() -> Generator[None]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program: exit 0, or one line on standard error and an exit code other than 0."""
+    warnings.formatwarning = lambda message, *_: f"note: {' '.join(str(message).split())}\n"
     # Where torchao is installed, transformers imports it, and torch complains of it (torchao 0.18 with torch 2.13).
     logging.getLogger("torch.utils._pytree").addFilter(lambda record: "is an Enum subclass" not in record.msg)
     given = None if arguments is None else list(arguments)

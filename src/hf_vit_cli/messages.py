@@ -10,8 +10,15 @@ def exit_code_of(error: Exception) -> int:
 
 def message_of(error: Exception) -> str | None:
     """The line; None where the error is no user's, and its traceback is wanted."""
-    text = _misuse(error) if isinstance(error, typer.TyperException) else _refusal(error)
-    return None if text is None else " ".join(text.split()) or type(error).__name__
+    if isinstance(error, typer.TyperException):
+        return " ".join(_misuse(error).split())
+    # Not before there is something to be told: these imports take seconds.
+    from hf_vit.errors import one_line
+    from hf_vit.results.redaction import redact_message
+
+    text = _refusal(error)
+    # It may be kept in a log, and words of strangers may be part of it.
+    return None if text is None else redact_message(one_line(text)) or type(error).__name__
 
 
 def _misuse(error: typer.TyperException) -> str:
@@ -22,7 +29,6 @@ def _misuse(error: typer.TyperException) -> str:
 
 
 def _refusal(error: Exception) -> str | None:
-    # Not before there is something to be told: these imports take seconds.
     from huggingface_hub.errors import StrictDataclassError
 
     from hf_vit.errors import UserError, is_out_of_memory, refusal, strict_reason

@@ -140,7 +140,7 @@ def test_cost_refuses_in_one_line(run, tmp_path: Path) -> None:
     fails(run("cost", "B/16", "--images", 10, "--device-flops", "fast"), "'fast'", "here")
     (tmp_path / "empty").mkdir()
     fails(run("cost", tmp_path / "empty"), "no config.json")
-    for content, word in (("{", "valid JSON"), ("[]", "no object"), ('{"model_type": "vit"}', "'vit'"),
+    for content, word in (("{", "valid JSON"), ("[]", "not a JSON object"), ('{"model_type": "vit"}', "'vit'"),
                           ('{"model_type": "hf_vit", "hidden_size": -3}', "hidden_size=-3")):  # fmt: skip
         (tmp_path / "empty" / "config.json").write_text(content)
         fails(run("cost", tmp_path / "empty"), word)

@@ -202,7 +202,7 @@ def test_hub_data_sets_come_through_datasets(folder, monkeypatch, streaming, loo
     table = table.rename_columns({"image": "img", "label": "fine_label"}).add_column("coarse_label", [0] * 40)
     asked = []
 
-    def load_dataset(name, config, streaming):
+    def load_dataset(name, config, revision, streaming):
         asked.append((name, config))
         kinds = {"train": table, "val": table.select(range(5)), "extra": table.select(range(3))}
         return {key: part.to_iterable_dataset() if streaming else part for key, part in kinds.items()}

@@ -75,9 +75,12 @@ def _bert(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: shutil.rmtree(folder), "there is no folder .*the Hub cannot be reached|no Hub id looks like"),
+        (
+            lambda folder: shutil.rmtree(folder),
+            "there is no folder .*the Hub cannot be reached|cannot be the name of a repository",
+        ),
         (lambda folder: (folder / "config.json").unlink(), r"no config\.json in it; give the folder"),
-        (lambda folder: (folder / "config.json").write_text("{"), r"config\.json is not valid JSON"),
+        (lambda folder: (folder / "config.json").write_text("{"), r"config\.json of .* is damaged"),
         (lambda folder: (folder / "config.json").write_text("{}"), "cannot be read as a model"),
         (_edit_config(model_type="perceptron"), "cannot be read as a model: .*perceptron"),
         (_bad_patch, "not valid: image_size=8 does not fit patch_size=9"),
@@ -112,9 +115,9 @@ def test_a_file_and_a_hub_id_that_cannot_be_reached(save_classifier: Save) -> No
     folder = save_classifier()
     with pytest.raises(UserError, match=r"or give the folder with the config\.json"):
         open_classifier(folder / "model.safetensors")
-    with pytest.raises(UserError, match=r"no folder nobody/nothing, and the Hub cannot be reached"):
+    with pytest.raises(UserError, match=r"no folder nobody/nothing, .* the Hub cannot be reached"):
         open_classifier("nobody/nothing")
-    with pytest.raises(UserError, match="no Hub id looks like that"):
+    with pytest.raises(UserError, match="cannot be the name of a repository"):
         open_classifier("one/two/three")
 
 

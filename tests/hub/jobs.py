@@ -7,7 +7,7 @@ from typing import Any
 
 
 def push(folder: str, repo_id: str = "alice/my-vit", limits: dict[str, float] | None = None, **options: Any) -> Any:
-    """`hf_vit.push_to_hub`; `limits` replaces constants of the package: "retrying.STALL" -> value."""
+    """`hf_vit.push_to_hub`; `limits` replaces constants of the package: "repositories.retrying.STALL" -> value."""
     import hf_vit
 
     _replace(limits)
@@ -164,8 +164,8 @@ def _replace(limits: dict[str, float] | None) -> None:
     import importlib
 
     for name, value in (limits or {}).items():
-        module, _, attribute = name.partition(".")
-        setattr(importlib.import_module(f"hf_vit.hub.{module}"), attribute, value)
+        module, _, attribute = name.rpartition(".")
+        setattr(importlib.import_module(f"hf_vit.{module}"), attribute, value)
 
 
 def upload_raw(repo_id: str, files: dict[str, str], message: str = "by hand") -> str:

@@ -12,8 +12,8 @@ import pytest
 from huggingface_hub import errors
 from loopback.client import Client, Loopback
 
-from hf_vit.hub.failures import explain
-from hf_vit.hub.retrying import reason, wait_asked
+from hf_vit.repositories.failures import explain
+from hf_vit.repositories.retrying import reason, wait_asked
 
 REPO = "alice/my-vit"
 
@@ -89,7 +89,7 @@ def test_the_hub_refuses_the_card(hub: Loopback, xet_client: Client, model_folde
 
 def test_too_large(hub: Loopback, client: Client, folder: Path) -> None:
     size = (folder / "model.safetensors").stat().st_size
-    message = refused(hub, client, folder, limits={"contents.LARGEST_FILE": size - 1})
+    message = refused(hub, client, folder, limits={"hub.contents.LARGEST_FILE": size - 1})
     assert f"model.safetensors has {size:,} bytes; the Hub takes at most {size - 1:,}" in message
     assert hub.get(f"/api/models/{REPO}") is None
     hub.limit(largest_lfs=size - 1)
@@ -122,7 +122,7 @@ def test_the_remedy_fits_the_failure(
     path: str, fields: dict[str, Any], message: str, hub: Loopback, xet_client: Client, folder: Path
 ) -> None:
     hub.fault(path, "status", times=-1, **fields)
-    told = xet_client.run("hub.jobs:push", folder=str(folder), limits={"retrying.ATTEMPTS": 2})["error"]
+    told = xet_client.run("hub.jobs:push", folder=str(folder), limits={"repositories.retrying.ATTEMPTS": 2})["error"]
     assert message in told
     assert "role write" not in told
     assert "max_shard_size" not in told
@@ -130,7 +130,7 @@ def test_the_remedy_fits_the_failure(
 
 def test_the_check_of_the_card_is_cut_off(hub: Loopback, xet_client: Client, folder: Path) -> None:
     hub.fault("/validate-yaml", "cut_response", after=10, times=-1)
-    assert "cannot be reached" in refused(hub, xet_client, folder, limits={"retrying.ATTEMPTS": 2})
+    assert "cannot be reached" in refused(hub, xet_client, folder, limits={"repositories.retrying.ATTEMPTS": 2})
 
 
 def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_what_cannot_be_loaded_is_told(hub: Loopback, xet_client: Client, folder
     hub.settings(REPO, private=False, gated="manual")
     for token in ("hf_bob_write", None):
         assert f"is gated: ask for access on {hub.endpoint}/{REPO}" in told(token)
-    assert told(None).endswith("then log in")
+    assert f"{REPO}, then log in: a token is looked for in" in told(None)
     assert told("hf_bob_write").endswith("as the owner of the token of the environment variable HF_TOKEN")
     hub.settings(REPO, granted=["bob"])
     assert xet_client.run("hub.jobs:verify", token="hf_bob_write")["commit"] == hub.head(REPO)

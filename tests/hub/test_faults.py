@@ -18,8 +18,8 @@ REPO = "alice/my-vit"
 WEIGHTS = "model.safetensors"
 STORAGE = r"^/lfs/|^/xet/v1/(xorbs|shards)"
 CREATE, COMMIT = "/api/repos/create", "/commit/"
-HURRIED = {"retrying.ATTEMPTS": 3}
-IMPATIENT = {"retrying.STALL": 0.8, "retrying.ATTEMPTS": 3}
+HURRIED = {"repositories.retrying.ATTEMPTS": 3}
+IMPATIENT = {"repositories.retrying.STALL": 0.8, "repositories.retrying.ATTEMPTS": 3}
 
 
 def cases(faults: dict[str, tuple[Any, ...]], rare: set[str]) -> list[Any]:

@@ -106,7 +106,9 @@ def test_a_weight_index_names_files_of_the_folder_alone(name: str, model_folder:
     (model_folder / "model.safetensors").unlink()
     index = {"weight_map": {"a": name.format(outside=outside)}}
     (model_folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(model_folder, "model.safetensors.index.json names '.*', (which is no file inside|no safetensors file)")
+    refused(
+        model_folder, "model.safetensors.index.json of .* names '.*', (which is no file inside|no .safetensors file)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Routes: test control, accounts, cards, repositories and their references."""
 
+import base64
 import hashlib
 import re
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 from loopback.card_rules import card_errors
 from loopback.handler import ORGANISATIONS, Handler, route
 from loopback.refusal import Refusal
+from loopback.store import Store, git_oid, lfs_pointer
 
 
-@route("GET|POST|DELETE", "/_test/(?P<what>faults|log|fsck|sizes|repo|all)")
+@route("GET|POST|DELETE", "/_test/(?P<what>faults|log|fsck|sizes|repo|plant|all)")
 def control(request: Handler, what: str) -> None:
     hub = request.hub
     if what == "faults" and request.command == "POST":
@@ -25,8 +27,28 @@ def control(request: Handler, what: str) -> None:
         repo = request.store.repos[changes.pop("id").lower()]
         repo.update(changes)
         request.store.save(repo)
+    elif what == "plant":  # what no client could upload
+        plant(request.store, **request.json())
     answers: dict[str, Any] = {"faults": hub.faults.active, "log": hub.log}
     request.reply(request.store.fsck() if what == "fsck" else answers.get(what))
+
+
+def plant(store: Store, id: str, like: str | None, files: dict[str, str | None], large: list[str]) -> None:
+    """A repository with files of any name (base64), beside those of another one; None takes one of these away."""
+    tree: dict[str, Any] = {}
+    if like is not None:
+        source = store.repos[like.lower()]
+        tree = store.tree(source, source["refs"]["refs/heads/main"])
+    for path, content in files.items():
+        tree.pop(path, None)
+        if content is not None:
+            data = base64.b64decode(content)
+            sha256, size = store.put([data])
+            oid = git_oid(lfs_pointer(sha256, size) if path in large else data)
+            tree[path] = {"sha256": sha256, "size": size, "oid": oid, "lfs": path in large}
+    repo = store.repos.get(id.lower()) or store.create(id, private=False, user=id.split("/")[0])
+    repo["refs"]["refs/heads/main"] = store.new_commit(repo, None, tree, "planted", "somebody")
+    store.save(repo)
 
 
 @route("GET", "/api/whoami-v2")

@@ -1,5 +1,6 @@
 """The tests' side: start the Hub, inject faults, look at its log, and run client code in processes of its own."""
 
+import base64
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,13 @@ class Loopback:
     def settings(self, repo_id: str, **changes: Any) -> None:
         """What its owner changes on a repository's page: private, gated, granted."""
         self._control("POST", "repo", {"id": repo_id, **changes})
+
+    def plant(
+        self, repo_id: str, files: dict[str, bytes | None], like: str | None = None, large: Iterable[str] = ()
+    ) -> None:
+        """Make a repository of files with any names, beside those of another one but for what is None here."""
+        encoded = {path: None if data is None else base64.b64encode(data).decode() for path, data in files.items()}
+        self._control("POST", "plant", {"id": repo_id, "like": like, "files": encoded, "large": list(large)})
 
     def limit(self, **sizes: int) -> None:
         """Other limits: largest_regular, largest_lfs (bytes)."""

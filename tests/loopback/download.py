@@ -21,20 +21,25 @@ def describe(request: Handler, path: str, entry: dict[str, Any]) -> dict[str, An
     return answer
 
 
-@route("GET", "/api/models/{repo}/tree/(?P<revision>[^/]+)")
-def tree(request: Handler, repo_id: str, revision: str) -> None:
+@route("GET", "/api/models/{repo}/tree/(?P<revision>[^/]+)(?:/(?P<within>.+))?")
+def tree(request: Handler, repo_id: str, revision: str, within: str | None) -> None:
     repo = request.repo(repo_id)
     oid = request.store.resolve(repo, revision)[1]
     recursive = request.query.get("recursive", ["false"])[0].lower() in ("true", "1")
+    above = f"{within}/" if within else ""
     found: dict[str, Any] = {}
     for path, entry in request.store.tree(repo, oid).items():
-        parts = path.split("/")
+        if not path.startswith(above):
+            continue
+        parts = path.removeprefix(above).split("/")
         for depth in range(1, len(parts) if recursive else min(2, len(parts))):
-            folder = "/".join(parts[:depth])
+            folder = above + "/".join(parts[:depth])
             folder_oid = hashlib.sha1((oid + folder).encode()).hexdigest()
             found[folder] = {"type": "directory", "oid": folder_oid, "size": 0, "path": folder}
         if recursive or len(parts) == 1:
             found[path] = describe(request, path, entry)
+    if within and not found:
+        raise Refusal(404, "Entry not found", "EntryNotFound")
     request.reply([found[path] for path in sorted(found)], headers={"X-Repo-Commit": oid})
 
 

@@ -12,6 +12,7 @@ cut_response      the connection breaks while the answer is sent: after (bytes)
 lost_reply        the work is done, the connection breaks instead of an answer
 corrupt_request   one bit of the body is flipped as it arrives
 corrupt_response  one bit of the answer is flipped as it is sent
+headers           other headers than the true ones: headers
 """
 
 import re

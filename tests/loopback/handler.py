@@ -178,7 +178,8 @@ class Handler(BaseHTTPRequestHandler):
             self.record["status"] = f"{status}, lost"
             return self.drop()
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": length, "X-Request-Id": self.record["id"]}.items():
+        lies = self.fault["headers"] if action == "headers" else {}
+        for name, value in {**headers, "Content-Length": length, "X-Request-Id": self.record["id"], **lies}.items():
             self.send_header(name, str(value))
         self.end_headers()
         if self.command == "HEAD":
@@ -253,6 +254,7 @@ class Handler(BaseHTTPRequestHandler):
             self.user, self.role = TOKENS[self._token()]
 
     def _dispatch(self, path: str) -> None:
+        path = re.sub("^(/api)?/datasets/", lambda found: "/api/models/" if found[1] else "/", path)
         for known in ROUTES:
             match = known.path.match(path)
             if match and self.command in known.methods and known.storage == self.is_storage:

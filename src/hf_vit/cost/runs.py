@@ -1,18 +1,16 @@
 """What was measured about a training, from its folder's config.json and facts.json: FLOPs, seconds and error."""
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from huggingface_hub.errors import StrictDataclassError
-
 from hf_vit.conversion.fetch.addresses import TIMM
 from hf_vit.conversion.loading import config_of
 from hf_vit.cost.flops import training_flops
-from hf_vit.errors import UserError, strict_reason
+from hf_vit.errors import UserError
 from hf_vit.families import Door, family_of
+from hf_vit.repositories.reading import CONFIG, loading, read_object
 from hf_vit.results.facts import Facts, Record
 from hf_vit.variants import looks_like_variant, variant_config
 
@@ -103,28 +101,21 @@ def _error(record: Record) -> float | None:
 
 
 def _stored_config(folder: Path) -> tuple[Any, Door]:
-    path = folder / "config.json"
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(
-            f"{folder} holds no model (no config.json); give a saved model's folder or a variant"
-        ) from error
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}); save the model again") from error
-    if not isinstance(stored, dict):
-        raise UserError(f"{path} holds no configuration (it is no object); save the model again")
-    family = family_of(stored.get("model_type"))
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} holds no model (no config.json); give a saved model's folder or a variant")
+    stored = read_object(folder / CONFIG, str(folder))
+    kind = stored.get("model_type")
+    family = family_of(kind) if isinstance(kind, str) else None
     if family is None:
         try:
             return config_of(folder)
         except UserError as error:
             raise UserError(
-                f"{folder} holds a '{stored.get('model_type')}' model; FLOPs are counted for the families of hf_vit "
+                f"{folder} holds a '{kind}' model; FLOPs are counted for the families of hf_vit "
                 f"and what converts to them: {error}"
             ) from error
-    task = family.door_of((stored.get("architectures") or [None])[0]) or "model"
-    try:
-        return family.config_class.from_dict(stored), task
-    except (StrictDataclassError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is not usable: {strict_reason(error)}") from error
+    with loading(str(folder)):
+        task = family.door_of((stored.get("architectures") or [None])[0]) or "model"
+        config = family.config_class.from_dict(stored)
+        config.to_dict()  # counting asks for it
+    return config, task

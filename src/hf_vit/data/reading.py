@@ -8,11 +8,13 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.data.data_source import DataSource
+from hf_vit.data.hub_data import load_hub, refuse_places
 from hf_vit.data.splits import SPLITS, split_name
 from hf_vit.errors import UserError
+from hf_vit.repositories.reading import reading
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features, IterableDataset
@@ -116,22 +118,27 @@ def _look_into(path: Path) -> None:
 
 def read_hub(source: DataSource, *, streaming: bool) -> Tables:
     """Tables or streams of a Hub data set: `user/name`, or `user/name:configuration`."""
-    from datasets import load_dataset
-
     repo, _, configuration = source.name.partition(":")
     neither = f"'{source.name}' is no existing path, and as a data set of the Hub it could not be loaded"
     try:
-        hub_commit(repo)
-    except Exception as error:  # no network, unknown name: datasets itself would retry for half a minute, noisily
+        with reading(repo):
+            commit = hub_commit(repo)
+    except UserError as error:  # no network, unknown name: datasets itself would retry for half a minute, noisily
         if not _is_cached(repo):
-            raise UserError(
-                f"{neither}: {_one_line(error)}; check the spelling of the path or id, and the network connection"
-            ) from error
+            raise UserError(f"{neither}: {error}; check the spelling of the path or id") from error
+        commit = None
     try:
-        loaded: Any = load_dataset(repo, configuration or None, streaming=streaming)
-    except Exception as error:  # gated, no configuration chosen, no images: datasets' text says which
+        loaded: Any = load_hub(repo, commit, configuration or None, streaming=streaming)
+    except UserError:
+        raise
+    except Exception as error:  # no configuration chosen, no images: datasets' text says which
         chosen = "" if configuration else f" (a choice of configuration is written {repo}:CONFIGURATION)"
-        raise UserError(f"{neither}: {_one_line(error)}{chosen}") from error
+        cause = error.__cause__ or error
+        if "pickle" in str(cause) or "weights_only" in str(cause):
+            raise UserError(
+                f"{repo} holds pickles, which could run code, so it was not loaded; give other data"
+            ) from error
+        raise UserError(f"{neither}: {_one_line(cause)}{chosen}") from error
     read: dict[str, Any] = dict(loaded)
     known = {name: split_name(name) for name in read}
     splits = {split: read[name] for name, split in known.items() if split}
@@ -141,6 +148,9 @@ def read_hub(source: DataSource, *, streaming: bool) -> Tables:
     if not splits:
         raise UserError(f"'{source.name}' has the splits {', '.join(read)}; needed: train, validation or test")
     tables = _tables(splits, source.name)
+    if not streaming:
+        for table in tables.splits.values():
+            refuse_places(cast("Dataset", table), tables.columns.image, source.name)
     return Tables(tables.splits, tables.columns, tables.label_names, notes)
 
 

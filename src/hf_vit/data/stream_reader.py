@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_vit.data.checks import Seen, open_image, raise_bad, short_name
 from hf_vit.data.data_source import DataSource
+from hf_vit.data.hub_data import refuse_image
 from hf_vit.data.labels import LabelMap
 from hf_vit.data.reading import Columns, image_places
 from hf_vit.data.splits import streamed_part
@@ -51,6 +52,8 @@ class StreamReader:
         for stored, raw in zip(batch[self.columns.image], self.columns.labels(batch), strict=True):
             if self.cut is not None and not self._wanted(stored):
                 continue
+            if stored.get("bytes") is None and self.source is not None and self.source.kind == "hub":
+                refuse_image(self.source.name, stored.get("path"))
             seen, image = open_image(stored, "")
             problem = seen.problem_below(self.min_size)
             if image is not None and problem is None:

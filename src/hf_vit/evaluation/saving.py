@@ -9,6 +9,7 @@ from typing import Any
 from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.results.facts import Record, append_record, new_record
 from hf_vit.results.figures import save_figure
+from hf_vit.results.redaction import redact_values
 from hf_vit.results.writing import write_atomically
 
 PICTURE_PREFIX = "evaluation_"
@@ -83,4 +84,5 @@ def _document(run: ProtocolRun) -> str:
         "values": run.result.values(),
         "headline": run.result.headline(),
     }
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    plain = json.loads(json.dumps(content, allow_nan=False))
+    return json.dumps(redact_values(plain), indent=2, ensure_ascii=False) + "\n"

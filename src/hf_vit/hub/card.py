@@ -7,10 +7,11 @@ import shlex
 from importlib import resources
 from pathlib import Path
 
+from hf_vit.errors import one_line
 from hf_vit.hub.card_metadata import DEFAULT_LICENSE, metadata_of
 from hf_vit.hub.card_sections import sections
 from hf_vit.hub.example import Architecture, example
-from hf_vit.hub.markdown import Markdown, code_block, code_span, one_line, text
+from hf_vit.hub.markdown import Markdown, code_block, code_span, text
 from hf_vit.hub.model_folder import ModelConfig, read_config
 from hf_vit.results.facts import Facts
 from hf_vit.results.writing import write_atomically

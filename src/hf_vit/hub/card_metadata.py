@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING, Any
 
-from hf_vit.hub.markdown import one_line
+from hf_vit.errors import one_line
 from hf_vit.hub.model_folder import ModelConfig
 from hf_vit.results.facts import Facts, Record
 

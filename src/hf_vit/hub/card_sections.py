@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from hf_vit.errors import UserError
+from hf_vit.errors import UserError, one_line
 from hf_vit.families import family_of
 from hf_vit.hub.card_metadata import current_records, latest_evaluations
-from hf_vit.hub.markdown import Markdown, code_block, code_span, one_line
+from hf_vit.hub.markdown import Markdown, code_block, code_span
 from hf_vit.hub.model_folder import ModelConfig, Size, count_parameters
+from hf_vit.repositories.reading import CONFIG, loading
 from hf_vit.results.facts import Facts, Record
 
 _PICTURES = {
@@ -78,17 +79,16 @@ def _size(value: Size) -> str:
 
 def _flops(config: ModelConfig) -> str | None:
     """Of one image's forward pass, counted from the configuration; None for models of other packages."""
-    from huggingface_hub.errors import StrictDataclassError
-
     from hf_vit.cost.flops import forward_flops
 
     family = family_of(config.model_type)
     if family is None:
         return None
     try:
-        built = family.config_class.from_dict(config.model_dump(exclude_unset=True))
-        flops = forward_flops(built, task="classification" if config.is_classifier else "model")
-    except (UserError, StrictDataclassError):  # nothing is said of what cannot be counted
+        with loading(CONFIG):
+            built = family.config_class.from_dict(config.model_dump(exclude_unset=True))
+            flops = forward_flops(built, task="classification" if config.is_classifier else "model")
+    except UserError:  # nothing is said of what cannot be counted
         return None
     return f"{flops / 1e9:.4g} GFLOPs" if flops >= 1e9 else f"{flops / 1e6:.4g} MFLOPs"
 

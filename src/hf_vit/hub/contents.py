@@ -18,14 +18,14 @@ from hf_vit.hub.model_folder import (
     INDEX,
     SINGLE,
     check_inside,
-    check_name,
     count_parameters,
     read_config,
     travelling_code,
     weight_files,
 )
+from hf_vit.repositories.reading import check_name
 from hf_vit.results.facts import FACTS_NAME, Facts
-from hf_vit.results.redaction import secret_in
+from hf_vit.results.redaction import redact_text, secret_in
 
 PROCESSOR = "preprocessor_config.json"
 # The Hub's own limits for one file, in bytes (https://huggingface.co/docs/hub/storage-limits): what git itself keeps,
@@ -155,6 +155,8 @@ def collect(
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; give the folder of a saved model")
+    for name in ("config.json", PROCESSOR, FACTS_NAME, CARD_NAME, SINGLE, INDEX):
+        check_inside(folder, folder / name)  # before anything is read
     config = read_config(folder)
     sources: dict[str, Path | bytes] = {"config.json": folder / "config.json"}
     sources |= find_weights(folder, scratch, max_shard_size)
@@ -299,7 +301,14 @@ def check_secrets(files: Iterable[SharedFile]) -> None:
     Raises:
         UserError: names the file and the kind of token, not the token.
     """
-    for file in files:
+    shared = list(files)
+    for file in shared:
+        if secret_in(file.path) is not None:
+            raise UserError(
+                f"the name of the file {redact_text(file.path)} looks like a token; rename it, and revoke the token if "
+                "others may have read it"
+            )
+    for file in shared:
         if (kind := secret_in(file.words)) is not None:
             raise UserError(
                 f"{file.path} holds what looks like {kind}; take it out, revoke it if others may have read it, and "

@@ -3,7 +3,7 @@
 import json
 from typing import Literal
 
-from hf_vit.hub.markdown import one_line
+from hf_vit.errors import one_line
 
 # What brings the architecture: this package, transformers itself, or the code that travels with the weights.
 Architecture = Literal["hf_vit", "transformers", "travelling"]

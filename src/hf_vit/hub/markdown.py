@@ -1,7 +1,8 @@
 """What is recorded, written into a card so that it stays where it stands: text, a span of code, a block of code."""
 
 import re
-import unicodedata
+
+from hf_vit.errors import one_line
 
 # Markdown's and GitHub's own markup, HTML, entities, formulas ($) and mentions (@); addresses are no links either.
 _MARKUP = re.compile(r"[\\`*_<>|\[\]#~$@&]|:(?=//)|(?<=www)\.", re.IGNORECASE)
@@ -11,12 +12,6 @@ class Markdown(str):
     """Markdown as it is meant; of everything else that a template prints the markup is escaped, see `text`."""
 
     __slots__ = ()
-
-
-def one_line(value: object) -> str:
-    """The value's text in one line, without control characters and without what turns the direction of writing."""
-    spaced = "".join(" " if unicodedata.category(sign) in ("Cc", "Zl", "Zp") else sign for sign in str(value))
-    return " ".join("".join(sign for sign in spaced if unicodedata.category(sign) not in ("Cf", "Cs")).split())
 
 
 def text(value: object) -> Markdown:

@@ -3,12 +3,13 @@
 import ast
 import json
 import math
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
+from hf_vit.repositories.reading import check_name, weight_shards
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 Size = int | tuple[int, int]
@@ -76,25 +77,17 @@ def read_config(folder: Path) -> ModelConfig:
         ) from error
 
 
-def check_name(name: str, named_by: str) -> str:
-    """A file's name that a folder's own files chose, if it stays in that folder.
-
-    Raises:
-        UserError: it is absolute, or leads out by "..".
-    """
-    pure = PureWindowsPath(name)  # knows both separators
-    if not name or pure.drive or pure.root or ".." in pure.parts or "\\" in name or "\0" in name:
-        raise UserError(f"{named_by} names {name!r}, which is no file inside the model's folder; save the model again")
-    return name
-
-
 def check_inside(folder: Path, path: Path) -> None:
-    """Refuse a link that leads out of the folder.
+    """Refuse a link that leads out of the folder; in the Hub's cache links lead into the repository's own `blobs`.
 
     Raises:
         UserError: names it.
     """
-    if not path.resolve().is_relative_to(folder.resolve()):
+    root = folder.resolve()
+    repository = root.parent.parent
+    is_cached = root.parent.name == "snapshots" and repository.name.startswith("models--")
+    inside = [root, repository / "blobs"] if is_cached and not (repository / "blobs").is_symlink() else [root]
+    if not any(path.resolve().is_relative_to(place) for place in inside):
         raise UserError(
             f"{path} is a link to a file outside of {folder}; put the file itself there, or remove the link"
         )
@@ -106,21 +99,9 @@ def weight_files(folder: Path) -> list[str]:
     Raises:
         UserError: the index is damaged, or names what is no file of this folder.
     """
-    index = folder / INDEX
-    if not index.is_file():
-        return [SINGLE] if (folder / SINGLE).is_file() else []
-    try:
-        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = {check_name(name, INDEX) for name in shards.values()}
-    except UserError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{INDEX} of {folder} is damaged (it has no weight_map of tensors to files); save the model again"
-        ) from error
-    if nested := sorted(name for name in names if "/" in name or not name.endswith(".safetensors")):
-        raise UserError(f"{INDEX} names {nested[0]!r}, no safetensors file of the folder itself; save the model again")
-    return sorted(names)
+    if (folder / SINGLE).is_file():
+        return [SINGLE]
+    return [name for name in weight_shards(folder, str(folder)) if name.endswith(".safetensors")]
 
 
 def count_parameters(folder: Path) -> int | None:

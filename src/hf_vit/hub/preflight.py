@@ -11,8 +11,8 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import validate_repo_id
 
 from hf_vit.errors import UserError
-from hf_vit.hub.failures import explain, login_help, token_source
-from hf_vit.hub.retrying import try_again
+from hf_vit.repositories.failures import explain, login_help, token_source
+from hf_vit.repositories.retrying import try_again
 
 _BRANCH = re.compile(r"(?!refs/)(?!.*(\.\.|//|\.lock$|/$))[\w./+-]+")
 

@@ -16,10 +16,11 @@ from huggingface_hub.hf_api import RepoFile
 from hf_vit.errors import UserError
 from hf_vit.hub.card import CARD_NAME
 from hf_vit.hub.contents import Contents, collect, differences, find_card
-from hf_vit.hub.failures import explain, token_source
 from hf_vit.hub.preflight import Destination, PushOptions, check_card, check_repo_id, find_destination
-from hf_vit.hub.retrying import response_of, status_of, try_again
+from hf_vit.repositories.failures import explain, token_source
+from hf_vit.repositories.retrying import response_of, status_of, try_again
 from hf_vit.results.facts import Facts, Record
+from hf_vit.results.redaction import secret_in
 from hf_vit.results.writing import scratch_folder
 
 if TYPE_CHECKING:
@@ -97,6 +98,9 @@ def push_to_hub(
         UserError: says what is wrong, whether the branch was changed, and what to do.
     """
     check_repo_id(repo_id)
+    for what, words in {"name": repo_id, "branch": revision, "tag": tag, "title": message}.items():
+        if words is not None and (kind := secret_in(words)) is not None:
+            raise UserError(f"the {what} that was given looks like {kind}, and all would read it; give another one")
     options = PushOptions(private, revision, create_pr, tag, token)
     say = report or (lambda line: None)
     with _shards_folder() as scratch:

@@ -13,15 +13,14 @@ from pathlib import Path
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.hf_api import RepoFile
 
-from hf_vit.errors import UserError
+from hf_vit.errors import UserError, one_line
 from hf_vit.hub.card import CARD_NAME
 from hf_vit.hub.contents import SharedFile, differences
 from hf_vit.hub.example import example as example_code
-from hf_vit.hub.failures import explain
-from hf_vit.hub.markdown import one_line
 from hf_vit.hub.model_folder import ModelConfig, read_config, weight_files
 from hf_vit.hub.preflight import check_repo_id
-from hf_vit.hub.retrying import try_again
+from hf_vit.repositories.reading import check_folder, reading
+from hf_vit.repositories.retrying import try_again
 from hf_vit.results.writing import scratch_folder
 
 _BLOCK = re.compile(r"^(`{3,})python\n(.*?)^\1`*\s*$", re.MULTILINE | re.DOTALL)
@@ -86,14 +85,12 @@ def verify_repo(
     check_repo_id(repo_id)
     say = report or (lambda line: None)
     api = HfApi(token=token)
-    try:
+    with reading(repo_id, explicit_token=token is not None):
         commit, remote = try_again(lambda: _look(api, repo_id, revision), "looking at the repository", say=say)
         folder = try_again(
             lambda: Path(snapshot_download(repo_id, revision=commit, token=token)), "the download", say=say
         )
         repaired = _repair(repo_id, commit, folder, remote, token, say)
-    except Exception as error:
-        raise explain(error, repo_id, explicit_token=token is not None, reading=True) from error
     say(f"{len(remote)} files of {repo_id} at {commit[:8]}: every checksum agrees")
     examples, not_run = run_examples(repo_id, folder, remote, trust_remote_code, say)
     size = sum(entry.size for entry in remote.values())
@@ -152,6 +149,7 @@ def run_examples(
     Raises:
         UserError: an example fails, or none was run.
     """
+    check_folder(folder, repo_id)
     config = read_config(folder)
     if foreign := sorted(set(weight_files(folder)) - set(files)):
         raise UserError(f"the weight index of {repo_id} names {foreign[0]}, which is not in the repository")

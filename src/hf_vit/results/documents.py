@@ -4,12 +4,14 @@ The same model, data and settings give the same bytes: no dates, times or paths 
 tells of speed. Its JSON schema is `model_json_schema()` of its class.
 """
 
+import json
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ValidationError
 
 from hf_vit.errors import UserError
+from hf_vit.results.redaction import redact_values
 from hf_vit.results.writing import write_atomically
 
 
@@ -46,7 +48,8 @@ class Document(BaseModel):
     def write(self, path: Path) -> None:
         """Write in one move; the folder is made."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, self.model_dump_json(indent=1) + "\n")
+        content = redact_values(json.loads(self.model_dump_json()))
+        write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def differing(one: BaseModel, other: BaseModel) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 
 from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
-from hf_vit.results.redaction import redact_command
+from hf_vit.results.redaction import redact_command, redact_values
 from hf_vit.results.writing import write_atomically
 
 
@@ -58,7 +58,8 @@ class Measurements:
     def write(self, **whole: object) -> None:
         """Write the rows as they are."""
         if self.path is not None:
-            write_atomically(self.path, json.dumps({**self.head, **whole, "rows": self.rows}, indent=1) + "\n")
+            content = json.loads(json.dumps({**self.head, **whole, "rows": self.rows}))
+            write_atomically(self.path, json.dumps(redact_values(content), indent=1) + "\n")
 
 
 def _rounded(value: Any) -> Any:

@@ -17,14 +17,14 @@ REDACTED = "REDACTED"
 
 # Patterns that the services document for their tokens; nothing else looks like them.
 _TOKEN_PATTERNS = {
-    "a Hugging Face token": re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}"),
-    "a GitHub token": re.compile(r"\bgh[oprsu]_[A-Za-z0-9]{36,}|\bgithub_pat_\w{22,}"),
-    "a GitLab token": re.compile(r"\bglpat-[\w-]{20,}"),
-    "an OpenAI or Anthropic key": re.compile(r"\bsk-(?=[\w-]*\d)[\w-]{20,}"),
-    "an AWS access key": re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
-    "a Google API key": re.compile(r"\bAIza[\w-]{35}"),
-    "a Slack token": re.compile(r"\bxox[abeprs]-[\w-]{10,}"),
-    "a JSON web token": re.compile(r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+"),
+    "a Hugging Face token": re.compile(r"(?<![A-Za-z0-9])(?:hf|api_org)_[A-Za-z0-9]{20,}"),
+    "a GitHub token": re.compile(r"(?<![A-Za-z0-9])(?:gh[oprsu]_[A-Za-z0-9]{36,}|github_pat_\w{22,})"),
+    "a GitLab token": re.compile(r"(?<![A-Za-z0-9])glpat-[\w-]{20,}"),
+    "an OpenAI or Anthropic key": re.compile(r"(?<![A-Za-z0-9])sk-(?=[\w-]*\d)[\w-]{20,}"),
+    "an AWS access key": re.compile(r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[0-9A-Z]{16}(?![A-Za-z0-9])"),
+    "a Google API key": re.compile(r"(?<![A-Za-z0-9])AIza[\w-]{35}"),
+    "a Slack token": re.compile(r"(?<![A-Za-z0-9])xox[abeprs]-[\w-]{10,}"),
+    "a JSON web token": re.compile(r"(?<![A-Za-z0-9])eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+"),
     "a private key": re.compile(
         r"-----BEGIN (?:\w+ )*PRIVATE KEY-----(?:.*?-----END (?:\w+ )*PRIVATE KEY-----)?", re.S
     ),
@@ -58,7 +58,11 @@ _WINDOWS_PATH = re.compile(r"(?<!\w)[A-Za-z]:[\\/](?:[^\s\\/'\"]+[\\/])*([^\s\\/
 
 
 def secret_in(text: str) -> str | None:
-    """What kind of token a text holds, "a GitHub token"; None where no known pattern is in it."""
+    """What kind of token a text holds, "a GitHub token"; None where no known pattern is in it.
+
+    Text of two bytes a sign (UTF-16) that was read byte by byte is looked through as well.
+    """
+    text = text.replace("\0", "")
     return next((kind for kind, pattern in _TOKEN_PATTERNS.items() if pattern.search(text)), None)
 
 
@@ -68,10 +72,7 @@ def redact_text(text: str) -> str:
     >>> redact_text("fetched https://ann:pw@host/x.npz?sig=1 into /home/ann/models/x.npz with --hub_token abc")
     'fetched https://host/x.npz into x.npz with --hub_token REDACTED'
     """
-    for pattern in _TOKEN_PATTERNS.values():
-        text = pattern.sub(REDACTED, text)
-    for pattern in _NAMED_SECRETS:
-        text = pattern.sub(rf"\1{REDACTED}", text)
+    text = _hide_secrets(text)
     text = _FILE_ADDRESS.sub(lambda found: _last_part(found[0]), text)
     parts: list[str] = []
     end = 0
@@ -79,6 +80,15 @@ def redact_text(text: str) -> str:
         parts += [_hide_paths(text[end : found.start()]), _plain_address(found)]
         end = found.end()
     return "".join([*parts, _hide_paths(text[end:])])
+
+
+def redact_message(text: str) -> str:
+    """What is told to the user alone, but may be kept in a log: without secrets; places on this machine stay.
+
+    >>> redact_message("https://ann:pw@host/x.npz?sig=1 does not fit into /home/ann/models")
+    'https://host/x.npz does not fit into /home/ann/models'
+    """
+    return _ADDRESS.sub(_without_secrets, _hide_secrets(text))
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
@@ -133,6 +143,15 @@ def redact_values(value: "JsonValue") -> "JsonValue":
     return value
 
 
+def _hide_secrets(text: str) -> str:
+    """Without tokens, and without the values of names that sound secret."""
+    for pattern in _TOKEN_PATTERNS.values():
+        text = pattern.sub(REDACTED, text)
+    for pattern in _NAMED_SECRETS:
+        text = pattern.sub(rf"\1{REDACTED}", text)
+    return text
+
+
 def _redact_argument(argument: str) -> str:
     option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
     if option and _SECRET_OPTION.fullmatch(option):
@@ -148,6 +167,11 @@ def _redact_argument(argument: str) -> str:
 def _plain_address(found: re.Match[str]) -> str:
     if found["rest"].startswith("/"):  # no host: a place on this machine
         return _last_part(found["rest"])
+    return _without_secrets(found)
+
+
+def _without_secrets(found: re.Match[str]) -> str:
+    """Scheme, host and path of an address."""
     fragment = found["fragment"] or ""
     return f"{found['scheme']}://{found['rest']}{'' if '=' in fragment else fragment}"
 

@@ -49,6 +49,6 @@ def config_in(folder: Path) -> dict[str, Any]:
     """config.json of a folder; {} where there is none that can be read."""
     try:
         config: object = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}

@@ -1,10 +1,12 @@
 """timm's models by name or from a folder, with what is needed to feed them and to read their answers."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.conversion.fetch.addresses import HUB_ID, TIMM
 from hf_vit.errors import UserError
+from hf_vit.repositories.reading import check_folder, model_folder
 from hf_vit.subjects.device import pick_device
 
 if TYPE_CHECKING:
@@ -28,13 +30,18 @@ def load_timm(source: str, device: str | None = None) -> "nn.Module":
     except ImportError as error:
         raise UserError(f"timm:{name} needs timm: pip install timm") from error
     place, folder = pick_device(device), Path(name).expanduser()
+    on_hub = re.fullmatch(r"hf[-_]hub:(.+?)(?:@(.+))?", name, re.IGNORECASE)
+    if on_hub is not None:
+        folder = model_folder(on_hub[1], on_hub[2])
+    elif not folder.is_dir() and not source.startswith(TIMM) and HUB_ID.fullmatch(name):
+        folder = model_folder(name)
+    if folder.is_dir():
+        check_folder(folder, name)
     try:
         if "@" in name and not folder.is_dir():
             model = _from_file(*name.split("@", 1))
         else:
-            is_on_hub = not source.startswith(TIMM) and HUB_ID.fullmatch(name)
-            place_of = f"local-dir:{folder}" if folder.is_dir() else f"hf-hub:{name}" if is_on_hub else name
-            model = timm.create_model(place_of, pretrained=True)
+            model = timm.create_model(f"local-dir:{folder}" if folder.is_dir() else name, pretrained=True)
     except Exception as error:  # unknown names, no weights, no connection: each has an error of its own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(

@@ -1,6 +1,5 @@
 """Models of transformers and of this package by folder or Hub id, with errors a user can act on."""
 
-import json
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -8,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.conversion.fetch.addresses import TIMM
-from hf_vit.errors import UserError, first_line, strict_reason
+from hf_vit.errors import UserError, first_line
+from hf_vit.repositories.reading import CONFIG, WEIGHTS, check_folder, loading, model_folder
 from hf_vit.subjects.device import pick_device
 from hf_vit.subjects.libraries import config_in
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
         PreTrainedConfig,
         PreTrainedModel,
     )
-
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def load_transformers(
@@ -46,17 +44,17 @@ def load_transformers(
     from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModel, AutoModelForImageClassification
 
     place = pick_device(device)
-    location, folder, options = _locate(str(source))
-    with _quiet():
-        config = _read_config(location, str(source), options)
+    location, folder = _locate(str(source))
+    with _quiet(), loading(str(source)):
+        config = _read_config(location, str(source))
         named = ", ".join(getattr(config, "architectures", None) or []) or "no class named"
         is_known = type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
         if as_classifier and not is_known:
             raise UserError(f"{source} holds a {config.model_type} model ({named}), which is not an image classifier")
         with_head = as_classifier or (is_known and "ForImageClassification" in named.partition(",")[0])
         auto_class = AutoModelForImageClassification if with_head else AutoModel
-        model = _load_model(location, str(source), options, auto_class)
-        processor = _load_processor(location, str(source), options)
+        model = _load_model(location, str(source), auto_class)
+        processor = _load_processor(location, str(source))
     # transformers decorates `to` beyond what its types can tell.
     cast(Any, model).to(place)
     return model.eval(), processor, folder
@@ -71,76 +69,49 @@ def stored_config(source: str) -> dict[str, Any]:
     path = Path(source).expanduser()
     if path.exists() or "://" in source or source.startswith(TIMM):
         return config_in(path)
-    from transformers import PreTrainedConfig
+    return config_in(_on_hub(source))
 
+
+def _on_hub(source: str) -> Path:
+    """What the cache holds of a model on the Hub."""
     try:
-        return PreTrainedConfig.get_config_dict(source, local_files_only=_require_on_hub(source))[0]
-    except (OSError, ValueError):  # what loads the model tells
-        return {}
+        return model_folder(source)
+    except UserError as error:
+        raise UserError(f"there is no folder {source}, and as a model of the Hub: {error}") from error
 
 
-def _locate(source: str) -> tuple[str, Path | None, dict[str, Any]]:
-    """Where to load from, the local folder if it is one, and options for `from_pretrained`."""
+def _locate(source: str) -> tuple[Path, Path | None]:
+    """Where to load from, and the local folder if it is one."""
     path = Path(source).expanduser()
     if path.is_dir():
-        _require_config(path)
-        return str(path), path, {"trust_remote_code": False}
+        _require_model(path, str(path))
+        return path, path
     if path.exists():
         raise UserError(f"{source} is a file; give the folder that holds config.json and the weights")
-    return source, None, {"trust_remote_code": False, "local_files_only": _require_on_hub(source)}
+    location = _on_hub(source)
+    _require_model(location, source)
+    return location, None
 
 
-def _require_config(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
+def _require_model(folder: Path, name: str) -> None:
+    """Config and weights, which name no other place."""
+    if not (folder / CONFIG).is_file():
         inside = sorted(str(config.parent) for config in folder.glob("*/config.json"))
         hint = f"did you mean {inside[-1]}?" if inside else "give the folder of a saved model"
-        raise UserError(f"{folder} holds no model: there is no config.json in it; {hint}")
-    try:
-        json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{folder / 'config.json'} is not valid JSON ({error}); save the model again") from error
-    if not any((folder / name).is_file() for name in _WEIGHTS):
+        raise UserError(f"{name} holds no model: there is no config.json in it; {hint}")
+    check_folder(folder, name)
+    if not any((folder / f"{weights}{index}").is_file() for weights in WEIGHTS for index in ("", ".index.json")):
         raise UserError(
-            f"{folder} holds no weights: model.safetensors is not in it; copy it there or save the model again"
+            f"{name} holds no weights: model.safetensors is not in it; copy it there or save the model again"
         )
 
 
-def _require_on_hub(source: str) -> bool:
-    """Ask the Hub once, instead of through retries of every file; True when only the local cache has the model."""
-    from huggingface_hub import HfApi, try_to_load_from_cache
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
-
-    try:
-        HfApi().model_info(source, timeout=10)
-    except HFValidationError as error:
-        raise UserError(f"there is no folder {source}, and no Hub id looks like that (user/name)") from error
-    except GatedRepoError as error:
-        raise UserError(
-            f"{source} is gated: ask for access on its page on the Hub, then run `hf auth login`"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise UserError(
-            f"there is no folder {source}, and the Hub knows no such model or may not show it; "
-            "check the name, or run `hf auth login` if it is private"
-        ) from error
-    except Exception as error:  # every transport has its own errors; without the Hub the cache may do
-        if isinstance(try_to_load_from_cache(source, "config.json"), str):
-            return True
-        raise UserError(
-            f"there is no folder {source}, and the Hub cannot be reached ({type(error).__name__}); check the path"
-        ) from error
-    return False
-
-
-def _read_config(location: str, source: str, options: dict[str, Any]) -> "PreTrainedConfig":
+def _read_config(location: Path, source: str) -> "PreTrainedConfig":
     """A vision model's config."""
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(location, **options)
-    except StrictDataclassError as error:
-        raise UserError(f"the config.json of {source} is not valid: {strict_reason(error)}") from error
+        config = AutoConfig.from_pretrained(location, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(f"{source} cannot be read as a model: {first_line(error)}") from error
     channels = getattr(config, "num_channels", 3)
@@ -152,17 +123,12 @@ def _read_config(location: str, source: str, options: dict[str, Any]) -> "PreTra
 
 
 def _load_model(
-    location: str, source: str, options: dict[str, Any], auto_class: "type[AutoModel | AutoModelForImageClassification]"
+    location: Path, source: str, auto_class: "type[AutoModel | AutoModelForImageClassification]"
 ) -> "PreTrainedModel":
-    from safetensors import SafetensorError
     from transformers import AutoModelForImageClassification
 
     try:
-        loaded = auto_class.from_pretrained(location, output_loading_info=True, **options)
-    except (SafetensorError, EOFError) as error:
-        raise UserError(
-            f"the weights of {source} are damaged ({first_line(error)}); copy or save them again"
-        ) from error
+        loaded = auto_class.from_pretrained(location, output_loading_info=True, trust_remote_code=False)
     except RuntimeError as error:
         reason = "their shapes differ" if "mismatch" in str(error) else first_line(error)
         raise UserError(f"the weights of {source} do not fit its config.json: {reason}") from error
@@ -188,16 +154,20 @@ def _refuse_missing(source: str, missing: list[str], is_classifier: bool) -> Non
     raise UserError(f"the weights of {source} are incomplete: they lack {shown}; save the model again")
 
 
-def _load_processor(location: str, source: str, options: dict[str, Any]) -> "BaseImageProcessor":
+def _load_processor(location: Path, source: str) -> "BaseImageProcessor":
+    """The image processor, which an image has been tried on."""
+    from PIL import Image
     from transformers import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(location, **options)
+        processor = AutoImageProcessor.from_pretrained(location, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{source} has no readable image processor (preprocessor_config.json); save one with "
             "ViTImageProcessor(size=...).save_pretrained(folder)"
         ) from error
+    processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")
+    return processor
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Where a training starts from: a named variant with fresh weights, or a checkpoint whose head is replaced."""
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +8,18 @@ from typing import Any, cast
 
 import torch
 import transformers
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
-from safetensors import SafetensorError
+from huggingface_hub.errors import StrictDataclassError
+from PIL import Image
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, ViTImageProcessor
 from transformers.utils import logging as transformers_logging
 
 from hf_vit.conversion.fetch.addresses import TIMM
 from hf_vit.conversion.loading import ForeignCheckpoint, convert_on_the_way
-from hf_vit.errors import UserError, first_line, strict_reason
+from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import AUTO_CLASSES, Door, family_of
 from hf_vit.models.configuration_hf_base import HfBaseConfig
+from hf_vit.repositories.reading import CONFIG, check_folder, loading, model_folder, read_object
 from hf_vit.variants import looks_like_variant, variant_config
 
 _HEADS = ("classifier", "distillation_classifier")
@@ -33,13 +33,13 @@ class ModelSource:
     Attributes:
         name: as given.
         config: of the variant or the checkpoint, before the data's classes are known.
-        checkpoint: folder or Hub id of a model of this package, to read weights from.
+        checkpoint: folder of a model of this package, to read weights from; of one on the Hub that in the cache.
         foreign: a checkpoint of another code, which is converted on the way. A variant has neither.
     """
 
     name: str
     config: HfBaseConfig
-    checkpoint: str | None = None
+    checkpoint: Path | None = None
     foreign: ForeignCheckpoint | None = None
 
     @property
@@ -71,12 +71,16 @@ def find_model(name: str | HfBaseConfig) -> ModelSource:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise UserError(f"{name} holds no model (no config.json); give the folder of a saved model, or a variant")
-        return _of_checkpoint(str(path), name)
+        return _of_checkpoint(path, name)
     if path.exists() or "://" in name or name.startswith(TIMM):
         return _of_foreign(name)
     if looks_like_variant(name):
         return ModelSource(name, variant_config(name))
-    return _of_checkpoint(name, name)
+    try:
+        location = model_folder(name)
+    except UserError as error:
+        raise UserError(f"'{name}' is no folder and no variant (S/16), and as a model of the Hub: {error}") from error
+    return _of_checkpoint(location, name)
 
 
 def build_classifier(
@@ -215,7 +219,7 @@ def _build(
         config = type(source.config).from_dict({**source.config.to_dict(), **changes})
         return _load(source, model_class, config, side, new)
     except StrictDataclassError as error:
-        raise UserError(f"{source.name}: {_plain(error)}") from error
+        raise UserError(f"{source.name}: {strict_reason(error)}") from error
     except UserError:
         raise
     except ValueError as error:  # a head that the configuration cannot have
@@ -228,33 +232,32 @@ def build_processor(source: ModelSource, config: PreTrainedConfig) -> ViTImagePr
 
     if not source.has_weights:
         return make_processor(config)
-    if source.foreign is not None:
-        stored = source.foreign.processor().to_dict()
-    else:
-        try:
-            stored = ViTImageProcessor.get_image_processor_dict(cast(str, source.checkpoint))[0]
-        except OSError:
-            return make_processor(config)
-    known = {name: stored[name] for name in ("image_mean", "image_std", "resample") if stored.get(name) is not None}
-    return make_processor(config, **known)
+    with loading(source.name):
+        if source.foreign is not None:
+            stored = source.foreign.processor().to_dict()
+        else:
+            try:
+                stored = ViTImageProcessor.get_image_processor_dict(cast(Path, source.checkpoint))[0]
+            except OSError:
+                return make_processor(config)
+        known = {name: stored[name] for name in ("image_mean", "image_std", "resample") if stored.get(name) is not None}
+        processor = make_processor(config, **known)
+        processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")
+    return processor
 
 
-def _of_checkpoint(location: str, name: str) -> ModelSource:
-    """Of a folder or Hub id."""
-    try:
-        stored: dict[str, Any] = PreTrainedConfig.get_config_dict(location)[0]
-    except (OSError, ValueError, HFValidationError, HfHubHTTPError) as error:
-        raise UserError(
-            f"'{name}' is no folder, and no such model can be read from the Hub ({_plain(error)}); check the name, or "
-            "start from a variant such as S/16"
-        ) from error
-    family = family_of(stored.get("model_type"))
+def _of_checkpoint(folder: Path, name: str) -> ModelSource:
+    """Of a folder, in the cache for a model of the Hub."""
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{name} holds no model (no config.json); give another, or a variant such as S/16")
+    check_folder(folder, name)
+    stored = read_object(folder / CONFIG, name)
+    kind = stored.get("model_type")
+    family = family_of(kind) if isinstance(kind, str) else None
     if family is None:
-        return _of_foreign(name, f", a checkpoint of another architecture ('{stored.get('model_type', 'unknown')}'),")
-    try:
-        return ModelSource(name, family.config_class.from_dict(stored), checkpoint=location)
-    except (StrictDataclassError, TypeError) as error:
-        raise UserError(f"the config.json of {name} is not usable: {_plain(error)}") from error
+        return _of_foreign(name, f", a checkpoint of another architecture ('{kind or 'unknown'}'),")
+    with loading(name):
+        return ModelSource(name, family.config_class.from_dict(stored), checkpoint=folder)
 
 
 def _of_foreign(name: str, what: str = "") -> ModelSource:
@@ -281,17 +284,16 @@ def _load(
     # Its report would tell of the head that is replaced on purpose; what else does not fit is raised below.
     transformers_logging.set_verbosity(logging.CRITICAL)
     try:
-        model, report = model_class.from_pretrained(
-            source.checkpoint,
-            config=config,
-            dtype=torch.float32,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **state,
-            **sizes,
-        )
-    except (OSError, RuntimeError, SafetensorError, EOFError, json.JSONDecodeError) as error:
-        raise UserError(f"the weights of {source.name} cannot be loaded: {_plain(error)}") from error
+        with loading(source.name):
+            model, report = model_class.from_pretrained(
+                source.checkpoint,
+                config=config,
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **state,
+                **sizes,
+            )
     finally:
         transformers_logging.set_verbosity(verbosity)
     if source.door == "masked_prediction":
@@ -302,8 +304,3 @@ def _load(
         shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         raise UserError(f"the weights of {source.name} lack or do not fit {shown}; save the checkpoint again")
     return model
-
-
-def _plain(error: BaseException) -> str:
-    """The telling line of an error."""
-    return strict_reason(error) if isinstance(error, StrictDataclassError) else first_line(error)

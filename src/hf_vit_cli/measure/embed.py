@@ -33,7 +33,8 @@ def embed(
     from hf_vit.evaluation.embedding.job import embed as run
 
     columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TextColumn("files"), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with stoppable(lambda: finished_parts(output)), bar:
         task = bar.add_task("", total=None)
         result = run(

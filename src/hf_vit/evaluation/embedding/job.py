@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
 from hf_vit.evaluation.embedding.processes import Job, Part, Settings, run_parts
+from hf_vit.results.redaction import redact_values
 from hf_vit.results.writing import remove_remains, write_atomically
 
 if TYPE_CHECKING:
@@ -135,11 +136,12 @@ def _parts(images: "ImageData", split: str, rows_per_file: int) -> list[Part]:
 
 
 def _manifest(subject: "Subject", images: "ImageData", splits: list[str], settings: Settings) -> dict[str, Any]:
-    return {
+    manifest: dict[str, Any] = {
         "model": subject.describe(),
         "data": {"name": images.name, "fingerprint": images.fingerprint, "splits": splits},
         "settings": {**asdict(settings), "streaming": bool(images.readers)},
     }
+    return cast(dict[str, Any], redact_values(json.loads(json.dumps(manifest))))
 
 
 def _refuse_other_folder(folder: Path) -> None:

@@ -1,14 +1,16 @@
 """Going on from a checkpoint: which one, with the same settings, and a training that had ended already."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers.trainer_callback import TrainerState
 
 from hf_vit.data.fingerprints import tell_changes
 from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import as_pair
+from hf_vit.results.redaction import redact_values
 from hf_vit.subjects.checkpoint_folders import WORK_FOLDER
 from hf_vit.training.processes import is_first, world_size
 from hf_vit.training.run.checkpoints import (
@@ -85,6 +87,7 @@ def enter_run(run: Run) -> None:
     }
     if run.options.streaming:
         settings["num_workers"] = run.options.num_workers
+    settings = cast(dict[str, Any], redact_values(json.loads(json.dumps(settings))))
     started = read_run(run.work)
     if started is None or run.checkpoint is None:  # nothing is lost by other settings
         write_run(run.work, settings)

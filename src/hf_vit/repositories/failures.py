@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
 )
 
 from hf_vit.errors import UserError
-from hf_vit.hub.retrying import chain, is_connection, reason, status_of
+from hf_vit.repositories.retrying import chain, is_connection, reason, status_of
 
 
 def login_help() -> str:
@@ -43,16 +43,19 @@ def explain(error: BaseException, repo_id: str, *, explicit_token: bool = False,
     """A failure of the Hub as the one line a user reads; `reading`: nothing was to be written there."""
     if isinstance(error, UserError):
         return error
+    telling = (HFValidationError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError)
+    error = next((link for link in chain(error) if isinstance(link, telling)), error)
+    if isinstance(error, HFValidationError):
+        return UserError(f"'{repo_id}' cannot be the name of a repository ({reason(error)})")
     if isinstance(error, OfflineModeIsEnabled) or constants.is_offline_mode():
         return UserError("offline mode is on, so the Hub cannot be reached; unset HF_HUB_OFFLINE")
     if isinstance(error, LocalTokenNotFoundError):
         return UserError(f"there is no token for the Hub: {login_help()}")
-    if isinstance(error, HFValidationError):
-        return UserError(f"'{repo_id}' cannot be the name of a repository ({reason(error)})")
     if isinstance(error, GatedRepoError):
         ask = f"{repo_id} is gated: ask for access on {constants.ENDPOINT}/{repo_id}"
         known = explicit_token or get_token() is not None
-        return UserError(f"{ask} as the owner of {token_source(explicit_token)}" if known else f"{ask}, then log in")
+        then = f" as the owner of {token_source(explicit_token)}" if known else f", then log in: {login_help()}"
+        return UserError(ask + then)
     if isinstance(error, RevisionNotFoundError):
         return UserError(f"{repo_id} has no such revision; its branches and tags: {constants.ENDPOINT}/{repo_id}/tree")
     status = status_of(error)

@@ -1,0 +1,84 @@
+"""Every command that takes a repository, or a folder that was downloaded from one."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import typer.main
+
+from hf_vit.cli.main import build_app
+
+# What stands for a repository: in its help it is a model, data or an image of the Hub, or a model's folder.
+_TAKES = re.compile(
+    r"Hub id|hf://|on the Hub|[Ff]older of a saved|teacher|fine-tunings|second model|as in finetune", re.I
+)
+_ONE_STEP = ["--steps", "1", "--batch-size", "6", "--evaluations", "1"]
+_COMPARE = ["compare", "--output", "{out}", "--no-robustness", "--speed-turns", "0"]
+_ANALYZE = ["analyze", "--output", "{out}", "--only", "patch_filters", "--num-images", "4"]
+
+# "command parameter" -> arguments; {repo} is the stranger's, {good} a model, {data} and {image} are one's own.
+MODELS: dict[str, list[str]] = {
+    "predict model": ["predict", "{repo}", "{image}"],
+    "evaluate model": ["evaluate", "{repo}", "--data", "{data}"],
+    "embed model": ["embed", "{repo}", "--data", "{data}", "--output", "{out}"],
+    "analyze model": [*_ANALYZE, "{repo}", "--images", "{data}"],
+    "analyze against": [*_ANALYZE, "{good}", "--images", "{data}", "--against", "{repo}"],
+    "compare models": [*_COMPARE, "{good}", "{repo}", "--data", "{data}"],
+    "soup models": ["soup", "{good}", "{repo}", "--output", "{out}"],
+    "finetune model": ["finetune", "--model", "{repo}", "--data", "{data}", "--output", "{out}", *_ONE_STEP],
+    "finetune teacher": [
+        *("finetune", "--model", "{good}", "--data", "{data}", "--output", "{out}", *_ONE_STEP),
+        *("--teacher", "{repo}"),
+    ],
+    "pretrain model": [
+        *("pretrain", "--model", "{repo}", "--data", "{data}", "--output", "{out}"),
+        *("--steps", "1", "--batch-size", "6", "--evaluations", "1"),
+    ],
+    "bench data model": ["bench", "data", "--model", "{repo}", "--data", "{data}", "--seconds", "0.05"],
+    "convert source": ["convert", "{hf}", "{out}"],
+    "export model": ["export", "{repo}", "{out}", "--to", "transformers"],
+    "verify repo": ["verify", "{repo}"],
+}
+# The same of a folder alone.
+FOLDERS: dict[str, list[str]] = {
+    "card folder": ["card", "{repo}"],
+    "push folder": ["push", "{repo}", "alice/shared"],
+    "cost model": ["cost", "{repo}"],
+}
+DATA: dict[str, list[str]] = {
+    "evaluate data": ["evaluate", "{good}", "--data", "{repo}"],
+    "embed data": ["embed", "{good}", "--data", "{repo}", "--output", "{out}"],
+    "embed data --streaming": ["embed", "{good}", "--data", "{repo}", "--output", "{out}", "--streaming"],
+    "analyze images": [*_ANALYZE, "{good}", "--images", "{repo}"],
+    "compare data": [*_COMPARE, "{good}", "{good}", "--data", "{repo}"],
+    "soup data": ["soup", "{good}", "{good}", "--output", "{out}", "--data", "{repo}"],
+    "finetune data": ["finetune", "--model", "{good}", "--data", "{repo}", "--output", "{out}", *_ONE_STEP],
+    "finetune data --streaming": [
+        *("finetune", "--model", "{good}", "--data", "{repo}", "--output", "{out}", *_ONE_STEP, "--streaming"),
+    ],
+    "pretrain data": [
+        *("pretrain", "--model", "{good}", "--data", "{repo}", "--output", "{out}"),
+        *("--steps", "1", "--batch-size", "6", "--evaluations", "1"),
+    ],
+    "bench data data": ["bench", "data", "--model", "{good}", "--data", "{repo}", "--seconds", "0.05"],
+}
+# Functions of the package that do.
+PYTHON = {"python from_hub": "from_hub", "python image_processor_from_hub": "image_processor_from_hub"}
+# What takes no repository though its help speaks of one: where it goes, and folders of one's own trainings.
+NOT_A_STRANGERS = {"push repo", "card repo", "finetune push"}
+
+
+def takers() -> Iterator[str]:
+    """ "command parameter" of everything in the program that may be given a repository."""
+    for path, command in _commands("", typer.main.get_command(build_app())):
+        for parameter in command.params:
+            words = f"{getattr(parameter, 'help', '')} {parameter.metavar or ''}"
+            if _TAKES.search(words):
+                yield f"{path} {parameter.name}".strip()
+
+
+def _commands(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _commands(f"{path} {name}".strip(), inner)
+    if not hasattr(command, "commands"):
+        yield path, command
