@@ -31,7 +31,7 @@ GOOD, THEIRS, HOSTILE = "alice/good", "alice/theirs", "mallory/hostile"
 LONGEST_LINE = 1000
 OF_TRANSFORMERS = ("predict model of transformers", "export model of transformers")
 # Each loads in its own way; the other commands load as one of these.
-DOORS = {"predict model", "finetune model", "convert source", "python from_hub", "push folder",
+DOORS = {"predict model", "finetune model", "convert model", "python from_hub", "push model",
          "evaluate data", "embed data --streaming"}  # fmt: skip
 # What belongs into the folder of a run: what it printed, its answer, its output, its home and temporary files.
 _OF_THE_RUN = {"stdout", "stderr", "answer.json", "out", "home", "tmp"}
@@ -79,7 +79,7 @@ class Field:
         return self._cell(command, HOSTILE, "", attack, transport)
 
     def try_push(self, name: str, transport: str) -> str:
-        return self._cell("push folder", str(self.good), "", PUSH_ATTACKS[name](self.ground, {}), transport)
+        return self._cell("push model", str(self.good), "", PUSH_ATTACKS[name](self.ground, {}), transport)
 
     def _served(self, name: str) -> Attack:
         """An honest data set, and a server that is not."""
@@ -232,7 +232,7 @@ def leaves_out(command: str, name: str) -> bool:
     Links in a folder of one's own are followed, but never shared.
     """
     if name.startswith("link: "):
-        return command != "push folder"
+        return command != "push model"
     return name.startswith(("config: ", "processor: ")) and name.endswith(tuple(WRONG)) and lot(command + name, 8) > 0
 
 

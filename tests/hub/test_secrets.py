@@ -10,7 +10,7 @@ import pytest
 from hub.conftest import training_record
 
 from hf_vit import UserError, push_to_hub
-from hf_vit.cli.main import main
+from hf_vit_cli.main import main
 from hf_vit.hub.card import render_card
 from hf_vit.results.documents import Document
 from hf_vit.results.facts import DataFact, Facts, append_record, new_record

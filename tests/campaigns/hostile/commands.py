@@ -6,7 +6,7 @@ from typing import Any
 
 import typer.main
 
-from hf_vit.cli.main import build_app
+from hf_vit_cli.main import build_app
 
 # What stands for a repository: in its help it is a model, data or an image of the Hub, or a model's folder.
 _TAKES = re.compile(
@@ -25,24 +25,24 @@ MODELS: dict[str, list[str]] = {
     "analyze against": [*_ANALYZE, "{good}", "--images", "{data}", "--against", "{repo}"],
     "compare models": [*_COMPARE, "{good}", "{repo}", "--data", "{data}"],
     "soup models": ["soup", "{good}", "{repo}", "--output", "{out}"],
-    "finetune model": ["finetune", "--model", "{repo}", "--data", "{data}", "--output", "{out}", *_ONE_STEP],
+    "finetune model": ["finetune", "{repo}", "--data", "{data}", "--output", "{out}", *_ONE_STEP],
     "finetune teacher": [
-        *("finetune", "--model", "{good}", "--data", "{data}", "--output", "{out}", *_ONE_STEP),
+        *("finetune", "{good}", "--data", "{data}", "--output", "{out}", *_ONE_STEP),
         *("--teacher", "{repo}"),
     ],
     "pretrain model": [
-        *("pretrain", "--model", "{repo}", "--data", "{data}", "--output", "{out}"),
+        *("pretrain", "{repo}", "--data", "{data}", "--output", "{out}"),
         *("--steps", "1", "--batch-size", "6", "--evaluations", "1"),
     ],
-    "bench data model": ["bench", "data", "--model", "{repo}", "--data", "{data}", "--seconds", "0.05"],
-    "convert source": ["convert", "{hf}", "{out}"],
+    "bench data model": ["bench", "data", "{repo}", "--data", "{data}", "--seconds", "0.05"],
+    "convert model": ["convert", "{hf}", "{out}"],
     "export model": ["export", "{repo}", "{out}", "--to", "transformers"],
     "verify repo": ["verify", "{repo}"],
 }
 # The same of a folder alone.
 FOLDERS: dict[str, list[str]] = {
-    "card folder": ["card", "{repo}"],
-    "push folder": ["push", "{repo}", "alice/shared"],
+    "card model": ["card", "{repo}"],
+    "push model": ["push", "{repo}", "alice/shared"],
     "cost model": ["cost", "{repo}"],
 }
 DATA: dict[str, list[str]] = {
@@ -52,15 +52,15 @@ DATA: dict[str, list[str]] = {
     "analyze images": [*_ANALYZE, "{good}", "--images", "{repo}"],
     "compare data": [*_COMPARE, "{good}", "{good}", "--data", "{repo}"],
     "soup data": ["soup", "{good}", "{good}", "--output", "{out}", "--data", "{repo}"],
-    "finetune data": ["finetune", "--model", "{good}", "--data", "{repo}", "--output", "{out}", *_ONE_STEP],
+    "finetune data": ["finetune", "{good}", "--data", "{repo}", "--output", "{out}", *_ONE_STEP],
     "finetune data --streaming": [
-        *("finetune", "--model", "{good}", "--data", "{repo}", "--output", "{out}", *_ONE_STEP, "--streaming"),
+        *("finetune", "{good}", "--data", "{repo}", "--output", "{out}", *_ONE_STEP, "--streaming"),
     ],
     "pretrain data": [
-        *("pretrain", "--model", "{good}", "--data", "{repo}", "--output", "{out}"),
+        *("pretrain", "{good}", "--data", "{repo}", "--output", "{out}"),
         *("--steps", "1", "--batch-size", "6", "--evaluations", "1"),
     ],
-    "bench data data": ["bench", "data", "--model", "{good}", "--data", "{repo}", "--seconds", "0.05"],
+    "bench data data": ["bench", "data", "{good}", "--data", "{repo}", "--seconds", "0.05"],
 }
 # Functions of the package that do.
 PYTHON = {"python from_hub": "from_hub", "python image_processor_from_hub": "image_processor_from_hub"}

@@ -18,7 +18,7 @@ def command(arguments: list[str], secrets: dict[str, str]) -> None:
     """hf-vit, as from a shell."""
     surround(secrets)
     sys.argv = ["hf-vit", *arguments]
-    from hf_vit.cli.main import main
+    from hf_vit_cli.main import main
 
     main(arguments)
 
