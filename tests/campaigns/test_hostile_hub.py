@@ -16,10 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from campaigns.hostile.attacks import MODEL_ATTACKS, PUSH_ATTACKS, SERVER_ATTACKS, WRONG, Attack
+from campaigns.hostile.attacks import MODEL_ATTACKS, WRONG, Attack
 from campaigns.hostile.commands import DATA, FOLDERS, MODELS, NOT_A_STRANGERS, PYTHON, takers
 from campaigns.hostile.data_attacks import DATA_ATTACKS
 from campaigns.hostile.ground import SECRETS, Ground
+from campaigns.hostile.server_attacks import PUSH_ATTACKS, SERVER_ATTACKS
 from campaigns.ledger import Campaign, failures
 from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
 from hub.conftest import save_model
@@ -265,6 +266,26 @@ def test_every_command_that_takes_a_repository_is_attacked() -> None:
     """What the program itself says of its parameters; a new command must join."""
     tried = {name.removesuffix(" --streaming") for name in (*MODELS, *FOLDERS, *DATA)}
     assert set(takers()) == tried | NOT_A_STRANGERS
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "predict model/code: auto_map of a new type/xet",
+        "predict model/pickle: pytorch_model.bin/lfs",
+        "predict model/etag: absolute/xet",
+        "predict model/gated/lfs",
+        "finetune model/place: adapter beside a model/xet",
+        "convert model/index: absolute/lfs",
+        "python from_hub/place: wrapped checkpoint_path/folder",
+        "evaluate data/row: a file/xet",
+        "embed data --streaming/place: files/lfs",
+        "push model/link: weights/folder",
+        "push/commit: elsewhere/xet",
+    ],
+)
+def test_a_sample(case: str, field: Field) -> None:
+    assert attempt(field, case) == "refused"
 
 
 @pytest.mark.slow

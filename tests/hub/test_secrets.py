@@ -10,12 +10,12 @@ import pytest
 from hub.conftest import training_record
 
 from hf_vit import UserError, push_to_hub
-from hf_vit_cli.main import main
 from hf_vit.hub.card import render_card
 from hf_vit.results.documents import Document
 from hf_vit.results.facts import DataFact, Facts, append_record, new_record
 from hf_vit.results.measurements import Measurements
 from hf_vit.results.redaction import redact_message
+from hf_vit_cli.main import main
 
 _HF = "hf_" + "aB3" * 11
 _SECRETS = {  # kind -> (a text that holds the secret, the secret)

@@ -57,11 +57,10 @@ def changed(base: dict[str, bytes], name: str = "config.json", **fields: Any) ->
 
 
 def code(ground: Ground) -> Files:
-    names = ("modeling_evil.py", "configuration_evil.py", "processing_evil.py", "__init__.py", "sitecustomize.py",
-             "conftest.py", "setup.py", "usercustomize.py", "hubconf.py", "transformers.py", "hf_vit.py", "safetensors.py",
-             "torch.py", "PIL.py")  # fmt: skip
+    names = ("modeling_evil", "configuration_evil", "processing_evil", "__init__", "sitecustomize", "usercustomize",
+             "conftest", "setup", "hubconf", "transformers", "hf_vit", "safetensors", "torch", "PIL")  # fmt: skip
     module = f"{ground.payload}class Evil: pass\nclass EvilConfig: pass\n"
-    return dict.fromkeys(names, module.encode())
+    return {f"{name}.py": module.encode() for name in names}
 
 
 def with_code(**fields: Any) -> Make:
@@ -113,14 +112,6 @@ def named(name: str) -> Make:
         return Attack({name: ground.payload.encode(), "README.md": card})
 
     return make
-
-
-def served(path: str, action: str, fields: Callable[[Ground], dict[str, Any]]) -> Make:
-    return lambda ground, base: Attack(faults=((path, action, {"times": -1, **fields(ground)}),))
-
-
-def redirected(path: str, place: Callable[[Ground], str], status: int = 302) -> Make:
-    return served(path, "status", lambda ground: {"status": status, "headers": {"Location": place(ground)}})
 
 
 def linked(name: str, place: Callable[[Ground], str]) -> Make:
@@ -216,20 +207,35 @@ MODEL_ATTACKS: dict[str, Make] = {
         {"modeling_evil.py": b"def (", **changed(base, auto_map=_EVERYTHING, model_type="evil")}
     ),
     "code: of the processor": lambda ground, base: Attack(
-        {**code(ground), **changed(base, "preprocessor_config.json", auto_map=_EVERYTHING, image_processor_type="Evil",
-                           trust_remote_code=True)}
-    ),  # fmt: skip
+        {
+            **code(ground),
+            **changed(
+                base,
+                "preprocessor_config.json",
+                auto_map=_EVERYTHING,
+                image_processor_type="Evil",
+                trust_remote_code=True,
+            ),
+        }
+    ),
     "code: of the known processor": lambda ground, base: Attack(
         {**code(ground), **changed(base, "preprocessor_config.json", auto_map=_EVERYTHING)}
     ),
     "code: processor_config.json": lambda ground, base: Attack(
-        {**code(ground), "preprocessor_config.json": None, "processor_config.json": json.dumps(
-            {"auto_map": _EVERYTHING, "processor_class": "Evil", "image_processor": {"auto_map": _EVERYTHING}}).encode()}
-    ),  # fmt: skip
+        {
+            **code(ground),
+            "preprocessor_config.json": None,
+            "processor_config.json": json.dumps(
+                {"auto_map": _EVERYTHING, "processor_class": "Evil", "image_processor": {"auto_map": _EVERYTHING}}
+            ).encode(),
+        }
+    ),
     "code: in place of ours": lambda ground, base: Attack(
         {name: f"{ground.payload}".encode() for name in base if name.endswith(".py")} | code(ground)
     ),
-    "code: attention from the Hub": with_code(attn_implementation="mallory/kernel", _attn_implementation="mallory/kernel"),
+    "code: attention from the Hub": with_code(
+        attn_implementation="mallory/kernel", _attn_implementation="mallory/kernel"
+    ),
     "code: custom generation": lambda ground, base: Attack(
         {"custom_generate/generate.py": ground.payload.encode(), "generation_config.json": b"{}", **code(ground)}
     ),
@@ -243,10 +249,14 @@ MODEL_ATTACKS: dict[str, Make] = {
         {WEIGHTS: pickle.dumps(Run(ground.payload))}, (WEIGHTS,)
     ),
     "pickle: indexed": lambda ground, base: Attack(
-        {**pickled("part.bin", True)(ground, base).files,
-         "pytorch_model.bin.index.json": b'{"metadata": {}, "weight_map": {"classifier.weight": "part.bin"}}'}
-    ),  # fmt: skip
-    "pickle: a bomb": lambda ground, base: Attack({WEIGHTS: None, "pytorch_model.bin": zip_bomb()}, ("pytorch_model.bin",)),
+        {
+            **pickled("part.bin", True)(ground, base).files,
+            "pytorch_model.bin.index.json": b'{"metadata": {}, "weight_map": {"classifier.weight": "part.bin"}}',
+        }
+    ),
+    "pickle: a bomb": lambda ground, base: Attack(
+        {WEIGHTS: None, "pytorch_model.bin": zip_bomb()}, ("pytorch_model.bin",)
+    ),
     "pickle: adapter_model.bin": lambda ground, base: Attack(
         {**adapter(ground, base, True).files, "adapter_model.bin": pickle.dumps(Run(ground.payload))}
     ),
@@ -262,9 +272,14 @@ MODEL_ATTACKS: dict[str, Make] = {
         lambda ground: {"backbone": str(ground.outside), "use_pretrained_backbone": True, "use_timm_backbone": False}
     ),
     "place: a detector's backbone": with_config(
-        lambda ground: {"model_type": "detr", "backbone": f"local-dir:{ground.outside}", "use_timm_backbone": True,
-                        "backbone_config": None, "architectures": ["DetrForObjectDetection"]}
-    ),  # fmt: skip
+        lambda ground: {
+            "model_type": "detr",
+            "backbone": f"local-dir:{ground.outside}",
+            "use_timm_backbone": True,
+            "backbone_config": None,
+            "architectures": ["DetrForObjectDetection"],
+        }
+    ),
     "place: timm checkpoint_path": architecture(checkpoint_path="{outside}/model.safetensors"),
     "place: timm cache_dir": architecture(cache_dir="{outside}/cache"),
     "place: timm pretrained_cfg": architecture(pretrained_cfg="{outside}/model.safetensors"),
@@ -279,7 +294,9 @@ MODEL_ATTACKS: dict[str, Make] = {
     "index: above": indexed(lambda ground: "../" * 12 + f"{ground.outside}/model.safetensors".lstrip("/")),
     "index: address": indexed(lambda ground: f"{ground.elsewhere}/model.safetensors"),
     "index: file address": indexed(lambda ground: f"file://{ground.outside}/model.safetensors"),
-    "index: of another repository": indexed(lambda ground: "../../../models--alice--private/snapshots/main/model.safetensors"),
+    "index: of another repository": indexed(
+        lambda ground: "../../../models--alice--private/snapshots/main/model.safetensors"
+    ),
     "index: itself": indexed(lambda ground: INDEX),
     "index: the config": indexed(lambda ground: "config.json"),
     "index: control characters": indexed(lambda ground: "a\n\x1b[31m\0b.safetensors"),
@@ -288,19 +305,42 @@ MODEL_ATTACKS: dict[str, Make] = {
     "index: beside the single file": lambda ground, base: Attack(
         {INDEX: indexed(lambda ground: f"{ground.outside}/model.safetensors")(ground, base).files[INDEX]}
     ),
-    **{f"index: {kind}": lambda ground, base, value=value: Attack({WEIGHTS: None, INDEX: json.dumps(value).encode()})
-       for kind, value in {"a list": [], "no map": {}, "a map of lists": {"weight_map": {"a": []}, "metadata": {}},
-                           "a map of nothing": {"metadata": None, "weight_map": None}}.items()},
+    **{
+        f"index: {kind}": lambda ground, base, value=value: Attack({WEIGHTS: None, INDEX: json.dumps(value).encode()})
+        for kind, value in {
+            "a list": [],
+            "no map": {},
+            "a map of lists": {"weight_map": {"a": []}, "metadata": {}},
+            "a map of nothing": {"metadata": None, "weight_map": None},
+        }.items()
+    },
     # Configs and processors of wrong types
-    **{f"config: {name} {kind}": with_config(lambda ground, name=name, value=value: {name: value})
-       for name in _FIELDS for kind, value in WRONG.items()},
-    **{f"processor: {name} {kind}": with_config(
-        lambda ground, name=name, value=value: {name: value}, "preprocessor_config.json")
-       for name in _PROCESSOR_FIELDS for kind, value in WRONG.items()},
-    **{f"{name}: {kind}": whole(f"{name}.json", value)
-       for name in ("config", "preprocessor_config", "facts") for kind, value in
-       {"a list": [], "a number": 1, "nothing": b"", "cut": b'{"a": ', "bytes": bytes(range(256)), "deep": b"[" * 100_000,
-        "NaN": b'{"hidden_size": NaN}', "huge numbers": b'{"hidden_size": 1' + b"0" * 5000 + b"}"}.items()},
+    **{
+        f"config: {name} {kind}": with_config(lambda ground, name=name, value=value: {name: value})
+        for name in _FIELDS
+        for kind, value in WRONG.items()
+    },
+    **{
+        f"processor: {name} {kind}": with_config(
+            lambda ground, name=name, value=value: {name: value}, "preprocessor_config.json"
+        )
+        for name in _PROCESSOR_FIELDS
+        for kind, value in WRONG.items()
+    },
+    **{
+        f"{name}: {kind}": whole(f"{name}.json", value)
+        for name in ("config", "preprocessor_config", "facts")
+        for kind, value in {
+            "a list": [],
+            "a number": 1,
+            "nothing": b"",
+            "cut": b'{"a": ',
+            "bytes": bytes(range(256)),
+            "deep": b"[" * 100_000,
+            "NaN": b'{"hidden_size": NaN}',
+            "huge numbers": b'{"hidden_size": 1' + b"0" * 5000 + b"}",
+        }.items()
+    },
     "config: huge": with_config(lambda ground: {"num_hidden_layers": 10**9}),
     "config: wide": with_config(lambda ground: {"hidden_size": 10**9, "intermediate_size": 10**9}),
     "config: labels with words": with_config(lambda ground: {"id2label": {str(i): f"{WORDS}{i}" for i in range(6)}}),
@@ -316,12 +356,28 @@ MODEL_ATTACKS: dict[str, Make] = {
     ),
     "card: includes": whole("README.md", b"---\nlicense: mit\n---\n{% include '/etc/passwd' %}{{ self.__init__ }}\n"),
     # Names
-    **{f"name: {kind}": named(name) for kind, name in {
-        "above": "../evil.py", "far above": "../../../../../../../../evil.py", "absolute": "/tmp/hf_vit_evil",
-        "control characters": "a\x1b[31m\nb.txt", "bidi": "a\u202egnp.exe", "very long": "a" * 300,
-        "very deep": "d/" * 200 + "x", "case": "CONFIG.JSON", "reserved": "aux.json", "drive": "C:\\evil.py",
-        "backslash": "..\\evil.py", "dots": "...", "git": ".git/config", "space": " ", "percent": "%2e%2e%2fevil.py",
-        "home": "~/evil.py", "dash": "--trust-remote-code"}.items()},
+    **{
+        f"name: {kind}": named(name)
+        for kind, name in {
+            "above": "../evil.py",
+            "far above": "../../../../../../../../evil.py",
+            "absolute": "/tmp/hf_vit_evil",
+            "control characters": "a\x1b[31m\nb.txt",
+            "bidi": "a\u202egnp.exe",
+            "very long": "a" * 300,
+            "very deep": "d/" * 200 + "x",
+            "case": "CONFIG.JSON",
+            "reserved": "aux.json",
+            "drive": "C:\\evil.py",
+            "backslash": "..\\evil.py",
+            "dots": "...",
+            "git": ".git/config",
+            "space": " ",
+            "percent": "%2e%2e%2fevil.py",
+            "home": "~/evil.py",
+            "dash": "--trust-remote-code",
+        }.items()
+    },
     # Links in a folder
     "link: weights": linked(WEIGHTS, lambda ground: f"{ground.outside}/model.safetensors"),
     "link: config": linked("config.json", lambda ground: f"{ground.outside}/config.json"),
@@ -329,97 +385,4 @@ MODEL_ATTACKS: dict[str, Make] = {
     "link: facts": linked("facts.json", lambda ground: f"{ground.outside}/private.txt"),
     "link: picture": linked("learning_curve.png", lambda ground: f"{ground.outside}/private.png"),
     "link: license": linked("LICENSE", lambda ground: f"{ground.outside}/private.txt"),
-}  # fmt: skip
-
-_FILE = r"/resolve/"
-_STORED = r"^/get/|^/xorb/"
-SERVER_ATTACKS: dict[str, Make] = {
-    "redirect: files elsewhere": redirected(_FILE, lambda ground: f"{ground.elsewhere}/x"),
-    "redirect: files elsewhere, 307": redirected(_FILE, lambda ground: f"{ground.elsewhere}/x", 307),
-    "redirect: the API elsewhere": redirected("/api/", lambda ground: f"{ground.elsewhere}/x"),
-    "redirect: the API elsewhere, 308": redirected("/api/", lambda ground: f"{ground.elsewhere}/x", 308),
-    "redirect: storage elsewhere": redirected(_STORED, lambda ground: f"{ground.elsewhere}/x"),
-    "redirect: without scheme": redirected(_FILE, lambda ground: "//" + ground.elsewhere.partition("//")[2] + "/x"),
-    "redirect: a file": redirected(_FILE, lambda ground: f"file://{ground.outside}/model.safetensors"),
-    "redirect: a private address": redirected(_FILE, lambda ground: "http://169.254.169.254/latest/meta-data/"),
-    "redirect: a loop": redirected(_FILE, lambda ground: "/mallory/hostile/resolve/main/config.json"),
-    "redirect: nowhere": redirected(_FILE, lambda ground: ""),
-    "redirect: words": redirected(_FILE, lambda ground: "http://a b\u00e9/"),
-    "size: longer": served(_FILE, "headers", lambda ground: {"headers": {"X-Linked-Size": 10**6}}),
-    "size: shorter": served(_FILE, "headers", lambda ground: {"headers": {"X-Linked-Size": 1}}),
-    "size: nothing": served(_FILE, "headers", lambda ground: {"headers": {"X-Linked-Size": 0}}),
-    "size: huge": served(_FILE, "headers", lambda ground: {"headers": {"X-Linked-Size": 10**18}}),
-    "size: negative": served(_FILE, "headers", lambda ground: {"headers": {"X-Linked-Size": -5}}),
-    "size: no number": served(_FILE, "headers", lambda ground: {"headers": {"X-Linked-Size": "x"}}),
-    "length: longer": served(_STORED, "headers", lambda ground: {"headers": {"Content-Length": 10**6, "Connection": "close"}}),
-    "length: shorter": served(_STORED, "headers", lambda ground: {"headers": {"Content-Length": 10}}),
-    "etag: above": served(_FILE, "headers", lambda ground: {
-        "headers": {"ETag": '"../../../../evil"', "X-Linked-Etag": '"../../../../evil"'}}),
-    "etag: absolute": served(_FILE, "headers", lambda ground: {
-        "headers": {"ETag": f'"{ground.outside}/x"', "X-Linked-Etag": f'"{ground.outside}/x"'}}),
-    "etag: nothing": served(_FILE, "headers", lambda ground: {"headers": {"ETag": "", "X-Linked-Etag": ""}}),
-    "etag: wrong": served(_FILE, "headers", lambda ground: {"headers": {"X-Linked-Etag": '"' + "a" * 64 + '"'}}),
-    "commit: above": served(_FILE, "headers", lambda ground: {"headers": {"X-Repo-Commit": "../../../../evil"}}),
-    "commit: nothing": served(_FILE, "headers", lambda ground: {"headers": {"X-Repo-Commit": ""}}),
-    "xet: another store": served(_FILE, "headers", lambda ground: {
-        "headers": {"X-Xet-Refresh-Route": f"{ground.elsewhere}/token", "Link": f'<{ground.elsewhere}/t>; rel="xet-auth"'}}),
-    "damaged": served(_STORED, "corrupt_response", lambda ground: {}),
-    "cut": served(_STORED, "cut_response", lambda ground: {"after": 100}),
-    "gated": lambda ground, base: Attack(settings={"gated": True}),
-    "private": lambda ground, base: Attack(settings={"private": True}),
-    "answer: 401": served("mallory", "status", lambda ground: {"status": 401, "message": WORDS.replace("\u202e", "")[:40]}),
-    "answer: 403 with words": served("mallory", "status", lambda ground: {"status": 403, "message": "\x1b[31mx\x07" * 9}),
-    "answer: 404": served("mallory", "status", lambda ground: {"status": 404}),
-    "answer: 418 with a page": served("mallory", "status", lambda ground: {"status": 418, "message": "<html>" * 3000}),
-    "answer: lists": served("/api/", "status", lambda ground: {"status": 200, "body": []}),
-    "answer: nothing": served("/api/", "status", lambda ground: {"status": 200, "body": {}}),
-    "answer: words": served("/api/", "status", lambda ground: {"status": 200, "body": {
-        "sha": "../../../evil", "id": WORDS, "siblings": [{"rfilename": "../../evil"}], "gated": WORDS}}),
-}  # fmt: skip
-
-
-def answered(path: str, body: Callable[[Ground], Any], status: int = 200) -> Make:
-    return served(path, "status", lambda ground: {"status": status, "body": body(ground), "message": "x"})
-
-
-# What a server may answer to a push.
-PUSH_ATTACKS: dict[str, Make] = {
-    "honest": lambda ground, base: Attack(),
-    "who: words": answered("/whoami", lambda ground: {"type": "user", "name": WORDS, "orgs": WORDS, "auth": WORDS}),
-    "who: nothing": answered("/whoami", lambda ground: {}),
-    "who: a list": answered("/whoami", lambda ground: []),
-    "who: elsewhere": redirected("/whoami", lambda ground: f"{ground.elsewhere}/who"),
-    "card: elsewhere": redirected("/validate-yaml", lambda ground: f"{ground.elsewhere}/card", 308),
-    "card: words": answered("/validate-yaml", lambda ground: {"errors": [{"message": WORDS}]}, 400),
-    "card: a list": answered("/validate-yaml", lambda ground: [WORDS], 400),
-    "create: elsewhere": redirected("/repos/create", lambda ground: f"{ground.elsewhere}/create", 307),
-    "create: words": answered("/repos/create", lambda ground: {"url": WORDS}),
-    "create: nothing": answered("/repos/create", lambda ground: {}),
-    "preupload: elsewhere": redirected("/preupload/", lambda ground: f"{ground.elsewhere}/pre", 307),
-    "preupload: nothing": answered("/preupload/", lambda ground: {"files": []}),
-    "preupload: words": answered("/preupload/", lambda ground: {"files": [
-        {"path": "../x", "uploadMode": WORDS, "shouldIgnore": True}]}),
-    "batch: elsewhere": answered("/info/lfs/", lambda ground: {"transfer": "basic", "objects": [
-        {"oid": "a" * 64, "size": 1, "actions": {"upload": {"href": f"{ground.elsewhere}/up"},
-                                                 "verify": {"href": f"{ground.elsewhere}/verify"}}}]}),
-    "batch: a file": answered("/info/lfs/", lambda ground: {"transfer": "basic", "objects": [
-        {"oid": "a" * 64, "size": 1, "actions": {"upload": {"href": f"file://{ground.outside}/x"}}}]}),
-    "batch: nothing": answered("/info/lfs/", lambda ground: {}),
-    "batch: words": answered("/info/lfs/", lambda ground: {"objects": [{"error": {"code": 1, "message": WORDS}}]}),
-    "xet: elsewhere": served("/xet-write-token/", "status", lambda ground: {"status": 200, "body": {
-        "accessToken": "t", "casUrl": ground.elsewhere, "exp": 4 * 10**9}, "headers": {
-        "X-Xet-Cas-Url": ground.elsewhere, "X-Xet-Access-Token": "t", "X-Xet-Token-Expiration": 4 * 10**9}}),
-    "xet: nothing": answered("/xet-write-token/", lambda ground: {}),
-    "storage: elsewhere": redirected("^/lfs/|^/xet/", lambda ground: f"{ground.elsewhere}/store", 307),
-    "commit: elsewhere": redirected("/commit/", lambda ground: f"{ground.elsewhere}/commit", 307),
-    "commit: words": answered("/commit/", lambda ground: {"commitOid": WORDS, "commitUrl": WORDS, "success": True}),
-    "commit: nothing": answered("/commit/", lambda ground: {}),
-    "commit: a page": answered("/commit/", lambda ground: "<html>" * 100),
-    "tree: elsewhere": redirected("/tree/", lambda ground: f"{ground.elsewhere}/tree"),
-    "tree: words": answered("/tree/", lambda ground: [{"type": "file", "path": "../x", "oid": WORDS, "size": -1}]),
-    "refs: words": answered("/refs", lambda ground: {"branches": [], "tags": [], "converts": []}),
-    "all: 500 with words": answered("/api/", lambda ground: {"error": WORDS * 50}, 500),
-    "all: 401": answered("/api/", lambda ground: {"error": WORDS}, 401),
-    "all: 403": answered("/api/", lambda ground: {"error": WORDS}, 403),
-    "all: 426": answered("/api/", lambda ground: {"error": WORDS}, 426),
-}  # fmt: skip
+}

@@ -58,12 +58,17 @@ def holding(files: Callable[[Ground], Files]) -> Make:
     return make
 
 
+def described(configurations: str) -> bytes:
+    """A card."""
+    return f"---\nconfigs:\n{configurations}\n---\n".encode()
+
+
 def declared(pattern: Callable[[Ground], str]) -> Make:
     """A card that says where the data lie."""
     return holding(
         lambda ground: {
             **honest(),
-            "README.md": f"---\nconfigs:\n- config_name: default\n  data_files: {json.dumps(pattern(ground))}\n---\n".encode(),
+            "README.md": described(f"- config_name: default\n  data_files: {json.dumps(pattern(ground))}"),
         }
     )
 
@@ -124,14 +129,21 @@ def _link(ground: Ground) -> Files:
 
 DATA_ATTACKS: dict[str, Make] = {
     "honest": holding(lambda ground: honest()),
-    "code: a script": holding(lambda ground: {"hostile.py": ground.payload.encode(), "data.py": ground.payload.encode()}),
+    "code: a script": holding(
+        lambda ground: {"hostile.py": ground.payload.encode(), "data.py": ground.payload.encode()}
+    ),
     "code: a script beside data": holding(lambda ground: {**honest(), "hostile.py": ground.payload.encode()}),
     "pickle: a table": holding(lambda ground: {"train.pkl": pickle.dumps(Run(ground.payload))}),
-    "pickle: declared": holding(lambda ground: {
-        "train.pkl": pickle.dumps(Run(ground.payload)), "README.md":
-        b"---\nconfigs:\n- config_name: default\n  data_files: train.pkl\n  builder_name: pandas\n---\n"}),
-    **{f"pickle: in a tar, {suffix}": tarred("{}." + suffix, lambda ground: pickle.dumps(Run(ground.payload)))
-       for suffix in ("pkl", "pyd", "pickle", "pth", "pt", "npy", "npz", "ten", "cbor", "mp")},
+    "pickle: declared": holding(
+        lambda ground: {
+            "train.pkl": pickle.dumps(Run(ground.payload)),
+            "README.md": b"---\nconfigs:\n- config_name: default\n  data_files: train.pkl\n  builder_name: pandas\n---\n",
+        }
+    ),
+    **{
+        f"pickle: in a tar, {suffix}": tarred("{}." + suffix, lambda ground: pickle.dumps(Run(ground.payload)))
+        for suffix in ("pkl", "pyd", "pickle", "pth", "pt", "npy", "npz", "ten", "cbor", "mp")
+    },
     "place: a file": declared(lambda ground: f"{ground.outside}/private.png"),
     "place: files": declared(lambda ground: f"{ground.outside}/*"),
     "place: a file address": declared(lambda ground: f"file://{ground.outside}/private.png"),
@@ -150,13 +162,18 @@ DATA_ATTACKS: dict[str, Make] = {
     "list: above": listed(lambda ground: "../" * 12 + f"{ground.outside}/private.png".lstrip("/")),
     "list: elsewhere": listed(lambda ground: f"{ground.elsewhere}/x.png"),
     "link: in a tar": holding(_link),
-    "words: labels": holding(lambda ground: {
-        "data/train.parquet": table(honest_rows(), [f"{WORDS}{number}" for number in range(6)])}),
+    "words: labels": holding(
+        lambda ground: {"data/train.parquet": table(honest_rows(), [f"{WORDS}{number}" for number in range(6)])}
+    ),
     "words: names of images": pointing(lambda ground: WORDS),
-    "card: words": holding(lambda ground: {**honest(), "README.md": f"---\nconfigs: [{json.dumps(WORDS)}]\n---\n".encode()}),
-    "card: features": holding(lambda ground: {**honest(), "README.md":
-        b"---\ndataset_info:\n  features:\n  - name: image\n    dtype: !!python/name:os.system\n---\n"}),
+    "card: words": holding(lambda ground: {**honest(), "README.md": described(f"- {json.dumps(WORDS)}")}),
+    "card: features": holding(
+        lambda ground: {
+            **honest(),
+            "README.md": b"---\ndataset_info:\n  features:\n  - name: image\n    dtype: !!python/name:os.system\n---\n",
+        }
+    ),
     "infos: words": holding(lambda ground: {**honest(), "dataset_infos.json": json.dumps({"default": WORDS}).encode()}),
     "damaged": holding(lambda ground: {"data/train.parquet": b"PAR1\0\0\0\0PAR1"}),
     "nothing": holding(lambda ground: {}),
-}  # fmt: skip
+}
