@@ -19,7 +19,7 @@ from hf_vit.hub.contents import SharedFile, differences
 from hf_vit.hub.example import example as example_code
 from hf_vit.hub.model_folder import ModelConfig, read_config, weight_files
 from hf_vit.hub.preflight import check_repo_id
-from hf_vit.repositories.reading import check_folder, reading
+from hf_vit.repositories.reading import check_folder, indexed_files, reading
 from hf_vit.repositories.retrying import try_again
 from hf_vit.results.writing import scratch_folder
 
@@ -151,7 +151,7 @@ def run_examples(
     """
     check_folder(folder, repo_id)
     config = read_config(folder)
-    if foreign := sorted(set(weight_files(folder)) - set(files)):
+    if foreign := sorted({*weight_files(folder), *indexed_files(folder, repo_id)} - set(files)):
         raise UserError(f"the weight index of {repo_id} names {foreign[0]}, which is not in the repository")
     blocks = _card_examples(repo_id, folder)
     own = _own_example(config, folder)

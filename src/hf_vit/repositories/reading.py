@@ -142,14 +142,14 @@ def check_folder(folder: Path, name: str) -> None:
             f"{CONFIG} of {name} names another place ({place[0]}: {str(place[1])[:80]!r}), which is not read; take "
             "that out, or give a model that is complete"
         )
-    weight_shards(folder, name)
+    indexed_files(folder, name)
 
 
 def weight_shards(folder: Path, name: str) -> list[str]:
-    """The files that a folder's index names; none where its weights are one file.
+    """The files that a folder's weights are in, by its index; none where they are one file.
 
     Raises:
-        UserError: the index is damaged, or names what is no file of the folder itself.
+        UserError: see `indexed_files`.
     """
     for weights in WEIGHTS:
         if (folder / weights).is_file():
@@ -158,6 +158,16 @@ def weight_shards(folder: Path, name: str) -> list[str]:
         if index.is_file():
             return _shards_of(index, name)
     return []
+
+
+def indexed_files(folder: Path, name: str) -> set[str]:
+    """All files that a folder's indexes name, needed or not.
+
+    Raises:
+        UserError: an index is damaged, or names what is no file of the folder itself.
+    """
+    indexes = [folder / f"{weights}.index.json" for weights in WEIGHTS]
+    return {file for index in indexes if index.is_file() for file in _shards_of(index, name)}
 
 
 def _shards_of(index: Path, name: str) -> list[str]:

@@ -62,8 +62,8 @@ def secret_in(text: str) -> str | None:
 
     Text of two bytes a sign (UTF-16) that was read byte by byte is looked through as well.
     """
-    text = text.replace("\0", "")
-    return next((kind for kind, pattern in _TOKEN_PATTERNS.items() if pattern.search(text)), None)
+    readings = (text, text.replace("\0", ""))
+    return next((kind for kind, pattern in _TOKEN_PATTERNS.items() if any(map(pattern.search, readings))), None)
 
 
 def redact_text(text: str) -> str:

@@ -137,7 +137,7 @@ DATA_ATTACKS: dict[str, Make] = {
     "pickle: declared": holding(
         lambda ground: {
             "train.pkl": pickle.dumps(Run(ground.payload)),
-            "README.md": b"---\nconfigs:\n- config_name: default\n  data_files: train.pkl\n  builder_name: pandas\n---\n",
+            "README.md": described("- config_name: default\n  data_files: train.pkl\n  builder_name: pandas"),
         }
     ),
     **{
