@@ -204,6 +204,9 @@ class NpzReader(CheckpointReader):
             declared = END_RECORD.unpack(self._map[end : end + END_RECORD.size])[4]
             if declared != len(infos):
                 raise ValueError(f"its directory lists {len(infos)} members, {declared} were written")
+            # Of two archives one after the other zipfile reads the last alone.
+            if infos and (begin := min(info.header_offset for info in infos)):
+                raise ValueError(f"its first member begins after {begin} bytes of something else")
         if not infos:
             raise UserError(f"{self.path.name} is an archive without any array; get the file again")
         if len(infos) > MAX_MEMBERS:

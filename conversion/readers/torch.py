@@ -77,6 +77,8 @@ class TorchReader(CheckpointReader):
                 infos, members = archive.infolist(), dict[int, int]()
                 if len({info.filename for info in infos}) != len(infos):
                     raise ValueError("a member's name is there twice")
+                if infos and (begin := min(info.header_offset for info in infos)):
+                    raise ValueError(f"its first member begins after {begin} bytes of something else")
                 for info in infos:
                     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 0x1:
                         raise ValueError(f"'{info.filename[:80]}' is compressed or encrypted")

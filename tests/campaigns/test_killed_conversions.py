@@ -3,6 +3,7 @@
 python -m pytest tests/campaigns/test_killed_conversions.py -m slow -s
 """
 
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -86,7 +87,8 @@ class Killer:
         earlier = output.exists()
         process = self.start(form, output)
         time.sleep(rng.uniform(0, 1.1) * self.seconds[form])
-        os.kill(process.pid, getattr(signal, signal_name))
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.kill(process.pid, getattr(signal, signal_name))
         process.join()
         there = self.is_whole(form, output)
         if there or rng.random() < 0.3:

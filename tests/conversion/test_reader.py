@@ -267,6 +267,14 @@ def test_directory_that_ends_early(checkpoint, write_npz, tmp_path: Path):
     refused(path, tmp_path, "its directory lists 38 members, 42 were written")
 
 
+def test_two_archives_one_after_the_other(checkpoint, write_npz, tmp_path: Path):
+    """The second alone would be read: here a model without its head."""
+    whole = write_npz(checkpoint()).read_bytes()
+    path = write_npz(checkpoint(labels=None))
+    path.write_bytes(whole + path.read_bytes())
+    refused(path, tmp_path, f"its first member begins after {len(whole)} bytes of something else")
+
+
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_other_compression_methods(method, npy, tmp_path: Path):
     path = tmp_path / "model.npz"
