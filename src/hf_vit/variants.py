@@ -2,6 +2,7 @@
 
 Sources: B, L, H: arXiv 2010.11929, table 1; Ti, S: arXiv 2106.10270; So400m, g, G, e: arXiv 2106.04560, 2305.13035
 and 2209.06794 with the numbers of the original code's table. Hybrids: 2010.11929 section 3.1 and table 6, 2106.10270.
+BiT: 1912.11370; R50x2 as 2010.11929, table 6. AxialResNet: 2003.07853, section 4.
 """
 
 import difflib
@@ -11,7 +12,7 @@ from typing import Any
 
 from hf_vit.errors import UserError
 from hf_vit.families import FAMILIES
-from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
+from hf_vit.models.configuration_hf_base import HfBaseConfig
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,23 @@ HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
 AXIAL_SIZES = ("Ti", "S", "B")  # published: B/32 and B/16 (2010.11929, appendix D.6); the smaller ones are ours
 AXIAL_PATCHES = (32, 16)
 
+# Name -> (family, stage depths, channels of the root).
+RESNETS: dict[str, tuple[str, tuple[int, ...], int]] = {
+    **{
+        f"AxialResNet-{size}": ("axial_resnet", (3, 4, 6, 3), width)
+        for size, width in (("S", 32), ("M", 48), ("L", 64))
+    },
+    **{f"BiT-R50x{factor}": ("bit", (3, 4, 6, 3), 64 * factor) for factor in (1, 2, 3)},
+    **{f"BiT-R101x{factor}": ("bit", (3, 4, 23, 3), 64 * factor) for factor in (1, 3)},
+    **{f"BiT-R152x{factor}": ("bit", (3, 8, 36, 3), 64 * factor) for factor in (2, 4)},
+}
+
 
 def variant_names() -> list[str]:
     """Every named variant, plain ones first."""
     plain = [f"{size}/{patch}" for size, variant in VARIANTS.items() for patch in variant.patches]
-    return [*plain, *HYBRIDS, *(f"Axial-{size}/{patch}" for size in AXIAL_SIZES for patch in AXIAL_PATCHES)]
+    axial = [f"Axial-{size}/{patch}" for size in AXIAL_SIZES for patch in AXIAL_PATCHES]
+    return [*plain, *HYBRIDS, *axial, *RESNETS]
 
 
 def looks_like_variant(name: str) -> bool:
@@ -62,8 +75,8 @@ def looks_like_variant(name: str) -> bool:
     return "/" not in name or re.fullmatch(r"[^/\\.]+/\d+", name) is not None
 
 
-def variant_config(name: str, **overrides: Any) -> HfViTBaseConfig:
-    """The configuration of a variant such as "B/16", "R50+B/16" or "Axial-B/32".
+def variant_config(name: str, **overrides: Any) -> HfBaseConfig:
+    """The configuration of a variant such as "B/16", "R50+B/16", "Axial-B/32", "AxialResNet-S" or "BiT-R50x1".
 
     Plain and axial variants take any patch side in px ("Ti/4"); any field may be overridden.
 
@@ -74,6 +87,9 @@ def variant_config(name: str, **overrides: Any) -> HfViTBaseConfig:
         size, stage_depths, stem_patch_size = HYBRIDS[name]
         stem: dict[str, Any] = {"stage_depths": stage_depths, "stem_patch_size": stem_patch_size}
         return _config("hybrid", {**_widths(VARIANTS[size]), **stem, **overrides})
+    if name in RESNETS:
+        family, stage_depths, stem_width = RESNETS[name]
+        return _config(family, {"stage_depths": stage_depths, "stem_width": stem_width, **overrides})
     match = re.fullmatch(r"(?:ViT-)?(Axial-)?([A-Za-z0-9]+)/(\d+)", name)
     if match is None or match[2] not in VARIANTS:
         nearest = difflib.get_close_matches(name, variant_names(), n=3, cutoff=0.3) or variant_names()
@@ -82,7 +98,7 @@ def variant_config(name: str, **overrides: Any) -> HfViTBaseConfig:
     return _config("axial" if match[1] else "plain", fields)
 
 
-def _config(family: str, fields: dict[str, Any]) -> HfViTBaseConfig:
+def _config(family: str, fields: dict[str, Any]) -> HfBaseConfig:
     config_class: Any = FAMILIES[family].config_class
     return config_class(**fields)
 

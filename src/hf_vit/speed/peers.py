@@ -34,7 +34,10 @@ class Shape:
     image_size: int = 224
 
     def config(self, **fields: Any) -> HfViTBaseConfig:
-        return variant_config(self.variant, image_size=self.image_size, num_labels=NUM_LABELS, **fields)
+        config = variant_config(self.variant, image_size=self.image_size, num_labels=NUM_LABELS, **fields)
+        if not isinstance(config, HfViTBaseConfig):
+            raise UserError(f"{self.variant} is a ResNet, and its peers are Vision Transformers; give a size like S/16")
+        return config
 
     @property
     def is_plain(self) -> bool:

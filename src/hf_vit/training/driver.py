@@ -13,6 +13,7 @@ from transformers import set_seed
 from transformers.utils import logging as transformers_logging
 
 from hf_vit.data import ImageData
+from hf_vit.families import family_of
 from hf_vit.hub.card import write_card
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
 from hf_vit.results.facts import append_record, new_record
@@ -201,7 +202,8 @@ def complete(task: Task[Result], trained: Trained) -> Result:
     run, trainer = trained.run, trained.trainer
     model = task.released(whole_model(trainer.accelerator.unwrap_model(trainer.model)))
     model.eval()
-    model.set_attn_implementation("sdpa")
+    if (family := family_of(model.config.model_type)) is not None and family.is_vit:
+        model.set_attn_implementation("sdpa")
     result = task.conclude(run, model, trainer.state, trained.seconds)
     deliver(run, lambda folder: _write(task, run, result, folder))
     return result

@@ -116,11 +116,11 @@ def build_classifier(
         "id2label": dict(enumerate(label_names)),
         "label2id": {name: index for index, name in enumerate(label_names)},
         "problem_type": None,
-        **({"representation_size": None} if rows is None else {}),
+        **({"representation_size": None} if rows is None and hasattr(source.config, "representation_size") else {}),
         **fields,
-        **_rates(dropout, drop_path),
+        **_rates(source, dropout, drop_path),
     }
-    new = _HEADS if rows is None else () if source.config.has_distillation_head else _HEADS[1:]
+    new = _HEADS if rows is None else () if getattr(source.config, "has_distillation_head", False) else _HEADS[1:]
     model = _build(source, "classification", changes, image_size, new=new)
     for name in _HEADS:
         head = getattr(model, name, None)
@@ -161,7 +161,7 @@ def build_predictor(
     Raises:
         UserError: a value does not fit the model, the family has no such head, or the weights do not fit.
     """
-    changes = fields | _rates(dropout, drop_path)
+    changes = fields | _rates(source, dropout, drop_path)
     new = ("prediction_head.", "vit.embeddings.mask_token")
     return _build(source, "masked_prediction", changes, image_size, new=new)
 
@@ -179,12 +179,24 @@ def build_encoder(
     Raises:
         UserError: a value does not fit the model, the family has no such head, or the weights do not fit.
     """
-    return _build(source, "model", fields | _rates(dropout, drop_path), image_size, new=())
+    return _build(source, "model", fields | _rates(source, dropout, drop_path), image_size, new=())
 
 
-def _rates(dropout: float | None, drop_path: float | None) -> dict[str, float]:
+def _rates(source: ModelSource, dropout: float | None, drop_path: float | None) -> dict[str, float]:
+    """The rates as fields of the configuration; 0 is what a family without them has.
+
+    Raises:
+        UserError: the family has no such rate.
+    """
     given = {"hidden_dropout_prob": dropout, "drop_path_rate": drop_path}
-    return {field: value for field, value in given.items() if value is not None}
+    rates = {field: value for field, value in given.items() if value is not None}
+    absent = [field for field in rates if not hasattr(source.config, field)]
+    if wrong := [field for field in absent if rates[field]]:
+        names = " and ".join(
+            {"hidden_dropout_prob": "dropout", "drop_path_rate": "drop path"}[field] for field in wrong
+        )
+        raise UserError(f"{source.name} has no {names}; give 0, or a recipe without")
+    return {field: value for field, value in rates.items() if field not in absent}
 
 
 def _class_behind(door: Door, source: ModelSource) -> Any:

@@ -11,8 +11,8 @@ def recipe_values(run: Run) -> dict[str, Any]:
     """The recipe as it was used: what it left to the model is the model's."""
     of_the_model = {
         "image_size": run.config.image_size,
-        "dropout": run.config.hidden_dropout_prob,
-        "drop_path": run.config.drop_path_rate,
+        "dropout": getattr(run.config, "hidden_dropout_prob", None),  # a ResNet has none
+        "drop_path": getattr(run.config, "drop_path_rate", None),
     }
     return run.recipe.settings() | of_the_model
 

@@ -212,7 +212,10 @@ class Distillation(ClassifierTask):
         """
         self.teacher.for_classes(data.label_names)
         tokens = {"use_distillation_token": True, "use_distillation_head": None} if self.options.uses_token else {}
-        if tokens and source.has_weights and not source.config.use_distillation_token:
+        has_token = getattr(source.config, "use_distillation_token", None)
+        if tokens and has_token is None:
+            raise UserError(f"{source.name} has no place for a distillation token; use --distillation logit")
+        if tokens and source.has_weights and not has_token:
             raise UserError(
                 f"{source.name} was trained without a distillation token, which --distillation {self.options.kind} "
                 "teaches; use --distillation logit, or start from a variant or a distilled checkpoint"

@@ -116,13 +116,13 @@ class MomentumContrast(nn.Module):
         super().__init__()
         self.options = options or ContrastiveOptions()
         self.config = encoder.config
-        width = encoder.config.representation_size or encoder.config.hidden_size
+        width = getattr(encoder.config, "representation_size", None) or encoder.config.hidden_size
         hidden = self.options.hidden_size or min(4096, 12 * width)
         size, norm = self.options.projection_size, self.options.normalization
         self.encoder = encoder
         self.projector = build_mlp([width, hidden, hidden, size], norm)
         self.predictor = build_mlp([size, hidden, size], norm)
-        if self.options.freeze_patches:
+        if self.options.freeze_patches and hasattr(encoder, "embeddings"):  # a ResNet cuts no patches
             encoder.embeddings.patch_embeddings.requires_grad_(False)
         self.momentum_encoder = copy.deepcopy(encoder).requires_grad_(False)
         self.momentum_projector = copy.deepcopy(self.projector).requires_grad_(False)
