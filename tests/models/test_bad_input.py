@@ -120,8 +120,9 @@ def test_weights_without_values_are_refused(family: Family):
             model(family.images(model.config))
 
 
-def test_projections_without_bias_and_values():
-    model = FAMILIES["plain"].build("classification", "no_qkv_bias")
-    model.vit.layers[1].attention.k_proj.to("meta")
-    with pytest.raises(ValueError, match=r"shape \(32, 32\) is on the meta device.*load all weights"):
+@pytest.mark.parametrize(("choice", "part"), [("no_qkv_bias", "k_proj"), ("relative", "relative_position")])
+def test_products_without_bias_and_values(choice: str, part: str):
+    model = FAMILIES["plain"].build("classification", choice)
+    model.vit.layers[1].attention.get_submodule(part).to("meta")
+    with pytest.raises(ValueError, match="on the meta device, without values; load all"):
         model(FAMILIES["plain"].images(model.config))

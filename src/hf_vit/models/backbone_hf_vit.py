@@ -16,9 +16,8 @@ from transformers.modeling_outputs import BackboneOutput
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
-from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel, patch_token_slice
+from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel, check_values, patch_token_slice
 from .positions_hf_vit import Grid
-from .pretrained_hf_vit import check_values
 
 PYRAMID_STRIDES = (4, 8, 16, 32)  # px of the image behind one place of a map
 
@@ -69,8 +68,6 @@ class PyramidLevel(nn.Module):
                 init.zeros_(module.bias)  # pyright: ignore[reportArgumentType]
 
     def forward(self, feature_map: torch.Tensor) -> torch.Tensor:
-        for parameter in self.parameters():
-            check_values(parameter, feature_map)
         hidden = self.projection_norm(self.projection(self.resize(feature_map)))
         return self.convolution_norm(self.convolution(hidden))
 
@@ -181,6 +178,7 @@ class HfViTBaseBackbone(BackboneMixin, HfViTPreTrainedModel):
         # transformers writes tuple[Tensor] for a tuple of any length.
         feature_maps: Any = tuple(self.feature_map(state, grid) for name, state in stages if name in self.out_features)
         if self.pyramid is not None:
+            check_values(pixel_values, self.pyramid)
             feature_maps = self.pyramid(feature_maps[0])
         return BackboneOutput(
             feature_maps=feature_maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions

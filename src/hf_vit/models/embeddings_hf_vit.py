@@ -13,7 +13,6 @@ from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTBaseConfig
 from .positions_hf_vit import Grid, PositionTable, own_places, replace_parameter, resample_patch_kernel
-from .pretrained_hf_vit import check_values
 
 
 class HfViTPatchEmbeddings(nn.Module):
@@ -27,7 +26,6 @@ class HfViTPatchEmbeddings(nn.Module):
         )
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        check_values(self.projection.weight, pixel_values)
         return self.projection(pixel_values).flatten(2).transpose(1, 2)
 
     def resize_to(self, config: HfViTBaseConfig) -> None:

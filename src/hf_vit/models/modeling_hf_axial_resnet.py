@@ -17,7 +17,6 @@ from transformers import initialization as init
 from .configuration_hf_axial_resnet import HEADS, HfAxialResNetConfig
 from .configuration_hf_base import HfBaseConfig
 from .modeling_hf_resnet import HfResNetBaseForImageClassification, HfResNetBaseModel, HfResNetPreTrainedModel
-from .pretrained_hf_vit import check_values
 
 
 class DenseNorm(nn.Module):
@@ -32,7 +31,6 @@ class DenseNorm(nn.Module):
         init.kaiming_normal_(self.dense.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        check_values(self.dense.weight, features)
         return self.norm(self.dense(features).flatten(0, -2)).view(*features.shape[:-1], -1)
 
 
@@ -193,7 +191,6 @@ class HfAxialResNetStem(nn.Module):
         init.kaiming_normal_(self.root_conv.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        check_values(self.root_conv.weight, pixel_values)
         features = F.relu(
             self.root_norm(self.root_conv(pixel_values.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)))
         )

@@ -26,7 +26,6 @@ from .modeling_hf_vit import (
     HfViTPreTrainedModel,
 )
 from .positions_hf_vit import Grid
-from .pretrained_hf_vit import check_values
 from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
 
 LineMasks = tuple[torch.Tensor | None, torch.Tensor | None]  # of rows, of columns
@@ -101,7 +100,6 @@ class HfAxialViTStemEmbeddings(nn.Module):
         )
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        check_values(self.projection.weight, pixel_values)
         return self.projection(self.stem(pixel_values).permute(0, 3, 1, 2)).flatten(2).transpose(1, 2)
 
     def resize_to(self, config: HfAxialViTConfig) -> None:

@@ -12,7 +12,6 @@ from torch import nn
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_hybrid_vit import HfHybridViTConfig
 from .modeling_hf_vit import HfViTBaseForImageClassification, HfViTBaseModel, HfViTLayer, HfViTPreTrainedModel
-from .pretrained_hf_vit import check_values
 from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
 from .resnet_hf_vit import ResNetStem
 
@@ -29,7 +28,6 @@ class HfHybridViTPatchEmbeddings(nn.Module):
         )
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        check_values(self.projection.weight, pixel_values)
         return self.projection(self.stem(pixel_values)).flatten(2).transpose(1, 2)
 
 

@@ -70,6 +70,9 @@ class HfResNetBaseModel(HfResNetPreTrainedModel):
         """
         if patch_attention_mask is not None:
             raise ValueError(f"patch_attention_mask does not go with {type(self).__name__}; give images of one size")
+        if not pixel_values.is_meta and any(parameter.is_meta for parameter in self.parameters()):
+            # torch takes what is in memory for a kernel without values.
+            raise ValueError("a weight is on the meta device, without values; load all of the model's weights first")
         features = self.last_map(pixel_values.to(self.dtype)).flatten(1, 2)
         return BaseModelOutputWithPooling(last_hidden_state=features, pooler_output=features.mean(dim=1))
 

@@ -26,7 +26,19 @@ from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 from .embeddings_hf_vit import HfViTEmbeddings, HfViTPatchEmbeddings, Tokens
 from .loss_hf_vit import classifier_loss
 from .positions_hf_vit import Grid, RelativePositionBias
-from .pretrained_hf_vit import HfPreTrainedModel, check_values, lecun_normal_
+from .pretrained_hf_vit import HfPreTrainedModel, lecun_normal_
+
+
+def check_values(inputs: torch.Tensor, *parts: nn.Module) -> None:
+    """For convolutions and products without a bias: torch takes what is in memory for a weight on the meta device.
+
+    With every other layer it raises by itself.
+
+    Raises:
+        ValueError: a weight of the parts has no values, and the inputs have.
+    """
+    if not inputs.is_meta and any(parameter.is_meta for part in parts for parameter in part.parameters()):
+        raise ValueError("a weight is on the meta device, without values; load all of the model's weights first")
 
 
 def attention_probabilities(
@@ -93,12 +105,13 @@ class HfViTAttention(nn.Module):
                 "position_embedding='relative' adds a bias that flash attention cannot take; "
                 "use attn_implementation='sdpa', 'flex_attention' or 'eager'"
             )
+        check_values(query, self.relative_position)
         return self.relative_position(query, grid, self.scaling, image_grids)
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[B, N, D] -> query, key and value [B, A, N, K]."""
-        for projection in (self.q_proj, self.k_proj, self.v_proj):
-            check_values(projection.weight, hidden_states)
+        if not self.config.qkv_bias:
+            check_values(hidden_states, self.q_proj, self.k_proj, self.v_proj)
         return (*self.query_and_key(hidden_states), self.heads(self.v_proj(hidden_states)))
 
     def query_and_key(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -472,6 +485,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         dtype = self.layernorm.weight.dtype
         if isinstance(pixel_values, torch.Tensor) and pixel_values.is_floating_point():  # pyright: ignore[reportUnnecessaryIsInstance]
             pixel_values = pixel_values.to(dtype)
+            check_values(pixel_values, self.embeddings.patch_embeddings)
         return self.embeddings(pixel_values, patch_attention_mask, **corruption)
 
     @merge_with_config_defaults

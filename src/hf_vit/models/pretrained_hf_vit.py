@@ -30,20 +30,6 @@ def lecun_normal_(kernel: torch.Tensor) -> None:
     init.trunc_normal_(kernel, std=deviation, a=-2 * deviation, b=2 * deviation)
 
 
-def check_values(weight: object, inputs: torch.Tensor) -> None:
-    """For convolutions and products without a bias: torch takes what is in memory for a weight on the meta device.
-
-    With every other layer it raises by itself.
-
-    Raises:
-        ValueError: the weight has no values, and the inputs have.
-    """
-    if isinstance(weight, torch.Tensor) and weight.is_meta and not inputs.is_meta:  # a quantised layer's is a method
-        raise ValueError(
-            f"a weight of shape {tuple(weight.shape)} is on the meta device, without values; load all weights first"
-        )
-
-
 class HfPreTrainedModel(PreTrainedModel):
     """Abstract: initialisation, sharing and resizing for every model of the package."""
 
