@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hf_vit.conversion.origins.google import big_vision, bit, bit_paper, vit_jax, vit_jax_hybrid
 from hf_vit.conversion.origins.origin import Origin
-from hf_vit.conversion.origins.pytorch import dino, mae, open_clip, timm_hybrid, timm_vit
+from hf_vit.conversion.origins.pytorch import dino, mae, open_clip, timm_architectures, timm_hybrid, timm_vit
 from hf_vit.conversion.origins.transformers import (
     transformers_clip,
     transformers_deit,
@@ -100,6 +100,9 @@ def find_origin(shapes: Mapping[str, Shape], file_name: str, companions: Compani
             )
         says = f"config.json of {file_name} says model_type {kind!r:.80}"
         raise UserError(f"{says}; of transformers' models {known} convert")
+    architecture = (companions.config or {}).get("architecture")
+    if isinstance(architecture, str):  # of timm: its name tells more than its keys
+        timm_architectures.refuse_foreign(architecture.partition(".")[0])
     for origin in ORIGINS:
         if origin.recognises(shapes):
             return origin

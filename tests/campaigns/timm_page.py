@@ -15,9 +15,10 @@ HEAD = """\
 
 Of the {total} architectures of timm {timm} whose names begin with `vit_`, `deit`, `flexivit` or `test_vit`, {exact}
 convert and {refused} are refused. Each was built with random weights (heads, norms, positions and special tokens too)
-and two blocks, saved as timm saves a repository, and converted by `hf-vit convert`; its logits, or pooled features
-where it has no head, are those of timm to 1e-10 of the largest in float64 and to 1e-5 in float32. Recorded on {date}
-(`{command}`); this page is made from that record.
+and two blocks (one of more than 2,048 channels), saved as timm saves a repository, and converted by `hf-vit convert`;
+its logits, or pooled features where it has no head, are those of timm to 1e-10 of the largest in float64 and to 1e-5
+in float32 (6e-5 for hybrids).
+Recorded on {date} (`{command}`); this page is made from that record.
 
 ## Converted
 
@@ -34,8 +35,9 @@ def render(record: Mapping[str, Any]) -> str:
             refused[outcome.removeprefix(REFUSED)].append(name)
     told = {name: record[name] for name in ("timm", "date", "command")}
     head = HEAD.format(total=len(outcomes), exact=len(exact), refused=sum(map(len, refused.values())), **told)
-    rows = [f"| {_listed(names)} | {reason.replace('|', '/')} |" for reason, names in sorted(refused.items())]
-    table = ["| architectures | what `hf-vit convert` says |", "|---|---|", *rows]
+    often = sorted(refused.items(), key=lambda item: -len(item[1]))
+    rows = [f"| {len(names)} | {reason.replace('|', '/')} | {_listed(names)} |" for reason, names in often]
+    table = ["| number | what `hf-vit convert` says | architectures |", "|---|---|---|", *rows]
     return "\n".join([head + _listed(exact) + ".", "", "## Refused", "", *table]) + "\n"
 
 

@@ -40,11 +40,15 @@ NOT_HERE: dict[str, str] = {
 }
 
 
-def refuse_unknown(architecture: str) -> None:
-    """Raise a UserError for what timm builds otherwise than the models here, or under a name that says too little."""
+def refuse_foreign(architecture: str) -> None:
+    """Raise a UserError for what timm builds otherwise than the models here."""
     feature = next((feature for name, feature in NOT_HERE.items() if re.fullmatch(name, architecture)), None)
     if feature is not None:
         raise UserError(f"timm's '{architecture:.80}' has {feature}, which no model here has; use it with timm itself")
+
+
+def refuse_unknown(architecture: str) -> None:
+    """Raise a UserError for a name of timm that says too little of what it builds."""
     if not KNOWN.fullmatch(architecture):
         raise UserError(
             f"timm's architecture '{architecture:.80}' is none of vit_*, deit_*, deit3_* and flexivit_*: its heads and "
