@@ -1,5 +1,6 @@
 """The two doors of the command line: a checkpoint into a folder that `from_pretrained` reads, and out again."""
 
+import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -61,7 +62,8 @@ def convert(
     with ExitStack() as delivery, ExitStack() as reporting:
         report_file = None if report is None else reporting.enter_context(new_file(_free_report(report)))
         checkpoint = fetch(source, sha256)
-        if place in (checkpoint.path.resolve(), *checkpoint.path.resolve().parents):
+        real = Path(os.path.realpath(checkpoint.path))  # of a link that leads to itself, Path.resolve raises
+        if place in (real, *real.parents):
             raise UserError(f"the folder {output} holds the source {checkpoint.name}; give another one")
         with checkpoint.open() as reader, without_transformers_bars():
             plan = make_plan(reader.shapes, wishes, reader.companions, checkpoint.name)

@@ -14,14 +14,14 @@ def read_labels(path: str | Path) -> list[str]:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"there is no label file {path}")
+        raise UserError(f"there is no label file {path}; give a text file with one name a line, or a JSON list")
     try:
         text = path.read_text(encoding="utf-8-sig")
         names: object = json.loads(text) if path.suffix == ".json" else [line.strip() for line in text.splitlines()]
-    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise UserError(f"{path.name} is no label file: {error}; give UTF-8 text, one name a line") from error
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{path.name} is no JSON list of names")
+        raise UserError(f'{path.name} is no JSON list of names; give ["cat", "dog"]')
     labels: list[str] = names
     if not labels or not all(label.strip() for label in labels):
         raise UserError(f"{path.name} holds {'an empty name' if labels else 'no name'}; give one name a line")

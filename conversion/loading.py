@@ -14,7 +14,7 @@ from hf_vit.conversion.building.weights import load_weights
 from hf_vit.conversion.fetch.addresses import HUB_ID, TIMM, LocalCheckpoint, fetch, is_local
 from hf_vit.conversion.planning.plan import Plan, PlanOptions, Wishes
 from hf_vit.conversion.planning.planner import make_plan
-from hf_vit.conversion.progress import without_transformers_bars
+from hf_vit.conversion.progress import without_transformers_bars, without_transformers_report
 from hf_vit.conversion.readers.json import read_json
 from hf_vit.conversion.readers.opening import CONFIG
 from hf_vit.errors import UserError
@@ -145,8 +145,12 @@ def from_hub(
         if wishes != Wishes():
             name = model_class.__name__
             raise UserError(f"{checkpoint.name} is a model of hf_vit already; load it with {name}.from_pretrained")
-        with loading(checkpoint.name):
-            return model_class.from_pretrained(checkpoint.path, dtype=dtype).eval()
+        with loading(checkpoint.name), without_transformers_report():
+            model, report = model_class.from_pretrained(checkpoint.path, dtype=dtype, output_loading_info=True)
+        if missing := sorted(report["missing_keys"]):
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise UserError(f"the weights of {checkpoint.name} lack {missing[0]}{more}; save the model again")
+        return model.eval()
     return _planned(checkpoint, wishes).model(dtype)
 
 

@@ -1,5 +1,6 @@
 """Bars on a terminal, nothing elsewhere."""
 
+import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -23,6 +24,17 @@ def progress(what: str, size: int | None = None) -> Generator[Callable[[int], No
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task(what, total=size)
         yield lambda count: bar.advance(task, count)
+
+
+@contextmanager
+def without_transformers_report() -> Generator[None]:
+    """transformers logs a table of the weights that it did not find, before whoever called it can say so in a line."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ValueError(f"more than {MAX_VALUES} values")
         content: object = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path.name} is no readable JSON ({one_line(error)})") from error
+        raise UserError(f"{path.name} is no readable JSON ({one_line(error)}); get the file again") from error
     if not isinstance(content, dict):
         raise UserError(f"{path.name} holds no JSON object; get the file again")
     return content  # pyright: ignore[reportUnknownVariableType] (JSON's keys are text)

@@ -31,7 +31,14 @@ def open_checkpoint(path: str | Path) -> CheckpointReader:
         UserError: there is nothing, or nothing that can be read; the message says what it is instead.
     """
     path = Path(path)
-    return _open_folder(path) if path.is_dir() else open_file(path)
+    if not path.is_dir():
+        return open_file(path)
+    try:
+        return _open_folder(path)
+    except UserError as error:  # of one of its files, by its name alone
+        if str(path) in str(error):
+            raise
+        raise UserError(f"{path}: {error}") from error
 
 
 def open_file(path: Path) -> CheckpointReader:

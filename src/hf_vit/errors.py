@@ -96,7 +96,7 @@ def refusal(error: BaseException, elsewhere: bool = True) -> str | None:
 
 def strict_reason(error: Exception) -> str:
     """Why a strict config refused its values: it names the validator first and the reason in its last line."""
-    return str(error).splitlines()[-1].strip().removeprefix("ValueError: ")
+    return str(error).splitlines()[-1].strip().removeprefix("ValueError: ").removeprefix("TypeError: ")
 
 
 def first_line(error: BaseException) -> str:

@@ -2,18 +2,25 @@
 
 - An argument can be given by its name as well: every command that needs one takes `--model MODEL`, `--output OUTPUT`.
 - All that is missing is told at once.
-- A switch that is given a value (`--streaming true`) is told so.
+- What no command can use is refused: a switch with a value (`--streaming true`), an empty value, a
+  number or a file without end, a place that cannot be written.
 - Ctrl-C ends in one line.
 """
 
+import math
+from collections.abc import Mapping, Sequence
 from itertools import chain, takewhile, zip_longest
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
 
+from hf_vit_cli.places import is_endless, obstacle
 from hf_vit_cli.stopping import stoppable
 
+_LARGEST = 2**32 - 1  # a seed of numpy; nothing that is counted comes near
+_WRITTEN = ("output", "report")
 _TRUTHS = ("true", "yes", "on", "1", "false", "no", "off", "0")
 
 
@@ -37,15 +44,17 @@ class Command(TyperCommand):
         self._refuse_truths(context, args)
         args = self._in_place(context, args)
         try:
-            return super().parse_args(ctx, list(args))
+            rest = super().parse_args(ctx, list(args))
         except typer.BadParameter as error:
             if error.param is not None and error.message:  # of a value that is missing there is nothing to say
-                given = self.make_parser(ctx).parse_args(args)[0].get(error.param.name)
+                given = self.make_parser(ctx).parse_args(list(args))[0].get(error.param.name)
                 given = ctx.lookup_default(error.param.name) if given is None else given
-                shown = " ".join(map(str, given)) if isinstance(given, list | tuple) else given
+                shown = " ".join(map(str, _listed(given)))
                 context.fail(f"{_option_of(error.param)} '{shown}': {error.message[:1].lower()}{error.message[1:]}")
             missing = [_option_of(each) for each in self.params if each.required and each.name not in ctx.params]
             context.fail(f"{', '.join(missing)} must be given")
+        self._refuse_senseless(context, self.make_parser(ctx).parse_args(list(args))[0])
+        return rest
 
     def invoke(self, ctx: typer.Context) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Run the command; one that is stopped and says nothing of its own ends in a line as well."""
@@ -62,6 +71,22 @@ class Command(TyperCommand):
                 negation = next(iter(switches[name].secondary_opts), f"no {name}")
                 ctx.fail(f"{name} is a switch without a value, but got '{value}': write {name}, or {negation}")
 
+    def _refuse_senseless(self, context: typer.Context, given: Mapping[str, Any]) -> None:
+        """Tell of empty values (a path "" is the working folder), and of numbers that overflow somewhere below."""
+        for each in self.params:
+            if "" in _listed(given.get(each.name)):
+                context.fail(f"{_option_of(each)} is empty; give a value, or leave it out")
+            for value in _listed(context.params.get(each.name)):
+                if isinstance(value, str | Path) and is_endless(value):
+                    context.fail(f"{_option_of(each)} {value} is a device or a pipe; give a file or a folder")
+                if each.name in _WRITTEN and value is not None and (reason := obstacle(Path(value))) is not None:
+                    said = f"{_option_of(each)} {value} cannot be written ({reason}); choose another place"
+                    raise typer.TyperException(said)
+                if isinstance(value, int) and abs(value) > _LARGEST:
+                    context.fail(f"{_option_of(each)} {value} is too large; give at most {_LARGEST}")
+                if isinstance(value, float) and not math.isfinite(value):
+                    context.fail(f"{_option_of(each)} {value} is no finite number; give one")
+
     def _in_place(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """What was typed, with the arguments that were given by their names where they belong."""
         named: dict[str, list[str]] = {_option_of(each): [] for each in self._arguments}
@@ -74,16 +99,20 @@ class Command(TyperCommand):
             name, equals, value = word.partition("=")
             if name not in named:
                 others.append(word)
-            elif equals:
-                named[name].append(value)
-            elif (following := next(words, None)) is not None:
-                named[name].append(following)
-            else:
+                continue
+            if not equals and (value := next(words, None)) is None:
                 ctx.fail(f"{name} needs a value")
+            if value.startswith("-"):
+                ctx.fail(f"{name} '{value}' begins as an option does; of a file write ./{value}")
+            named[name].append(value)
         # What stands before an argument that was given without its name comes first, what stands behind it last.
         first = list(takewhile(bool, named.values()))
         last = list(named.values())[len(first) :]
         return [*chain(*first), *others, *chain(*last)]
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else (value,)
 
 
 def _option_of(parameter: Any) -> str:

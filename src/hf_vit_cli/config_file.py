@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from hf_vit_cli.places import is_endless
+
 # What a run did with its result is not done again because of a file that came with a model.
 _NOT_REPEATED = ("output", "resume", "push", "private")
 
@@ -24,6 +26,8 @@ def take_config(context: typer.Context, file: Path | None) -> None:
     """
     if file is None or context.resilient_parsing:
         return
+    if is_endless(file):
+        context.fail(f"--config {file} is a device or a pipe; give a file")
     content = _read(context, file)
     options = _recorded(context, file, content) if isinstance(content, list) else content
     if not isinstance(options, Mapping):

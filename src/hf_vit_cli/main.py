@@ -74,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.formatwarning = lambda message, *_: f"note: {' '.join(str(message).split())}\n"
     # Where torchao is installed, transformers imports it, and torch complains of it (torchao 0.18 with torch 2.13).
     logging.getLogger("torch.utils._pytree").addFilter(lambda record: "is an Enum subclass" not in record.msg)
+    if not sys.stderr.isatty():  # in a log its bars are lines
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     given = None if arguments is None else list(arguments)
     try:
         with _showing_log():

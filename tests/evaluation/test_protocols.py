@@ -149,8 +149,8 @@ def test_a_stream_gives_the_same(run: Run, save_classifier: Any, animals: Path) 
     ("typed", "message"),
     [
         (["--protocol", "magic"], "there is no protocol 'magic'; there are top1, few-shot, linear-probe"),
-        (["--protocol", "knn", "--shots", 1], "protocol knn has no --shots; it has --neighbors, --learn-split"),
-        (["--shots", 1, "--num-images", 3], "protocol top1 has no --shots; it has --max-wrong"),
+        (["--protocol", "knn", "--shots", 1], "protocol knn has no --shots; choose --protocol few-shot"),
+        (["--shots", 1, "--num-images", 3], "protocol top1 has no --shots; choose --protocol few-shot"),
         (["--protocol", "few-shot"], "has 10 images to learn from, 25 shots need 25 a class"),
         (["--protocol", "knn", "--split", "train"], "split 'train' is fitted on and cannot judge as well"),
         (["--protocol", "calibration", "--split", "validation"], "--no-temperature does without"),

@@ -22,7 +22,7 @@ class Bar:
     """Makes hf_vit unimportable, as on a machine where it is not installed."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name.partition(".")[0] == "hf_vit":
+        if name.partition(".")[0] in ("hf_vit", "hf_vit_cli"):
             raise ModuleNotFoundError("No module named 'hf_vit'", name=name)
 
 

@@ -35,6 +35,8 @@ def read_points(source: str | os.PathLike[str]) -> list[tuple[float, float]]:
     except UnicodeDecodeError as error:
         raise UserError(f"{source} is not UTF-8 text; give CSV or JSON files, or folders of trained models") from error
     entries = _json_entries(text, path) if text.lstrip()[:1] in ("[", "{") else _csv_entries(text, path)
+    if not entries:
+        raise UserError(f"{source} holds no run; give lines of compute and error")
     return [_numbers(entry, f"{path.name}, run {place}") for place, entry in enumerate(entries, start=1)]
 
 
@@ -50,8 +52,8 @@ def _point_of_run(folder: Path) -> tuple[float, float]:
 def _json_entries(text: str, path: Path) -> list[Any]:
     try:
         found = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{path.name} is not valid JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path.name} is not valid JSON ({error}); write it again") from error
     if not isinstance(found, list):
         raise UserError(f'{path.name} holds no list; write [{{"compute": 1, "error": 0.5}}, ...] or [[1, 0.5], ...]')
     return found

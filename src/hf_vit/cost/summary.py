@@ -1,5 +1,6 @@
 """Everything that `hf-vit cost` tells of a model: its forward pass, a training, what that takes, and what one took."""
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,9 @@ def cost_summary(
     config, task = find_config(model)
     macs = forward_macs(config, image_size, task)
     run = measured_run(model) if Path(model).expanduser().is_dir() else None
+    for name, value in {"--images": images, "--epochs": epochs}.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"{name} {value:g} is not possible; give a finite number above 0")
     if images is None and epochs is not None:
         raise UserError("epochs are counted in passes over a training set; give --images, the size of that set, too")
     seen = images * (1 if epochs is None else epochs) if images is not None else run.images if run else None

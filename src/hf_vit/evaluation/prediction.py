@@ -115,6 +115,8 @@ def read_image(path: str | os.PathLike[str]) -> "Image":
 
     from hf_vit.data import to_rgb
 
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device may never end
+        raise UserError(f"{path} is no file; give an image file")
     try:
         with Image.open(path) as image:
             return to_rgb(image)

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from hf_vit.errors import one_line
-from hf_vit.hub.card_metadata import DEFAULT_LICENSE, metadata_of
+from hf_vit.hub.card_metadata import DEFAULT_LICENSE, check_license, metadata_of
 from hf_vit.hub.card_sections import sections
 from hf_vit.hub.example import Architecture, example
 from hf_vit.hub.markdown import Markdown, code_block, code_span, text
@@ -56,6 +56,8 @@ def render_card(folder: str | os.PathLike[str], *, repo_id: str | None = None, l
     from jinja2 import Environment
 
     folder = Path(folder)
+    if license is not None:
+        check_license(license)
     config, facts = read_config(folder), Facts.load(folder)
     name = one_line(repo_id or _repo_of_present_card(folder) or folder.resolve().name)
     title = name.rpartition("/")[2]

@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING, Any
 
-from hf_vit.errors import one_line
+from hf_vit.errors import UserError, one_line
 from hf_vit.hub.model_folder import ModelConfig
 from hf_vit.results.facts import Facts, Record
 
@@ -15,6 +15,16 @@ _FRONT = re.compile(r"^\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTA
 _REPO_ID = re.compile(r"https?://\S+|[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
 _USER_AND_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+
+
+def check_license(license: str) -> None:
+    """Refuse what the Hub knows for no license id.
+
+    Raises:
+        UserError: it does not look like one.
+    """
+    if not _LICENSE.fullmatch(license):
+        raise UserError(f"license '{license}' is no license id of the Hub; give such as apache-2.0, mit or cc-by-4.0")
 
 
 def current_records(facts: Facts) -> list[Record]:

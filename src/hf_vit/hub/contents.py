@@ -187,7 +187,6 @@ def find_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> dict
     Raises:
         UserError: there are none, only pickles, both kinds, or some are missing or damaged.
     """
-    from huggingface_hub.serialization._base import parse_size_to_int
 
     if (folder / SINGLE).is_file() and (folder / INDEX).is_file():
         raise UserError(f"{folder} holds both {SINGLE} and {INDEX}; only one is the model: delete the stale one")
@@ -202,10 +201,24 @@ def find_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> dict
         raise UserError(f"{folder} lacks some of the weight files that {INDEX} names; save the model again")
     if names != [SINGLE]:
         return {name: folder / name for name in (INDEX, *names)}
-    limit = max_shard_size if isinstance(max_shard_size, int) else parse_size_to_int(max_shard_size)
+    limit = _bytes_of(max_shard_size)
     if (folder / SINGLE).stat().st_size <= limit:
         return {SINGLE: folder / SINGLE}
     return split_weights(folder / SINGLE, scratch, limit)
+
+
+def _bytes_of(size: int | str) -> int:
+    from huggingface_hub.serialization._base import parse_size_to_int
+
+    try:
+        limit = size if isinstance(size, int) else parse_size_to_int(size)
+    except ValueError as error:
+        raise UserError(
+            f"max_shard_size '{size}' is no size; give a number with KB, MB, GB or TB, such as 5GB"
+        ) from error
+    if limit < 1:
+        raise UserError(f"max_shard_size '{size}' leaves no room for a weight; give such as 5GB")
+    return limit
 
 
 def split_weights(weights: Path, scratch: Path, limit: int) -> dict[str, Path | bytes]:

@@ -71,7 +71,7 @@ def read_config(folder: Path) -> ModelConfig:
         where = ".".join(str(part) for part in first["loc"])
         reason = f"{where}: {first['msg']}" if where else "not an object with the model's fields"
         raise UserError(f"config.json of {folder} is damaged ({reason}); save the model again") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(
             f"config.json of {folder} is damaged (not valid JSON: {error}); save the model again"
         ) from error

@@ -200,7 +200,8 @@ def read_object(path: Path, name: str) -> dict[str, Any]:
             raise ValueError(f"more than {_LARGEST_JSON:,} bytes")
         content: object = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path.name} of {name} is damaged (not valid JSON: {first_line(error):.120})") from error
+        reason = f"not valid JSON: {first_line(error):.120}"
+        raise UserError(f"{path.name} of {name} is damaged ({reason}); get or save it again") from error
     if not isinstance(content, dict):
         raise UserError(f"{path.name} of {name} is damaged (not a JSON object); save it again")
     return content  # pyright: ignore[reportUnknownVariableType] - JSON's keys are text

@@ -11,7 +11,7 @@ def pick_device(device: str | None = None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(device)
-        torch.empty(0, device=place)
+        torch.empty(1, device=place).item()  # which the device "meta" cannot
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"device {device!r} cannot be used here ({reason}); try --device cpu") from error

@@ -50,7 +50,10 @@ def load_transformers(
         named = ", ".join(getattr(config, "architectures", None) or []) or "no class named"
         is_known = type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
         if as_classifier and not is_known:
-            raise UserError(f"{source} holds a {config.model_type} model ({named}), which is not an image classifier")
+            raise UserError(
+                f"{source} holds a {config.model_type} model ({named}), which is not an image classifier; give one, "
+                "or fine-tune it (hf-vit finetune)"
+            )
         with_head = as_classifier or (is_known and "ForImageClassification" in named.partition(",")[0])
         auto_class = AutoModelForImageClassification if with_head else AutoModel
         model = _load_model(location, str(source), auto_class)

@@ -44,9 +44,15 @@ def compare(
     """Put image classifiers of any library side by side: accuracy, calibration, robustness, FLOPs, speed, memory."""
     from hf_vit.comparison import ComparisonSettings, save_comparison
     from hf_vit.comparison import compare as run_comparison
+    from hf_vit.errors import UserError
     from hf_vit.results.facts import Facts
     from hf_vit_cli.command_line import command_line
 
+    if not robustness and (corruption or epsilon):
+        what = (
+            f"--corruption {' '.join(corruption)}" if corruption else f"--epsilon {' '.join(map(str, epsilon or []))}"
+        )
+        raise UserError(f"{what} would change nothing with --no-robustness; leave one of them out")
     for model in models:
         if Path(model).is_dir():
             Facts.load(model)  # damaged facts are told before the work, not after it

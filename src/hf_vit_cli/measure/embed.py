@@ -24,7 +24,7 @@ def embed(
     streaming: Annotated[bool, typer.Option("--streaming", help="Read the data while computing.")] = False,
     skip_bad_images: options.SkipBadImages = False,
     device: options.Device = None,
-    seed: Annotated[int, typer.Option(help="Seed of the splits that are cut where the data has none.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of splits that are cut where the data has none.", min=0)] = 0,
 ) -> None:
     """Write embeddings or predictions of a data set into parquet files; a stopped run goes on by the same command."""
     from rich.console import Console

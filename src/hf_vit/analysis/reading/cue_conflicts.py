@@ -117,9 +117,9 @@ def _read_map(source: str | Path | Mapping[str, Sequence[str]] | None) -> Mappin
     try:
         found = json.loads(Path(source).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise UserError(f"there is no class map {source}") from error
-    except ValueError as error:
-        raise UserError(f"{source} is not valid JSON ({error})") from error
+        raise UserError(f"there is no class map {source}; check the path") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{source} is not valid JSON ({error}); write it again") from error
     lists = found.values() if isinstance(found, dict) else [None]
     if not all(isinstance(labels, list) and labels and all(isinstance(one, str) for one in labels) for labels in lists):
         raise UserError(f'{source} must hold a JSON object of classes and their labels, {{"cat": ["tabby"], ...}}')

@@ -126,9 +126,9 @@ def _settings(name: str, function: Callable[..., Any], options: Mapping[str, Any
     }
     if unknown := sorted(set(options) - set(known)):
         shown = ", ".join(f"--{key.replace('_', '-')}" for key in unknown)
-        raise UserError(
-            f"protocol {name} has no {shown}; it has {', '.join('--' + key.replace('_', '-') for key in known)}"
-        )
+        others = [other for other, each in PROTOCOLS.items() if set(unknown) <= set(inspect.signature(each).parameters)]
+        advice = f"choose --protocol {' or '.join(others)}" if others else "leave that out"
+        raise UserError(f"protocol {name} has no {shown}; {advice}")
     return {
         key: list(value) if isinstance(value, tuple | list) else value for key, value in {**known, **options}.items()
     }

@@ -1,0 +1,26 @@
+"""What can be told of a path before any work: whether it can be read to an end, or written."""
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def is_endless(path: str | Path) -> bool:
+    """Whether a device or a pipe has this name, which may never end."""
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
+def obstacle(place: Path) -> str | None:
+    """Why nothing can be written to a file or folder of this name; None where it can. Nothing is written."""
+    try:
+        if not place.exists() and os.path.lexists(place):
+            return "it is a link that leads nowhere"
+        nearest = next(each for each in (place.absolute(), *place.absolute().parents) if each.exists())
+        if nearest == place.absolute() and nearest.is_file():
+            nearest = nearest.parent
+        if not nearest.is_dir():
+            return f"{nearest} is no folder"
+        with tempfile.TemporaryFile(dir=nearest):
+            return None
+    except OSError as error:
+        return error.strerror
