@@ -88,10 +88,11 @@ def refuse_places(table: "Dataset", column: str, repo: str) -> None:
     Raises:
         UserError: names the first.
     """
-    import pyarrow.compute as pc
+    import pyarrow.compute
     from datasets import config
     from huggingface_hub import constants
 
+    pc: Any = pyarrow.compute  # whose functions are made when it is imported
     images: Any = table.data.column(column)
     outside = pc.filter(pc.struct_field(images, "path"), pc.is_null(pc.struct_field(images, "bytes")))
     caches = [os.path.realpath(place) for place in (constants.HF_HUB_CACHE, config.HF_DATASETS_CACHE)]
