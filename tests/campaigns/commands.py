@@ -47,7 +47,7 @@ WRITING: dict[str, Command] = {
         ("analyze", "run", "--images", "images", *INTO, "--only", "patch_filters"),
         earlier=(("finetune", "--model", "model", *DATA, "--output", "run", *TRAINING, "--keep-checkpoints"),),
     ),
-    "compare": Command((*_COMPARE, "--no-robustness", "--speed-turns", "1")),
+    "compare": Command((*_COMPARE, "--no-robustness", "--speed-turns", "0")),
     "scaling-law": Command(("scaling-law", "points.csv", "--output", "law.png")),
     "bench-models": Command(
         ("bench", "models", "Ti/16", *_SPEED, "--output", "speed.json"),

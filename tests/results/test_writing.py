@@ -88,3 +88,13 @@ def test_a_record_is_known_by_what_it_holds(tmp_path: Path):
     assert not is_recorded(tmp_path, "analysis", {"analyses": {"cka": {"mean": 0.5}}})
     assert not is_recorded(tmp_path, "analysis", {"analyses": {"other": {}}})
     assert not is_recorded(tmp_path, "benchmark", {"skipped": 0})
+
+
+def test_what_cannot_be_removed_either_does_not_hide_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("touch", "unlink"):
+        monkeypatch.setattr(Path, name, refuse)
+    with pytest.raises(UserError, match=r"facts\.json cannot be written: Read-only file system; make that disk"):
+        write_atomically(tmp_path / "facts.json", "whole")

@@ -11,7 +11,7 @@ import socket
 import tempfile
 import uuid
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -49,7 +49,8 @@ def new_file(path: Path) -> Generator[Path]:
         with saying_why(path):
             temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what refused to be written may refuse to be removed
+            temporary.unlink()
 
 
 @contextmanager
