@@ -90,6 +90,7 @@ class Command(TyperCommand):
     def _in_place(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """What was typed, with the arguments that were given by their names where they belong."""
         named: dict[str, list[str]] = {_option_of(each): [] for each in self._arguments}
+        single = {_option_of(each) for each in self._arguments if each.nargs == 1}
         others: list[str] = []
         words = iter(args)
         for word in words:
@@ -104,6 +105,8 @@ class Command(TyperCommand):
                 ctx.fail(f"{name} needs a value")
             if value.startswith("-"):
                 ctx.fail(f"{name} '{value}' begins as an option does; of a file write ./{value}")
+            if name in single:  # as of any option, the last one counts
+                named[name].clear()
             named[name].append(value)
         # What stands before an argument that was given without its name comes first, what stands behind it last.
         first = list(takewhile(bool, named.values()))

@@ -114,7 +114,7 @@ def test_a_variant_that_does_not_fit_is_told_in_one_line(command, capsys):
     with pytest.raises(SystemExit) as stopped:
         main([*command, "S/225"])
     assert stopped.value.code == 1
-    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("others keep")]
+    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note: others kept")]
     assert len(told) == 1
     assert told[0].startswith("hf-vit: image_size=224 does not fit patch_size=225")
 

@@ -49,7 +49,7 @@ def refused(command, tmp_path, colours, monkeypatch):
     [
         (("--learning-rate", "0"), "learning_rate = 0.0: Input should be greater than 0"),
         (("--learning-rate", "-1e-3"), "learning_rate = -0.001"),
-        (("--learning-rate", "nan"), "learning_rate = nan"),
+        (("--learning-rate", "nan"), "--learning-rate nan is no finite number"),
         (("--batch-size", "0"), "batch_size = 0"),
         (("--batch-size", "-8"), "batch_size = -8"),
         (("--steps", "0"), "steps = 0"),

@@ -87,7 +87,7 @@ def test_facts_record_what_was_used_and_found(tuned, colours):
     training, evaluation = facts.records
     assert training.seed == 5
     assert training.command.startswith(
-        "hf-vit finetune --model tiny --data colours --output colours-vit --image-size 16x12 --seed 5"
+        "hf-vit finetune tiny --data colours --output colours-vit --image-size 16x12 --seed 5"
     )
     assert training.data.model_dump()["split"] == "train"
     assert training.data.size == 48

@@ -45,7 +45,7 @@ def test_by_command_and_fine_tuned_without_a_flag(objective, command, tiny_check
         assert drawn.width > 100
     (record,) = Facts.load(output).records
     assert (record.kind, record.values["steps"], record.values["objective"]["objective"]) == ("training", 2, objective)
-    assert record.command.startswith("hf-vit pretrain --model tiny --data colours")
+    assert record.command.startswith("hf-vit pretrain tiny --data colours")
     assert isinstance(record.values["validation_loss"], float)
     assert tuple(AutoImageProcessor.from_pretrained(output).image_mean) == (0.4, 0.5, 0.6)
     if objective == "contrastive":

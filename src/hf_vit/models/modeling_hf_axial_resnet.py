@@ -20,7 +20,7 @@ from .modeling_hf_resnet import HfResNetBaseForImageClassification, HfResNetBase
 
 
 class DenseNorm(nn.Module):
-    """1x1 convolution and batch norm on [..., C]."""
+    """1x1 convolution and batch norm on [..., C]; flat, as a product of more axes depends on who wants gradients."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class DenseNorm(nn.Module):
         init.kaiming_normal_(self.dense.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.dense(features).flatten(0, -2)).view(*features.shape[:-1], -1)
+        return self.norm(self.dense(features.flatten(0, -2))).view(*features.shape[:-1], -1)
 
 
 class LogitNorm(nn.Module):
