@@ -37,8 +37,10 @@ class Campaign:
                 # A kill cuts the last line short.
                 self.tried = dict(json.loads(line) for line in lines if line.endswith("]"))
 
-    def run(self, cases: Iterable[str], attempt: Callable[[str], str]) -> Counter[tuple[str, str]]:
-        """Try what was not tried before, then record; a case is "group/rest", and outcomes count by group.
+    def run(
+        self, cases: Iterable[str], attempt: Callable[[str], str], group_of: Callable[[str], str] | None = None
+    ) -> Counter[tuple[str, str]]:
+        """Try what was not tried before, then record; outcomes count by group, which of a case "group/rest" is that.
 
         Returns:
             (group, outcome) -> cases; a failure's outcome begins with "FAILED".
@@ -61,7 +63,7 @@ class Campaign:
                 if len(names) % 100 == 0:
                     print(f"{self.name}: {len(names)} cases", flush=True)
         assert len(set(names)) == len(names), "a case was drawn twice"
-        counts = Counter((case.split("/")[0], self.tried[case]) for case in names)
+        counts = Counter(((group_of or _beginning)(case), self.tried[case]) for case in names)
         self._record(counts)
         self.progress.unlink()
         return counts
@@ -73,6 +75,10 @@ class Campaign:
             outcomes = {outcome: count for (other, outcome), count in sorted(counts.items()) if other == group}
             print(f"{self.name}: {group}: {outcomes}", flush=True)
             record.add({"group": group, "cases": sum(outcomes.values()), "outcomes": outcomes}, cases=counts.total())
+
+
+def _beginning(case: str) -> str:
+    return case.split("/")[0]
 
 
 def failures(counts: Counter[tuple[str, str]]) -> list[str]:

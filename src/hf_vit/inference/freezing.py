@@ -17,6 +17,8 @@ REMEDY = "load the model again with from_pretrained"
 class ReadOnly(torch.Tensor):
     """A weight as an optimized model shows it: to be read, as it was; written to, it would part from packed ones."""
 
+    is_meta = False  # asked for by every pass, and true of no model that was optimized
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -53,7 +53,8 @@ class PackedDense(Merged):
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         if inputs.requires_grad and torch.is_grad_enabled():
             raise UserError(f"a model optimized for inference has no gradients; {REMEDY}")
-        if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            # Where torch.compile meets this, it leaves the product out of its graph.
             raise UserError("a model optimized for inference cannot be traced or exported; give it as it was loaded")
         wide, weight, bias = inputs.to(self.computed_in), self.packed_weight, self.packed_bias
         if residual is not None:

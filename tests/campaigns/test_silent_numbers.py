@@ -1,0 +1,71 @@
+"""Ordinary idioms on every family, head and dtype: the numbers of a freshly built model, or a refusal; never others.
+
+`idioms/` holds what is tried; docs/idioms.md shows what came of it, beside transformers' ViT.
+"""
+
+import random
+
+import pytest
+from campaigns.idioms.outcomes import attempt, case_of, cases_of, parts_of, subjects
+from campaigns.idioms.page import PAGE, page
+from campaigns.idioms.table import IDIOMS
+from campaigns.idioms.trial import ALL, DTYPES, QUANTISED, STATES, Subject
+from campaigns.ledger import Campaign, failures
+
+COMMAND = ".venv/bin/python -m pytest -m slow tests/campaigns/test_silent_numbers.py"
+SEED = 0
+# Of some 27,000 cases beside those of every family's classifier in float32, all of which are tried: minutes, not hours.
+DRAWN = 2500
+
+pytestmark = [
+    # Upstream: peft, torch.ao, torch.jit, torch.func and the exporters say what is old or slow of themselves.
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(6 * 3600),
+]
+
+
+def all_cases() -> list[str]:
+    """Every idiom on every family's classifier in float32; other heads, dtypes and choices as the seed draws them."""
+    first = [
+        case for subject in subjects(("float32",)) if subject.head == "classification" for case in cases_of(subject)
+    ]
+    known, others = set(first), subjects((*DTYPES, *QUANTISED))
+    others += [
+        Subject(family, dtype="float32", choice=choice)
+        for family in ALL
+        for choice in ALL[family].choices
+        if choice != "default"
+    ]
+    rest = [case for subject in others for case in cases_of(subject) if case not in known]
+    drawn = set(random.Random(SEED).sample(rest, DRAWN))
+    return [*first, *(case for case in rest if case in drawn)]
+
+
+def idiom_of(case: str) -> str:
+    return parts_of(case)[2]
+
+
+@pytest.mark.slow
+def test_every_idiom():
+    campaign = Campaign("silent_numbers", COMMAND, seed=SEED, drawn=DRAWN)
+    assert failures(campaign.run(all_cases(), attempt, idiom_of)) == []
+
+
+def sample() -> list[str]:
+    """Every second of the quick idioms, each on another family and head, by turns as loaded and optimized."""
+    quick = [name for name, idiom in IDIOMS.items() if not idiom.slow][::2]
+    candidates = [subject for subject in subjects(("float64", "float32")) if subject.head != "backbone"]
+    cases: list[str] = []
+    for index, name in enumerate(quick):
+        fitting = [subject for subject in candidates if IDIOMS[name].fits(subject)]
+        cases.append(case_of(fitting[7 * index % len(fitting)], STATES[index % 3], name))
+    return cases
+
+
+@pytest.mark.parametrize("case", sample())
+def test_a_sample(case: str):
+    attempt(case)
+
+
+def test_the_page_shows_what_was_recorded():
+    assert PAGE.read_text() == page()
