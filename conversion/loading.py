@@ -146,7 +146,8 @@ def from_hub(
             name = model_class.__name__
             raise UserError(f"{checkpoint.name} is a model of hf_vit already; load it with {name}.from_pretrained")
         with loading(checkpoint.name), without_transformers_report():
-            model, report = model_class.from_pretrained(checkpoint.path, dtype=dtype, output_loading_info=True)
+            loaded: Any = model_class.from_pretrained(checkpoint.path, dtype=dtype, output_loading_info=True)
+        model, report = loaded
         if missing := sorted(report["missing_keys"]):
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise UserError(f"the weights of {checkpoint.name} lack {missing[0]}{more}; save the model again")

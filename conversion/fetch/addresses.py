@@ -112,6 +112,8 @@ def _check(checkpoint: LocalCheckpoint, sha256: str, is_download: bool) -> None:
 def _from_timm(source: str) -> LocalCheckpoint:
     """A folder or file of timm's, or the weights that it has released under a name, which are on the Hub."""
     name = source.removeprefix(TIMM)
+    if not name:
+        raise UserError(f"{source} names no model; give {TIMM}NAME, as timm.list_models() tells")
     if Path(name).expanduser().is_dir():
         return LocalCheckpoint(Path(name).expanduser(), TIMM + Path(name).expanduser().resolve().name)
     architecture, _, file = name.partition("@")

@@ -98,9 +98,11 @@ class _Transfer:
                 here = self._bytes_here()
                 idle, most = (0, here) if here > most else (idle + 1, most)
                 if idle >= ATTEMPTS or len(versions) > MAX_VERSIONS:
-                    kept = "; what arrived is kept, and the same command goes on from there" if here else ""
+                    kept = (
+                        "what arrived is kept, and the same command goes on from there" if here else "check the address"
+                    )
                     raise UserError(
-                        f"{redact_text(self._url)} cannot be downloaded: {one_line(error)}{kept}"
+                        f"{redact_text(self._url)} cannot be downloaded: {one_line(error)}; {kept}"
                     ) from error
                 if idle:
                     time.sleep(FIRST_PAUSE * 2 ** (idle - 1))

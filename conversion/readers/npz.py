@@ -235,7 +235,9 @@ class NpzReader(CheckpointReader):
         if unsafe or len(raw) > MAX_NAME:
             raise UserError(f"{self.path.name} holds a member with the unsafe name {raw[:80]!r}")
         if not name.isprintable() or not name.endswith(".npy"):
-            raise UserError(f"{self.path.name} holds {name!r}, which is no .npy array: this is no .npz of weights")
+            raise UserError(
+                f"{self.path.name} holds {name!r}, which is no .npy array: this is no .npz of weights; give one"
+            )
         return name.removesuffix(".npy")
 
     def _member(self, info: zipfile.ZipInfo) -> Member:

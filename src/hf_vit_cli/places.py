@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -13,9 +14,11 @@ def is_endless(path: str | Path) -> bool:
 def obstacle(place: Path) -> str | None:
     """Why nothing can be written to a file or folder of this name; None where it can. Nothing is written."""
     try:
-        if not place.exists() and os.path.lexists(place):
-            return "it is a link that leads nowhere"
-        nearest = next(each for each in (place.absolute(), *place.absolute().parents) if each.exists())
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.lstat(place)  # which a name that is too long does not survive
+        nearest = next(each for each in (place.absolute(), *place.absolute().parents) if os.path.lexists(each))
+        if not nearest.exists():
+            return f"{nearest.name} is a link that leads nowhere"
         if nearest == place.absolute() and nearest.is_file():
             nearest = nearest.parent
         if not nearest.is_dir():

@@ -113,7 +113,7 @@ BESIDE = {
     ("finetune", "temperature"): "--teacher model_2", ("finetune", "distillation"): "--teacher model_2",
     ("finetune", "distillation_weight"): "--teacher model_2", ("finetune", "bce_threshold"): "--loss bce",
     ("finetune", "lora_rank"): "--tune lora", ("finetune", "lora_alpha"): "--tune lora",
-    ("finetune", "momentum"): "--optimizer sgd", ("analyze", "class_map"): "--cue-conflict flat --only shape_bias",
+    ("finetune", "momentum"): "--optimizer sgd", ("analyze", "class_map"): "--cue-conflict cues --only shape_bias",
     ("analyze", "cue_conflict"): "--only shape_bias", ("analyze", "rollout_identity"): "--only attention_rollout",
     ("soup", "models"): "model_2", ("compare", "models"): "model_2", ("analyze", "against"): "--only cka",
     ("analyze", "cka_batch_size"): "--only cka",
@@ -171,6 +171,8 @@ def _images(root: Path) -> None:
     folder("colours")
     folder("one_class", ("blue",))
     folder("flat", ("",))
+    (root / "cues").mkdir()
+    _square(0, 1).save(root / "cues" / "blue1-red1.png")
     (root / "no_images" / "blue").mkdir(parents=True)
     (root / "no_images" / "blue" / "readme.txt").write_text("none")
     (root / "deep_classes" / "a").mkdir(parents=True)

@@ -197,6 +197,7 @@ def test_every_command_names_model_and_output_alike():
     for command in set(COMMANDS) - without_model:
         first = COMMANDS[command].params[0]
         assert (first.name.removesuffix("s"), first.param_type_name) == ("model", "argument"), command
+    assert read(COMMANDS["cost"], ["--model", "a", "--model", "b"])["model"] == "b", "the last one counts"
     several = read(COMMANDS["compare"], ["--model", "a", "--model=b", "--data", "d", "--output", "o"])
     assert list(several["models"]) == ["a", "b"]
 

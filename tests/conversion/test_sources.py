@@ -221,7 +221,7 @@ def test_passing_failure_is_waited_for(site, status):
 @pytest.mark.parametrize(
     ("status", "told"),
     [
-        (500, "the server answers 500$"),
+        (500, "the server answers 500; check the address$"),
         (404, "the server answers 404 Not Found; check the address"),
         (403, "the server answers 403 Forbidden; check the address"),
         (401, "the server answers 401 Unauthorized; check the address"),

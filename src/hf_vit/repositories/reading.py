@@ -95,7 +95,7 @@ def loading(name: str) -> Generator[None]:
                 f"the weights of {name} are damaged ({first_line(error):.200}); copy or save them again"
             ) from error
         if isinstance(error, StrictDataclassError):
-            raise UserError(f"{CONFIG} of {name} is not valid: {strict_reason(error)}") from error
+            raise UserError(f"{CONFIG} of {name} is not valid: {strict_reason(error)}; correct it") from error
         if any(isinstance(link, UnpicklingError) or "weights_only" in str(link) for link in chain(error)):
             raise UserError(
                 f"{name} holds a pickle of more than tensors, which could run code, so it was not loaded; give weights "

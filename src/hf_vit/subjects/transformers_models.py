@@ -133,10 +133,10 @@ def _load_model(
     try:
         loaded = auto_class.from_pretrained(location, output_loading_info=True, trust_remote_code=False)
     except RuntimeError as error:
-        reason = "their shapes differ" if "mismatch" in str(error) else first_line(error)
-        raise UserError(f"the weights of {source} do not fit its config.json: {reason}") from error
+        why = "their shapes differ" if "mismatch" in str(error) else first_line(error)
+        raise UserError(f"the weights of {source} do not fit its config.json: {why}; save the model again") from error
     except (OSError, ValueError) as error:
-        raise UserError(f"{source} cannot be loaded: {first_line(error)}") from error
+        raise UserError(f"{source} cannot be loaded: {first_line(error)}; save the model again") from error
     model, report = loaded
     _refuse_missing(source, sorted(report["missing_keys"]), auto_class is AutoModelForImageClassification)
     return model

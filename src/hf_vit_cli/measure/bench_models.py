@@ -23,7 +23,7 @@ def model_speed(
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations in training.")] = False,
     turns: Annotated[int, typer.Option(help="Of every contestant in a build.", min=1)] = 15,
     builds: Annotated[int, typer.Option(help="Times that all are built anew, elsewhere in memory.", min=1)] = 1,
-    threads: Annotated[int | None, typer.Option(help="Of torch; all cores by default.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of torch; all cores by default.", min=1)] = None,
     device: Annotated[str, typer.Option(help="torch device.")] = "cpu",
     peak_tflops: Annotated[float | None, typer.Option(help="Of the device, for the utilisation.")] = None,
     output: Annotated[Path | None, typer.Option(help="JSON file, rewritten after every cell.", dir_okay=False)] = None,
@@ -52,14 +52,14 @@ def model_speed(
     if compiled:
         names = list(dict.fromkeys([*names, *compiled_forms(contestant or ["hf_vit", *PEERS])]))
     load = others_load()
-    if load > BUSY:
-        typer.echo(f"note: others keep {load:.1f} cores busy: ratios will scatter; repeat in a quiet moment", err=True)
     speeds = SpeedFile(output, command_line(context), device, turns=turns, builds=builds)
     for cell in cells:
         peak = None if peak_tflops is None else peak_tflops * 1e12
         measured = measure_cell(cell, names, turns, builds=builds, memory=cell.work == "training", peak_flops=peak)
         speeds.add(measured.describe(), measured.load)
         print_cell(measured)
+    if load > BUSY:
+        typer.echo(f"note: others kept {load:.1f} cores busy: ratios scatter; repeat in a quiet moment", err=True)
     if output is not None:
         typer.echo(f"written to {output}")
 

@@ -49,7 +49,10 @@ def convert(
         typer.Option(metavar="IO.npz", help="Images and results of the original code that the model must reproduce."),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write every source key, shape, transform and target (JSON).")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write every source key, shape, transform and target (JSON).", dir_okay=False
+        ),
     ] = None,
     sha256: Annotated[
         str | None, typer.Option(metavar="HEX", help="What the source file must be; anything else is refused.")

@@ -79,7 +79,7 @@ def open_cue_conflicts(folder: str | os.PathLike[str]) -> CueConflicts:
     cues = {path: _cues(path, place) for path in files}
     disagreeing = [path for path in files if cues[path][0] != cues[path][1]]
     if not disagreeing:
-        raise UserError(f"{place} holds no image whose shape and texture disagree, like cat/cat7-elephant1.png")
+        raise UserError(f"{place} holds no image whose shape and texture disagree; give such as cat/cat7-elephant1.png")
     images, kept = images_of_files(place.resolve().name, disagreeing)
     if same := len(files) - len(disagreeing):
         images.notes.append(f"{same} images of one class in shape and texture are left out of the cue conflicts")

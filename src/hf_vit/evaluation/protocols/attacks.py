@@ -129,7 +129,8 @@ def robustness(examination: Examination, *, epsilons: Sequence[float] = EPSILONS
     sizes = sorted(set(map(float, epsilons)))
     if not sizes or sizes[0] <= 0 or sizes[-1] > 255 or steps < 1:
         raise UserError(
-            f"epsilons {list(epsilons)} (1/255) must lie in 0 < epsilon <= 255, steps {steps} be at least 1"
+            f"epsilons {list(epsilons)} (1/255) must lie in 0 < epsilon <= 255, steps {steps} be at least 1; "
+            "choose others"
         )
     scale, model = PixelScale.of(examination.subject), examination.subject.model
     hits, images = np.zeros((2, len(sizes) + 1)), 0

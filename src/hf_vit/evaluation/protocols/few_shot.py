@@ -126,7 +126,7 @@ def few_shot(
         UserError: a class has too few images, or the split is a stream.
     """
     if trials < 1 or not shots or min(shots) < 1 or l2 <= 0:
-        raise UserError(f"few-shot needs trials and shots of at least 1 and a positive l2, not {trials}, {shots}, {l2}")
+        raise UserError(f"few-shot with {trials} trials, shots {shots}, l2 {l2}; give at least 1, and an l2 above 0")
     labels = examination.labels(examination.learning_split(learn_split))
     names, sizes = examination.data.label_names, sorted(set(shots))
     draws = [draw_shots(labels, names, sizes[-1], examination.seed + trial) for trial in range(trials)]

@@ -57,7 +57,7 @@ class ContrastiveOptions:
         if not 0 <= self.momentum <= 1:
             raise UserError(f"momentum {self.momentum} of the momentum encoder must be in 0..1")
         if self.projection_size < 1 or (self.hidden_size is not None and self.hidden_size < 1):
-            raise UserError(f"projection of {self.projection_size} and {self.hidden_size} units: at least 1 is needed")
+            raise UserError(f"projection of {self.projection_size} and {self.hidden_size} units; give at least 1 each")
         if self.normalization not in _NORMS:
             raise UserError(f"normalization '{self.normalization}' is unknown; choose {', '.join(_NORMS)}")
 
