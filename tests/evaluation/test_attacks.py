@@ -48,6 +48,14 @@ def pixel_weights(model: nn.Module) -> torch.Tensor:
     return weight.detach().view(3, 6, 6) / torch.tensor(STD, dtype=torch.float64)[:, None, None]
 
 
+def test_a_mean_for_all_channels_is_that_of_each():
+    """One number in preprocessor_config.json, as transformers' processors take it."""
+    from transformers import ViTImageProcessor
+
+    scale = PixelScale.of_processor(ViTImageProcessor(image_mean=0.5, image_std=0.25))
+    assert (scale.mean, scale.std) == ((0.5,) * 3, (0.25,) * 3)
+
+
 def margin(subject: Subject, scale: PixelScale, pixels: torch.Tensor) -> torch.Tensor:
     logits = subject.model(scale.values(pixels))
     return logits[:, 1] - logits[:, 0]

@@ -42,16 +42,17 @@ def model_folder(repo_id: str, revision: str | None = None, token: str | None = 
     """
     from huggingface_hub import snapshot_download
 
-    def get(*names: str) -> Path:
+    def get(at: str | None, *names: str) -> Path:
         with reading(repo_id, explicit_token=token is not None):
-            return Path(snapshot_download(repo_id, revision=revision, token=token, allow_patterns=list(names)))
+            return Path(snapshot_download(repo_id, revision=at, token=token, allow_patterns=list(names)))
 
-    folder = get(*_DESCRIPTIONS, *(f"{name}.index.json" for name in WEIGHTS), WEIGHTS[0])
+    folder = get(revision, *_DESCRIPTIONS, *(f"{name}.index.json" for name in WEIGHTS), WEIGHTS[0])
+    commit = folder.name  # what was checked is what is fetched
     if not any((folder / name).is_file() for name in (WEIGHTS[0], f"{WEIGHTS[0]}.index.json")):
-        folder = get(WEIGHTS[1])
+        get(commit, WEIGHTS[1])
     check_folder(folder, repo_id)
     if shards := weight_shards(folder, repo_id):
-        folder = get(*shards)
+        get(commit, *shards)
     return folder
 
 

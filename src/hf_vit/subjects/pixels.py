@@ -39,7 +39,11 @@ class PixelScale:
         factor = 255 * float(processor.rescale_factor) if getattr(processor, "do_rescale", True) else 255.0
         if not getattr(processor, "do_normalize", True):
             return cls(factor=factor)
-        return cls(tuple(processor.image_mean), tuple(processor.image_std), factor)
+        mean, std = (
+            (value,) * 3 if isinstance(value, int | float) else tuple(value)
+            for value in (processor.image_mean, processor.image_std)
+        )
+        return cls(mean, std, factor)
 
     @classmethod
     def of(cls, subject: Subject) -> Self:
