@@ -49,4 +49,4 @@ def build_processor(plan: Plan) -> "ViTImageProcessor":
     try:
         return ViTImageProcessor(**fields)
     except (TypeError, ValueError) as error:
-        raise UserError(f"what lies beside the weights makes no image processor: {first_line(error)}") from error
+        raise UserError(f"preprocessor_config.json makes no image processor: {first_line(error)}") from error

@@ -39,8 +39,8 @@ class TimmPixels(BaseModel):
     crop_mode: str | None = None
     crop_pct: Positive | None = None
     interpolation: str | None = None
-    mean: list[Number] | None = None
-    std: list[Positive] | None = None
+    mean: Annotated[list[Number], Field(min_length=1)] | None = None
+    std: Annotated[list[Positive], Field(min_length=1)] | None = None
     label_names: list[Text] | None = None
 
 
@@ -66,8 +66,8 @@ def from_transformers(processor: Mapping[str, Any]) -> dict[str, Any]:
         UserError: it is of another kind, whose steps are unknown here.
     """
     names = (processor.get(field) for field in ("image_processor_type", "feature_extractor_type"))
-    named = next((name for name in names if name is not None), "ViTImageProcessor")
-    kind = str(named)
+    named = next((name for name in names if name is not None), None)
+    kind = "ViT" if named is None else str(named)
     for ending in _ENDINGS:
         kind = kind.removesuffix(ending)
     if kind not in _DEFAULTS:
@@ -76,6 +76,8 @@ def from_transformers(processor: Mapping[str, Any]) -> dict[str, Any]:
             + ", ".join(f"{name}ImageProcessor" for name in _DEFAULTS)
         )
     given = checked(TransformersPixels, processor, "preprocessor_config.json").model_dump(exclude_none=True)
+    if not given and named is None:
+        raise UserError("preprocessor_config.json says nothing of the pixels; get the file again, or leave it out")
     fields = {**_DEFAULTS[kind], **given}
     if isinstance(fields["size"], int) and kind in _BY_SHORTEST_EDGE:
         fields["size"] = {"shortest_edge": fields["size"]}

@@ -284,7 +284,7 @@ def _config(family: str, fields: dict[str, Any], resize_to: Pair | None) -> tupl
         prefix = config.num_special_positions
         return resized, Resample(config.grid, resized.grid, prefix, config.position_interpolation)
     except StrictDataclassError as error:
-        raise UserError(f"the checkpoint's sizes make no model: {strict_reason(error)}") from error
+        raise UserError(f"the checkpoint's sizes make no model: {strict_reason(error):.400}") from error
 
 
 def _parameters(family: str, config: HfBaseConfig, with_head: bool) -> tuple[type[PreTrainedModel], dict[str, Shape]]:

@@ -7,10 +7,8 @@ given the bytes that follow, whatever they are.
 """
 
 import argparse
-import itertools
 import mmap
 import pickle
-import pickletools
 import re
 import struct
 import warnings
@@ -24,11 +22,11 @@ from typing import Any, final
 import torch
 
 from hf_vit.conversion.readers.checkpoint import CheckpointReader, Shape, existing_file, one_line, refuse_unsafe_key
+from hf_vit.conversion.readers.pickles import refuse_hungry
 from hf_vit.errors import UserError
 
 MAX_DEPTH = 8  # of dicts and lists inside each other; an optimizer's state has 4
 MAX_VALUES = 1_000_000  # tensors, numbers and texts; references make a small pickle hold any number
-MAX_OPCODES = 250_000  # of the pickle: some 30 a tensor; each may make an object of 200 bytes
 MAX_GROWTH = 2.7  # of the file, in float32: half-precision numbers double; tensors that share their bytes fill memory
 CHUNK = 2**22
 LOCAL_HEADER_SIZE = 30  # of a zip archive, without name and extra field
@@ -86,7 +84,7 @@ class TorchReader(CheckpointReader):
                         while member.read(CHUNK):
                             pass
                     if info.filename.endswith("data.pkl"):
-                        self._refuse_long_pickle(archive.read(info))
+                        refuse_hungry(archive.read(info))
                     if info.file_size and re.search(r"(^|/)data/[^/]+$", info.filename):
                         members[self._begin(info)] = info.file_size
                 return members
@@ -102,11 +100,6 @@ class TorchReader(CheckpointReader):
             raise UserError(
                 f"{self.path.name} is no readable PyTorch file ({one_line(error)}); get the file again"
             ) from error
-
-    @staticmethod
-    def _refuse_long_pickle(data: bytes) -> None:
-        if next(itertools.islice(pickletools.genops(data), MAX_OPCODES, None), None) is not None:
-            raise ValueError(f"its pickle has more than {MAX_OPCODES} opcodes")
 
     def _begin(self, info: zipfile.ZipInfo) -> int:
         """Where a member's bytes begin in the file: after its own header, whose last two fields are lengths."""

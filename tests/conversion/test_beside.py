@@ -115,6 +115,15 @@ REFUSED: dict[str, tuple[str, str, Callable[[Any], Any], str]] = {
         "image_mean=.0.5.",
     ),
     "kind": ("transformers", "processor", lambda it: it | {"image_processor_type": 0}, "json is of 0, whose steps"),
+    "empty": ("transformers", "processor", lambda it: {"a": 1}, "preprocessor_config.json says nothing of the pixels"),
+    "no pixels": (
+        "timm",
+        "config",
+        lambda it: it | {"pretrained_cfg": {"a": 1}},
+        "pretrained_cfg without input_size",
+    ),
+    "no mean": ("timm", "config", lambda it: with_value(it, ("pretrained_cfg", "mean"), []), r"gives mean=\[\]"),
+    "long act": ("transformers", "config", lambda it: it | {"hidden_act": "x" * 9999}, "make no model: hidden_act='xx"),
     "long": ("transformers", "config", lambda it: it | {"model_type": "x" * 9999}, "says model_type 'x{79}; of"),
     "activation": ("timm", "config", lambda it: with_value(it, ("model_args", "act_layer"), []), "argument act_layer"),
 }
@@ -125,8 +134,9 @@ def test_value_is_named(case: str):
     library, file, change, told = REFUSED[case]
     shapes, config, processor = of_library(library)
     companions = Companions(config, change(processor)) if file == "processor" else Companions(change(config))
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=told) as error:
         build_processor(conversion.plan(shapes, companions=companions))
+    assert len(str(error.value)) < 1000
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"{", b"[" * 10**5, b"[1]", b"5", b'"x"', b"null"])

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from forgeries.pickles import tensors_of, torch_file
+from forgeries.pickles import Call, pickled, tensors_of, torch_file
 from safetensors.torch import save_file
 
 from hf_vit.conversion.readers.checkpoint import Companions
@@ -305,6 +305,16 @@ def test_pickle_of_countless_objects(tmp_path: Path):
     path = tmp_path / "model.pth"
     torch.save({"a": torch.ones(2), "b": [[] for _ in range(300_000)]}, path)
     refused(path, "its pickle has more than 250000 opcodes")
+    big = b"](" + b"N" * 1000 + b"eq\1"  # a list to be copied again and again
+    for opcodes, told in (
+        (pickled(Call("builtins bytearray", (2**30,))), "its pickle calls bytearray"),
+        (pickled(Call("_codecs encode", ("x" * 9999, "utf-32"))), "its pickle calls encode"),
+        (big + b"cbuiltins\nset\nq\2(h\1tR", "its pickle copies into set"),
+        (big + b"0cbuiltins\nset\nq\0020h\2h\1\x85R", "its pickle copies into set"),
+        (pickled([Call("collections OrderedDict", (), {}) for _ in range(20)]), "its pickle calls BUILD"),
+    ):
+        path.write_bytes(torch_file(opcodes=b"\x80\2" + opcodes + b"."))
+        refused(path, told)
 
 
 def test_torch_file_whose_pickle_claims_other_bytes(tmp_path: Path):

@@ -62,7 +62,8 @@ def with_value(values: Any, place: tuple[Any, ...], value: Any) -> Any:
 def forge_json(files: Mapping[str, bytes], name: str, rng: random.Random) -> Forgery:
     """One value of the file `name` in a saved folder is another, a key is gone or there twice, or the whole text is."""
     content, folder = json.loads(files[name]), name.partition("/")[0]
-    kind, place, value = rng.random(), rng.choice(places(content)), rng.choice(VALUES)
+    kind, value = rng.random(), rng.choice(VALUES)
+    place = rng.choice([place for place in places(content) if place[-1] != "crop_pct"])  # which decides about "size"
     if kind < 0.05:
         return Forgery({**files, name: rng.choice(TEXTS)}, folder)
     if kind < 0.1:

@@ -107,7 +107,10 @@ def pickle_of_countless(arrays: Arrays, rng: random.Random) -> Forgery:
         pickled(Name("builtins bytearray")) + pickled((asked,)) + b"R",
         pickled(Name("_codecs encode")) + pickled(("x" * MIB, "utf-32")) + b"R",
     ]
-    body = rng.choice([word * count, rng.choice(calls) * rng.choice([1, 1, 20])])
+    copied = b"]q\1(" + b"N" * min(count, 10**5) + b"ec"
+    copied += rng.choice([b"builtins\nset", b"torch\nSize", b"collections\nOrderedDict", b"collections\nCounter"])
+    copies = copied + b"\nq\2" + b"h\2h\1\x85R" * rng.choice([9, 999, 20_000])
+    body = rng.choice([word * count, rng.choice(calls) * rng.choice([1, 1, 20]), copies])
     base = b"\x80\2]q\0(" + rng.choice([body + b"e.", pickled(Raw(body)) + b"l."])
     return _alone(torch_file(tensors_of({"a": np.ones(4, np.float32)}), opcodes=base), ".pth")
 

@@ -240,6 +240,8 @@ def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
         raise UserError("config.json names no architecture of timm, but the keys beside it are timm's")
     architecture = beside.architecture.partition(".")[0]
     refuse_unknown(architecture)
+    if beside.pretrained_cfg is not None and "input_size" not in beside.pretrained_cfg:
+        raise UserError("config.json gives a pretrained_cfg without input_size; get the file again")
     pretrained = beside.pretrained_cfg or companions.config or {}
     fields = exceptions_of(architecture) | _argument_fields({"global_pool": beside.global_pool, **arguments})
     pixels = from_timm(pretrained)
