@@ -135,3 +135,16 @@ def test_loading_is_quiet(save_classifier: Save, capfd: pytest.CaptureFixture[st
         open_classifier(folder, "cpu")
     shown = capfd.readouterr()
     assert shown.out == shown.err == ""
+
+
+def test_a_processor_of_another_model_is_told(save_classifier: Save, tmp_path: Path) -> None:
+    from PIL import Image
+    from transformers import ViTImageProcessor
+
+    from hf_vit.evaluation import predict_images
+
+    folder = save_classifier()
+    ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(folder)
+    Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
+    with pytest.raises(UserError, match=r"takes no images of 24x24 px, which its image processor makes \(Input image"):
+        predict_images(open_classifier(folder, "cpu"), [tmp_path / "image.png"])

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from hf_vit.errors import UserError, enough_memory
+from hf_vit.errors import UserError, enough_memory, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -111,13 +111,22 @@ def finite_logits(model: "nn.Module", pixel_values: "torch.Tensor") -> "torch.Te
     They are computed in the dtype of the weights; hf_vit's, transformers' and timm's classifiers all do.
 
     Raises:
-        UserError: a logit is NaN or infinite; there is too little memory for the batch.
+        UserError: a logit is NaN or infinite; there is too little memory for the batch; the model takes no such images.
     """
     import torch
 
     dtype = next(model.parameters()).dtype
-    with enough_for(pixel_values):
-        output = model(pixel_values.to(dtype))
+    try:
+        with enough_for(pixel_values):
+            output = model(pixel_values.to(dtype))
+    except UserError:
+        raise
+    except (ValueError, AssertionError) as error:
+        height, width = pixel_values.shape[2:]
+        raise UserError(
+            f"the model takes no images of {height}x{width} px, which its image processor makes ({first_line(error)}); "
+            "give it the preprocessor_config.json that it was saved with"
+        ) from error
     logits: torch.Tensor = getattr(output, "logits", output)
     logits = logits.to(torch.promote_types(dtype, torch.float32))
     if not bool(logits.isfinite().all()):

@@ -85,7 +85,9 @@ def loading(name: str) -> Generator[None]:
         UserError: why they cannot be loaded.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")  # torch's, of what it then refuses
+            yield
     except UserError:
         raise
     except Exception as error:  # of every kind: the files decide what a library stumbles over
