@@ -165,6 +165,34 @@ def test_how_long_a_server_asks_to_wait(status: int, headers: dict[str, str], se
     assert asked == (None if seconds is None else pytest.approx(seconds, abs=1))
 
 
+def test_when_to_try_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    assert "try again in 3 s" in str(explain(answer(429, RateLimit='"api";r=0;t=3'), REPO))
+    assert "try again later" in str(explain(answer(429), REPO))
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [(r"^/lfs/", "Bad part 1"), ("objects/batch", "LFS is off for alice"), ("/commit/", "No, thanks")],
+)
+def test_the_server_s_own_words_are_kept(path: str, words: str, hub: Loopback, client: Client, folder: Path) -> None:
+    """Of Xet's storage hf_xet tells the status alone."""
+    if client.transport == "xet" and path != "/commit/":
+        path, words = r"^/xet/v1/(xorbs|shards)", "400 Bad Request"
+    hub.fault(path, "status", status=400, times=-1, message=words)
+    told = client.run("hub.jobs:push", folder=str(folder))["error"]
+    assert words in told
+    assert told.startswith("the upload failed: ")
+    assert told.count("the upload") == 1
+
+
+def test_a_wait_that_is_too_long_is_told_once(hub: Loopback, xet_client: Client, folder: Path) -> None:
+    hub.fault("/commit/", "status", status=429, headers={"RateLimit": '"api";r=0;t=200'})
+    told = xet_client.run("hub.jobs:push", folder=str(folder))["error"]
+    assert told.startswith("the upload: the Hub asks to wait 200 s (HTTP 429: injected fault); run the same command")
+    assert "main is unchanged" in told
+
+
 def test_no_reason_names_a_signed_address() -> None:
     error = RuntimeError("error sending request for url (https://cdn/lfs/ab?X-Amz-Signature=12&x=1)")
     assert reason(error) == "error sending request for url (https://cdn/lfs/ab)"

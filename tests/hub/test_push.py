@@ -113,7 +113,7 @@ def test_a_model_object(hub: Loopback, xet_client: Client, model_folder: Path) -
 
 def test_branches_tags_and_pull_requests(hub: Loopback, xet_client: Client, make_model: Callable[..., Path]) -> None:
     folders = [str(make_model(f"m{seed}", seed=seed)) for seed in range(3)]
-    first, again, branch, proposed, same_proposal, taken, moved, unproposable = xet_client.run(
+    first, again, branch, proposed, same_proposal, taken, moved, unproposable, on, behind = xet_client.run(
         "hub.jobs:push_many",
         pushes=[
             {"folder": folders[0], "tag": "v1"},
@@ -124,8 +124,15 @@ def test_branches_tags_and_pull_requests(hub: Loopback, xet_client: Client, make
             {"folder": folders[2], "tag": "v1"},
             {"folder": folders[2], "revision": "v1"},
             {"folder": folders[2], "create_pr": True, "repo_id": "alice/nothing"},
+            {"folder": folders[1], "repo_id": "alice/other", "tag": "v1"},
+            {"folder": folders[2], "repo_id": "alice/other"},
         ],
     )
+    again_behind = xet_client.run("hub.jobs:push", folder=folders[1], repo_id="alice/other", tag="v1")
+    assert again_behind["error"].startswith(
+        f"alice/other has a tag v1 already (at {on['commit'][:8]}), of exactly this"
+    )
+    assert hub.head("alice/other") == behind["commit"]
     assert hub.head(REPO) == first["commit"]
     assert hub.head(REPO, "next/try") == branch["commit"]
     assert proposed["pull_request"] == f"{hub.endpoint}/{REPO}/discussions/1"

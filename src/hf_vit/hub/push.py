@@ -205,11 +205,14 @@ class _Push:
             return
         if is_there and commit == self.destination.head:
             return
-        if is_there and self._holds(self._attempt("looking at the tag", lambda: self._files(commit))):
-            return
-        raise UserError(
-            f"{self.repo_id} has a tag {self.options.tag} already (at {commit[:8]}), of something else; choose another"
-        )
+        tag = f"{self.repo_id} has a tag {self.options.tag} already (at {commit[:8]})"
+        if not self._holds(self._attempt("looking at the tag", lambda: self._files(commit))):
+            raise UserError(f"{tag}, of something else; choose another")
+        if not is_there:
+            raise UserError(
+                f"{tag}, of exactly this, but {self.branch} has gone on since; leave --tag out to make {self.branch} "
+                "this again"
+            )
 
     def _plan(self) -> str:
         new = (
@@ -232,6 +235,8 @@ class _Push:
         """An action on the Hub with retries; its failure says where the branch stands."""
         try:
             return try_again(action, doing, say=self.say, landed=landed)
+        except UserError as error:
+            raise UserError(f"{error}. {self._state()}") from error
         except Exception as error:
             if status_of(error) == 412:
                 raise UserError(

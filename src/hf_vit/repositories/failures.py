@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
 )
 
 from hf_vit.errors import UserError
-from hf_vit.repositories.retrying import chain, is_connection, reason, status_of
+from hf_vit.repositories.retrying import chain, is_connection, reason, status_of, wait_asked
 
 
 def login_help() -> str:
@@ -97,7 +97,9 @@ def _explain_status(status: int, error: BaseException, repo_id: str, explicit_to
             "the role write, or propose the change with --create-pr"
         )
     if status == 429:
-        return UserError(f"the Hub limits the rate of requests ({reason(error)}); try again later")
+        wait = wait_asked(error)
+        when = "later" if wait is None else f"in {wait:.0f} s"
+        return UserError(f"the Hub limits the rate of requests ({reason(error)}); try again {when}")
     if status >= 500:
         return UserError(f"the Hub fails at the moment ({reason(error)}); try again later")
     return UserError(f"the Hub refused: {reason(error)}")
