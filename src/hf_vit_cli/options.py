@@ -36,6 +36,7 @@ Device = Annotated[str | None, typer.Option(help="torch device; by default a GPU
 Streaming = Annotated[bool, typer.Option("--streaming", help="Read the data while training.")]
 SkipBadImages = Annotated[bool, typer.Option("--skip-bad-images", help="Leave out unreadable images.")]
 KeepCheckpoints = Annotated[bool, typer.Option("--keep-checkpoints", help="Keep OUTPUT/checkpoints when done.")]
+ReportTo = Annotated[str, typer.Option(help="tensorboard (OUTPUT/runs), wandb, trackio or none.")]
 
 Epochs = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)]
 Steps = Annotated[int | None, typer.Option(rich_help_panel=_RECIPE, help="Instead of epochs.")]

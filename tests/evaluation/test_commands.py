@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from evaluation.tiny import NAMES, make_classifier, make_dataset, make_images, make_processor
@@ -221,6 +222,47 @@ def test_predict_leaves_bad_images_out_where_it_may(run, save_classifier: Save, 
     for line, name in zip(err.splitlines(), ("b.png", "d.png"), strict=True):
         assert line.startswith("left out: ")
         assert name in line
+
+
+@pytest.mark.parametrize(("ending", "read"), [(".csv", pandas.read_csv), (".parquet", pandas.read_parquet)])
+def test_predict_writes_a_table_of_many_images(run, save_classifier: Save, tmp_path: Path, ending: str, read) -> None:
+    (tmp_path / "photos/more").mkdir(parents=True)
+    images, places = make_images(3), ("photos/a.png", "photos/c.png", "photos/more/d.png")
+    for name, image in zip(places, images, strict=True):
+        image.save(tmp_path / name)
+    (tmp_path / "photos/b.png").write_text("hello")
+    (tmp_path / "photos/b.txt").write_text("no image")
+    model, table = save_classifier(), tmp_path / f"table{ending}"
+    asked = (model, tmp_path / "photos/**/*.*", "--output", table, "--top", 2)
+    code, _, err = run("predict", *asked, "--batch-size", 3)
+    lines = err.splitlines()
+    assert code == 1, "the table has a hole"
+    assert lines[0].startswith("left out: ")
+    assert "b.png" in lines[0]
+    assert "--skip-bad-images" in lines[1]
+    rows = read(table)
+    assert list(rows) == ["image", "label", "score", "label_2", "score_2", "problem"]
+    assert [Path(name).relative_to(tmp_path).as_posix() for name in rows["image"]] == [
+        "photos/a.png", "photos/b.png", "photos/c.png", "photos/more/d.png",
+    ]  # fmt: skip
+    assert rows["problem"].notna().tolist() == [False, True, False, False]
+    for (_, row), probabilities in zip(rows[rows["problem"].isna()].iterrows(), _probabilities(images), strict=True):
+        best = probabilities.topk(2)
+        assert [row["label"], row["label_2"]] == [NAMES[i] for i in best.indices]
+        assert [row["score"], row["score_2"]] == pytest.approx(best.values.tolist(), rel=1e-5)
+    assert run("predict", *asked, "--skip-bad-images")[0] == 0
+
+
+def test_predict_refuses_a_table_of_another_kind_and_patterns_without_an_image(
+    run, save_classifier: Save, tmp_path: Path
+) -> None:
+    (image,) = make_images(1)
+    image.save(tmp_path / "a.png")
+    model = save_classifier()
+    _fails(run("predict", model, tmp_path / "a.png", "--output", tmp_path / "t.xlsx"), "ends in .csv or .parquet")
+    pattern = tmp_path / "*.jpg"
+    _fails(run("predict", model, pattern, "--output", tmp_path / "t.csv"), f"no image matches {pattern}")
+    assert not list(tmp_path.glob("*t.csv*"))
 
 
 def test_predict_names_addresses_and_large_images_as_they_are(

@@ -7,13 +7,25 @@ from pathlib import Path
 import evaluate
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, confusion_matrix, log_loss, recall_score, top_k_accuracy_score
+from sklearn.metrics import (
+    accuracy_score,
+    confusion_matrix,
+    f1_score,
+    log_loss,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+    top_k_accuracy_score,
+)
 
 from hf_vit.evaluation.metrics import (
+    AreaUnderRoc,
+    ConfidenceThresholds,
     ConfusionMatrix,
     ExpectedCalibrationError,
     MeanLoss,
     PerClassAccuracy,
+    PrecisionRecall,
     RunningMetric,
     Top1Accuracy,
     TopKAccuracy,
@@ -184,3 +196,41 @@ def test_wrong_columns_are_told(metric: RunningMetric, columns: dict[str, list[o
     with pytest.raises(ValueError, match=message):
         metric.add_batch(**columns)
     assert len(metric) == 0
+
+
+def test_precision_recall_and_area_equal_scikit_learn_on_all_images_at_once() -> None:
+    columns, probabilities = _columns()
+    metrics = evaluate.combine([PrecisionRecall(), AreaUnderRoc(), ConfidenceThresholds()])
+    for start in range(0, 200, 13):
+        batch = {name: values[start : start + 13] for name, values in columns.items()}
+        metrics.add_batch(**batch, probabilities=probabilities[start : start + 13])
+    result = metrics.compute()
+    references, predictions = columns["references"], columns["predictions"]
+    for name, function in (("precision", precision_score), ("recall", recall_score), ("f1", f1_score)):
+        assert result[name] == pytest.approx(function(references, predictions, average="macro"), abs=1e-12)
+    area = roc_auc_score(references, probabilities.astype(np.float32), multi_class="ovr", average="macro")
+    assert result["auc"] == pytest.approx(area, abs=1e-6)
+    for row in result["thresholds"]:
+        answered = columns["confidences"] >= row["threshold"]
+        right = answered & (predictions == references)
+        assert row["answered"] == pytest.approx(answered.mean())
+        assert row["recall"] == pytest.approx(right.mean())
+        assert row["precision"] == pytest.approx(right.sum() / answered.sum() if answered.any() else 0)
+        assert row["f1"] == pytest.approx(2 * right.sum() / (answered.sum() + 200))
+
+
+def test_classes_without_images_do_not_count_and_one_class_has_no_area() -> None:
+    result = PrecisionRecall().compute(predictions=[0, 0, 2], references=[0, 0, 1])
+    assert result == {"precision": 0.5, "recall": 0.5, "f1": 0.5}
+    few = {"references": [0, 0, 1], "probabilities": [[0.9, 0.1, 0.0], [0.2, 0.1, 0.7], [0.5, 0.4, 0.1]]}
+    # Class 0 outranks the other in one of two pairs, class 1 in both of two.
+    assert AreaUnderRoc().compute(**few) == {"auc": 0.75}
+    assert AreaUnderRoc().compute(references=[0, 0], probabilities=[[0.9, 0.1], [0.2, 0.8]]) == {"auc": None}
+
+
+def test_an_area_that_would_need_too_much_memory_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AreaUnderRoc, "MOST_PROBABILITIES", 3)
+    metric = AreaUnderRoc()
+    for _ in range(2):
+        metric.add_batch(references=[0], probabilities=[[0.9, 0.1]])
+    assert metric.compute() == {"auc": None}

@@ -6,16 +6,18 @@ is written to disk, and any number of instances work side by side. (torchmetrics
 confidence, in float32, and scikit-learn's functions want all predictions at once.) Columns have the same names
 everywhere, so that `evaluate.combine` can feed all metrics at once:
 
-| column      | shape  | meaning                                        |
-|-------------|--------|------------------------------------------------|
-| predictions | [B]    | class of the largest logit                     |
-| references  | [B]    | true class                                     |
-| top_k       | [B, k] | classes of the k largest logits, best first    |
-| confidences | [B]    | probability of the predicted class             |
-| losses      | [B]    | loss of every image                            |
+| column        | shape  | meaning                                        |
+|---------------|--------|------------------------------------------------|
+| predictions   | [B]    | class of the largest logit                     |
+| references    | [B]    | true class                                     |
+| top_k         | [B, k] | classes of the k largest logits, best first    |
+| confidences   | [B]    | probability of the predicted class             |
+| probabilities | [B, K] | probability of every class                     |
+| losses        | [B]    | loss of every image                            |
 """
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -23,6 +25,7 @@ import evaluate
 import numpy as np
 from datasets import Features, List, Value
 from numpy.typing import NDArray
+from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
 
 from hf_vit.evaluation.protocols.confidence import ConfidenceBins
 
@@ -31,6 +34,7 @@ _COLUMNS: dict[str, Any] = {
     "references": Value("int64"),
     "top_k": List(Value("int64")),
     "confidences": Value("float64"),
+    "probabilities": List(Value("float32")),
     "losses": Value("float64"),
 }
 
@@ -171,6 +175,107 @@ class PerClassAccuracy(RunningMetric):
     def _result(self) -> dict[str, Any]:
         rows = zip(self.label_names, self._hits.tolist(), self._images.tolist(), strict=True)
         return {"per_class_accuracy": {name: hits / images for name, hits, images in rows if images}}
+
+
+class PrecisionRecall(RunningMetric):
+    """`{"precision", "recall", "f1"}`, each the mean over the classes that have images (scikit-learn's "macro")."""
+
+    description_text = "Precision, recall and F1 of each class against the others, averaged over the classes."
+    columns = ("predictions", "references")
+
+    def _start(self) -> None:
+        self._pairs: Counter[tuple[int, int]] = Counter()
+
+    def _update(self, **columns: NDArray[Any]) -> None:
+        self._pairs.update(zip(columns["references"].tolist(), columns["predictions"].tolist(), strict=True))
+
+    def _result(self) -> dict[str, Any]:
+        references, predictions = np.array(list(self._pairs)).T
+        values = precision_recall_fscore_support(
+            references,
+            predictions,
+            labels=np.unique(references),
+            average="macro",
+            sample_weight=list(self._pairs.values()),
+            zero_division=0,
+        )
+        return dict(zip(("precision", "recall", "f1"), map(float, values[:3]), strict=True))
+
+
+class AreaUnderRoc(RunningMetric):
+    """`{"auc": float}`: area under the ROC curve of each class against the others, averaged over those with images.
+
+    None where all images are of one class, and where the probabilities would take more than `MOST_PROBABILITIES`: to be
+    exact it keeps them all.
+    """
+
+    description_text = "Area under the ROC curve of each class against the others, averaged over the classes."
+    columns = ("references", "probabilities")
+    MOST_PROBABILITIES: ClassVar[int] = 20_000_000  # 80 MB; of the 50,000 images and 1,000 classes of ImageNet none
+
+    def _start(self) -> None:
+        self._kept: list[tuple[NDArray[Any], NDArray[Any]]] | None = []
+        self._size = 0
+
+    def _update(self, **columns: NDArray[Any]) -> None:
+        self._size += columns["probabilities"].size
+        if self._kept is None or self._size > self.MOST_PROBABILITIES:
+            self._kept = None
+            return
+        self._kept.append((columns["references"], columns["probabilities"].astype(np.float32)))
+
+    def _result(self) -> dict[str, Any]:
+        if self._kept is None:
+            return {"auc": None}
+        references, probabilities = map(np.concatenate, zip(*self._kept, strict=True))
+        classes = np.unique(references)
+        if len(classes) < 2:
+            return {"auc": None}
+        return {"auc": float(roc_auc_score(references[:, None] == classes, probabilities[:, classes]))}
+
+
+class ConfidenceThresholds(RunningMetric):
+    """`{"thresholds": [...]}`: what comes of answering only where the predicted class has at least some probability.
+
+    For every threshold a dict of it, "answered" (share of the images), "precision" (share of the answers that are
+    right), "recall" (share of the images that are answered rightly) and "f1" of the two.
+    """
+
+    description_text = "Precision, recall and F1 of answers above a probability."
+    columns = ("predictions", "references", "confidences")
+    THRESHOLDS: ClassVar[tuple[float, ...]] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+
+    def _start(self) -> None:
+        self._right, self._wrong = np.zeros((2, len(self.THRESHOLDS)), dtype=np.int64)
+
+    def _update(self, **columns: NDArray[Any]) -> None:
+        is_right = columns["predictions"] == columns["references"]
+        is_answered = columns["confidences"][:, None] >= np.array(self.THRESHOLDS)
+        self._right += is_answered[is_right].sum(0)
+        self._wrong += is_answered[~is_right].sum(0)
+
+    def _result(self) -> dict[str, Any]:
+        rows: list[dict[str, float]] = []
+        right_answer, wrong_answer, no_answer = 0, 1, 2
+        for threshold, right, wrong in zip(self.THRESHOLDS, self._right.tolist(), self._wrong.tolist(), strict=True):
+            precision, recall, f1, _ = precision_recall_fscore_support(
+                [right_answer] * 3,
+                [right_answer, wrong_answer, no_answer],
+                sample_weight=[right, wrong, self.count - right - wrong],
+                labels=[right_answer, wrong_answer],
+                average="micro",
+                zero_division=0,
+            )
+            rows.append(
+                {
+                    "threshold": threshold,
+                    "answered": (right + wrong) / self.count,
+                    "precision": float(precision),
+                    "recall": float(recall),
+                    "f1": float(f1),
+                }
+            )
+        return {"thresholds": rows}
 
 
 class ConfusionMatrix(RunningMetric):

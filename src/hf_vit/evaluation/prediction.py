@@ -1,17 +1,22 @@
 """The most likely classes of image files."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from glob import glob, has_magic
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import finite_logits
+from hf_vit.results.writing import new_file, saying_why
 from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+_ROWS = 1024  # that are written at once
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,8 @@ def predict_images(
 
     Args:
         subject: an image classifier; see `open_subject`.
-        paths: image files; a folder stands for the images directly inside it, by name.
+        paths: image files; a folder stands for the images directly inside it, by name, a pattern ("photos/**/*.jpg")
+            for those that match it.
         top: classes to report for every image, at most all.
         batch_size: images a step.
         skip_bad_images: an unreadable file gets no scores, and the `problem`, instead of an error.
@@ -44,22 +50,78 @@ def predict_images(
         UserError: the model names no classes, a file is missing or is not a readable image, a folder holds no image,
             `top` is below 1.
     """
+    return list(each_prediction(subject, paths, top=top, batch_size=batch_size, skip_bad_images=skip_bad_images))
+
+
+def each_prediction(
+    subject: Subject,
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    top: int = 5,
+    batch_size: int = 32,
+    skip_bad_images: bool = False,
+) -> Iterator[Prediction]:
+    """As `predict_images`, one after the other: of any number of images a batch is in memory."""
     if top < 1:
         raise UserError(f"top {top} must be at least 1")
     files = list(image_files(paths))
     if not subject.label_sets:
         raise UserError(f"{subject.name} has no named classes to answer with; give an image classifier")
     names = subject.label_sets[-1]  # of synonyms the words: timm's first set are WordNet's numbers
-    predictions: list[Prediction] = []
     for start in range(0, len(files), batch_size):
         chosen = files[start : start + batch_size]
         opened = [_opened(path, skip_bad_images) for path in chosen]
         scores = iter(_scores(subject, [one for one in opened if not isinstance(one, str)], names, top))
-        predictions += [
-            Prediction(str(path), [], one) if isinstance(one, str) else Prediction(str(path), next(scores))
-            for path, one in zip(chosen, opened, strict=True)
-        ]
-    return predictions
+        for path, one in zip(chosen, opened, strict=True):
+            yield Prediction(str(path), [], one) if isinstance(one, str) else Prediction(str(path), next(scores))
+
+
+def write_predictions(
+    subject: Subject,
+    paths: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    top: int = 5,
+    batch_size: int = 32,
+) -> list[Prediction]:
+    """Classify image files into a table, a row an image; unreadable ones are passed over, their row has no answer.
+
+    The columns are `image`, `label`, `score`, `label_2`, `score_2`, ... and `problem`.
+
+    Args:
+        subject, paths, top, batch_size: as for `predict_images`; of any number of images a few are in memory.
+        output: .csv or .parquet; it appears complete or not at all.
+
+    Returns:
+        The images that were passed over.
+
+    Raises:
+        UserError: another ending, nothing can be written there, or there is no image.
+    """
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    place, writers = Path(output), {".csv": csv.CSVWriter, ".parquet": parquet.ParquetWriter}
+    if place.suffix not in writers:
+        raise UserError(f"the output {place} is no table; give a file that ends in {' or '.join(writers)}")
+    predictions = each_prediction(subject, paths, top=top, batch_size=batch_size, skip_bad_images=True)
+    classes = len(subject.label_sets[-1]) if subject.label_sets else 1
+    endings = ["", *(f"_{rank}" for rank in range(2, min(top, classes) + 1))]
+    scored = [column for end in endings for column in ((f"label{end}", pa.string()), (f"score{end}", pa.float64()))]
+    schema = pa.schema([("image", pa.string()), *scored, ("problem", pa.string())])
+    passed_over: list[Prediction] = []
+    with new_file(place) as temporary, writers[place.suffix](temporary, schema) as writer:
+        while batch := list(islice(predictions, _ROWS)):
+            passed_over += [each for each in batch if each.problem is not None]
+            rows = [_row(each, schema.names) for each in batch]
+            with saying_why(place):
+                writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
+    return passed_over
+
+
+def _row(prediction: Prediction, columns: Sequence[str]) -> dict[str, object]:
+    answers = [prediction.image, *chain.from_iterable(prediction.scores)]
+    return dict(zip(columns, answers, strict=False)) | {"problem": prediction.problem}
 
 
 def _opened(path: Path, skip_bad_images: bool) -> "Image | str":
@@ -88,7 +150,7 @@ def _scores(
 
 
 def image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path]:
-    """The files, folders replaced by the image files directly inside them."""
+    """The files, folders replaced by the image files directly inside them, patterns by those that match."""
     from PIL import Image
 
     known = Image.registered_extensions()
@@ -96,6 +158,13 @@ def image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path]:
         if "://" in str(given):
             raise UserError(f"{given} is an address; give image files: download it first")
         path = Path(given)
+        if has_magic(str(given)) and not path.exists():
+            inside = sorted(Path(name) for name in glob(str(given), recursive=True))
+            inside = [entry for entry in inside if entry.suffix.lower() in known and entry.is_file()]
+            if not inside:
+                raise UserError(f"no image matches {given}; give image files, folders, or another pattern")
+            yield from inside
+            continue
         if not path.is_dir():
             yield path
             continue

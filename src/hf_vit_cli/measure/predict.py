@@ -1,10 +1,14 @@
 """`hf-vit predict`."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hf_vit_cli import options
+
+if TYPE_CHECKING:
+    from hf_vit.evaluation import Prediction
 
 
 def predict(
@@ -13,40 +17,67 @@ def predict(
         typer.Argument(help="Image classifier: folder, Hub id, timm:NAME, or a checkpoint file.", show_default=False),
     ],
     images: Annotated[
-        list[str], typer.Argument(metavar="IMAGE...", help="Image files, or folders of images.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="IMAGE...",
+            help="Image files, folders of images, or patterns ('photos/**/*.jpg').",
+            show_default=False,
+        ),
     ],
     top: Annotated[int, typer.Option(help="Classes to show for every image.", min=1)] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list instead of a table.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Write a row an image into this .csv or .parquet file instead.", dir_okay=False),
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Images a step.", min=1)] = 32,
-    skip_bad_images: options.SkipBadImages = False,
+    skip_bad_images: Annotated[
+        bool, typer.Option("--skip-bad-images", help="Unreadable images are no failure: exit code 0.")
+    ] = False,
     device: options.Device = None,
 ) -> None:
-    """Say what images show: the most likely classes with their probabilities."""
+    """Say what images show: the most likely classes with their probabilities.
+
+    An image that cannot be read ends it before anything is said, but for --output and --skip-bad-images: they pass it
+    over and tell of it. With --output alone the exit code is 1 then, for a table with a hole.
+    """
+    from hf_vit.errors import UserError
+    from hf_vit.evaluation.prediction import predict_images, write_predictions
+    from hf_vit.subjects.subject import open_subject
+
+    subject = open_subject(model, device, as_classifier=True)
+    if output is None:
+        every = predict_images(subject, images, top=top, batch_size=batch_size, skip_bad_images=skip_bad_images)
+        bad = [each for each in every if each.problem is not None]
+        _print([each for each in every if each.problem is None], as_json)
+    else:
+        bad = write_predictions(subject, images, output, top=top, batch_size=batch_size)
+        typer.echo(f"predictions in {output}")
+    for each in bad:
+        typer.echo(f"left out: {each.problem}", err=True)
+    if bad and not skip_bad_images:
+        raise UserError(
+            f"images are left out: {len(bad):,}; mend them, or say that it is no failure: --skip-bad-images"
+        )
+
+
+def _print(predictions: "list[Prediction]", as_json: bool) -> None:
     import json
 
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from hf_vit.evaluation import predict_images
-    from hf_vit.subjects.subject import open_subject
-
-    subject = open_subject(model, device, as_classifier=True)
-    every = predict_images(subject, images, top=top, batch_size=batch_size, skip_bad_images=skip_bad_images)
-    predictions = [found for found in every if found.problem is None]
-    for found in every:
-        if found.problem is not None:
-            typer.echo(f"left out: {found.problem}", err=True)
     if as_json:
         listed = [
-            {"image": found.image, "predictions": [{"label": name, "score": score} for name, score in found.scores]}
-            for found in predictions
+            {"image": each.image, "predictions": [{"label": name, "score": score} for name, score in each.scores]}
+            for each in predictions
         ]
         typer.echo(json.dumps(listed, indent=2, ensure_ascii=False))
         return
     table = Table("image", "class", "probability")
-    for found in predictions:
-        for rank, (name, score) in enumerate(found.scores):
-            table.add_row("" if rank else escape(found.image), escape(name), f"{score:.2%}")
+    for each in predictions:
+        for rank, (name, score) in enumerate(each.scores):
+            table.add_row("" if rank else escape(each.image), escape(name), f"{score:.2%}")
         table.add_section()
     Console().print(table)

@@ -56,6 +56,7 @@ def finetune(
     streaming: options.Streaming = False,
     skip_bad_images: options.SkipBadImages = False,
     keep_checkpoints: options.KeepCheckpoints = False,
+    report_to: options.ReportTo = "none",
     push: Annotated[str | None, typer.Option(help="Share the finished model on the Hub: user/name.")] = None,
     private: Annotated[bool, typer.Option("--private", help="With --push: make a private repository.")] = False,
     epochs: options.Epochs = None,

@@ -37,6 +37,7 @@ def pretrain(
     streaming: options.Streaming = False,
     skip_bad_images: options.SkipBadImages = False,
     keep_checkpoints: options.KeepCheckpoints = False,
+    report_to: options.ReportTo = "none",
     target: Annotated[
         str, typer.Option(rich_help_panel=_PATCHES, help="mean_color, downsampled or pixels.")
     ] = "mean_color",

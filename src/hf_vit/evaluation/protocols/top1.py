@@ -1,8 +1,8 @@
-"""Accuracy, calibration error, loss, every class and the mistakes, in one pass whose memory is one batch's."""
+"""Accuracy, precision, calibration, loss, every class and the mistakes, in one pass whose memory is one batch's."""
 
 import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -26,6 +26,7 @@ MAX_MATRIX_CLASSES = 1000
 MAX_WRONG = 64
 _MAX_CLASS_ROWS = 20
 _THUMBNAIL_PX = 160
+_NAMES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "area under the ROC curve"}
 
 
 @final
@@ -45,6 +46,10 @@ class ClassificationResult(ProtocolResult):
         seconds: wall time of the pass, reading and preparing the images included.
         num_wrong: wrongly classified images.
         wrong: the most confident of them, most confident first, with small copies of the images.
+        precision, recall, f1: mean over the classes that have images; None in records of version 0.1.
+        auc: area under the ROC curve of each class against the others, their mean; None where it is not known (see
+            `metrics.AreaUnderRoc`).
+        thresholds: see `metrics.ConfidenceThresholds`.
     """
 
     title: ClassVar[str] = "Accuracy"
@@ -60,6 +65,11 @@ class ClassificationResult(ProtocolResult):
     seconds: float
     num_wrong: int
     wrong: list[WrongImage]
+    precision: float | None = None
+    recall: float | None = None
+    f1: float | None = None
+    auc: float | None = None
+    thresholds: Sequence[Mapping[str, float]] = ()
 
     @property
     def images_per_second(self) -> float:
@@ -71,9 +81,15 @@ class ClassificationResult(ProtocolResult):
         if self.top5 is not None:
             values["top5"] = self.top5
         values |= {"loss": self.loss, "ece": self.ece, "num_classes": len(self.label_names)}
+        values |= {name: value for name, value in self._of_classes().items() if value is not None}
+        if self.thresholds:
+            values["thresholds"] = list(self.thresholds)
         if len(self.per_class) <= MAX_MATRIX_CLASSES:
             values["per_class"] = self.per_class
         return values
+
+    def _of_classes(self) -> dict[str, float | None]:
+        return {"precision": self.precision, "recall": self.recall, "f1": self.f1, "auc": self.auc}
 
     def record(self, protocol: str, settings: dict[str, Any], pictures: list[str]) -> dict[str, Any]:
         """As version 0.1 wrote it: what names no protocol is this one."""
@@ -85,8 +101,10 @@ class ClassificationResult(ProtocolResult):
         return {"top-1 accuracy": self.top1, **top5, "expected calibration error": self.ece}
 
     def tables(self, judged: str) -> list[Table]:
-        """The numbers; and the classes, the worst first: all of them, or the ten worst of more than twenty."""
+        """The numbers; the thresholds; and the classes, the worst first: all, or the ten worst of more than twenty."""
         rows = [[name, percent(value)] for name, value in self.headline().items()]
+        of_classes = ((_NAMES[name], value) for name, value in self._of_classes().items())
+        rows += [[f"{name}, mean of classes", percent(value)] for name, value in of_classes if value is not None]
         rows += [
             ["loss (nats)", f"{self.loss:.4f}"],
             ["wrongly classified", f"{self.num_wrong:,}"],
@@ -97,7 +115,10 @@ class ClassificationResult(ProtocolResult):
         every = len(shown) == len(worst)
         title = "accuracy of each class" if every else f"the {len(shown)} worst of {len(worst)} classes"
         classes = [[name, percent(value)] for name, value in shown]
-        return [Table([], rows, judged), Table(["class", "top-1 accuracy"], classes, title)]
+        header = ["answers from", "answered", "precision", "recall", "F1"]
+        thresholds = [[percent(value) for value in row.values()] for row in self.thresholds]
+        tables = [Table([], rows, judged), Table(["class", "top-1 accuracy"], classes, title)]
+        return [*tables, *([Table(header, thresholds, "answering only where the model is sure")] if thresholds else [])]
 
     def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
         """The confusion matrix, up to 1,000 classes, and the mistakes, where there are any."""
@@ -142,6 +163,7 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
         seconds=time.perf_counter() - start,
         num_wrong=mistakes.count,
         wrong=mistakes.kept(),
+        **{name: values[name] for name in ("precision", "recall", "f1", "auc", "thresholds")},
     )
 
 
@@ -173,6 +195,9 @@ def _sums(names: Sequence[str]) -> evaluate.CombinedEvaluations:
     chosen: list[metrics.RunningMetric] = [
         metrics.Top1Accuracy(),
         metrics.PerClassAccuracy(names),
+        metrics.PrecisionRecall(),
+        metrics.AreaUnderRoc(),
+        metrics.ConfidenceThresholds(),
         metrics.ExpectedCalibrationError(),
         metrics.MeanLoss(),
     ]
@@ -192,6 +217,7 @@ def _columns(logits: torch.Tensor, labels: torch.Tensor) -> "dict[str, NDArray[A
         "references": labels.numpy(),
         "top_k": best.indices.numpy(),
         "confidences": best.values[:, 0].exp().numpy(),
+        "probabilities": log_probabilities.exp().numpy(),
         "losses": -log_probabilities.gather(1, labels[:, None])[:, 0].numpy(),
     }
 

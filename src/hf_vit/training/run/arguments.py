@@ -63,9 +63,9 @@ def training_arguments(run: Run, **changes: Any) -> TrainingArguments:
         dataloader_num_workers=options.num_workers,
         dataloader_pin_memory=torch.cuda.is_available(),
         seed=options.seed,
-        report_to="none",
+        report_to=options.report_to,
         log_level="error",
-        # Its default follows the log level; live progress is shown on terminals alone.
+        # Its default follows the log level.
         disable_tqdm=False,
     )
     arguments = TrainingArguments(**(settings | changes))

@@ -29,6 +29,14 @@ def work_folder(output: Path) -> Path:
     return output.absolute() / WORK_FOLDER
 
 
+def log_folder(output: Path) -> Path:
+    """OUTPUT/runs, where TensorBoard's files stay when the run is complete; of a trial in a sweep a folder in there."""
+    output = output.absolute()
+    if output.parent.name == WORK_FOLDER:
+        return output.parent.parent / "runs" / output.name
+    return output / "runs"
+
+
 def is_complete(checkpoint: Path) -> bool:
     """Whether a checkpoint was written to its end: every file is there and none is cut off.
 

@@ -3,9 +3,18 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from transformers.integrations import is_tensorboard_available, is_trackio_available, is_wandb_available
+
 from hf_vit.errors import UserError
 
 Precision = Literal["auto", "fp32", "bf16"]
+# Whom the Trainer tells of its log -> whether that can be had here.
+_REPORTERS = {
+    "none": lambda: True,
+    "tensorboard": is_tensorboard_available,
+    "wandb": is_wandb_available,
+    "trackio": is_trackio_available,
+}
 
 
 @dataclass(frozen=True)
@@ -24,6 +33,7 @@ class FinetuneOptions:
         resume: go on from the last complete checkpoint in the output folder.
         keep_checkpoints: keep OUTPUT/checkpoints when the run is complete.
         device: torch device; by default a GPU where there is one.
+        report_to: "tensorboard" (into OUTPUT/runs), "wandb" or "trackio" gets the Trainer's log, too.
         push: repository on the Hub to share the finished model in; looked at before the training.
         private: make that repository private.
     """
@@ -38,6 +48,7 @@ class FinetuneOptions:
     resume: bool = False
     keep_checkpoints: bool = False
     device: str | None = None
+    report_to: str = "none"
     push: str | None = None
     private: bool = False
 
@@ -46,6 +57,13 @@ class FinetuneOptions:
             raise UserError(f"micro batch size {self.micro_batch_size} must be at least 1")
         if self.precision not in ("auto", "fp32", "bf16"):
             raise UserError(f"precision '{self.precision}' is unknown; choose auto, fp32 or bf16")
+        if self.report_to not in _REPORTERS:
+            raise UserError(f"report_to '{self.report_to}' is unknown; choose {', '.join(_REPORTERS)}")
+        if not _REPORTERS[self.report_to]():
+            raise UserError(
+                f"--report-to {self.report_to} needs the package {self.report_to}, which is not installed; "
+                f"pip install {self.report_to}"
+            )
         if self.image_size is not None and min(self.image_size) < 1:
             raise UserError(f"image size {self.image_size[0]}x{self.image_size[1]} px must be at least 1x1")
         if self.num_workers < 0 or self.seed < 0:

@@ -152,6 +152,7 @@ class ClassifierTask(Task[FinetuneResult]):
                 seconds=judged.seconds or 0.0,
                 num_wrong=round((1 - test["top1"]) * size),
                 wrong=[],
+                **{name: test[name] for name in ("precision", "recall", "f1", "auc", "thresholds") if name in test},
             ),
             best_step=values["best_step"],
             chance=values.get("chance_accuracy", 0.0),

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from torch import nn
 from transformers import AutoImageProcessor, PreTrainedModel, TrainerCallback, TrainerState, ViTImageProcessor
+from transformers.integrations import TensorBoardCallback
 
 from hf_vit.data import ImageData, eval_transform, train_transform, transform_split
 from hf_vit.errors import UserError
@@ -18,10 +19,11 @@ from hf_vit.results.facts import Facts, Record
 from hf_vit.training.model_source import ModelSource
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.arguments import choose_attention, training_arguments
+from hf_vit.training.run.checkpoints import log_folder
 from hf_vit.training.run.decisions import Run
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import optimizer_of
-from hf_vit.training.trainer.progress import Clock
+from hf_vit.training.trainer.progress import Clock, callbacks_of
 from hf_vit.training.trainer.stopping import StopOnTermination
 
 
@@ -158,7 +160,7 @@ class Task(ABC, Generic[Result]):
         for model in self.learners(run.model):
             choose_attention(run, model)
         training, judging = self.transforms(run)
-        return self.trainer_class(
+        trainer = self.trainer_class(
             model=run.model,
             args=training_arguments(run, **self.arguments),
             train_dataset=transform_split(run.data, "train", training, seed=run.options.seed),
@@ -169,3 +171,6 @@ class Task(ABC, Generic[Result]):
             callbacks=[Clock(), StopOnTermination(), *self.callbacks(run)],
             **self.trainer_values(run),
         )
+        for callback in callbacks_of(trainer, TensorBoardCallback):
+            callback.logging_dir = callback.logging_dir or str(log_folder(run.output))  # or as its environment says
+        return trainer

@@ -1,5 +1,6 @@
 """transformers' Trainer with what image classifiers need: decay groups, soft labels, exact resuming, no pickles."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,7 @@ from hf_vit.errors import DivergedError
 from hf_vit.training.processes import need_same
 from hf_vit.training.trainer.layer_decay import parameter_groups
 from hf_vit.training.trainer.losses import BinaryCrossEntropy, smooth_labels
-from hf_vit.training.trainer.progress import LiveProgress
+from hf_vit.training.trainer.progress import LiveProgress, LoggedProgress
 from hf_vit.training.trainer.released import ReleasingTrainer
 from hf_vit.training.trainer.replaying import save_replay
 from hf_vit.training.trainer.sam import SharpnessAware
@@ -39,7 +40,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
     - `compute_loss_func=BinaryCrossEntropy()` trains with one yes or no a class.
     - A loss that is not a number stops the training with step, learning rate and remedy, before it spoils the weights.
     - `save_model` writes no pickle (`training_args.bin`); only checkpoints to resume from hold optimizer state.
-    - Live progress on a terminal, nothing elsewhere.
+    - Live progress on a terminal; elsewhere a line for every evaluation and one a minute, on standard error.
     - `push_to_hub=True` looks at token and repository before the training, and at its end shares what
       `hf_vit.push_to_hub` shares, in one commit: no checkpoints, no pickle, a card with facts. A failure raises. (The
       stock Trainer uploads its whole folder with every checkpoint, and swallows failures.)
@@ -61,6 +62,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         **kwargs: Any,
     ) -> None:
         self.layer_decay, self.sharpness = layer_decay, sharpness
+        self._step_loss: torch.Tensor | float = 0.0  # of the micro-batches of one step
         super().__init__(*args, **kwargs)
         # Trainer's own smoother knows no soft labels.
         self.label_smoother = None
@@ -69,7 +71,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
         if not self.args.disable_tqdm:
-            self.add_callback(LiveProgress())
+            self.add_callback(LiveProgress() if sys.stderr.isatty() else LoggedProgress(lambda: float(self._step_loss)))
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Names of the parameters that decay: the weights of dense layers and convolutions."""
@@ -167,6 +169,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
     ) -> tuple[list[Any], Any]:
         """The micro-batches of a step, which sharpness-aware minimisation must know beforehand."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._step_loss = 0.0
         if self.sharpness is not None:
             self.sharpness.begin(batches)
         return batches, items
@@ -185,8 +188,11 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
             return self._checked(learn(model, batch, num_items_in_batch), batch)
 
         if self.sharpness is None:
-            return run(inputs)
-        return self.sharpness.backward(model, inputs, run, lambda: self.accelerator.no_sync(model))
+            loss = run(inputs)
+        else:
+            loss = self.sharpness.backward(model, inputs, run, lambda: self.accelerator.no_sync(model))
+        self._step_loss = self._step_loss + loss
+        return loss
 
     def _checked(self, loss: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
         if bool(torch.isfinite(loss).all()):

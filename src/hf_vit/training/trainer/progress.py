@@ -1,6 +1,9 @@
-"""Callbacks: live progress on a terminal, and a clock that goes on counting when a training is resumed."""
+"""Callbacks: live progress on a terminal, lines in a log, and a clock that goes on counting in a resumed training."""
 
+import sys
 import time
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -15,13 +18,12 @@ def callbacks_of(trainer: Trainer, kind: type[_Kind]) -> list[_Kind]:
 
 
 class LiveProgress(TrainerCallback):
-    """One line that shows steps, epoch, loss and the newest evaluation; silent where there is no terminal."""
+    """One line that shows steps, epoch, loss and the newest evaluation, on a terminal."""
 
     def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -29,8 +31,7 @@ class LiveProgress(TrainerCallback):
             TextColumn("steps"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[news]}"),
-            console=console,
-            disable=not console.is_terminal,
+            console=Console(stderr=True),
             transient=True,
         )
         self._task = self._bar.add_task("training", news="", start=False)
@@ -70,6 +71,68 @@ class LiveProgress(TrainerCallback):
     def close(self) -> None:
         """Give the terminal back; also after an error."""
         self._bar.stop()
+
+
+class LoggedProgress(TrainerCallback):
+    """A line for every evaluation and, between them, one a minute, on standard error: for logs, where no bar lives.
+
+    Args:
+        step_loss: the loss of the step that was just taken.
+        say: is told a line at a time.
+    """
+
+    interval = 60.0  # seconds
+
+    def __init__(self, step_loss: Callable[[], float], say: Callable[[str], None] | None = None) -> None:
+        self._step_loss = step_loss
+        self._say = say or (lambda line: print(line, file=sys.stderr, flush=True))
+        self._logged: dict[str, float] = {}
+        self._begin = self._last = 0.0
+        self._first_step = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._begin = self._last = time.perf_counter()
+        self._first_step = state.global_step
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: object,
+    ) -> None:
+        self._logged |= logs or {}
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # At a step that is evaluated the line comes with what that says.
+        if time.perf_counter() - self._last >= self.interval and not control.should_evaluate:
+            rate = kwargs["lr_scheduler"].get_last_lr()[0]
+            self._tell(args, state, [f"loss {self._step_loss():.4f}", f"learning rate {rate:.2e}"])
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        texts = {
+            "loss": "loss {:.4f}",
+            "learning_rate": "learning rate {:.2e}",
+            "eval_loss": "validation loss {:.4f}",
+            "eval_accuracy": "validation accuracy {:.2%}",
+        }
+        self._tell(args, state, [text.format(self._logged[key]) for key, text in texts.items() if key in self._logged])
+
+    def _tell(self, args: TrainingArguments, state: TrainerState, news: list[str]) -> None:
+        self._last = time.perf_counter()
+        steps = state.global_step - self._first_step
+        if not state.is_world_process_zero or not steps:  # before or after a training there is no pace
+            return
+        seconds = self._last - self._begin
+        images = steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        left = round(seconds / steps * (state.max_steps - state.global_step))
+        pace = f"{images / seconds:,.1f} images/s, {timedelta(seconds=left)} left"
+        self._say(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join([*news, pace])}")
 
 
 class Clock(TrainerCallback, ExportableState):
