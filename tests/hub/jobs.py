@@ -229,3 +229,11 @@ def feature_map(repo_id: str, name: str) -> list[float]:
     backbone = getattr(hf_vit, name).from_pretrained(repo_id)
     with torch.no_grad():
         return backbone(**inputs).feature_maps[-1].flatten().tolist()
+
+
+def eval_results(repo_id: str) -> Any:
+    """The results that the Hub shows beside a model."""
+    from huggingface_hub import HfApi
+
+    found = HfApi().model_info(repo_id, expand=["evalResults"]).eval_results
+    return found and [asdict(entry) for entry in found]

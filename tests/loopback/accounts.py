@@ -5,7 +5,7 @@ import hashlib
 import re
 from typing import Any
 
-from loopback.card_rules import card_errors
+from loopback.card_rules import card_errors, eval_results
 from loopback.handler import ORGANISATIONS, Handler, route
 from loopback.refusal import Refusal
 from loopback.store import Store, git_oid, lfs_pointer
@@ -110,12 +110,22 @@ def check_rights(request: Handler, repo_id: str, write: str | None) -> None:
 def repo_info(request: Handler, repo_id: str, revision: str | None) -> None:
     repo = request.repo(repo_id)
     oid = request.store.resolve(repo, revision or "main")[1]
+    request.reply(model_info(request, repo, oid))
+
+
+def model_info(request: Handler, repo: dict[str, Any], oid: str) -> dict[str, Any]:
+    """What is told of a model; `expand` adds its results."""
     commit = request.store.commit(repo, oid)
     assert commit is not None
-    request.reply({"_id": repo["_id"], "id": repo["id"], "modelId": repo["id"], "author": repo["id"].split("/")[0],
-                   "sha": oid, "private": repo["private"], "gated": repo["gated"], "disabled": False, "downloads": 0,
-                   "likes": 0, "tags": [], "lastModified": commit["date"], "createdAt": repo["created"],
-                   "siblings": [{"rfilename": path} for path in sorted(commit["tree"])]})  # fmt: skip
+    answer = {"_id": repo["_id"], "id": repo["id"], "modelId": repo["id"], "author": repo["id"].split("/")[0],
+              "sha": oid, "private": repo["private"], "gated": repo["gated"], "disabled": False, "downloads": 0,
+              "likes": 0, "tags": [], "lastModified": commit["date"], "createdAt": repo["created"],
+              "siblings": [{"rfilename": path} for path in sorted(commit["tree"])]}  # fmt: skip
+    if "evalResults" in request.query.get("expand", []):
+        small = {path: entry for path, entry in commit["tree"].items() if not entry["lfs"]}
+        files = {path: request.store.blob(entry["sha256"]).read_bytes() for path, entry in small.items()}
+        answer["evalResults"] = eval_results(files)
+    return answer
 
 
 @route("GET", "/api/models/{repo}/refs")

@@ -32,6 +32,27 @@ def card_errors(card: str) -> list[str]:
     return [*_value_errors(metadata), *_index_errors(metadata.get("model-index"))]
 
 
+def eval_results(files: dict[str, bytes]) -> list[dict[str, Any]]:
+    """`.eval_results/*.yaml` as the Hub reads them (hub-docs, eval-results.md): an entry each, or what is wrong."""
+    answers: list[dict[str, Any]] = []
+    for name, data in sorted(files.items()):
+        if not re.fullmatch(r"\.eval_results/[^/]+\.ya?ml", name):
+            continue
+        try:
+            entries = yaml.safe_load(data)
+            for entry in entries:
+                if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", entry["dataset"]["id"]) or not entry["dataset"]["task_id"]:
+                    raise ValueError("dataset.id is no data set")
+                if not isinstance(entry["value"], float | int):
+                    raise ValueError("value is no number")
+                if "source" in entry and not entry["source"].get("url"):
+                    raise ValueError("source.url is required")
+                answers.append({"filename": name, "data": entry})
+        except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+            answers.append({"filename": name, "error": str(error)})
+    return answers
+
+
 def _value_errors(metadata: dict[str, Any]) -> list[str]:
     errors: list[str] = []
     for field in ("license", "tags", "datasets", "base_model", "language"):

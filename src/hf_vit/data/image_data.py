@@ -28,6 +28,7 @@ class ImageData:
         skipped: bad images that were left out.
         notes: what a user should be told: splits that were cut, files that were ignored.
         source: where it is read from; None for data of other making.
+        revision: the commit of a data set of the Hub.
         files: what `file_states` said of its files when it was loaded.
     """
 
@@ -38,6 +39,7 @@ class ImageData:
     skipped: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
     source: DataSource | None = None
+    revision: str | None = None
     files: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     # What the scan saw, row by row (tables); size of a stream where it is known; how to read a stream anew.
     seen: dict[str, list[Seen]] = field(default_factory=dict[str, list[Seen]], repr=False)

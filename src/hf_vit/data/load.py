@@ -91,7 +91,7 @@ def _tables_data(source: DataSource, tables: Tables, streaming: bool, skip_bad_i
     import datasets
 
     splits, names = _labelled(source.name, tables)
-    data = ImageData(source.name, "", splits, names, notes=tables.notes, source=source)
+    data = ImageData(source.name, "", splits, names, notes=tables.notes, source=source, revision=tables.revision)
     data.files = file_states(source, contents=streaming)
     if not streaming:
         seen = {split: scan(table, split) for split, table in splits.items()}
@@ -182,6 +182,7 @@ def _streams(source: DataSource, tables: Tables, skip_bad_images: bool, seed: in
     files = file_states(source)
     fingerprint = _files_fingerprint(source, files)
     data = ImageData(source.name, fingerprint, {}, labels.names, notes=tables.notes, source=source, files=files)
+    data.revision = tables.revision
     missing = tuple(missing_splits(list(read)))
     for split in (name for name in SPLITS if name in read or name in missing):
         cut = StreamCut(missing, split, seed) if missing and (split == "train" or split in missing) else None

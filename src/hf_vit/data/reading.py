@@ -45,13 +45,14 @@ class Columns:
 class Tables:
     """Splits as they were read: `columns.image` undecoded ({"bytes", "path"}), labels raw.
 
-    `label_names` is None where the source does not name its classes.
+    `label_names` is None where the source does not name its classes, `revision` where it has no commit.
     """
 
     splits: "dict[str, Dataset] | dict[str, IterableDataset]"
     columns: Columns
     label_names: list[str] | None
     notes: list[str] = field(default_factory=list[str])
+    revision: str | None = None
 
 
 def read_folder(source: DataSource) -> Tables:
@@ -151,7 +152,7 @@ def read_hub(source: DataSource, *, streaming: bool) -> Tables:
     if not streaming:
         for table in tables.splits.values():
             refuse_places(cast("Dataset", table), tables.columns.image, source.name)
-    return Tables(tables.splits, tables.columns, tables.label_names, notes)
+    return Tables(tables.splits, tables.columns, tables.label_names, notes, commit)
 
 
 def image_places(source: DataSource, column: str) -> Mapping[str, list[str]]:

@@ -100,7 +100,10 @@ class Examination:
 
     def fact(self, size: int | None = None) -> DataFact:
         """The data as facts.json names them; `size`: images that judged."""
-        return DataFact(name=self.data.name, fingerprint=self.data.fingerprint, split=self.split, size=size)
+        data = self.data
+        return DataFact(
+            name=data.name, fingerprint=data.fingerprint, split=self.split, size=size, revision=data.revision
+        )
 
     def judging(self, what: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(pixel values [B, C, H, W] in at least float32, the model's classes [B]) of the images that judge."""

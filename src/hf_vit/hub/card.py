@@ -61,7 +61,7 @@ def render_card(folder: str | os.PathLike[str], *, repo_id: str | None = None, l
     config, facts = read_config(folder), Facts.load(folder)
     name = one_line(repo_id or _repo_of_present_card(folder) or folder.resolve().name)
     title = name.rpartition("/")[2]
-    metadata = metadata_of(config, facts, title, license or _license_of_present_card(folder))
+    metadata = metadata_of(config, facts, name, license or _license_of_present_card(folder))
     context = sections(folder, config, facts) | _examples(folder, config, name)
     template = resources.files("hf_vit.model_cards").joinpath("card_template.md").read_text(encoding="utf-8")
     # Whatever the template prints is escaped, unless it is Markdown already: a field that is forgotten is harmless.

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 from hf_vit.errors import UserError, one_line
 from hf_vit.hub.model_folder import ModelConfig
+from hf_vit.hub.published_results import hub_dataset, hub_id, index_entries
 from hf_vit.results.facts import Facts, Record
 
 if TYPE_CHECKING:
-    from huggingface_hub import EvalResult, ModelCardData
+    from huggingface_hub import ModelCardData
 
 DEFAULT_LICENSE = "apache-2.0"
 _FRONT = re.compile(r"^\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
 _REPO_ID = re.compile(r"https?://\S+|[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
-_USER_AND_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
@@ -44,13 +44,13 @@ def latest_evaluations(facts: Facts) -> list[Record]:
     return list(latest.values())
 
 
-def metadata_of(config: ModelConfig, facts: Facts, model_name: str, license: str) -> "ModelCardData":
-    """The card's metadata."""
+def metadata_of(config: ModelConfig, facts: Facts, repo: str, license: str) -> "ModelCardData":
+    """The card's metadata; `repo`: user/name, or the model's name alone."""
     from huggingface_hub import ModelCardData
 
     trainings, results = facts.of_kind("training"), latest_evaluations(facts)
-    datasets = {name for record in trainings if record.data and (name := _hub_id(record.data.name))}
-    bases = [name for record in trainings if (name := _hub_id(str(record.values.get("base_model", ""))))]
+    datasets = {name for record in trainings if record.data and (name := hub_dataset(record.data))}
+    bases = [name for record in trainings if (name := hub_id(str(record.values.get("base_model", ""))))]
     task = "image-classification" if config.is_classifier else "image-feature-extraction"
     return ModelCardData(
         license=license,
@@ -60,35 +60,9 @@ def metadata_of(config: ModelConfig, facts: Facts, model_name: str, license: str
         datasets=sorted(datasets) or None,
         base_model=bases[-1] if bases else None,
         metrics=["accuracy"] if results else None,
-        model_name=model_name if results else None,
-        eval_results=[entry for record in results for entry in _eval_results(record)] or None,
+        model_name=repo.rpartition("/")[2] if results else None,
+        eval_results=index_entries(results, repo) or None,
     )
-
-
-def _eval_results(record: Record) -> "list[EvalResult]":
-    from huggingface_hub import EvalResult
-
-    name = one_line(record.data.name) if record.data else "unnamed"
-    titles = {"top1": "Top-1 accuracy", "top5": "Top-5 accuracy"}
-    return [
-        EvalResult(
-            task_type="image-classification",
-            dataset_type=_hub_id(name) or re.sub(r"[^\w.\-]+", "-", name),
-            dataset_name=name,
-            dataset_split=one_line(record.data.split) if record.data and record.data.split else None,
-            metric_type="accuracy",
-            metric_name=title,
-            metric_value=round(float(value), 4),
-        )
-        for key, title in titles.items()
-        if isinstance(value := record.values.get(key), float | int)
-    ]
-
-
-def _hub_id(name: str) -> str | None:
-    """`user/name` of a Hub repository (without its configuration), or None for other names."""
-    plain = name.partition(":")[0]
-    return plain if _USER_AND_NAME.fullmatch(plain) else None
 
 
 def metadata_errors(card: str) -> list[str]:

@@ -13,7 +13,7 @@ from huggingface_hub.hf_api import RepoFile
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import CARD_NAME, is_rendered, render_card
-from hf_vit.hub.card_metadata import metadata_errors
+from hf_vit.hub.card_metadata import latest_evaluations, metadata_errors
 from hf_vit.hub.model_folder import (
     INDEX,
     SINGLE,
@@ -23,6 +23,7 @@ from hf_vit.hub.model_folder import (
     travelling_code,
     weight_files,
 )
+from hf_vit.hub.published_results import RESULTS_FILE, results_file
 from hf_vit.repositories.reading import check_name
 from hf_vit.results.facts import FACTS_NAME, Facts
 from hf_vit.results.redaction import redact_text, secret_in
@@ -51,7 +52,7 @@ class SharedFile:
     @property
     def is_text(self) -> bool:
         """Kept by git itself, unless it is large; other files go to the Hub's storage."""
-        return self.path.endswith((".json", ".md", ".py", ".txt", ".svg"))
+        return self.path.endswith((".json", ".md", ".py", ".txt", ".svg", ".yaml"))
 
     @property
     def words(self) -> str:
@@ -106,17 +107,18 @@ class Contents:
         assert isinstance(source, bytes)
         return source.decode()
 
-    def with_card(self, card: str) -> "Contents":
-        """The same with another README.md."""
-        return replace(self, files=self.files | {CARD_NAME: SharedFile(CARD_NAME, card.encode())})
+    def with_files(self, files: Mapping[str, bytes]) -> "Contents":
+        """The same with others in the place of some files."""
+        return replace(self, files=self.files | {path: SharedFile(path, data) for path, data in files.items()})
 
     def stale(self, remote: Iterable[str]) -> list[str]:
-        """What a repository holds of earlier pushes and must lose: other weights, and code that no longer travels.
+        """What a repository holds of earlier pushes and must lose: weights, results, and code that travels no more.
 
         from_pretrained takes a single file before shards: left behind, it would silently load the old model.
         """
         code = {path.name for path in resources.files("hf_vit.models").iterdir() if "_hf_" in path.name}
-        return sorted(path for path in remote if path not in self.files if path in code or _WEIGHTS.fullmatch(path))
+        gone = [path for path in remote if path not in self.files]
+        return sorted(path for path in gone if path in code or path == RESULTS_FILE or _WEIGHTS.fullmatch(path))
 
 
 def differences(local: Mapping[str, SharedFile], remote: Mapping[str, RepoFile]) -> list[str]:
@@ -166,9 +168,9 @@ def collect(
     sources[PROCESSOR] = folder / PROCESSOR
     if (folder / FACTS_NAME).is_file():
         sources[FACTS_NAME] = folder / FACTS_NAME
-    card = find_card(folder, repo_id, license)
-    sources[CARD_NAME] = card.encode()
-    sources |= {name: folder / name for name in find_pictures(folder, card)}
+    told = tell_of(folder, repo_id, license)
+    sources |= told
+    sources |= {name: folder / name for name in find_pictures(folder, told[CARD_NAME].decode())}
     sources |= {path.name: path for path in folder.glob("LICENSE*") if path.is_file()}
     for name, source in sources.items():
         if isinstance(source, Path) and not source.is_relative_to(scratch):
@@ -256,6 +258,17 @@ def missing_facts(folder: Path) -> list[str]:
     if not latest.command:
         missing.append(f"the command of the {latest.kind}")
     return missing
+
+
+def tell_of(folder: Path, repo_id: str, license: str | None) -> dict[str, bytes]:
+    """What is written about the model, by its path: the card, and results in the Hub's own form.
+
+    Raises:
+        UserError: see `find_card`.
+    """
+    told = {CARD_NAME: find_card(folder, repo_id, license).encode()}
+    results = results_file(latest_evaluations(Facts.load(folder)), repo_id)
+    return told if results is None else told | {RESULTS_FILE: results}
 
 
 def find_card(folder: Path, repo_id: str, license: str | None) -> str:

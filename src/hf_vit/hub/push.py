@@ -15,7 +15,7 @@ from huggingface_hub.hf_api import RepoFile
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import CARD_NAME
-from hf_vit.hub.contents import Contents, collect, differences, find_card
+from hf_vit.hub.contents import Contents, collect, differences, tell_of
 from hf_vit.hub.preflight import Destination, PushOptions, check_card, check_repo_id, find_destination
 from hf_vit.repositories.failures import explain, token_source
 from hf_vit.repositories.retrying import response_of, status_of, try_again
@@ -113,7 +113,7 @@ def push_to_hub(
         api = HfApi(token=token)
         destination = find_destination(api, repo_id, options, say)
         if destination.repo_id != repo_id:
-            contents = contents.with_card(find_card(folder, destination.repo_id, license))
+            contents = contents.with_files(tell_of(folder, destination.repo_id, license))
         return _Push(api, destination, contents, options, say).run(message, dry_run)
 
 

@@ -9,7 +9,7 @@ are made from it, never from memory. A record:
 | command  | str             | what was typed, paths reduced to their last part, secrets redacted                  |
 | date     | ISO 8601, UTC   | when the record was made                                                            |
 | seed     | int or null     | seed of the run                                                                     |
-| data     | object or null  | name, fingerprint (content hash), split, size (images)                              |
+| data     | object or null  | name, fingerprint (content hash), split, size (images), revision (a Hub commit)     |
 | versions | object          | Python and library versions                                                         |
 | hardware | object          | device, name, cores, memory_gib; for a GPU also gpus and gpu_memory_gib             |
 | seconds  | float or null   | duration of what was measured                                                       |
@@ -42,7 +42,7 @@ KINDS = ("training", "evaluation", "conversion", "analysis", "benchmark")
 
 
 class DataFact(BaseModel):
-    """Which images: a data set's public name, a hash of its content, the split and its number of images."""
+    """Which images: a data set's public name, a hash of its content, split, number of images; of the Hub its commit."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -50,6 +50,7 @@ class DataFact(BaseModel):
     fingerprint: str | None = None
     split: str | None = None
     size: int | None = None
+    revision: str | None = None
 
 
 class Record(BaseModel):

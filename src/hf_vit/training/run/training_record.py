@@ -42,4 +42,5 @@ def run_values(run: Run, parameters: int, steps: int, seconds: float, history: l
 
 def data_fact(run: Run, split: str, size: int | None) -> DataFact:
     """The data of a run, as a record names it."""
-    return DataFact(name=run.data.name, fingerprint=run.data.fingerprint, split=split, size=size)
+    data = run.data
+    return DataFact(name=data.name, fingerprint=data.fingerprint, split=split, size=size, revision=data.revision)
