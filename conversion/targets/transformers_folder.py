@@ -45,7 +45,8 @@ class TransformersFolder(Target):
         two_towers = "vision_config" in model_class.config_class.sub_configs  # that of a classifier of SigLIP
         config = model_class.config_class(**({"vision_config": fields} if two_towers else fields))
         if outgoing.has_head:
-            config.id2label, config.label2id = dict(ours.id2label), dict(ours.label2id)
+            config.id2label = dict(ours.id2label)
+            config.label2id = dict(ours.label2id or {label: index for index, label in ours.id2label.items()})
         model = model_class(config, **_options(outgoing))
         model.load_state_dict(_arrays(outgoing), strict=True)
         model.to(outgoing.model.dtype).save_pretrained(outgoing.folder)

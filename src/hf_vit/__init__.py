@@ -3,9 +3,14 @@
 Importing the package registers its families with transformers' Auto classes. Public names are imported when used.
 """
 
+import logging
+
 import lazy_loader
 
-from hf_vit.families import register
+# Where torchao is installed, transformers imports it, and torch complains of it (torchao 0.18 with torch 2.13).
+logging.getLogger("torch.utils._pytree").addFilter(lambda record: "is an Enum subclass" not in record.msg)
+
+from hf_vit.families import register  # noqa: E402 - it imports transformers
 
 __version__ = "0.1.0"
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -72,8 +73,8 @@ def _showing_log() -> Generator[None]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program: exit 0, or one line on standard error and an exit code other than 0."""
     warnings.formatwarning = lambda message, *_: f"note: {' '.join(str(message).split())}\n"
-    # Where torchao is installed, transformers imports it, and torch complains of it (torchao 0.18 with torch 2.13).
-    logging.getLogger("torch.utils._pytree").addFilter(lambda record: "is an Enum subclass" not in record.msg)
+    if isinstance(sys.stdout, TextIOWrapper):  # names of files need not be text
+        sys.stdout.reconfigure(errors="backslashreplace")
     if not sys.stderr.isatty():  # in a log its bars are lines
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     given = None if arguments is None else list(arguments)

@@ -31,6 +31,9 @@ TOKEN = "hf_alice_write"
 GOOD, THEIRS, HOSTILE = "alice/good", "alice/theirs", "mallory/hostile"
 LONGEST_LINE = 1000
 OF_TRANSFORMERS = ("predict model of transformers", "export model of transformers")
+# What half of the commands import when they have been given what they take.
+HEAVY = ("evaluate", "hf_vit.training.finetuning", "matplotlib.pyplot", "sklearn.linear_model",
+         "torchdata.stateful_dataloader")  # fmt: skip
 # Each loads in its own way; the other commands load as one of these.
 DOORS = {"predict model", "finetune model", "convert model", "python from_hub", "push model",
          "evaluate data", "embed data --streaming"}  # fmt: skip
@@ -291,5 +294,6 @@ def test_a_sample(case: str, field: Field) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
 def test_all(field: Field) -> None:
+    field.client_of("xet").preload(*HEAVY)
     campaign = Campaign("hostile_hub", "pytest -m slow tests/campaigns/test_hostile_hub.py", version=1)
     assert failures(campaign.run(every_case(), lambda case: attempt(field, case))) == []

@@ -60,6 +60,13 @@ def test_all_options_reach_the_conversion(checkpoint, write_npz, tmp_path: Path,
     assert config["image_size"] == 16
 
 
+def test_a_name_that_is_no_text_is_written_and_told(checkpoint, write_npz, tmp_path: Path, capsys):
+    output = tmp_path / "model\udcff"
+    code, out, _ = run(capsys, write_npz(checkpoint()), output)
+    assert (code, (output / "model.safetensors").is_file()) == (0, True)
+    assert r"model\udcff after " in out
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

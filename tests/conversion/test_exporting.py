@@ -47,6 +47,7 @@ TIMM = {"hidden_act": "gelu", "position_interpolation": "bicubic"}
 # Name -> (target, class, fields of the config).
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "classifier": ("transformers", "HfViTForImageClassification", LABELS),
+    "names without their numbers": ("transformers", "HfViTForImageClassification", {"id2label": LABELS["id2label"]}),
     "exact GELU, no bias": (
         "transformers",
         "HfViTForImageClassification",

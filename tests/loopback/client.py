@@ -178,6 +178,10 @@ class Client:
         shutil.rmtree(self.home)
         self.home.mkdir()
 
+    def preload(self, *names: str) -> None:
+        """Import modules once for all jobs that follow, where many of these need them."""
+        self._ask(do="import", names=names)
+
     def _ask(self, **message: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None

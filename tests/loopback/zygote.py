@@ -3,8 +3,8 @@
     python -m loopback.zygote with|without        # hf_vit importable, or not
 
 Importing transformers takes seconds, and huggingface_hub reads its environment at import. A fork is a process in which
-everything is imported and nothing has been used. Jobs come as JSON lines on standard input ({"do": "start" | "wait",
-...}), answers leave on standard output.
+everything is imported and nothing has been used. Jobs come as JSON lines on standard input ({"do": "import" |
+"start" | "wait", ...}), answers leave on standard output.
 """
 
 import gc
@@ -67,7 +67,9 @@ def rehearse(profile: str) -> None:
         if profile == "with":
             from hf_vit.hub.card import render_card
             from hf_vit.hub.model_folder import read_config, travelling_code
+            from hf_vit_cli.main import build_app
 
+            build_app()
             render_card(folder)
             travelling_code(Path(folder), read_config(Path(folder)))
     gc.collect()
@@ -137,7 +139,10 @@ def main() -> None:
     print(json.dumps({"ready": True}), file=channel, flush=True)
     for line in sys.stdin:
         job = json.loads(line)
-        answer = {"pid": start(job)} if job["do"] == "start" else {"code": wait(job["pid"], job["seconds"])}
+        if job["do"] == "import":
+            answer = {"imported": [importlib.import_module(name).__name__ for name in job["names"]]}
+        else:
+            answer = {"pid": start(job)} if job["do"] == "start" else {"code": wait(job["pid"], job["seconds"])}
         print(json.dumps(answer), file=channel, flush=True)
 
 
