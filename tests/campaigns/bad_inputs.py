@@ -23,7 +23,7 @@ KINDS = {
     "name": (
         "recipe", "distillation", "precision", "optimizer", "schedule", "loss", "tune", "objective", "target", "mode",
         "normalization", "name", "protocol", "split", "fill", "picture_format", "hidden_act", "pooling", "to", "kinds",
-        "only", "corruption", "variants", "work", "dtype", "contestant",
+        "only", "corruption", "variants", "work", "dtype", "contestant", "report_to",
     ),
     "text": ("sweep_rates", "device_flops", "sha256", "license", "revision", "tag", "max_shard_size", "prefix"),
 }  # fmt: skip
