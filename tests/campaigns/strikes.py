@@ -8,6 +8,7 @@ import errno
 import os
 import random
 import re
+from itertools import groupby
 
 from campaigns.commands import READING, SHARING, WRITING, Command
 from campaigns.places import Prepared, check_done, check_line, check_struck, go_on
@@ -15,20 +16,28 @@ from campaigns.watched import Outcome, Watcher
 from campaigns.zygote import BEFALLEN, resize
 
 PLENTY = 256 << 20  # bytes of a disk on which everything fits
-# Trainings write what `finetune` writes, by the same code: one of so many changes is struck at.
-_EVERY = dict.fromkeys(("pretrain-masked-patch", "pretrain-next-patch", "pretrain-contrastive"), 20)
-_EVERY |= {"finetune": 2, "finetune-sweep": 30, "demo": 40}
+# A campaign for want of time: only one of so many moments, but of each command several. The record says it.
+THINNED, SEVERAL = int(os.environ.get("HF_VIT_STRIKES_THINNED", "1")), 6
+# What these write, `finetune` writes by the same code: several moments will do.
+_LIKE_FINETUNE = ("finetune-sweep", "pretrain-", "demo")
 
 
-# A campaign for want of time: only one of so many of these changes. The record says it.
-THINNED = int(os.environ.get("HF_VIT_STRIKES_THINNED", "1"))
+def every_change(prepared: Prepared, name: str, what: str, thinned: int = THINNED) -> list[int]:
+    """The numbers of the changes to strike at, the first and the last among them; of alike ones in a row the middle."""
+    rows = groupby(enumerate(_befallen(prepared, what), 1), lambda numbered: _kind(numbered[1]))
+    numbers = [[number for number, _ in row] for _, row in rows]
+    moments = [row[len(row) // 2] for row in numbers]
+    wanted = SEVERAL if name.startswith(_LIKE_FINETUNE) else max(SEVERAL, len(moments) // thinned)
+    count = min(len(moments), wanted)
+    return [moments[round(index * (len(moments) - 1) / max(count - 1, 1))] for index in range(count)]
 
 
-def every_change(prepared: Prepared, name: str, what: str, thinned: int = 1) -> list[int]:
-    """The numbers of the changes to strike at, to one after the last; of files of code that are copied in a row one."""
-    is_code = [False, *(change.endswith(".py") for change in _befallen(prepared, what)), False]
-    numbers = [number for number in range(1, len(is_code)) if not (is_code[number] and is_code[number - 1])]
-    return numbers[:: _EVERY.get(name, 1) * thinned * THINNED]
+def _kind(change: str) -> str:
+    """Alike in a row: files of code that are copied, what is removed from a folder, the pieces of a file."""
+    call, _, path = change.partition(" ")
+    if path.endswith(".py") and call != "rename":
+        return "copied"
+    return f"removed {os.path.dirname(path)}" if call in ("unlink", "unlinkat", "rmdir") else change
 
 
 def some_changes(prepared: Prepared, name: str, what: str, count: int) -> list[int]:

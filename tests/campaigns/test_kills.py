@@ -34,14 +34,6 @@ def test_commands_that_read_write_nothing(name: str, watcher: Watcher, prepared:
     assert prepared(name).after == prepared(name).before
 
 
-def test_killed_at_some_changes(watcher: Watcher, prepared: Callable[[str], Prepared]) -> None:
-    name = "convert-report"
-    command = prepared(name)
-    for at in (1, *strikes.some_changes(command, name, "SIGKILL", 2), len(command.changes)):
-        assert strikes.kill(watcher, command, "SIGKILL", at) != "ended"
-    assert strikes.kill(watcher, command, "SIGINT", 1) == "earlier, again"
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
 def test_killed_at_every_change_and_at_random_moments(watcher: Watcher, prepared: Callable[[str], Prepared]) -> None:

@@ -14,8 +14,6 @@ from campaigns.watched import Watcher
 from loopback.client import Loopback
 
 REPO = "alice/my-vit"
-# The downloads of verify are the client library's, and finetune writes what it writes without a push.
-EVERY = {"push": 1, "verify": 30, "finetune-push": 40}
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +31,12 @@ def test_sharing_is_killed_at_changes(client: Watcher, loopback_server: Loopback
     prepared, shared = preparing(client), dict[str, dict[str, str]]()
 
     def cases() -> Iterator[str]:
-        for name, every in EVERY.items():
+        for name in SHARING:
             loopback_server.reset()
-            numbers = range(1, len(prepared(name).changes) + 1, every * strikes.THINNED)
+            command = prepared(name)
             shared[name] = lasting(loopback_server)
-            yield from (f"{name}, {what} at a change/{at}" for what in ("SIGKILL", "SIGTERM") for at in numbers)
+            for what in ("SIGKILL", "SIGTERM"):
+                yield from (f"{name}, {what} at a change/{at}" for at in strikes.every_change(command, name, what))
 
     def attempt(case: str) -> str:
         group, _, at = case.partition("/")
@@ -49,7 +48,6 @@ def test_sharing_is_killed_at_changes(client: Watcher, loopback_server: Loopback
         assert loopback_server.fsck() == []
         return outcome
 
-    assert EVERY.keys() == SHARING.keys()
     command = "pytest -m slow tests/campaigns/test_kills_of_sharing.py"
     counts = Campaign("kills_of_sharing", command, thinned=strikes.THINNED).run(cases(), attempt)
     assert not failures(counts)

@@ -153,6 +153,7 @@ def main() -> None:
     tempfile.tempdir = os.environ["TMPDIR"]  # or Python would try it out by writing
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    warm_up(["hf_vit_cli.main", "hf_vit.conversion"])  # or the first command would import them for itself alone
     for line in sys.stdin:
         job = json.loads(line)
         answer = warm_up(job["names"]) if job["do"] == "warm" else run(job)
