@@ -130,6 +130,20 @@ def test_weights_that_are_shown_cannot_be_written(family: Family, write: Callabl
     assert torch.equal(model(images).logits, wanted)
 
 
+KERNELS = {"hybrid": "vit.embeddings.patch_embeddings.projection", "axial_resnet": "resnet.encoder.root_conv"}
+
+
+@pytest.mark.parametrize(("name", "part"), KERNELS.items())
+@torch.no_grad()
+def test_a_kernel_without_values_gives_no_numbers(name: str, part: str):
+    """torch's own parts can be moved, and torch takes what is in memory for a kernel on the meta device."""
+    family = (FAMILIES | RESNETS)[name]
+    model = hf_vit.optimize_for_inference(family.build("classification"))
+    model.get_submodule(part).to("meta")
+    with pytest.raises(ValueError, match="without values"):
+        model(family.images(model.config))
+
+
 @torch.no_grad()
 def test_weights_that_are_shown_can_be_read():
     model = hf_vit.optimize_for_inference(FAMILIES["plain"].build("classification"))

@@ -17,7 +17,7 @@ REMEDY = "load the model again with from_pretrained"
 class ReadOnly(torch.Tensor):
     """A weight as an optimized model shows it: to be read, as it was; written to, it would part from packed ones."""
 
-    is_meta = False  # asked for by every pass, and true of no model that was optimized
+    is_meta = False  # asked for by every pass; what has no values is shown as it is
 
     @classmethod
     def __torch_function__(
@@ -88,11 +88,11 @@ class Frozen:
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in super().named_parameters(*args, **kwargs):  # pyright: ignore[reportAttributeAccessIssue]
-            yield name, parameter.as_subclass(ReadOnly)
+            yield name, parameter if parameter.is_meta else parameter.as_subclass(ReadOnly)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for name, buffer in super().named_buffers(*args, **kwargs):  # pyright: ignore[reportAttributeAccessIssue]
-            yield name, buffer.as_subclass(ReadOnly)
+            yield name, buffer if buffer.is_meta else buffer.as_subclass(ReadOnly)
 
     def __setattr__(self, name: str, value: object) -> None:
         if isinstance(value, torch.Tensor):
