@@ -61,7 +61,7 @@ def test_data_of_the_hub_that_are_cached_need_no_network(folder, make, monkeypat
     table = make.table(folder, names=NAMES)
     refuses("Some/MyPets", "could not be loaded: offline mode is on, so the Hub cannot be reached")
     (tmp_path / "Some___my_pets").mkdir()
-    assert load_data("Some/MyPets").num_examples("train") == 32
+    assert load_data("Some/MyPets").num_examples("train") == 33
     assert asked == ["Some/MyPets"]
 
 

@@ -35,7 +35,7 @@ def tuned(tiny_checkpoint, colours, tmp_path_factory):
 
 def test_fine_tuning_a_checkpoint_by_command(tuned, colours):
     output, out = tuned
-    assert "48 images of 3 classes" in out
+    assert "50 images of 3 classes" in out
     assert "test accuracy" in out
     assert "saved in" in out
     names = {path.name for path in output.iterdir()}
@@ -90,7 +90,7 @@ def test_facts_record_what_was_used_and_found(tuned, colours):
         "hf-vit finetune tiny --data colours --output colours-vit --image-size 16x12 --seed 5"
     )
     assert training.data.model_dump()["split"] == "train"
-    assert training.data.size == 48
+    assert training.data.size == 50
     values = training.values
     assert values["recipe"]["learning_rate"] == 2e-3
     assert values["recipe"]["optimizer"] == "adamw"
@@ -102,7 +102,7 @@ def test_facts_record_what_was_used_and_found(tuned, colours):
     # The recorded accuracy is that of the saved folder, and the images the untouched ones.
     data = load_data(str(colours), image_size=(16, 12))
     assert evaluation.data.fingerprint == data.fingerprint
-    assert (evaluation.data.split, evaluation.data.size) == ("test", 6)
+    assert (evaluation.data.split, evaluation.data.size) == ("test", 2)
     model = AutoModelForImageClassification.from_pretrained(output)
     processor = AutoImageProcessor.from_pretrained(output)
     again = evaluate_protocol("top1", (model, processor), data, progress=False).result

@@ -154,3 +154,21 @@ def test_a_model_that_has_hardly_learnt_is_told(colours, make_colours, command, 
     learning = ("--steps", "100", "--learning-rate", "3e-3")
     code, out, _ = command(*arguments, "--data", colours, "--output", tmp_path / "learnt", *learning)
     assert (code, "hardly learnt" in out) == (0, False)
+
+
+def test_the_last_step_is_judged_whatever_the_interval(colours, tiny_config, tmp_path):
+    result = finetune(tiny_config(), str(colours), tmp_path / "out", steps=7, evaluations=3, batch_size=8)
+    assert [entry["step"] for entry in result.history if "eval_accuracy" in entry] == [3, 6, 7]
+
+
+def test_of_equal_accuracies_the_lower_loss_is_kept(colours, tiny_config, tmp_path):
+    """A model that learns next to nothing: its accuracy stands still while its loss falls."""
+    result = finetune(
+        tiny_config(), str(colours), tmp_path / "out", steps=8, evaluations=4, batch_size=8, learning_rate=1e-6,
+    )  # fmt: skip
+    judged = [entry for entry in result.history if "eval_accuracy" in entry]
+    assert len({entry["eval_accuracy"] for entry in judged}) == 1
+    losses = {entry["step"]: entry["eval_loss"] for entry in judged}
+    assert len(set(losses.values())) == 4
+    assert result.best_step == min(losses, key=lambda step: losses[step])
+    assert (result.best_step, result.validation["loss"]) != (2, losses[2]), "the first one would win a tie"

@@ -99,7 +99,7 @@ def compare(
     if isinstance(data, str):
         if data in BUILTIN_NAMES:
             size = image_size or _common_size(subjects)
-        data = load_data(data, skip_bad_images=skip_bad_images, image_size=size, seed=settings.seed)
+        data = load_data(data, skip_bad_images=skip_bad_images, image_size=size)
     if data.readers:
         raise UserError(f"'{data.name}' is a stream, which cannot be read twice; load it without streaming")
     judges = [judged_by(subject, data, probe) for subject in subjects]

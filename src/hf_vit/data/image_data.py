@@ -30,6 +30,7 @@ class ImageData:
         source: where it is read from; None for data of other making.
         revision: the commit of a data set of the Hub.
         files: what `file_states` said of its files when it was loaded.
+        cut: the splits that were cut from train.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ImageData:
     source: DataSource | None = None
     revision: str | None = None
     files: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    cut: tuple[str, ...] = ()
     # What the scan saw, row by row (tables); size of a stream where it is known; how to read a stream anew.
     seen: dict[str, list[Seen]] = field(default_factory=dict[str, list[Seen]], repr=False)
     sizes: dict[str, int] = field(default_factory=dict[str, int], repr=False)

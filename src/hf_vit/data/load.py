@@ -9,12 +9,13 @@ import numpy as np
 
 from hf_vit.data.builtin import digits, photos
 from hf_vit.data.checks import keep_good, scan, short_name
+from hf_vit.data.copies import tell_copies
 from hf_vit.data.data_source import DataSource, resolve_source
-from hf_vit.data.fingerprints import content_fingerprint, file_states, states_fingerprint
+from hf_vit.data.fingerprints import content_fingerprint, digests_of, file_states, states_fingerprint
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.labels import LabelMap, is_unlabelled
 from hf_vit.data.reading import Columns, Tables, broken_file, hub_commit, read_files, read_folder, read_hub
-from hf_vit.data.splits import SPLITS, cut_rows, missing_splits
+from hf_vit.data.splits import SPLIT_SEED, SPLITS, cut_rows, missing_splits
 from hf_vit.data.stream_reader import StreamCut, StreamReader
 from hf_vit.errors import UserError
 
@@ -32,7 +33,7 @@ def load_data(
     streaming: bool = False,
     skip_bad_images: bool = False,
     image_size: tuple[int, int] | None = None,
-    seed: int = 0,
+    seed: int = SPLIT_SEED,
 ) -> ImageData:
     """Load labelled images by name, path or Hub id, and check them before any training.
 
@@ -47,8 +48,8 @@ def load_data(
         seed: of the cut where validation or test are missing. The built-in splits are fixed.
 
     Returns:
-        The data. Missing validation and test splits were cut from train, 10% each, stratified (of a stream: by a hash
-        of every image's content, stratified in expectation), and `notes` says so.
+        The data. Missing validation and test splits were cut from train, about 10% each, by a hash of every image's
+        file (`hf_vit.data.splits`), and `notes` says so. Images that occur more than once are told there, too.
 
     Raises:
         UserError: anything wrong with the source, a label or an image, with the remedy.
@@ -99,7 +100,11 @@ def _tables_data(source: DataSource, tables: Tables, streaming: bool, skip_bad_i
         splits = {split: table.select(rows[split]) for split, table in splits.items()}
         data.seen = {split: [seen[split][row] for row in rows[split]] for split in splits}
         data.skipped = list(map(short_name, bad))
-    _cut(data, splits, seed)
+    data.splits = splits
+    data.cut = tuple(missing_splits(list(splits)))
+    if data.cut:
+        _cut(data, splits, seed)
+    data.notes += tell_copies(data.splits, data.seen, names)
     if streaming:
         data.fingerprint = _files_fingerprint(source, data.files)
         return _streamed_tables(data, skip_bad_images)
@@ -139,19 +144,16 @@ def _label_map(name: str, tables: Tables, values: list[Any]) -> LabelMap:
 
 
 def _cut(data: ImageData, splits: "dict[str, Dataset]", seed: int) -> None:
-    """Put the splits into `data`, the missing ones cut from train."""
-    data.splits = splits
-    missing = missing_splits(list(splits))
-    if not missing:
-        return
+    """Put the splits into `data`, those of `data.cut` cut from train."""
     train, seen = splits["train"], data.seen.get("train")
-    parts = cut_rows(np.asarray(train["label"]), data.label_names, missing, seed=seed)
+    digests = digests_of(train) if seen is None else [image.digest for image in seen]
+    parts, notes = cut_rows(digests, np.asarray(train["label"]), data.label_names, data.cut, seed=seed)
     cut = {split: train.select(rows) for split, rows in parts.items()}
     data.splits = {split: cut.get(split, splits.get(split)) for split in SPLITS}  # pyright: ignore[reportAttributeAccessIssue]
     if seen is not None:
         data.seen = data.seen | {split: [seen[row] for row in rows.tolist()] for split, rows in parts.items()}
-    sizes = " and ".join(f"{len(cut[split])} images for {split}" for split in missing)
-    data.notes.append(f"{sizes} were cut from the {len(train)} training images (stratified, seed {seed})")
+    sizes = " and ".join(f"{len(cut[split])} images for {split}" for split in data.cut)
+    data.notes += [f"{sizes} were cut from the {len(train)} training images (by content, seed {seed})", *notes]
 
 
 def _streamed_tables(data: ImageData, skip_bad_images: bool) -> ImageData:
@@ -183,7 +185,7 @@ def _streams(source: DataSource, tables: Tables, skip_bad_images: bool, seed: in
     fingerprint = _files_fingerprint(source, files)
     data = ImageData(source.name, fingerprint, {}, labels.names, notes=tables.notes, source=source, files=files)
     data.revision = tables.revision
-    missing = tuple(missing_splits(list(read)))
+    data.cut = missing = tuple(missing_splits(list(read)))
     for split in (name for name in SPLITS if name in read or name in missing):
         cut = StreamCut(missing, split, seed) if missing and (split == "train" or split in missing) else None
         stream = read["train"] if cut else read[split]

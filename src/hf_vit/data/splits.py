@@ -1,6 +1,11 @@
-"""Cutting validation and test from the training images: stratified, seeded, the same on every machine."""
+"""Dealing images to training, validation and test: by their content, the same on every machine.
 
-import zlib
+An image's place is a hash of its file's bytes, not of its pixels: bytes are the same whatever decodes them, and a
+stream need not decode an image to know that it is not wanted.
+"""
+
+import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,8 +17,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SPLITS = ("train", "validation", "test")
-# Share of all training images that a missing split gets.
-CUT_SHARE = 0.1
+# The part of all hashes that a missing split gets. Training has the rest, and that of a split which is there.
+_BANDS = {"validation": (0.0, 0.1), "test": (0.1, 0.2)}
+# The split of data that comes without validation or test is part of the data, not of a run: every seed of a training,
+# and every evaluation later, has the same test images.
+SPLIT_SEED = 0
 _SYNONYMS = {
     "train": "train",
     "training": "train",
@@ -82,35 +90,81 @@ def missing_splits(present: Sequence[str]) -> list[str]:
     return [name for name in SPLITS if name not in present] if "train" in present else []
 
 
-def cut_rows(
-    labels: "NDArray[np.int64]", label_names: Sequence[str], missing: Sequence[str], *, seed: int
-) -> "dict[str, NDArray[np.int64]]":
-    """Rows of "train" and of every missing split, 10% of the images each and at least one image a class.
-
-    Raises:
-        UserError: a class has too few images to be in every split.
-    """
-    counts: list[int] = np.bincount(labels, minlength=len(label_names)).tolist()
-    needed = len(missing) + 1
-    # A class without any image is one that a bigger data set named and this part of it lacks.
-    short = [i for i, count in enumerate(counts) if 0 < count < needed]
-    if short:
-        first = short[0]
-        more = f" ({len(short)} classes are that small)" if len(short) > 1 else ""
-        images = "1 image" if counts[first] == 1 else f"{counts[first]} images"
-        raise UserError(
-            f"class '{label_names[first]}' has {images}{more}; to cut {' and '.join(missing)} from the training images "
-            f"every class needs at least {needed}: add images, or give the splits as folders train, validation and test"
-        )
-    size = max(int(np.count_nonzero(counts)), round(CUT_SHARE * len(labels)))
-    return stratified_parts(labels, dict.fromkeys(missing, size), seed=seed)
-
-
-def streamed_part(content: bytes, missing: Sequence[str], *, seed: int) -> str:
-    """The split an image of a stream belongs to: by a hash of its file, so in expectation 10% of every class.
+def part_of(digest: str, missing: Sequence[str], *, seed: int) -> str:
+    """The split that an image falls to by its content: of each missing one 10% of all images, in expectation.
 
     Needs no knowledge of the other images, and gives the same answer in every worker and on every machine.
+
+    Args:
+        digest: SHA-256 of its file, hexadecimal.
+        missing: the splits that are cut from the training images.
+        seed: another one gives another cut.
     """
-    position = zlib.crc32(content, seed) / 2**32
-    index = int(position / CUT_SHARE)
-    return missing[index] if index < len(missing) else "train"
+    place = _place(digest, seed)
+    return next((name for name in missing if _BANDS[name][0] <= place < _BANDS[name][1]), "train")
+
+
+def _place(digest: str, seed: int) -> float:
+    """In [0, 1), evenly."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {digest}".encode()).digest()[:6]) / 2**48
+
+
+def cut_rows(
+    digests: Sequence[str],
+    labels: "NDArray[np.int64]",
+    label_names: Sequence[str],
+    missing: Sequence[str],
+    *,
+    seed: int,
+) -> "tuple[dict[str, NDArray[np.int64]], list[str]]":
+    """Rows of "train" and of every missing split, by content (`part_of`); and notes on where that could not be.
+
+    Images of equal content stay together. Where a class would have no training image, one goes there; where a split
+    would have no image at all, every class gives one that it can spare.
+
+    Args:
+        digests: [rows] SHA-256 of every image's file.
+        labels: [rows] class of every row.
+        label_names: the classes.
+        missing: the splits that are cut.
+        seed: see `part_of`.
+
+    Raises:
+        UserError: a class has fewer different images than there are splits.
+    """
+    contents_of: dict[int, set[str]] = {}
+    for digest, label in zip(digests, labels.tolist(), strict=True):
+        contents_of.setdefault(label, set()).add(digest)
+    _refuse_small({label: len(contents) for label, contents in contents_of.items()}, label_names, missing)
+    classes = {
+        label: sorted(contents_of[label], key=lambda digest: (_place(digest, seed), digest))
+        for label in sorted(contents_of)
+    }
+    parts = {digest: part_of(digest, missing, seed=seed) for digest in digests}
+    notes: list[str] = []
+    for label, contents in classes.items():
+        if all(parts[digest] != "train" for digest in contents):
+            parts[contents[-1]] = "train"
+            notes.append(f"by content class '{label_names[label]}' had no training image; one was moved there")
+    owners = Counter(digest for contents in classes.values() for digest in contents)
+    for name in missing:
+        if name in parts.values():
+            continue
+        spared = [[digest for digest in contents if parts[digest] == "train"] for contents in classes.values()]
+        parts |= {contents[0]: name for contents in spared if len(contents) > 1 and owners[contents[0]] == 1}
+        notes.append(f"by content no image was for {name}; one of each class was moved there")
+    dealt = np.asarray([parts[digest] for digest in digests])
+    return {name: np.flatnonzero(dealt == name) for name in ("train", *missing)}, notes
+
+
+def _refuse_small(counts: Mapping[int, int], label_names: Sequence[str], missing: Sequence[str]) -> None:
+    needed = len(missing) + 1
+    short = sorted(label for label, count in counts.items() if count < needed)
+    if short:
+        more = f" ({len(short)} classes are that small)" if len(short) > 1 else ""
+        images = "1 image" if counts[short[0]] == 1 else f"{counts[short[0]]} different images"
+        raise UserError(
+            f"class '{label_names[short[0]]}' has {images}{more}; to cut {' and '.join(missing)} from the training "
+            f"images every class needs at least {needed}: add images, or give the splits as folders train, validation "
+            "and test"
+        )

@@ -1,5 +1,6 @@
 """Streams: every image is decoded, checked and dealt to its split while it flows past."""
 
+import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from hf_vit.data.data_source import DataSource
 from hf_vit.data.hub_data import refuse_image
 from hf_vit.data.labels import LabelMap
 from hf_vit.data.reading import Columns, image_places
-from hf_vit.data.splits import streamed_part
+from hf_vit.data.splits import part_of
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -81,9 +82,10 @@ class StreamReader:
     def _wanted(self, stored: Mapping[str, Any]) -> bool:
         assert self.cut is not None
         content: bytes | None = stored.get("bytes")
-        if content is None:
+        if content is None:  # of a file that cannot be read its name must do: whose part it is will tell of it
             content = str(stored.get("path")).encode()
-        return streamed_part(content, self.cut.missing, seed=self.cut.seed) == self.cut.wanted
+        digest = hashlib.sha256(content).hexdigest()
+        return part_of(digest, self.cut.missing, seed=self.cut.seed) == self.cut.wanted
 
     def over(self, stream: "IterableDataset") -> "IterableDataset":
         """The stream of {"image": RGB image, "label": class number} that this reader makes of an undecoded one."""

@@ -105,6 +105,11 @@ class Examination:
             name=data.name, fingerprint=data.fingerprint, split=self.split, size=size, revision=data.revision
         )
 
+    def judged_digests(self) -> list[str]:
+        """SHA-256 of the files of the images that judge; of a stream, whose images are not known before, none."""
+        seen, rows = self.data.seen.get(self.split, []), self._chosen(self.split)
+        return [image.digest for image in (seen if rows is None else [seen[row] for row in rows])]
+
     def judging(self, what: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(pixel values [B, C, H, W] in at least float32, the model's classes [B]) of the images that judge."""
         for pixel_values, labels, _ in self._batches(self.split, self.model_classes, self._chosen(self.split), what):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_vit.evaluation.protocols.registry import ProtocolRun
+from hf_vit.evaluation.result_warnings import replaces_pictures, warnings_of
 from hf_vit.results.facts import Record, append_record, new_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.redaction import redact_values
@@ -28,7 +29,7 @@ def save_protocol(
     Args:
         run: from `evaluate_protocol`.
         output: folder for NAME.json and NAME.png. Without one the pictures go beside the weights, where the card
-            shows them.
+            shows them, unless they would stand there for what they are not (see `replaces_pictures`).
         folder: the model's; by default the one it was loaded from.
         command: what was typed; this process' own arguments by default.
         device: torch device it ran on.
@@ -42,13 +43,13 @@ def save_protocol(
         Path(output).mkdir(parents=True, exist_ok=True)
         _draw(run, Path(output), name)
         write_atomically(Path(output) / f"{name}.json", _document(run))
-    elif home is not None:
+    elif home is not None and replaces_pictures(run.examination, run.protocol, home):
         pictures = _draw(run, home, f"{PICTURE_PREFIX}{name}")
     if home is None:
         return None
     record = new_record(
         "evaluation",
-        values=run.result.record(run.protocol, run.settings, pictures),
+        values=run.result.record(run.protocol, run.settings, pictures) | warnings_of(run.examination, home),
         command=command,
         seed=run.examination.seed,
         data=run.examination.fact(run.result.num_images),

@@ -20,10 +20,16 @@ CARD_NAME = "README.md"
 MARKER = "<!-- Rendered by hf-vit from facts.json and config.json; edits here are lost when it is rendered again. -->"
 
 
-def write_card(folder: str | os.PathLike[str], *, repo_id: str | None = None, license: str | None = None) -> Path:
+def write_card(
+    folder: str | os.PathLike[str],
+    *,
+    repo_id: str | None = None,
+    license: str | None = None,
+    share_images: bool = False,
+) -> Path:
     """Write `folder/README.md` in one move, replacing what is there; the arguments are those of `render_card`."""
     path = Path(folder) / CARD_NAME
-    write_atomically(path, render_card(folder, repo_id=repo_id, license=license))
+    write_atomically(path, render_card(folder, repo_id=repo_id, license=license, share_images=share_images))
     return path
 
 
@@ -42,13 +48,20 @@ def is_rendered(folder: str | os.PathLike[str]) -> bool:
         return False
 
 
-def render_card(folder: str | os.PathLike[str], *, repo_id: str | None = None, license: str | None = None) -> str:
+def render_card(
+    folder: str | os.PathLike[str],
+    *,
+    repo_id: str | None = None,
+    license: str | None = None,
+    share_images: bool = False,
+) -> str:
     """The card of a model folder, metadata included. A section whose facts are missing is absent.
 
     Args:
         folder: holds config.json; weights, facts.json and pictures are used as far as they are there.
         repo_id: the name in the code examples; by default the one of the card that is there, else the folder's name.
         license: Hub license id; by default the one of the card that is there, else "apache-2.0".
+        share_images: show pictures with images of the data in them (mistakes, attention over images), too.
 
     Raises:
         UserError: there is no config.json, or it, facts.json or the weights are damaged.
@@ -62,7 +75,7 @@ def render_card(folder: str | os.PathLike[str], *, repo_id: str | None = None, l
     name = one_line(repo_id or _repo_of_present_card(folder) or folder.resolve().name)
     title = name.rpartition("/")[2]
     metadata = metadata_of(config, facts, name, license or _license_of_present_card(folder))
-    context = sections(folder, config, facts) | _examples(folder, config, name)
+    context = sections(folder, config, facts, share_images) | _examples(folder, config, name)
     template = resources.files("hf_vit.model_cards").joinpath("card_template.md").read_text(encoding="utf-8")
     # Whatever the template prints is escaped, unless it is Markdown already: a field that is forgotten is harmless.
     environment = Environment(finalize=text, autoescape=False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from hf_vit.errors import UserError, one_line
 from hf_vit.hub.model_folder import ModelConfig
 from hf_vit.hub.published_results import hub_dataset, hub_id, index_entries
-from hf_vit.results.facts import Facts, Record
+from hf_vit.results.facts import DataFact, Facts, Record
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCardData
@@ -34,21 +34,54 @@ def current_records(facts: Facts) -> list[Record]:
 
 
 def latest_evaluations(facts: Facts) -> list[Record]:
-    """The last evaluation of every data split, of those made after the weights were last changed."""
-    latest: dict[tuple[str | None, str | None], Record] = {}
+    """The last evaluation of every data split, of those made after the weights were last changed.
+
+    Data that has changed is other data. Results of training images are left out.
+    """
+    latest: dict[object, Record] = {}
     for record in current_records(facts):
         if record.kind == "evaluation" and isinstance(record.values.get("top1"), float | int):
-            key = (record.data.name, record.data.split) if record.data else (None, None)
+            data = record.data or DataFact(name="unnamed")
+            key = (data.name, data.split, data.fingerprint)
             latest.pop(key, None)
-            latest[key] = record
+            if data.split != "train":
+                latest[key] = record
     return list(latest.values())
+
+
+def own_evaluation(facts: Facts) -> Record | None:
+    """Of these the one of the data that the model was trained for, else the last."""
+    results, trained = latest_evaluations(facts), _trained_fingerprint(facts)
+    own = [record for record in results if record.data and record.data.fingerprint == trained]
+    return next(reversed(own or results), None)
+
+
+def indexed_evaluations(facts: Facts) -> list[Record]:
+    """Of these what others may compare by: no image of it was trained on, and of data that has changed one state.
+
+    That is the state of the training, or the last one.
+    """
+    trained, chosen = _trained_fingerprint(facts), dict[object, Record]()
+    for record in latest_evaluations(facts):
+        if record.values.get("trained_images"):
+            continue
+        data = record.data or DataFact(name="unnamed")
+        before = chosen.get((data.name, data.split))
+        if before is None or before.data is None or before.data.fingerprint != trained:
+            chosen[data.name, data.split] = record
+    return list(chosen.values())
+
+
+def _trained_fingerprint(facts: Facts) -> str | None:
+    data = [record.data for record in facts.of_kind("training")]
+    return data[-1].fingerprint if data and data[-1] else None
 
 
 def metadata_of(config: ModelConfig, facts: Facts, repo: str, license: str) -> "ModelCardData":
     """The card's metadata; `repo`: user/name, or the model's name alone."""
     from huggingface_hub import ModelCardData
 
-    trainings, results = facts.of_kind("training"), latest_evaluations(facts)
+    trainings, results = facts.of_kind("training"), indexed_evaluations(facts)
     datasets = {name for record in trainings if record.data and (name := hub_dataset(record.data))}
     bases = [name for record in trainings if (name := hub_id(str(record.values.get("base_model", ""))))]
     task = "image-classification" if config.is_classifier else "image-feature-extraction"

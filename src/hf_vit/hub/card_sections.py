@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import family_of
-from hf_vit.hub.card_metadata import current_records, latest_evaluations
+from hf_vit.hub.card_metadata import current_records, latest_evaluations, own_evaluation
 from hf_vit.hub.markdown import Markdown, code_block, code_span
 from hf_vit.hub.model_folder import ModelConfig, Size, count_parameters
 from hf_vit.repositories.reading import CONFIG, loading
@@ -28,15 +28,30 @@ _PICTURES = {
     "wrong_images.png": "The most confident mistakes: true → predicted class, its probability, place in the split",
 }
 _MAX_LISTED_CLASSES = 30
+# What is drawn with images of the data in it; other pictures are made of numbers.
+_SHOWING_IMAGES = re.compile(r"(wrong_images|predictions|analysis_(attention_rollout|head_maps)(_\d+)?)\.(png|svg)")
 
 
-def sections(folder: Path, config: ModelConfig, facts: Facts) -> dict[str, Any]:
+def shows_images(picture: str) -> bool:
+    """Whether a picture beside the weights shows images of somebody's data, and so is not everybody's to see."""
+    return _SHOWING_IMAGES.fullmatch(picture) is not None
+
+
+def sections(folder: Path, config: ModelConfig, facts: Facts, share_images: bool = False) -> dict[str, Any]:
     """What the template shows; None, or an empty list, wherever the facts are missing.
+
+    Args:
+        folder, config, facts: of the model.
+        share_images: show pictures with images of the data, too.
 
     Raises:
         UserError: the weights are damaged.
     """
-    return _model(folder, config) | _origin(facts) | _evaluations(folder, facts)
+    shown = _model(folder, config) | _origin(facts) | _evaluations(folder, facts)
+    if not share_images:
+        for name in ("pictures", "measured_pictures", "analyses"):
+            shown[name] = [(file, title) for file, title in shown[name] if not shows_images(file)]
+    return shown
 
 
 def _model(folder: Path, config: ModelConfig) -> dict[str, Any]:
@@ -142,13 +157,14 @@ def _rows(values: object, prefix: str = "") -> list[tuple[str, str]]:
 
 def _evaluations(folder: Path, facts: Facts) -> dict[str, Any]:
     """What was measured of these weights."""
-    results, current = latest_evaluations(facts), current_records(facts)
+    results, own, current = latest_evaluations(facts), own_evaluation(facts), current_records(facts)
     pictured = [record for record in facts.of_kind("evaluation") if isinstance(record.values.get("pictures"), list)]
     training = _latest(facts, "training")
     return {
-        "results": [_result(record, training) for record in results],
-        "per_class": _per_class(results[-1]) if results else [],
-        "per_class_of": _describe(results[-1]) if results else None,
+        "results": [_result(record, training, results) for record in results],
+        "warnings": _warnings(results),
+        "per_class": _per_class(own) if own else [],
+        "per_class_of": _describe(own) if own else None,
         "pictures": _pictures(folder, pictured[-1]) if pictured else [],
         "pictured": _describe(pictured[-1]) if pictured else None,
         "measurements": _measurements(current),
@@ -157,11 +173,11 @@ def _evaluations(folder: Path, facts: Facts) -> dict[str, Any]:
     }
 
 
-def _result(record: Record, training: Record | None) -> dict[str, Any]:
+def _result(record: Record, training: Record | None, all_results: Sequence[Record]) -> dict[str, Any]:
     values, data = record.values, record.data
     seed = training.seed if training else None
     return {
-        "data": data.name if data else "unnamed",
+        "data": _data_name(record, all_results),
         "split": (data.split if data else None) or "-",
         "images": _grouped(data.size if data else None) or "-",
         "training_seed": "-" if seed is None else seed,
@@ -171,6 +187,23 @@ def _result(record: Record, training: Record | None) -> dict[str, Any]:
         "loss": f"{values['loss']:.4f}" if isinstance(values.get("loss"), float) else "-",
         "date": f"{record.date:%Y-%m-%d}",
     }
+
+
+def _data_name(record: Record, all_results: Sequence[Record]) -> str:
+    """With its fingerprint, where the data was another in another row."""
+    if record.data is None:
+        return "unnamed"
+    states = {other.data.fingerprint for other in all_results if other.data and other.data.name == record.data.name}
+    return record.data.name if len(states) < 2 else f"{record.data.name} ({record.data.fingerprint})"
+
+
+def _warnings(results: Sequence[Record]) -> list[str]:
+    """What is to be known of a row of results."""
+    return [
+        f"{_data_name(record, results)}, split {record.data.split if record.data else None}: {warning}."
+        for record in results
+        for warning in cast(Sequence[str], record.values.get("warnings") or [])
+    ]
 
 
 def _per_class(record: Record) -> list[tuple[str, str]]:
@@ -187,13 +220,20 @@ def _pictures(folder: Path, record: Record) -> list[tuple[Markdown, str]]:
 
 def _measurements(records: Sequence[Record]) -> list[tuple[str, str, str | None, str]]:
     """(what, percentage, data, date) of the fractions that protocols call their headlines; of each the latest."""
-    latest: dict[tuple[str, str | None], tuple[str, str, str | None, str]] = {}
+    latest: dict[object, tuple[str, str, str | None, str]] = {}
     for record in records:
+        if record.data is not None and record.data.split == "train":
+            continue
         headline = record.values.get("headline")
         fractions = headline if isinstance(headline, dict) else {}
         for name in sorted(fractions, key=_numbers_in_order):
             data = _describe(record)
-            latest[name, data] = (name, _percent(fractions[name]), data, f"{record.date:%Y-%m-%d}")
+            latest[name, data, record.data and record.data.fingerprint] = (
+                name,
+                _percent(fractions[name]),
+                data,
+                f"{record.date:%Y-%m-%d}",
+            )
     return list(latest.values())
 
 

@@ -17,6 +17,7 @@ from hf_vit.families import family_of
 from hf_vit.hub.card import write_card
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
 from hf_vit.results.facts import append_record, new_record
+from hf_vit.results.trained_images import write_trained
 from hf_vit.training.model_source import ModelSource, find_model
 from hf_vit.training.processes import first_goes_first, is_first, need_same, wait_for_all
 from hf_vit.training.recipes.definition import Recipe
@@ -246,8 +247,10 @@ def _write(task: Task[Result], run: Run, result: Result, folder: Path) -> None:
             values=_values(run, result) | task.values(run, result),
         ),
     )
+    if run.data.seen:
+        write_trained(folder, [image.digest for image in run.data.seen["train"]])
     task.write(run, result, folder)
-    write_card(folder)
+    write_card(folder, share_images=run.options.share_images)
 
 
 def _values(run: Run, result: TrainingResult) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.writing import saying_why
 from hf_vit.subjects.subject import Subject, open_subject
 from hf_vit.training.driver import quiet_transformers
-from hf_vit.training.run.data import SPLIT_SEED
 
 # What a config says of training or of its file, not of the function that is computed.
 _IRRELEVANT = {
@@ -106,7 +105,7 @@ def make_soup(
         loaded = [_open(model, device) for model in models]
         for other in loaded[1:]:
             _need_same(loaded[0], other)
-        images = None if data is None else load_data(data, image_size=loaded[0].image_size, seed=SPLIT_SEED)
+        images = None if data is None else load_data(data, image_size=loaded[0].image_size)
         judge = _judge(images, loaded[0], batch_size)
         shelf = [(Ingredient(model.name, judge(model.model)), model) for model in loaded]
         for ingredient, _ in shelf:
@@ -161,7 +160,7 @@ def _judge(images: ImageData | None, first: Subject, batch_size: int) -> Callabl
 
 
 def _examination(subject: Subject, images: ImageData, split: str, batch_size: int) -> Examination:
-    return Examination(subject, images, split, batch_size=batch_size, seed=SPLIT_SEED, progress=False)
+    return Examination(subject, images, split, batch_size=batch_size, progress=False)
 
 
 def _greedy(

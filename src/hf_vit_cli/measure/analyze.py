@@ -45,7 +45,7 @@ def analyze(
     rollout_identity: Annotated[float, typer.Option(help="Share of the identity in rollout; 0: none.")] = 0.5,
     picture_format: Annotated[str, typer.Option(help="png or svg.")] = "png",
     device: options.Device = None,
-    seed: Annotated[int, typer.Option(help="Of the choice of images, and of splits that are cut.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the choice of images.", min=0)] = 0,
 ) -> None:
     """Look at how a model sees: attention, filters, positions, CKA, inductive biases; as JSON, pictures and HTML."""
     from hf_vit.analysis import AnalysisSettings, analyze_stages, save_analyses, stage_folders
@@ -83,7 +83,7 @@ def analyze(
     with stoppable(lambda: finished_parts(output)):
         source: object = images
         if streaming and images is not None:
-            source = load_data(images, streaming=True, skip_bad_images=True, seed=seed)
+            source = load_data(images, streaming=True, skip_bad_images=True)
         run = make(model, source, output)
     if stage_folders(model):
         typer.echo(f"report in {output / 'report.html'}")

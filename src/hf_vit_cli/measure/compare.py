@@ -39,7 +39,7 @@ def compare(
     speed_batch_size: Annotated[int, typer.Option(help="Images of such a forward.", min=1)] = 8,
     skip_bad_images: options.SkipBadImages = False,
     device: options.Device = None,
-    seed: Annotated[int, typer.Option(help="Of draws, noise and splits that are cut.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of draws and noise.", min=0)] = 0,
 ) -> None:
     """Put image classifiers of any library side by side: accuracy, calibration, robustness, FLOPs, speed, memory."""
     from hf_vit.comparison import ComparisonSettings, save_comparison

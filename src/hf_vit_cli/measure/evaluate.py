@@ -1,7 +1,7 @@
 """`hf-vit evaluate`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -35,7 +35,7 @@ def evaluate(
     skip_bad_images: options.SkipBadImages = False,
     streaming: Annotated[bool, typer.Option("--streaming", help="Read the data while evaluating.")] = False,
     device: options.Device = None,
-    seed: Annotated[int, typer.Option(help="Of splits that are cut where the data has none, and of draws.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of every draw.", min=0)] = 0,
     num_images: Annotated[int | None, typer.Option(help="Judge by so many images.", min=1)] = None,
     shots: Annotated[list[int] | None, typer.Option(help="few-shot: images a class; repeat for more.")] = None,
     trials: Annotated[int | None, typer.Option(help="few-shot: draws of the images.")] = None,
@@ -81,11 +81,18 @@ def evaluate(
     for note in run.examination.data.notes:
         typer.echo(f"note: {note}", err=True)
     _print(run)
-    save_protocol(run, output, command=command_line(context), device=device)
+    record = save_protocol(run, output, command=command_line(context), device=device)
     folder = run.examination.subject.folder
-    if folder is not None:
+    if folder is not None and record is not None:
         refresh_card(folder)
-        typer.echo(f"recorded in {folder / 'facts.json'}; pictures in {output or folder}")
+        for warning in cast(list[str], record.values.get("warnings", [])):
+            typer.echo(f"warning: {warning}", err=True)
+        where = (
+            "none (--output DIR draws them)"
+            if output is None and not record.values.get("pictures")
+            else f"in {output or folder}"
+        )
+        typer.echo(f"recorded in {folder / 'facts.json'}; pictures {where}")
     elif output is not None:
         typer.echo(f"numbers and pictures in {output}")
 

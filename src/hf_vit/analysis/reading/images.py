@@ -63,7 +63,7 @@ def open_images(source: object, num_images: int = 128, *, split: str = "test", s
             sequence of Pillow images (taken in their order), or an `AnalysisImages`.
         num_images: draw so many (of a stream, take the first); all where there are fewer.
         split: of a data set.
-        seed: of the draw, and of splits that have to be cut.
+        seed: of the draw.
 
     Raises:
         UserError: there is no such source, or no readable image in it.
@@ -80,7 +80,7 @@ def open_images(source: object, num_images: int = 128, *, split: str = "test", s
         if inside:
             order = np.random.default_rng(seed).permutation(len(inside)).tolist()
             return images_of_files(place.resolve().name, [inside[index] for index in order], num_images)[0]
-    return _of_data(load_data(str(source), skip_bad_images=True, seed=seed), num_images, split, seed)
+    return _of_data(load_data(str(source), skip_bad_images=True), num_images, split, seed)
 
 
 def images_of_files(name: str, files: Sequence[Path], limit: int | None = None) -> tuple[AnalysisImages, list[Path]]:

@@ -100,7 +100,7 @@ def evaluate_protocol(
             Facts.load(subject.folder)  # damaged facts are told before the work, not after it
         if isinstance(data, str):
             size = subject.image_size
-            data = load_data(data, streaming=streaming, skip_bad_images=skip_bad_images, image_size=size, seed=seed)
+            data = load_data(data, streaming=streaming, skip_bad_images=skip_bad_images, image_size=size)
         examination = Examination(subject, data, split, num_images, batch_size, seed, progress, num_workers)
         started = time.perf_counter()
         result = function(examination, **options)

@@ -5,10 +5,6 @@ from collections.abc import Callable
 from hf_vit.data import ImageData, check_images, load_data
 from hf_vit.training.run.options import FinetuneOptions
 
-# The split of data that comes without validation or test is part of the data, not of a run: every seed of a training,
-# and a later `hf-vit evaluate`, has the same test images.
-SPLIT_SEED = 0
-
 
 def load_images(
     data: str,
@@ -34,7 +30,6 @@ def load_images(
         streaming=options.streaming,
         skip_bad_images=options.skip_bad_images,
         image_size=image_size,
-        seed=SPLIT_SEED,
     )
     images = check_images(images, min_size, options.skip_bad_images)
     for note in images.notes:

@@ -85,6 +85,8 @@ def enter_run(run: Run) -> None:
         "streaming": run.options.streaming,
         "world_size": world_size(),
     }
+    if run.data.cut:  # another rule would train on images that the run is to be judged by
+        settings["splits"] = f"{' and '.join(run.data.cut)} cut by content"
     if run.options.streaming:
         settings["num_workers"] = run.options.num_workers
     settings = cast(dict[str, Any], redact_values(json.loads(json.dumps(settings))))

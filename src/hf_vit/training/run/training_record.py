@@ -35,6 +35,8 @@ def run_values(run: Run, parameters: int, steps: int, seconds: float, history: l
     values["base_model" if run.source.has_weights else "variant"] = run.source.name
     if run.source.foreign is not None:
         values["origin"] = run.source.foreign.plan.origin
+    if run.options.streaming:
+        values["streaming"] = True
     if run.data.skipped:
         values["skipped_images"] = len(run.data.skipped)
     return values

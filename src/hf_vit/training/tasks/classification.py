@@ -32,7 +32,6 @@ from hf_vit.subjects.subject import open_subject
 from hf_vit.training.model_source import ModelSource, build_classifier, build_processor, rows_of_head
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.arguments import weights_of
-from hf_vit.training.run.data import SPLIT_SEED
 from hf_vit.training.run.decisions import Run
 from hf_vit.training.run.training_record import recipe_values
 from hf_vit.training.tasks.task import Task, TrainingResult
@@ -197,7 +196,7 @@ def _keeps_head(run: Run) -> bool:
 def _test_images(run: Run, model: PreTrainedModel) -> Examination:
     """The model and the images that it is judged by once."""
     subject = open_subject((model, run.processor))
-    return Examination(subject, run.data, batch_size=run.micro_batch_size, seed=SPLIT_SEED, progress=False)
+    return Examination(subject, run.data, batch_size=run.micro_batch_size, progress=False)
 
 
 def best_evaluation(state: TrainerState) -> dict[str, Any]:
