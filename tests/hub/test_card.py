@@ -108,7 +108,7 @@ def test_pictures_only_where_the_files_are(told: Path) -> None:
     assert shown == ["confusion_matrix.png", "learning_curve.png"]
     (told / "learning_curve.png").unlink()
     (told / "wrong_images.png").write_bytes(b"png")
-    shown = re.findall(r"!\[.*?\]\((.*?)\)", render_card(told))
+    shown = re.findall(r"!\[.*?\]\((.*?)\)", render_card(told, share_images=True))
     assert shown == ["confusion_matrix.png", "wrong_images.png"]
 
 
@@ -118,10 +118,26 @@ def test_without_facts_there_are_no_sections_and_no_numbers(folder: Path) -> Non
     body = card.split("---", 2)[2].split("## Citation")[0]
     prose = re.sub(r"```.*?```", "", body, flags=re.DOTALL)
     # The shape of the model, its number of classes, parameters and FLOPs (a multiply-add counts 2): all from
-    # config.json and the weights.
+    # config.json and the weights; and what pipelines see (tests/hub/test_same_pixels.py measures it).
     parameters = f"{count_parameters(folder):,}"
     assert sorted(re.findall(r"\d[\d,.]*\d|\d", prose)) == sorted(
-        ["1", "16", "2", "4", "4", "8", "12", "6", parameters, f"{counted_flops(folder) / 1e6:.4g}", "2"]
+        [
+            "1",
+            "16",
+            "2",
+            "4",
+            "4",
+            "8",
+            "12",
+            "6",
+            "24",
+            "29",
+            "16",
+            "57",
+            parameters,
+            f"{counted_flops(folder) / 1e6:.4g}",
+            "2",
+        ]
     )
     assert not {"model-index", "metrics", "datasets", "base_model"} & set(metadata(card))
 
