@@ -12,7 +12,7 @@ import typer
 from hf_vit_cli.places import is_endless
 
 # What a run did with its result is not done again because of a file that came with a model.
-_NOT_REPEATED = ("output", "resume", "push", "private")
+_NOT_REPEATED = ("output", "resume", "push", "private", "share_images")
 
 
 def take_config(context: typer.Context, file: Path | None) -> None:

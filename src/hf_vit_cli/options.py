@@ -35,6 +35,9 @@ NumWorkers = Annotated[int, typer.Option(help="Processes that prepare images.", 
 Device = Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")]
 Streaming = Annotated[bool, typer.Option("--streaming", help="Read the data while training.")]
 SkipBadImages = Annotated[bool, typer.Option("--skip-bad-images", help="Leave out unreadable images.")]
+ShareImages = Annotated[
+    bool, typer.Option("--share-images", help="Show pictures with images of the data in the card, too.")
+]
 KeepCheckpoints = Annotated[bool, typer.Option("--keep-checkpoints", help="Keep OUTPUT/checkpoints when done.")]
 ReportTo = Annotated[str, typer.Option(help="tensorboard (OUTPUT/runs), wandb, trackio or none.")]
 

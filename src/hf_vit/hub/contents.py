@@ -13,7 +13,8 @@ from huggingface_hub.hf_api import RepoFile
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import CARD_NAME, is_rendered, render_card
-from hf_vit.hub.card_metadata import latest_evaluations, metadata_errors
+from hf_vit.hub.card_metadata import indexed_evaluations, metadata_errors
+from hf_vit.hub.card_sections import shows_images
 from hf_vit.hub.model_folder import (
     INDEX,
     SINGLE,
@@ -141,6 +142,7 @@ def collect(
     scratch: Path,
     license: str | None = None,
     max_shard_size: int | str = "5GB",
+    share_images: bool = False,
 ) -> Contents:
     """Find, check and list what is shared of a model folder; the folder itself is not changed.
 
@@ -150,6 +152,7 @@ def collect(
         scratch: an empty folder for weights that have to be split.
         license: Hub license id; None keeps the card's.
         max_shard_size: larger weight files are split into shards of at most this size ("5GB", bytes).
+        share_images: with the pictures that show images of the data.
 
     Raises:
         UserError: something is missing, damaged or too large; the message names it.
@@ -168,7 +171,7 @@ def collect(
     sources[PROCESSOR] = folder / PROCESSOR
     if (folder / FACTS_NAME).is_file():
         sources[FACTS_NAME] = folder / FACTS_NAME
-    told = tell_of(folder, repo_id, license)
+    told = tell_of(folder, repo_id, license, share_images)
     sources |= told
     sources |= {name: folder / name for name in find_pictures(folder, told[CARD_NAME].decode())}
     sources |= {path.name: path for path in folder.glob("LICENSE*") if path.is_file()}
@@ -260,34 +263,40 @@ def missing_facts(folder: Path) -> list[str]:
     return missing
 
 
-def tell_of(folder: Path, repo_id: str, license: str | None) -> dict[str, bytes]:
+def tell_of(folder: Path, repo_id: str, license: str | None, share_images: bool = False) -> dict[str, bytes]:
     """What is written about the model, by its path: the card, and results in the Hub's own form.
 
     Raises:
         UserError: see `find_card`.
     """
-    told = {CARD_NAME: find_card(folder, repo_id, license).encode()}
-    results = results_file(latest_evaluations(Facts.load(folder)), repo_id)
+    told = {CARD_NAME: find_card(folder, repo_id, license, share_images).encode()}
+    results = results_file(indexed_evaluations(Facts.load(folder)), repo_id)
     return told if results is None else told | {RESULTS_FILE: results}
 
 
-def find_card(folder: Path, repo_id: str, license: str | None) -> str:
+def find_card(folder: Path, repo_id: str, license: str | None, share_images: bool = False) -> str:
     """The card to share: rendered from the facts, or as somebody wrote it.
 
     Raises:
-        UserError: a required fact is missing, or the metadata would be refused.
+        UserError: a required fact is missing, the metadata would be refused, or what somebody wrote shows images of the
+            data, which are not to be shared.
     """
     path = folder / CARD_NAME
     check_inside(folder, path)
     if path.is_file() and not is_rendered(folder):
         card = path.read_text(encoding="utf-8")
+        if not share_images and (private := sorted(filter(shows_images, _pictures_in(card)))):
+            raise UserError(
+                f"the card shows {', '.join(private)}, with images of the data in it; give --share-images "
+                "(share_images=True) to make them public, or take it out of the card"
+            )
     else:
         if missing := missing_facts(folder):
             raise UserError(
                 f"the card of {folder} lacks {'; '.join(missing)}. Facts are recorded by hf-vit finetune, pretrain and "
                 f"convert; or write {CARD_NAME} yourself"
             )
-        card = render_card(folder, repo_id=repo_id, license=license)
+        card = render_card(folder, repo_id=repo_id, license=license, share_images=share_images)
     if errors := metadata_errors(card):
         raise UserError(f"the card's metadata would be refused by the Hub: {'; '.join(errors)}")
     return card
@@ -299,14 +308,19 @@ def find_pictures(folder: Path, card: str) -> set[str]:
     Raises:
         UserError: the card shows a picture that is not there.
     """
-    shown = set(re.findall(r"!\[[^\]]*\]\(([^)\s]+)", card)) | set(re.findall(r"<img[^>]*\ssrc=\"([^\"]+)", card))
-    local = {name.removeprefix("./") for name in shown if "://" not in name and not name.startswith("data:")}
+    local = _pictures_in(card)
     for name in sorted(local):
         if not (folder / check_name(name, "the card")).is_file():
             raise UserError(
                 f"the card shows {name}, which is not in {folder}; put it there, or take it out of the card"
             )
     return local
+
+
+def _pictures_in(card: str) -> set[str]:
+    """The files of the folder that a card shows."""
+    shown = set(re.findall(r"!\[[^\]]*\]\(([^)\s]+)", card)) | set(re.findall(r"<img[^>]*\ssrc=\"([^\"]+)", card))
+    return {name.removeprefix("./") for name in shown if "://" not in name and not name.startswith("data:")}
 
 
 def check_sizes(files: Iterable[SharedFile]) -> None:

@@ -68,6 +68,7 @@ def push_to_hub(
     token: str | None = None,
     message: str = "Share the model with hf-vit",
     max_shard_size: int | str = "5GB",
+    share_images: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> PushResult:
     """Share a model on the Hub: weights, config, code, image processor, card, pictures and facts in one commit.
@@ -92,6 +93,7 @@ def push_to_hub(
         token: by default the one you are logged in with.
         message: title of the commit.
         max_shard_size: larger weight files are split.
+        share_images: share the pictures that show images of the data, too (mistakes, attention over images).
         report: is told what is being done, a line at a time.
 
     Raises:
@@ -109,11 +111,18 @@ def push_to_hub(
         shards = scratch / "shards"
         shards.mkdir()
         # Local trouble is told before the Hub is asked anything; the card needs the full name.
-        contents = collect(folder, repo_id, scratch=shards, license=license, max_shard_size=max_shard_size)
+        contents = collect(
+            folder,
+            repo_id,
+            scratch=shards,
+            license=license,
+            max_shard_size=max_shard_size,
+            share_images=share_images,
+        )
         api = HfApi(token=token)
         destination = find_destination(api, repo_id, options, say)
         if destination.repo_id != repo_id:
-            contents = contents.with_files(tell_of(folder, destination.repo_id, license))
+            contents = contents.with_files(tell_of(folder, destination.repo_id, license, share_images))
         return _Push(api, destination, contents, options, say).run(message, dry_run)
 
 
@@ -182,6 +191,7 @@ class _Push:
         self._check_tag(is_there)
         check_card(self.contents.card, self.say)
         self.say(self._plan())
+        self.say(self._list())
         if dry_run:
             return self._result(None)
         if is_there:
@@ -230,6 +240,12 @@ class _Push:
         if self.contents.left_out:
             text += f"; not shared: {', '.join(self.contents.left_out)}"
         return text
+
+    def _list(self) -> str:
+        """What others will be able to see, file by file."""
+        files = ", ".join(f"{file.path} ({file.size:,} bytes)" for file in self.contents.files.values())
+        readers = "private" if self.options.private else "public, unless the repository is private"
+        return f"{readers}: {files}; the card tells classes, command, data, machine and versions"
 
     def _attempt(self, doing: str, action: Callable[[], Any], landed: Callable[[], Any] = lambda: None) -> Any:
         """An action on the Hub with retries; its failure says where the branch stands."""

@@ -60,4 +60,7 @@ def finetune(
     result: FinetuneResult = carry_out(task, Job(model, data, Path(output), chosen, options, command), say, train)
     if options.push is None or not is_first():
         return result
-    return replace(result, pushed=share_finished(result.folder, options.push, say, private=options.private))
+    shared = share_finished(
+        result.folder, options.push, say, private=options.private, share_images=options.share_images
+    )
+    return replace(result, pushed=shared)

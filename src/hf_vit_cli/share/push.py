@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from hf_vit_cli import options
+
 
 def push(
     model: Annotated[Path, typer.Argument(help="Folder of a saved model.", show_default=False)],
@@ -15,6 +17,7 @@ def push(
     tag: Annotated[str | None, typer.Option(help="Name for the new commit, for example v1.0.")] = None,
     license: Annotated[str | None, typer.Option(help="Hub license id; by default the card's, else apache-2.0.")] = None,
     max_shard_size: Annotated[str, typer.Option(help="Larger weight files are split.")] = "5GB",
+    share_images: options.ShareImages = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, change nothing.")] = False,
 ) -> None:
     """Share a model: weights, code, processor, card, pictures and facts in one commit, checked before and after."""
@@ -31,6 +34,7 @@ def push(
         tag=tag,
         license=license,
         max_shard_size=max_shard_size,
+        share_images=share_images,
         dry_run=dry_run,
         report=typer.echo,
     )

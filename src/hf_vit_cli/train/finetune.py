@@ -59,6 +59,7 @@ def finetune(
     report_to: options.ReportTo = "none",
     push: Annotated[str | None, typer.Option(help="Share the finished model on the Hub: user/name.")] = None,
     private: Annotated[bool, typer.Option("--private", help="With --push: make a private repository.")] = False,
+    share_images: options.ShareImages = False,
     epochs: options.Epochs = None,
     steps: options.Steps = None,
     batch_size: options.BatchSize = None,

@@ -36,6 +36,7 @@ class FinetuneOptions:
         report_to: "tensorboard" (into OUTPUT/runs), "wandb" or "trackio" gets the Trainer's log, too.
         push: repository on the Hub to share the finished model in; looked at before the training.
         private: make that repository private.
+        share_images: show pictures with images of the data in the card and share them, too.
     """
 
     image_size: tuple[int, int] | None = None
@@ -51,6 +52,7 @@ class FinetuneOptions:
     report_to: str = "none"
     push: str | None = None
     private: bool = False
+    share_images: bool = False
 
     def __post_init__(self) -> None:
         if self.micro_batch_size is not None and self.micro_batch_size < 1:
