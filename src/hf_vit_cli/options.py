@@ -23,10 +23,12 @@ Model = Annotated[
 Data = Annotated[
     str,
     typer.Option(
-        help="digits, photos, a folder of class folders, parquet or webdataset files, or a Hub id.",
+        help="digits, photos, a folder of class folders, a .csv or .jsonl, parquet or webdataset files, or a Hub id.",
         show_default=False,
     ),
 ]
+ImageColumn = Annotated[str | None, typer.Option(help="Column of images, or of their files, in a list or table.")]
+LabelColumn = Annotated[str | None, typer.Option(help="Column of classes in a list or table.")]
 Output = Annotated[Path, typer.Option(help="New or empty folder for the finished model.", show_default=False)]
 ImageSize = Annotated[str | None, typer.Option(help="px, S or HxW; positions are resampled.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last complete checkpoint.")]

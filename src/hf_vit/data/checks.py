@@ -66,6 +66,8 @@ def open_image(stored: Mapping[str, Any], place: str) -> tuple[Seen, Image.Image
         return Seen(name, digest, problem="is not an image, or of a format that Pillow does not know"), None
     except UserError as error:
         return Seen(name, digest, problem=str(error)), None
+    except FileNotFoundError:
+        return Seen(name, digest, problem="is not there"), None
     except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
         detail = " ".join(str(error).split()) or type(error).__name__
         return Seen(name, digest, problem=f"is corrupt or cannot be read ({detail})"), None

@@ -1,4 +1,4 @@
-"""What a `--data` argument names: a built-in set, a folder, parquet or webdataset files, or a Hub data set."""
+"""What a `--data` argument names: a built-in set, a folder, a list, parquet or webdataset files, or a Hub data set."""
 
 import glob
 import os
@@ -17,10 +17,13 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".webp"),
     *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2", ".tga"),
 )
-_FILES: tuple[tuple[Literal["parquet", "webdataset"], tuple[str, ...]], ...] = (
+_FILES: tuple[tuple[Literal["parquet", "webdataset", "list"], tuple[str, ...]], ...] = (
     ("parquet", (".parquet",)),
     ("webdataset", (".tar", ".tar.gz", ".tgz")),
+    ("list", (".csv", ".tsv", ".jsonl")),
 )
+# A list of images that lies beside them, by the convention of `datasets` the first of the names.
+_LISTS = tuple(f"{name}{suffix}" for name in ("metadata", "labels") for suffix in (".csv", ".tsv", ".jsonl"))
 # user/name, name, and either with :configuration.
 _HUB_ID = re.compile(r"[\w][\w.\-]*(/[\w][\w.\-]*)?(:[\w.\-]+)?")
 
@@ -30,14 +33,14 @@ class DataSource:
     """A `--data` argument, understood.
 
     Attributes:
-        kind: where to read from.
+        kind: where to read from; "list" is a CSV file or lines of JSON that name image files and their labels.
         name: for people and facts; no directories above the data.
-        files: split -> files (parquet, webdataset).
-        folder: split -> class -> image files (folder of class folders).
+        files: split -> files (parquet, webdataset, lists).
+        folder: split -> class -> image files (folder of class folders; of lists, once they are read, without a class).
         notes: what the user should be told.
     """
 
-    kind: Literal["builtin", "folder", "parquet", "webdataset", "hub"]
+    kind: Literal["builtin", "folder", "list", "parquet", "webdataset", "hub"]
     name: str
     files: dict[str, list[Path]] = field(default_factory=dict[str, list[Path]])
     folder: dict[str, dict[str, list[Path]]] = field(default_factory=dict[str, dict[str, list[Path]]])
@@ -51,7 +54,7 @@ class DataSource:
         for split, classes in self.folder.items():
             for label, paths in classes.items():
                 for path in paths:
-                    yield f"{split}/{label}/{path.name}", path
+                    yield "/".join(part for part in (split, label, path.name) if part), path
 
 
 def resolve_source(source: str) -> DataSource:
@@ -94,7 +97,9 @@ def _from_files(paths: Sequence[Path], name: str, source: str) -> DataSource:
         if all(path.name.lower().endswith(suffixes) for path in paths):
             return DataSource(kind, name, files=_by_split([(path, (path.name,)) for path in paths]))
     what = f"'{source}' is no data set file" if len(paths) == 1 else f"'{source}' mixes kinds of files"
-    raise UserError(f"{what}; needed: .parquet files, or .tar files (webdataset), or a folder of class folders")
+    raise UserError(
+        f"{what}; needed: .parquet files, .tar files (webdataset), a list (.csv, .jsonl), or a folder of class folders"
+    )
 
 
 def _by_split(files: Sequence[tuple[Path, tuple[str, ...]]]) -> dict[str, list[Path]]:
@@ -112,6 +117,8 @@ def _from_folder(root: Path, source: str) -> DataSource:
     files, folders = _walk(root)
     for kind, suffixes in _FILES:
         chosen = [parts for parts in files if parts[-1].lower().endswith(suffixes)]
+        if kind == "list":  # others may tell of something else
+            chosen = [parts for parts in chosen if parts[-1].lower() in _LISTS]
         if chosen:
             return DataSource(kind, name, files=_by_split([(root.joinpath(*parts), parts) for parts in chosen]))
     images = [parts for parts in files if Path(parts[-1]).suffix.lower() in IMAGE_SUFFIXES]

@@ -14,7 +14,17 @@ from hf_vit.data.data_source import DataSource, resolve_source
 from hf_vit.data.fingerprints import content_fingerprint, digests_of, file_states, states_fingerprint
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.labels import LabelMap, is_unlabelled
-from hf_vit.data.reading import Columns, Tables, broken_file, hub_commit, read_files, read_folder, read_hub
+from hf_vit.data.reading import (
+    Columns,
+    NamedColumns,
+    Tables,
+    broken_file,
+    hub_commit,
+    read_files,
+    read_folder,
+    read_hub,
+    read_list,
+)
 from hf_vit.data.splits import SPLIT_SEED, SPLITS, cut_rows, missing_splits
 from hf_vit.data.stream_reader import StreamCut, StreamReader
 from hf_vit.errors import UserError
@@ -33,18 +43,22 @@ def load_data(
     streaming: bool = False,
     skip_bad_images: bool = False,
     image_size: tuple[int, int] | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
     seed: int = SPLIT_SEED,
 ) -> ImageData:
     """Load labelled images by name, path or Hub id, and check them before any training.
 
     Args:
         source: "digits" or "photos" (built in); a folder of class folders, with or without train, validation (val) and
-            test above them; a parquet or webdataset (.tar) file, a folder or a glob of them; or a Hub data set id,
+            test above them; a list (.csv, .jsonl) of image files and labels, or the folder of metadata.csv or
+            metadata.jsonl; a parquet or webdataset (.tar) file, a folder or a glob of them; or a Hub data set id,
             `user/name` or `user/name:configuration`. An existing path is never taken for a Hub id.
         streaming: read while training instead of beforehand; images are then checked as they come.
         skip_bad_images: leave unreadable images out (named in `skipped`) instead of raising.
         image_size: (height, width) in px in which the built-in sets come, "photos" up to 384 px a side; None for their
             own pixels. Other sources keep theirs: the image processor resizes.
+        image_column, label_column: of a list or table, where they are not called as usual.
         seed: of the cut where validation or test are missing. The built-in splits are fixed.
 
     Returns:
@@ -57,25 +71,30 @@ def load_data(
     if image_size is not None and min(image_size) < 1:
         raise UserError(f"image size {image_size[0]}x{image_size[1]} px; both sides must be at least 1 px")
     resolved = resolve_source(source)
+    named = NamedColumns(image_column, label_column)
+    if resolved.kind in ("builtin", "folder"):
+        named.check((), resolved.name)
     if resolved.kind == "builtin":
         return _builtin_data(resolved.name, image_size, streaming)
     if broken := broken_file(resolved):
         raise UserError(f"'{resolved.name}' cannot be read as {resolved.kind}: {broken}; put it back, or remove it")
-    data = _read(resolved, streaming, skip_bad_images, seed)
+    data = _read(resolved, named, streaming, skip_bad_images, seed)
     for note in data.notes:
         logger.info(note)
     return data
 
 
-def _read(source: DataSource, streaming: bool, skip_bad_images: bool, seed: int) -> ImageData:
+def _read(source: DataSource, named: NamedColumns, streaming: bool, skip_bad_images: bool, seed: int) -> ImageData:
     if source.kind == "folder":
         tables = read_folder(source)
+    elif source.kind == "list":
+        tables = read_list(source, named)
     elif source.kind == "hub":
-        tables = read_hub(source, streaming=streaming)
+        tables = read_hub(source, named, streaming=streaming)
     else:
-        tables = read_files(source, streaming=streaming)
+        tables = read_files(source, named, streaming=streaming)
     tables.notes.extend(source.notes)
-    if streaming and source.kind != "folder":
+    if streaming and source.kind not in ("folder", "list"):
         return _streams(source, tables, skip_bad_images, seed)
     return _tables_data(source, tables, streaming, skip_bad_images, seed)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, Features, IterableDataset
 
 _IMAGE_NAMES = ("image", "img", "picture")
+_PATH_NAMES = ("file_name", "image", "filename", "file", "path", "image_path", "filepath", "img", "picture")
 _LABEL_NAMES = ("label", "labels", "cls", "class", "target", "fine_label", "cls.txt")
 _NESTED = ("json", "jsn")
 # A stream that is larger is not read again to tell where a bad image stands.
@@ -39,6 +40,25 @@ class Columns:
         for key in self.label[1:]:
             values = [None if value is None else value.get(key) for value in values]
         return values
+
+
+@dataclass(frozen=True)
+class NamedColumns:
+    """The columns that a user named, or None for what they are usually called."""
+
+    image: str | None = None
+    label: str | None = None
+
+    def check(self, have: Iterable[str], name: str) -> None:
+        """Make sure that they are there.
+
+        Raises:
+            UserError: one is not.
+        """
+        columns = list(have)
+        for option, given in (("--image-column", self.image), ("--label-column", self.label)):
+            if given is not None and given not in columns:
+                raise UserError(f"'{name}' has no column '{given}' ({option}); it has {', '.join(map(str, columns))}")
 
 
 @dataclass(frozen=True)
@@ -77,7 +97,7 @@ def read_folder(source: DataSource) -> Tables:
     return Tables(splits, Columns("image", ("label",)), names)
 
 
-def read_files(source: DataSource, *, streaming: bool) -> Tables:
+def read_files(source: DataSource, named: NamedColumns, *, streaming: bool) -> Tables:
     """Tables or streams of parquet or webdataset files."""
     from datasets import load_dataset
 
@@ -88,7 +108,75 @@ def read_files(source: DataSource, *, streaming: bool) -> Tables:
     except Exception as error:  # pyarrow, tarfile and datasets each raise their own
         cause = error.__cause__ or error
         raise UserError(f"'{source.name}' cannot be read as {source.kind}: {_one_line(cause)}") from error
-    return _tables(dict(loaded), source.name)
+    return _tables(dict(loaded), source.name, named)
+
+
+def read_list(source: DataSource, named: "NamedColumns") -> Tables:
+    """Tables of CSV files or lines of JSON that name image files, from where they lie, and their labels.
+
+    A column "split" deals the rows out; without one the list's own place does, or the folder of the image.
+    """
+    from datasets import Dataset, Features, Image
+
+    rows: dict[str, list[tuple[str, Any]]] = {}
+    for split, lists in source.files.items():
+        for place in lists:
+            for path, label, told in _listed(place, source.name, named):
+                part = split_name(str(told)) if told is not None else _split_of(path, split)
+                if part is None:
+                    raise UserError(f"{place.name}: split '{told}' is none; needed: train, validation or test")
+                rows.setdefault(part, []).append((str(place.parent / path), label))
+    features = Features({"image": Image(decode=False)})
+    splits: dict[str, Dataset] = {}
+    for split in (name for name in SPLITS if name in rows):
+        images = [{"bytes": None, "path": path} for path, _ in rows[split]]
+        table = Dataset.from_dict({"image": images}, features=features)
+        splits[split] = table.add_column("label", [label for _, label in rows[split]])  # pyright: ignore[reportArgumentType, reportCallIssue]
+        source.folder[split] = {"": [Path(path) for path, _ in rows[split]]}
+    return Tables(splits, Columns("image", ("label",)), None)
+
+
+def _split_of(path: str, listed: str) -> str | None:
+    """By the image's own folder, train/cat.png, or by the list's."""
+    return next((name for name in map(split_name, Path(path).parts[:1]) if name), listed)
+
+
+def _listed(place: Path, name: str, named: "NamedColumns") -> Iterator[tuple[str, Any, Any]]:
+    """(image's path, label, split or None) of every row of a list."""
+    import pyarrow.csv
+    import pyarrow.json
+
+    try:
+        if place.suffix.lower() == ".jsonl":
+            table = pyarrow.json.read_json(place)
+        else:
+            with place.open(encoding="utf-8-sig") as file:
+                first = file.readline()
+            delimiter = max("\t;,", key=first.count)
+            options = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
+            parsing = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+            table = pyarrow.csv.read_csv(place, parse_options=parsing, convert_options=options)
+    except (OSError, ValueError) as error:  # pyarrow's own are of ValueError
+        raise UserError(f"{place.name} of '{name}' cannot be read as a list: {_one_line(error)}") from error
+    have = table.column_names
+    image = named.image or next((column for column in _PATH_NAMES if column in have), None)
+    label = named.label or next((column for column in _LABEL_NAMES if column in have), None)
+    named.check(have, place.name)
+    if image is None or label is None:
+        what = "image files, such as file_name" if image is None else "classes, such as label"
+        option = "--image-column" if image is None else "--label-column"
+        raise UserError(
+            f"{place.name} has the columns {', '.join(have)}; needed: one of {what}, or name it by {option}"
+        )
+    told = table["split"].to_pylist() if "split" in have else [None] * len(table)
+    for row, (path, value, split) in enumerate(
+        zip(table[image].to_pylist(), table[label].to_pylist(), told, strict=True)
+    ):
+        if not isinstance(path, str):
+            raise UserError(
+                f"{place.name}, row {row + 1}: {path!r} in the column {image} is no file's name; correct it"
+            )
+        yield path, value, split
 
 
 def broken_file(source: DataSource) -> str | None:
@@ -117,7 +205,7 @@ def _look_into(path: Path) -> None:
                 raise tarfile.ReadError("cut off: the two empty blocks at its end are missing")
 
 
-def read_hub(source: DataSource, *, streaming: bool) -> Tables:
+def read_hub(source: DataSource, named: NamedColumns, *, streaming: bool) -> Tables:
     """Tables or streams of a Hub data set: `user/name`, or `user/name:configuration`."""
     repo, _, configuration = source.name.partition(":")
     neither = f"'{source.name}' is no existing path, and as a data set of the Hub it could not be loaded"
@@ -148,7 +236,7 @@ def read_hub(source: DataSource, *, streaming: bool) -> Tables:
         splits, notes = {"train": next(iter(read.values()))}, []
     if not splits:
         raise UserError(f"'{source.name}' has the splits {', '.join(read)}; needed: train, validation or test")
-    tables = _tables(splits, source.name)
+    tables = _tables(splits, source.name, named)
     if not streaming:
         for table in tables.splits.values():
             refuse_places(cast("Dataset", table), tables.columns.image, source.name)
@@ -211,13 +299,13 @@ def _is_cached(repo: str) -> bool:
     return Path(config.HF_DATASETS_CACHE, "___".join([*user, camelcase_to_snakecase(name)])).expanduser().is_dir()
 
 
-def _tables(read: dict[str, Any], name: str) -> Tables:
+def _tables(read: dict[str, Any], name: str, named: NamedColumns) -> Tables:
     from datasets import Image
 
     features: Features | None = next(iter(read.values())).features
     if features is None:
         raise UserError(f"'{name}' does not tell its columns as a stream; load it without streaming")
-    columns = find_columns(features, name)
+    columns = find_columns(features, name, named)
     splits: dict[str, Any] = {}
     for split in (known for known in SPLITS if known in read):
         table = read[split].select_columns([columns.image, columns.label[0]])
@@ -227,20 +315,25 @@ def _tables(read: dict[str, Any], name: str) -> Tables:
     return Tables(splits, columns, None if names is None else list(names))
 
 
-def find_columns(features: "Features", name: str) -> Columns:
+def find_columns(features: "Features", name: str, named: NamedColumns | None = None) -> Columns:
     """The image and the label column.
 
     Raises:
-        UserError: there is none, or several and none of them has a usual name.
+        UserError: there is none, or several and none of them has a usual name; or a named one is not there.
     """
     from datasets import ClassLabel, Image
 
+    named = named or NamedColumns()
+    named.check(features, name)
+
     typed = [column for column, feature in features.items() if isinstance(feature, Image)]
     usual = [column for column in _IMAGE_NAMES if column in features]
-    candidates = [column for column in usual if column in typed] or typed or usual
+    candidates = [named.image] if named.image else [column for column in usual if column in typed] or typed or usual
     have = f"'{name}' has the columns {', '.join(map(str, features))}"
     if not candidates or (len(candidates) > 1 and candidates[0] not in _IMAGE_NAMES):
-        raise UserError(f"{have}; needed: one column of images, best called 'image'")
+        raise UserError(f"{have}; needed: one column of images, best called 'image', or named by --image-column")
+    if named.label:
+        return Columns(candidates[0], (named.label,))
     for label in _LABEL_NAMES:
         if label in features:
             return Columns(candidates[0], (label,))
@@ -252,7 +345,10 @@ def find_columns(features: "Features", name: str) -> Columns:
     classes = [column for column, feature in features.items() if isinstance(feature, ClassLabel)]
     if len(classes) == 1:
         return Columns(candidates[0], (classes[0],))
-    raise UserError(f"{have}; needed: a column 'label' with the class of every image, as a number or a name")
+    raise UserError(
+        f"{have}; needed: a column 'label' with the class of every image, as a number or a name, or another by "
+        "--label-column"
+    )
 
 
 def _one_line(error: BaseException) -> str:

@@ -33,6 +33,8 @@ def evaluate(
         typer.Option(help="Folder for numbers and pictures; by default pictures lie with the model.", file_okay=False),
     ] = None,
     skip_bad_images: options.SkipBadImages = False,
+    image_column: options.ImageColumn = None,
+    label_column: options.LabelColumn = None,
     streaming: Annotated[bool, typer.Option("--streaming", help="Read the data while evaluating.")] = False,
     device: options.Device = None,
     seed: Annotated[int, typer.Option(help="Of every draw.", min=0)] = 0,
@@ -76,6 +78,8 @@ def evaluate(
         device=device,
         streaming=streaming,
         skip_bad_images=skip_bad_images,
+        image_column=image_column,
+        label_column=label_column,
         **{name: value for name, value in of_protocol.items() if value is not None},
     )
     for note in run.examination.data.notes:

@@ -55,6 +55,8 @@ def finetune(
     device: options.Device = None,
     streaming: options.Streaming = False,
     skip_bad_images: options.SkipBadImages = False,
+    image_column: options.ImageColumn = None,
+    label_column: options.LabelColumn = None,
     keep_checkpoints: options.KeepCheckpoints = False,
     report_to: options.ReportTo = "none",
     push: Annotated[str | None, typer.Option(help="Share the finished model on the Hub: user/name.")] = None,

@@ -36,6 +36,8 @@ def pretrain(
     device: options.Device = None,
     streaming: options.Streaming = False,
     skip_bad_images: options.SkipBadImages = False,
+    image_column: options.ImageColumn = None,
+    label_column: options.LabelColumn = None,
     keep_checkpoints: options.KeepCheckpoints = False,
     report_to: options.ReportTo = "none",
     target: Annotated[

@@ -69,6 +69,8 @@ def evaluate_protocol(
     progress: bool = True,
     streaming: bool = False,
     skip_bad_images: bool = False,
+    image_column: str | None = None,
+    label_column: str | None = None,
     num_workers: int = 0,
     **options: Any,
 ) -> ProtocolRun:
@@ -86,6 +88,7 @@ def evaluate_protocol(
         progress: show a bar on standard error.
         streaming: read the data while measuring, see `load_data`.
         skip_bad_images: leave out unreadable images, see `load_data`.
+        image_column, label_column: of lists and tables that call them otherwise, see `load_data`.
         num_workers: processes that read and prepare images; streams are read in this one.
         **options: of the protocol, the keyword arguments of its function.
 
@@ -100,7 +103,14 @@ def evaluate_protocol(
             Facts.load(subject.folder)  # damaged facts are told before the work, not after it
         if isinstance(data, str):
             size = subject.image_size
-            data = load_data(data, streaming=streaming, skip_bad_images=skip_bad_images, image_size=size)
+            data = load_data(
+                data,
+                streaming=streaming,
+                skip_bad_images=skip_bad_images,
+                image_size=size,
+                image_column=image_column,
+                label_column=label_column,
+            )
         examination = Examination(subject, data, split, num_images, batch_size, seed, progress, num_workers)
         started = time.perf_counter()
         result = function(examination, **options)

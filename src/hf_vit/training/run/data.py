@@ -30,6 +30,8 @@ def load_images(
         streaming=options.streaming,
         skip_bad_images=options.skip_bad_images,
         image_size=image_size,
+        image_column=options.image_column,
+        label_column=options.label_column,
     )
     images = check_images(images, min_size, options.skip_bad_images)
     for note in images.notes:

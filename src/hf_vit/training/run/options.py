@@ -32,6 +32,7 @@ class FinetuneOptions:
         skip_bad_images: leave out unreadable images instead of stopping.
         resume: go on from the last complete checkpoint in the output folder.
         keep_checkpoints: keep OUTPUT/checkpoints when the run is complete.
+        image_column, label_column: of lists and tables that call them otherwise, see `load_data`.
         device: torch device; by default a GPU where there is one.
         report_to: "tensorboard" (into OUTPUT/runs), "wandb" or "trackio" gets the Trainer's log, too.
         push: repository on the Hub to share the finished model in; looked at before the training.
@@ -48,6 +49,8 @@ class FinetuneOptions:
     skip_bad_images: bool = False
     resume: bool = False
     keep_checkpoints: bool = False
+    image_column: str | None = None
+    label_column: str | None = None
     device: str | None = None
     report_to: str = "none"
     push: str | None = None

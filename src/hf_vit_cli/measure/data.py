@@ -1,0 +1,54 @@
+"""`hf-vit data`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hf_vit_cli import options
+
+_LISTED = 10
+
+
+def data(
+    source: Annotated[str, typer.Argument(metavar="DATA", help="As --data of the other commands.", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for contact_sheet.png: some images of every class.", file_okay=False)
+    ] = None,
+    image_column: options.ImageColumn = None,
+    label_column: options.LabelColumn = None,
+) -> None:
+    """Show what is understood of data, before any training: classes, counts, sizes, copies, bad files, a look."""
+    import io
+
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from hf_vit.data import load_data
+    from hf_vit.data.overview import contact_sheet, overview
+    from hf_vit.results.writing import write_atomically
+
+    images = load_data(source, skip_bad_images=True, image_column=image_column, label_column=label_column)
+    seen = overview(images)
+    total = sum(images.num_examples(split) or 0 for split in images.splits)
+    table = Table("class", *images.splits, title=f"{escape(images.name)}: {total:,} images", title_justify="left")
+    for name, parts in seen.counts.items():
+        table.add_row(escape(name), *(f"{parts[split]:,}" for split in images.splits))
+    table.add_section()
+    table.add_row("all", *(f"{images.num_examples(split):,}" for split in images.splits))
+    Console().print(table)
+    smallest, middle, largest = (f"{height}x{width}" for height, width in seen.sizes)
+    typer.echo(f"sizes: {smallest} to {largest} px (height x width), the middle one {middle}")
+    typer.echo(f"kinds: {', '.join(f'{mode} {count:,}' for mode, count in seen.modes.items())} of those looked into")
+    for remark in (*images.notes, *seen.remarks):
+        typer.echo(f"note: {remark}")
+    if images.skipped:
+        more = ", ..." if len(images.skipped) > _LISTED else ""
+        typer.echo(f"unreadable: {len(images.skipped):,} images ({', '.join(images.skipped[:_LISTED])}{more})")
+    if output is not None:
+        sheet = io.BytesIO()
+        contact_sheet(images).save(sheet, "PNG")
+        output.mkdir(parents=True, exist_ok=True)
+        write_atomically(output / "contact_sheet.png", sheet.getvalue())
+        typer.echo(f"some images of every class: {output / 'contact_sheet.png'}")

@@ -1,0 +1,58 @@
+"""`hf-vit data`: what it says of a folder is what lies there."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+from evaluation.tiny import make_images
+from PIL import Image
+
+from hf_vit_cli.main import main
+
+
+@pytest.fixture
+def told(tmp_path, capsys):
+    """30 cats of 12x12 px and 8 dogs of 20x16 px; one copied, one damaged, one of 12 bits in 16."""
+    images = iter(make_images(40))
+    root = tmp_path / "pets"
+    for name, count in (("cat", 30), ("dog", 8)):
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            image = next(images)
+            (image if name == "cat" else image.resize((16, 20))).save(root / name / f"{number}.png")
+    shutil.copy(root / "cat" / "3.png", root / "cat" / "again.png")
+    (root / "dog" / "torn.png").write_bytes((root / "dog" / "0.png").read_bytes()[:60])
+    Image.fromarray(np.full((12, 12), 4095, np.uint16)).save(root / "dog" / "scan.png")
+
+    def run(*options):
+        with pytest.raises(SystemExit) as ended:
+            main(["data", str(root), *map(str, options)])
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_it_tells_what_is_there(told, tmp_path):
+    out = told("--output", tmp_path / "look")
+    numbers = {name: [int(n) for n in re.findall(r"\d+", line)] for name in ("cat", "dog", "all")
+               for line in out.splitlines() if f" {name} " in line[:8]}  # fmt: skip
+    assert sum(numbers["cat"]) == 31
+    assert sum(numbers["dog"]) == 9
+    assert [a + b for a, b in zip(numbers["cat"], numbers["dog"], strict=True)] == numbers["all"]
+    assert "sizes: 12x12 to 20x16 px (height x width), the middle one 12x12" in out
+    assert "note: 1 image is there more than once: cat/3.png = cat/again.png" in out
+    assert "note: class 'cat' has 31 images and 'dog' 9" in out
+    assert "unreadable: 1 images (dog/torn.png)" in out
+    assert "were cut from the 40 training images (by content" in out
+    with Image.open(tmp_path / "look" / "contact_sheet.png") as sheet:
+        assert sheet.height == 2 * (96 + 16)
+        assert len(np.unique(np.asarray(sheet).reshape(-1, 3), axis=0)) > 100
+
+
+def test_dark_scans_are_told(told):
+    out = told()
+    assert "kinds: RGB 39, I;16 1 of those looked into" in out
+    assert "images of 16 bits reach 4,095 of 65,535, so they are seen in 6% of the brightness" in out
+    assert "contact_sheet" not in out
