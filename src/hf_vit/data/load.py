@@ -127,8 +127,7 @@ def _tables_data(source: DataSource, tables: Tables, streaming: bool, skip_bad_i
     if streaming:
         data.fingerprint = _files_fingerprint(source, data.files)
         return _streamed_tables(data, skip_bad_images)
-    undecoded = cast("dict[str, Dataset]", data.splits)
-    decoded = {split: table.cast_column("image", datasets.Image()) for split, table in undecoded.items()}
+    decoded = {split: table.cast_column("image", datasets.Image()) for split, table in data.splits.items()}
     data.splits, data.fingerprint = decoded, content_fingerprint(decoded, data.seen, names)
     return data
 
