@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from hf_vit_cli import options
+
 
 def verify(
     repo: Annotated[str, typer.Argument(help="Name on the Hub: user/name.", show_default=False)],
@@ -12,11 +14,25 @@ def verify(
         bool,
         typer.Option("--trust-remote-code", help="Also run the card's examples and the model's own code."),
     ] = False,
+    results: Annotated[bool, typer.Option("--results", help="Measure its published results again.")] = False,
+    data: Annotated[
+        list[str] | None, typer.Option(help="With --results: where data without a public name is; repeat for more.")
+    ] = None,
+    device: options.Device = None,
 ) -> None:
-    """Download a shared model, compare every checksum, load it and ask it about an image."""
+    """Download a shared model, compare every checksum, load it and ask it about an image; measure its results again."""
+    from hf_vit.audit.results import audit_results, check
+    from hf_vit.audit.results import describe as describe_findings
+    from hf_vit.errors import UserError
     from hf_vit.hub.preflight import check_repo_id
     from hf_vit.hub.verify import describe, verify_repo
 
     check_repo_id(repo)
+    if (data or device) and not results:
+        raise UserError("--data and --device are for measuring; add --results, or leave them out")
     result = verify_repo(repo, revision=revision, trust_remote_code=trust_remote_code, report=typer.echo)
     typer.echo(describe(result))
+    if results:
+        findings = audit_results(result.folder, data=data or (), device=device, report=typer.echo)
+        typer.echo(describe_findings(findings))
+        check(findings)

@@ -1,0 +1,178 @@
+"""Published results, measured again: the same weights, the same images, the same draws."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from hf_vit.audit.claims import records_to_measure, without_record
+from hf_vit.audit.same_data import SameData
+from hf_vit.errors import UserError, first_line, one_line
+from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.protocols.registry import ProtocolRun, evaluate_protocol
+from hf_vit.hub.published_results import ACCURACIES
+from hf_vit.results.facts import DataFact, Facts, Record
+from hf_vit.subjects.subject import Subject, open_subject
+
+# Two classes whose logits are closer than this share of the largest may change places by rounding: other machines and
+# batch sizes add up in another order.
+NEAR_TIE = 1e-4
+# Losses, calibration errors and other protocols' fractions that differ by less are equal.
+SAME = 1e-6
+Verdict = Literal["equal", "rounding", "different", "not checkable"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one published number.
+
+    Attributes:
+        what: of which data, by which metric.
+        verdict: "equal"; "rounding": different by no more images than are near ties; "different"; "not checkable".
+        published, measured: as they stand in facts.json, and as measured now; None where there is none.
+        reason: in words, where the numbers do not say it.
+    """
+
+    what: str
+    verdict: Verdict
+    published: float | None = None
+    measured: float | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        numbers = "" if self.published is None else f" {self.published:.6g} published"
+        numbers += "" if self.measured is None else f", {self.measured:.6g} measured"
+        return f"{self.verdict}: {self.what}{numbers}" + (f" ({self.reason})" if self.reason else "")
+
+
+def audit_results(
+    folder: Path,
+    *,
+    data: Sequence[str] = (),
+    device: str | None = None,
+    batch_size: int = 32,
+    report: Callable[[str], None] | None = None,
+) -> list[Finding]:
+    """Measure again what a model folder publishes of its accuracy.
+
+    Args:
+        folder: of a model, such as `hf-vit verify` downloads; it may be a stranger's.
+        data: where data sets are that have no public name, see `load_data`; what is in them decides which are meant.
+        device: torch device; by default a GPU where there is one.
+        batch_size: images a forward.
+        report: is told what is being done.
+
+    Raises:
+        UserError: the model or facts.json cannot be read.
+    """
+    facts, say = Facts.load(folder), report or (lambda line: None)
+    claims, unreadable = without_record(folder, facts)
+    findings = [Finding(what, "not checkable") for what in unreadable]
+    for claim in claims:
+        reason = f"{claim.place} tells it, no record of these weights in facts.json bears it out"
+        findings.append(Finding(claim.what, "not checkable", claim.value, reason=reason))
+    records = records_to_measure(facts)
+    if records:
+        subject = open_subject(str(folder), device)
+        known = SameData(subject.image_size, data)
+        for record in records:
+            say(f"measuring {one_line(record.values.get('protocol', 'top1'))} on {_named(record)}")
+            findings += _measured_again(record, subject, known, batch_size)
+    return findings
+
+
+def _named(record: Record) -> str:
+    where = record.data or DataFact(name="unnamed data")
+    return one_line(f"{where.name}, split {where.split}")
+
+
+def _measured_again(record: Record, subject: Subject, known: SameData, batch_size: int) -> Iterator[Finding]:
+    what = _named(record)
+    if record.data is None or record.data.split is None:
+        yield Finding(what, "not checkable", reason="the record names no data, or no split")
+        return
+    images, reason = known.of(record.data)
+    if images is None:
+        yield Finding(what, "not checkable", reason=reason)
+        return
+    settings = record.values.get("settings")
+    try:
+        run = evaluate_protocol(
+            str(record.values.get("protocol", "top1")),
+            subject,
+            images,
+            split=record.data.split,
+            num_images=record.data.size,
+            batch_size=batch_size,
+            seed=record.seed or 0,
+            **(settings if isinstance(settings, dict) else {}),
+        )
+    except (UserError, TypeError, ValueError) as error:  # settings of a stranger's record
+        yield Finding(what, "not checkable", reason=f"{first_line(error):.200}")
+        return
+    yield from _compared(what, record, run)
+
+
+def _compared(what: str, record: Record, run: ProtocolRun) -> Iterator[Finding]:
+    """Number by number: a top-1 evaluation's own, or what another protocol calls its headline."""
+    now: Any = run.result.values() if run.protocol == "top1" else run.result.headline()
+    before: Any = record.values if run.protocol == "top1" else record.values["headline"]
+    for name, measured in now.items():
+        published = before.get(name)
+        if not isinstance(measured, float) or not isinstance(published, float | int):
+            continue
+        told = f"{ACCURACIES.get(name, name)} on {what}"
+        count = run.result.num_images
+        if name in ACCURACIES and run.protocol == "top1":
+            images = abs(round(measured * count) - round(published * count))
+            yield _by_images(told, float(published), measured, images, run.examination, 1 if name == "top1" else 5)
+        else:
+            apart = abs(measured - published)
+            is_same = apart <= SAME * max(1.0, abs(measured))
+            verdict, reason = ("equal", "") if is_same else ("different", f"by {apart:.2g}")
+            yield Finding(told, verdict, float(published), measured, reason)
+
+
+def _by_images(
+    what: str, published: float, measured: float, apart: int, examination: Examination, place: int
+) -> Finding:
+    if not apart:
+        return Finding(what, "equal", published, measured)
+    ties = near_ties(examination, place)
+    reason = f"by {apart} images; {ties} are near ties, which rounding may turn"
+    return Finding(what, "rounding" if apart <= ties else "different", published, measured, reason)
+
+
+def near_ties(examination: Examination, place: int) -> int:
+    """Images whose logits at `place` and the next one are closer than `NEAR_TIE` of the largest."""
+    count = 0
+    for logits, _ in examination.logits(examination.split):
+        ranked = logits.sort(dim=-1, descending=True).values
+        if ranked.shape[-1] > place:
+            gaps = ranked[:, place - 1] - ranked[:, place]
+            count += int(torch.count_nonzero(gaps <= NEAR_TIE * logits.abs().amax(dim=-1)))
+    return count
+
+
+def describe(findings: Sequence[Finding]) -> str:
+    """A line a number."""
+    return "\n".join(map(str, findings))
+
+
+def check(findings: Sequence[Finding]) -> None:
+    """Refuse results of which one is different, or none could be checked.
+
+    Raises:
+        UserError: how many.
+    """
+    different = [finding for finding in findings if finding.verdict == "different"]
+    if different:
+        raise UserError(f"{len(different)} of {len(findings)} published results are different: {different[0]}")
+    if not any(finding.verdict in ("equal", "rounding") for finding in findings):
+        raise UserError(
+            "no published result could be checked; give the data that they were measured on with --data"
+            if findings
+            else "no result is published, so there is nothing to check; measure some with hf-vit evaluate"
+        )

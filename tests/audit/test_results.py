@@ -1,0 +1,175 @@
+"""Published results, measured again: what is said of true ones, of altered ones, and of what cannot be known."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from evaluation.tiny import NAMES, make_classifier, make_processor
+from loopback.client import Client, Loopback
+from transformers import AutoModelForImageClassification
+
+from hf_vit.audit.results import audit_results, check, near_ties
+from hf_vit.errors import UserError
+from hf_vit.evaluation.examination import Examination
+from hf_vit.hub.card import write_card
+from hf_vit.subjects.subject import open_subject
+
+
+def verdicts(folder: Path, *data: Path) -> dict[str, str]:
+    found = audit_results(folder, data=list(map(str, data)), device="cpu")
+    return {finding.what: finding.verdict for finding in found}
+
+
+def change(folder: Path, place: int = -2, **fields: Any) -> None:
+    """Alter a record as its author could; the top-1 evaluation is the last but one."""
+    records = json.loads((folder / "facts.json").read_text())
+    for path, value in fields.items():
+        *above, name = path.split("__")
+        part = records[place]
+        for step in above:
+            part = part[step]
+        part[name] = value
+    (folder / "facts.json").write_text(json.dumps(records))
+
+
+def test_true_results_are_equal(judged: Path, colours: Path) -> None:
+    before = {path: path.read_bytes() for path in judged.rglob("*") if path.is_file()}
+    found = verdicts(judged, colours)
+    assert set(found.values()) == {"equal"}
+    names = ("Top-1 accuracy", "loss", "ece", "3-nearest-neighbour accuracy, weighted vote")
+    assert {f"{name} on colours, split test" for name in names} <= set(found)
+    assert before == {path: path.read_bytes() for path in judged.rglob("*") if path.is_file()}
+    check(audit_results(judged, data=[str(colours)], device="cpu", batch_size=5))
+
+
+def test_better_than_true_is_different(judged: Path, colours: Path) -> None:
+    change(judged, values__top1=1.0, values__loss=0.001)
+    write_card(judged)
+    (first, *others) = audit_results(judged, data=[str(colours)], device="cpu")
+    assert (first.verdict, first.published) == ("different", 1.0)
+    right = _right(judged, colours)
+    assert re.search(rf"\(by {12 - right} images; 0 are near ties", str(first))
+    assert [finding.verdict for finding in others if "loss" in finding.what] == ["different"]
+    with pytest.raises(UserError, match=r"2 of \d published results are different: different: Top-1 accuracy"):
+        check([first, *others])
+
+
+def _right(folder: Path, colours: Path) -> int:
+    """Images of the test split that transformers' own pipeline answers right."""
+    from transformers import pipeline
+
+    from hf_vit.data import load_data
+
+    images: Any = load_data(str(colours)).split("test")
+    assert len(images) == 12
+    ask = pipeline("image-classification", model=str(folder), device="cpu")
+    names = sorted(path.name for path in colours.iterdir())
+    return sum(ask(row["image"])[0]["label"] == names[row["label"]] for row in images)
+
+
+def test_weights_of_another_seed_are_different(judged: Path, colours: Path) -> None:
+    model = AutoModelForImageClassification.from_pretrained(judged)
+    torch.manual_seed(9)
+    torch.nn.init.normal_(model.classifier.weight)
+    model.save_pretrained(judged)
+    assert "different" in verdicts(judged, colours).values()
+
+
+def test_what_rounding_may_turn(judged: Path, colours: Path) -> None:
+    """All logits of an image are equal: any answer is as good as another."""
+    model = AutoModelForImageClassification.from_pretrained(judged)
+    torch.nn.init.zeros_(model.classifier.weight)
+    torch.nn.init.ones_(model.classifier.bias)
+    model.save_pretrained(judged)
+    change(judged, values__top1=1.0)
+    write_card(judged)
+    (first, *_) = audit_results(judged, data=[str(colours)], device="cpu")
+    assert (first.verdict, first.published) == ("rounding", 1.0)
+    assert "12 are near ties" in first.reason
+
+
+def test_near_ties_are_counted_image_by_image() -> None:
+    from evaluation.tiny import make_dataset
+
+    from hf_vit.data import ImageData
+
+    subject = open_subject((make_classifier(), make_processor()))
+    data = ImageData("animals", "0", {"test": make_dataset(30)}, list(NAMES))
+    with torch.no_grad():
+        subject.model.classifier.weight[1] = subject.model.classifier.weight[0]
+        subject.model.classifier.bias[1] = subject.model.classifier.bias[0]
+    pixels = subject.prepare([row["image"] for row in data.split("test")])
+    with torch.no_grad():
+        best = subject.model(pixels).logits.argmax(-1)
+    ties = int((best <= 1).sum())
+    assert 0 < ties < 30
+    assert near_ties(Examination(subject, data, progress=False), 1) == ties
+
+
+def test_a_number_without_a_record_is_told(judged: Path, colours: Path) -> None:
+    card = judged / "README.md"
+    card.write_text(re.sub(r"value: 0\.\d+|value: 1\.0", "value: 0.9999", card.read_text(), count=1))
+    found = audit_results(judged, data=[str(colours)], device="cpu")
+    (told,) = [finding for finding in found if finding.published == 0.9999]
+    assert (told.verdict, told.reason.partition(",")[0]) == ("not checkable", "README.md tells it")
+    (judged / ".eval_results").mkdir()
+    (judged / ".eval_results" / "x.yaml").write_text("- dataset: {id: cais/hle, task_id: default}\n  value: 0.99\n")
+    (judged / ".eval_results" / "y.yaml").write_text("- [")
+    found = audit_results(judged, data=[str(colours)], device="cpu")
+    told = {finding.what: str(finding) for finding in found if finding.verdict == "not checkable"}
+    assert ".eval_results/x.yaml tells it" in told["Top-1 accuracy on cais/hle, task default"]
+    assert any(what.startswith(".eval_results/y.yaml cannot be read") for what in told)
+
+
+def test_other_images_are_not_taken_for_the_same(judged: Path, colours: Path) -> None:
+    (colours / "red" / "00.png").unlink()
+    found = audit_results(judged, data=[str(colours)], device="cpu")
+    assert {finding.verdict for finding in found} == {"not checkable"}
+    assert "has another fingerprint" in found[0].reason
+    found = audit_results(judged, device="cpu")
+    assert found[0].reason == "colours is no public data set; say where it is with --data"
+    with pytest.raises(UserError, match="no published result could be checked"):
+        check(found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"data__name": "{colours}"}, "is no public data set"),
+        ({"data__name": "~"}, "is no public data set"),
+        ({"data__name": "a/b", "data__split": None}, "the record names no data, or no split"),
+        ({"data__fingerprint": None}, "holds no fingerprint"),
+        ({"values__protocol": "no-such", "values__headline": {"x": 1.0}}, "there is no protocol 'no-such'"),
+        ({"data__size": -3}, "must be at least 1"),
+        ({"data__split": "nowhere"}, "has no split 'nowhere'"),
+    ],
+)
+def test_a_stranger_s_record_opens_nothing(
+    fields: dict[str, Any], reason: str, judged: Path, colours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a path that it names, nor a traceback."""
+    filled = {key: str(colours) if value == "{colours}" else value for key, value in fields.items()}
+    change(judged, **filled)
+    named = () if "name" in "".join(fields) else (colours,)
+    reasons = [str(finding) for finding in audit_results(judged, data=list(map(str, named)), device="cpu")]
+    assert any(reason in told for told in reasons), reasons
+
+
+def test_the_command(hub: Loopback, xet_client: Client, judged: Path, colours: Path) -> None:
+    repo = "alice/my-vit"
+    xet_client.run("hub.jobs:push", folder=str(judged))
+    words = ["verify", repo, "--results", "--data", str(colours), "--device", "cpu"]
+    done = xet_client.attempt("hub.jobs:command", arguments=words)
+    assert done.code == 0, done.err
+    assert "equal: Top-1 accuracy on colours, split test" in done.out
+    change(judged, values__top1=1.0)
+    write_card(judged)
+    xet_client.run("hub.jobs:push", folder=str(judged))
+    done = xet_client.attempt("hub.jobs:command", arguments=words)
+    assert done.code == 1
+    (line,) = done.err.strip().splitlines()
+    assert "1 of" in line
+    assert "are different: different: Top-1 accuracy on colours, split test 1 published" in line
