@@ -97,7 +97,8 @@ def _measured_again(record: Record, subject: Subject, known: SameData, batch_siz
     if images is None:
         yield Finding(what, "not checkable", reason=reason)
         return
-    settings = record.values.get("settings")
+    settings: Any = record.values.get("settings")
+    options: dict[str, Any] = settings if isinstance(settings, dict) else {}
     try:
         run = evaluate_protocol(
             str(record.values.get("protocol", "top1")),
@@ -107,7 +108,7 @@ def _measured_again(record: Record, subject: Subject, known: SameData, batch_siz
             num_images=record.data.size,
             batch_size=batch_size,
             seed=record.seed or 0,
-            **(settings if isinstance(settings, dict) else {}),
+            **options,
         )
     except (UserError, TypeError, ValueError) as error:  # settings of a stranger's record
         yield Finding(what, "not checkable", reason=f"{first_line(error):.200}")
