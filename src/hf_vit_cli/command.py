@@ -21,6 +21,7 @@ from hf_vit_cli.stopping import stoppable
 
 _LARGEST = 2**32 - 1  # a seed of numpy; nothing that is counted comes near
 _WRITTEN = ("output", "report")
+_STOPPED = stoppable(lambda: "nothing is left half-written")  # where a command says nothing of its own
 _TRUTHS = ("true", "yes", "on", "1", "false", "no", "off", "0")
 
 
@@ -34,6 +35,7 @@ class Command(TyperCommand):
             argument.metavar = argument.metavar or argument.name.upper()
             argument.help = f"{argument.help} Also {_option_of(argument)}."
 
+    @_STOPPED
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # typer names the class of its context nowhere
         """Read what was typed into the context.
 
@@ -56,10 +58,10 @@ class Command(TyperCommand):
         self._refuse_senseless(context, self.make_parser(ctx).parse_args(list(args))[0])
         return rest
 
+    @_STOPPED
     def invoke(self, ctx: typer.Context) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Run the command; one that is stopped and says nothing of its own ends in a line as well."""
-        with stoppable(lambda: "nothing is left half-written"):
-            return super().invoke(ctx)
+        """Run the command."""
+        return super().invoke(ctx)
 
     def _refuse_truths(self, ctx: typer.Context, args: list[str]) -> None:
         """Tell of `--streaming true` and `--streaming=true`, which would be taken for an argument."""

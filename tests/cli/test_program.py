@@ -281,3 +281,12 @@ def test_a_stranger_s_facts_push_nothing(tmp_path):
     assert (typed["push"], typed["private"], typed["resume"]) == (None, False, False)
     assert Path(typed["output"]) == Path("mine")
     assert (typed["model"], typed["seed"]) == ("S/16", 3)
+
+
+def test_ctrl_c_while_options_are_read_ends_in_a_line(capsys, monkeypatch, tmp_path: Path):
+    def stopped(place: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hf_vit_cli.command.obstacle", stopped)
+    code, out, err = told(capsys, "export", "model", str(tmp_path / "out"), "--to", "timm")
+    assert (code, out, err) == (130, "", "hf-vit: stopped; nothing is left half-written\n")
