@@ -178,12 +178,12 @@ def go_on(watcher: Watcher, prepared: Prepared, run: Callable[..., Outcome] | No
 
 
 def check_line(outcome: Outcome) -> str:
-    """The one line that a command which failed prints on standard error, beside notes.
+    """The one line that a command which failed prints on standard error, beside notes and a training's log.
 
     Raises:
         AssertionError: it prints another number of lines.
     """
-    lines = [line for line in outcome.err.splitlines() if line.strip() and not line.startswith("note: ")]
+    lines = [line for line in outcome.err.splitlines() if line.strip() and not line.startswith(("note: ", "step "))]
     assert len(lines) == 1, f"{len(lines)} lines on standard error: {' | '.join(lines)[-600:]}"
     assert lines[0].startswith("hf-vit: "), lines[0]
     return lines[0]
