@@ -95,7 +95,7 @@ GOOD: dict[str, dict[str, list[str]]] = {
     "convert": {"model": ["checkpoint.npz"], "output": ["out"]},
     "export": {"model": ["model"], "output": ["out"], "to": ["--to", "transformers"]},
     "card": {"model": ["model"]},
-    "push": {"model": ["model"], "repo": ["user/name"]},
+    "push": {"model": ["model"], "repo": ["user/name"], "license": ["--license", "mit"]},
     "verify": {"repo": ["user/name"]},
     "bench models": {
         "variants": ["Ti/16"], "output": ["--output", "out.json"], "turns": ["--turns", "1"], "batch": ["--batch", "1"],

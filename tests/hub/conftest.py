@@ -47,7 +47,7 @@ def save_model(folder: Path, family: str = "plain", seed: int = 0, **fields: Any
     make_processor().save_pretrained(folder)
     (folder / "learning_curve.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(40))
     Facts(records=[training_record()]).save(folder)
-    write_card(folder)
+    write_card(folder, license="apache-2.0")
     return folder
 
 

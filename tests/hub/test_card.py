@@ -1,5 +1,6 @@
 """The model card: valid metadata, only measured numbers, nothing where nothing is known, and examples that run."""
 
+import json
 import re
 import subprocess
 import sys
@@ -13,11 +14,14 @@ import yaml
 from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
 from huggingface_hub import ModelCard
 
-from hf_vit import HfViTForImageClassification, HfViTModel, variant_config
+from hf_vit import HfViTForImageClassification, HfViTModel, push_to_hub, variant_config
 from hf_vit.errors import UserError
 from hf_vit.hub.card import is_rendered, refresh_card, render_card, write_card
+from hf_vit.hub.licenses import common_license, license_of, need_license
 from hf_vit.hub.model_folder import count_parameters
+from hf_vit.hub.recipe_in_use import in_use
 from hf_vit.results.facts import DataFact, Facts, Record, append_record
+from hf_vit.training.recipes.registry import find_recipe
 from hf_vit_cli.main import main
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -166,7 +170,7 @@ def test_numbers_follow_the_facts(told: Path) -> None:
 
 def test_the_metadata_is_what_the_hub_reads(told: Path) -> None:
     card = ModelCard(render_card(told))
-    assert card.data.license == "apache-2.0"
+    assert card.data.license is None
     assert card.data.library_name == "transformers"
     assert card.data.pipeline_tag == "image-classification"
     assert card.data.tags == ["image-classification", "vision", "hf_vit"]
@@ -180,6 +184,68 @@ def test_the_metadata_is_what_the_hub_reads(told: Path) -> None:
     assert (second.metric_value, second.metric_name) == (0.9991, "Top-5 accuracy")
     assert card.data.datasets is None
     assert str(ModelCard(str(card))) == str(card)
+
+
+def test_nobody_s_license_is_asserted(told: Path, folder: Path, tmp_path: Path) -> None:
+    """It is declared or inherited; a push asks for it before the Hub is asked anything."""
+    assert "license" not in metadata(render_card(told))
+    with pytest.raises(UserError, match="no license is known, and none is assumed; say"):
+        push_to_hub(told, "alice/my-vit")
+    append_record(told, record("training", {"base_model": "a/b", "base_license": "cc-by-4.0"}, data=data("train", 9)))
+    assert metadata(render_card(told))["license"] == "cc-by-4.0"
+    assert metadata(render_card(told, license="mit"))["license"] == "mit"
+    write_card(told, license="mit")
+    assert (license_of(str(told)), license_of("S/16"), license_of(str(tmp_path))) == ("mit", None, None)
+    assert common_license([str(told), str(told)]) == "mit"
+    assert common_license([str(told), "S/16"]) is None
+    with pytest.raises(UserError, match="license 'Apache 2' is no license id"):
+        need_license("Apache 2", None)
+    need_license(None, str(told))
+    with pytest.raises(UserError, match="no license is known"):
+        need_license(None, "S/16")
+
+
+def test_how_it_was_made_of_others_is_told(folder: Path) -> None:
+    append_record(folder, record("training", {"base_model": "a/b"}, data=data("train", 9)))
+    found = metadata(render_card(folder))
+    assert (found["base_model"], found["base_model_relation"]) == ("a/b", "finetune")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "torchao"}}))
+    assert metadata(render_card(folder))["base_model_relation"] == "quantized"
+    soup = {"recipe": {"soup": "uniform", "ingredients": "a/b, local, c/d"}}
+    append_record(folder, record("training", soup, data=data("validation", 9)))
+    found = metadata(render_card(folder))
+    assert (found["base_model"], found["base_model_relation"]) == (["a/b", "c/d"], "merge")
+    append_record(folder, record("training", {"base_model": "local"}, data=data("train", 9)))
+    append_record(folder, record("training", {"recipe": {"soup": "uniform", "ingredients": "x, y"}}))
+    assert not {"base_model", "base_model_relation"} & set(metadata(render_card(folder)))
+
+
+def test_settings_that_were_off_are_not_told(folder: Path) -> None:
+    """The defaults of every recipe: of what is off there is no row, and of what is on there is."""
+    recipe = find_recipe("default-small")
+    settings = recipe.override(learning_rate=0.5, mixup_alpha=0.2, weight_decay=0.0).settings()
+    append_record(folder, record("training", {"recipe": settings}, data=data("train", 9)))
+    card = render_card(folder).split("| Recipe | |")[1]
+    rows = dict(line.strip("| ").split(" | ") for line in card.split("\n\n")[0].splitlines()[2:])
+    assert (rows["learning rate"], rows["mixup alpha"], rows["weight decay"]) == ("0.5", "0.2", "0")
+    assert {"momentum", "lora rank", "lora alpha", "bce threshold", "sam rho", "sam micro batches"}.isdisjoint(rows)
+    used = recipe.override(optimizer="sgd", tune="lora", loss="bce", bce_threshold=0.1, average_decay=None).settings()
+    shown = in_use(used)
+    assert {"momentum", "lora_rank", "lora_alpha", "bce_threshold"} <= set(shown)
+    assert {"beta1", "beta2"}.isdisjoint(shown)
+    assert in_use({"sam_rho": 0.1, "sam_micro_batches": False}) == {"sam_rho": 0.1, "sam_micro_batches": False}
+
+
+def test_data_is_linked_and_numbers_have_commands(folder: Path) -> None:
+    images = DataFact(name="uoft-cs/cifar10:plain", fingerprint="f" * 16, split="train", size=9, revision="c" * 40)
+    append_record(folder, record("training", {}, data=images))
+    append_record(folder, record("evaluation", {"top1": 0.5}, data=data("test", 4), command="hf-vit evaluate x"))
+    card = render_card(folder, repo_id="me/mine")
+    assert "9 images ([on the Hub](https://huggingface.co/datasets/uoft-cs/cifar10)) |" in card
+    assert f"| Fingerprint of the images | {'f' * 16} |" in card
+    assert f"| Revision of the data | {'c' * 40} |" in card
+    assert "Measured by\n\n```bash\nhf-vit evaluate x\n```\n\n`hf-vit verify me/mine --results` measures" in card
 
 
 def test_only_real_hub_ids_are_linked(folder: Path) -> None:

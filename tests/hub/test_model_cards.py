@@ -31,7 +31,7 @@ def test_the_card_is_what_the_facts_say(name: str, tmp_path: Path) -> None:
         if path.suffix in (".json", ".png"):
             shutil.copy(path, again)
     card = (folder / "README.md").read_text()
-    assert render_card(again, share_images=True) == card  # the data is public
+    assert render_card(again, license="apache-2.0", share_images=True) == card  # the data is public
     assert metadata_errors(card) == []
     assert missing_facts(folder) == []
     assert find_pictures(folder, card) == {"learning_curve.png", "confusion_matrix.png", "wrong_images.png"}

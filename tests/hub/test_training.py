@@ -38,6 +38,7 @@ def test_trouble_is_told_before_the_training(hub: Loopback, xet_client: Client, 
             ({"token": None}, "there is no token"),
             ({"named": False}, "this data set has no name"),
             ({"processor": False}, "give processing_class="),
+            ({"license": None}, "no license is known, and none is assumed"),
         )
     ):
         done = train(xet_client, tmp_path / str(number), hub_model_id=REPO, **options)
@@ -86,7 +87,7 @@ def test_finetune_tells_that_sharing_failed(
 
 def finetune(client: Client, data: Path, output: Path, **options: Any) -> Any:
     arguments = ["finetune", "--model", "Ti/4", "--image-size", "8", "--data", str(data), "--output", str(output),
-                 "--steps", "2", "--evaluations", "1", "--push", REPO, "--private"]  # fmt: skip
+                 "--steps", "2", "--evaluations", "1", "--push", REPO, "--private", "--license", "mit"]  # fmt: skip
     return client.attempt("hub.jobs:command", arguments=arguments, **options)
 
 

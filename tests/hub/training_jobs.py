@@ -10,6 +10,7 @@ def train(
     processor: bool = True,
     catch: bool = True,
     stock: bool = False,
+    license: str | None = "mit",
 ) -> dict[str, Any]:
     """Two steps of `HfViTTrainer(push_to_hub=True)`, or of transformers' own, on images of noise."""
     import torch
@@ -43,7 +44,7 @@ def train(
             trainer = Trainer(**parts)
         else:
             fact = DataFact(name="colours", split="train", size=6) if named else None
-            trainer = HfViTTrainer(**parts, data_fact=fact)
+            trainer = HfViTTrainer(**parts, data_fact=fact, license=license)
         trainer.train()
     except UserError as error:
         if not catch:

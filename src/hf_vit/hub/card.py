@@ -8,9 +8,10 @@ from importlib import resources
 from pathlib import Path
 
 from hf_vit.errors import one_line
-from hf_vit.hub.card_metadata import DEFAULT_LICENSE, check_license, metadata_of
+from hf_vit.hub.card_metadata import check_license, inherited_license, metadata_of
 from hf_vit.hub.card_sections import sections
 from hf_vit.hub.example import Architecture, example
+from hf_vit.hub.licenses import declared_license
 from hf_vit.hub.markdown import Markdown, code_block, code_span, text
 from hf_vit.hub.model_folder import ModelConfig, read_config
 from hf_vit.results.facts import Facts
@@ -33,11 +34,11 @@ def write_card(
     return path
 
 
-def refresh_card(folder: str | os.PathLike[str]) -> Path | None:
+def refresh_card(folder: str | os.PathLike[str], *, license: str | None = None) -> Path | None:
     """Render the card again after new facts, unless somebody wrote README.md by hand (None then)."""
     if (Path(folder) / CARD_NAME).exists() and not is_rendered(folder):
         return None
-    return write_card(folder)
+    return write_card(folder, license=license)
 
 
 def is_rendered(folder: str | os.PathLike[str]) -> bool:
@@ -60,7 +61,7 @@ def render_card(
     Args:
         folder: holds config.json; weights, facts.json and pictures are used as far as they are there.
         repo_id: the name in the code examples; by default the one of the card that is there, else the folder's name.
-        license: Hub license id; by default the one of the card that is there, else "apache-2.0".
+        license: Hub license id; by default the one of the card that is there, else the base model's, or none.
         share_images: show pictures with images of the data in them (mistakes, attention over images), too.
 
     Raises:
@@ -74,7 +75,7 @@ def render_card(
     config, facts = read_config(folder), Facts.load(folder)
     name = one_line(repo_id or _repo_of_present_card(folder) or folder.resolve().name)
     title = name.rpartition("/")[2]
-    metadata = metadata_of(config, facts, name, license or _license_of_present_card(folder))
+    metadata = metadata_of(config, facts, name, license or declared_license(folder) or inherited_license(facts))
     context = sections(folder, config, facts, share_images) | _examples(folder, config, name)
     template = resources.files("hf_vit.model_cards").joinpath("card_template.md").read_text(encoding="utf-8")
     # Whatever the template prints is escaped, unless it is Markdown already: a field that is forgotten is harmless.
@@ -96,22 +97,9 @@ def _examples(folder: Path, config: ModelConfig, name: str) -> dict[str, object]
         "is_ours": config.is_ours,
         "example": block("hf_vit" if config.is_ours else "transformers"),
         "example_without_package": block("travelling") if config.is_ours and travels else None,
+        "verify_command": code_span(shlex.join(["hf-vit", "verify", name, "--results"])) if "/" in name else None,
         "predict_command": code_span(shlex.join(["hf-vit", "predict", name, "image.png"])),
     }
-
-
-def _license_of_present_card(folder: Path) -> str:
-    """The license that the present card declares."""
-    import yaml
-    from huggingface_hub import ModelCard
-
-    path = folder / CARD_NAME
-    if not path.is_file():
-        return DEFAULT_LICENSE
-    try:
-        return str(ModelCard.load(path).data.get("license") or DEFAULT_LICENSE)
-    except (ValueError, TypeError, yaml.YAMLError):  # no readable metadata: nothing is declared
-        return DEFAULT_LICENSE
 
 
 def _repo_of_present_card(folder: Path) -> str | None:

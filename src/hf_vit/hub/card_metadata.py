@@ -1,6 +1,7 @@
 """The metadata of a model card, which the Hub reads: made from facts and config, and checked before it is sent."""
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_vit.errors import UserError, one_line
@@ -11,7 +12,6 @@ from hf_vit.results.facts import DataFact, Facts, Record
 if TYPE_CHECKING:
     from huggingface_hub import ModelCardData
 
-DEFAULT_LICENSE = "apache-2.0"
 _FRONT = re.compile(r"^\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
 _REPO_ID = re.compile(r"https?://\S+|[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
@@ -77,13 +77,13 @@ def _trained_fingerprint(facts: Facts) -> str | None:
     return data[-1].fingerprint if data and data[-1] else None
 
 
-def metadata_of(config: ModelConfig, facts: Facts, repo: str, license: str) -> "ModelCardData":
+def metadata_of(config: ModelConfig, facts: Facts, repo: str, license: str | None) -> "ModelCardData":
     """The card's metadata; `repo`: user/name, or the model's name alone."""
     from huggingface_hub import ModelCardData
 
     trainings, results = facts.of_kind("training"), indexed_evaluations(facts)
     datasets = {name for record in trainings if record.data and (name := hub_dataset(record.data))}
-    bases = [name for record in trainings if (name := hub_id(str(record.values.get("base_model", ""))))]
+    bases, relation = _base_models(config, trainings)
     task = "image-classification" if config.is_classifier else "image-feature-extraction"
     return ModelCardData(
         license=license,
@@ -91,11 +91,30 @@ def metadata_of(config: ModelConfig, facts: Facts, repo: str, license: str) -> "
         pipeline_tag=task,
         tags=[task, "vision", one_line(config.model_type) or "vit"],
         datasets=sorted(datasets) or None,
-        base_model=bases[-1] if bases else None,
+        base_model=bases[0] if len(bases) == 1 else bases or None,
+        base_model_relation=relation if bases else None,
         metrics=["accuracy"] if results else None,
         model_name=repo.rpartition("/")[2] if results else None,
         eval_results=index_entries(results, repo) or None,
     )
+
+
+def inherited_license(facts: Facts) -> str | None:
+    """That of the checkpoint which the last training began with, as its card declared it."""
+    trainings = facts.of_kind("training")
+    license = trainings[-1].values.get("base_license") if trainings else None
+    return license if isinstance(license, str) and _LICENSE.fullmatch(license) else None
+
+
+def _base_models(config: ModelConfig, trainings: Sequence[Record]) -> tuple[list[str], str]:
+    """What of the Hub the weights were made of, and how: the words are the Hub's (docs/hub/model-cards)."""
+    recipe = trainings[-1].values.get("recipe") if trainings else None
+    if isinstance(recipe, dict) and recipe.get("soup"):
+        names = map(hub_id, str(recipe.get("ingredients", "")).split(", "))
+        return sorted({name for name in names if name}), "merge"
+    bases = [name for record in trainings if (name := hub_id(str(record.values.get("base_model", ""))))]
+    relation = "quantized" if "quantization_config" in (config.model_extra or {}) else "finetune"
+    return bases[-1:], relation
 
 
 def metadata_errors(card: str) -> list[str]:

@@ -18,8 +18,10 @@ from typing import Any, cast
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import family_of
 from hf_vit.hub.card_metadata import current_records, latest_evaluations, own_evaluation
-from hf_vit.hub.markdown import Markdown, code_block, code_span
+from hf_vit.hub.markdown import Markdown, code_block, code_span, text
 from hf_vit.hub.model_folder import ModelConfig, Size, count_parameters
+from hf_vit.hub.published_results import hub_dataset
+from hf_vit.hub.recipe_in_use import in_use
 from hf_vit.repositories.reading import CONFIG, loading
 from hf_vit.results.facts import Facts, Record
 
@@ -115,10 +117,15 @@ def _origin(facts: Facts) -> dict[str, Any]:
     return {
         "training": _run(training, skip=("recipe", "base_model", "parameters")),
         "base_model": code_span(base_model) if base_model else None,
-        "recipe": _rows(training.values.get("recipe")) if training else [],
+        "recipe": _rows(_recipe(training)) if training else [],
         "conversion": _run(conversion, skip=("parameters", "verification")),
         "parity": _rows(conversion.values.get("verification")) if conversion else [],
     }
+
+
+def _recipe(training: Record) -> object:
+    recipe = training.values.get("recipe")
+    return in_use(recipe) if isinstance(recipe, dict) else None
 
 
 def _latest(facts: Facts, kind: str) -> Record | None:
@@ -133,7 +140,9 @@ def _run(record: Record | None, skip: Sequence[str]) -> dict[str, Any] | None:
     return {
         "command": code_block(one_line(record.command), "bash"),
         "date": f"{record.date:%Y-%m-%d}",
-        "data": _describe(record),
+        "data": _linked(record),
+        "fingerprint": record.data.fingerprint if record.data else None,
+        "revision": record.data.revision if record.data else None,
         "seed": record.seed,
         "time": None if record.seconds is None else _duration(record.seconds),
         "machine": _machine(record.hardware),
@@ -163,6 +172,7 @@ def _evaluations(folder: Path, facts: Facts) -> dict[str, Any]:
     return {
         "results": [_result(record, training, results) for record in results],
         "warnings": _warnings(results),
+        "commands": [code_block(line, "bash") for line in dict.fromkeys(one_line(each.command) for each in results)],
         "per_class": _per_class(own) if own else [],
         "per_class_of": _describe(own) if own else None,
         "pictures": _pictures(folder, pictured[-1]) if pictured else [],
@@ -263,6 +273,14 @@ def _describe(record: Record) -> str | None:
     if record.data.size is not None:
         parts.append(f"{_grouped(record.data.size)} images")
     return ", ".join(parts)
+
+
+def _linked(record: Record) -> Markdown | None:
+    """As `_describe`; with a link to a data set of the Hub."""
+    described, dataset = _describe(record), hub_dataset(record.data) if record.data else None
+    if described is None or dataset is None or not re.fullmatch(r"[\w./-]+", dataset):
+        return None if described is None else text(described)
+    return Markdown(f"{text(described)} ([on the Hub](https://huggingface.co/datasets/{dataset}))")
 
 
 def _machine(hardware: Mapping[str, Any]) -> str | None:

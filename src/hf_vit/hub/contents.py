@@ -9,12 +9,14 @@ from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
+from huggingface_hub import ModelCard
 from huggingface_hub.hf_api import RepoFile
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import CARD_NAME, is_rendered, render_card
 from hf_vit.hub.card_metadata import indexed_evaluations, metadata_errors
 from hf_vit.hub.card_sections import shows_images
+from hf_vit.hub.licenses import NO_LICENSE
 from hf_vit.hub.model_folder import (
     INDEX,
     SINGLE,
@@ -150,7 +152,7 @@ def collect(
         folder: a saved model with its processor.
         repo_id: the name in the card's examples.
         scratch: an empty folder for weights that have to be split.
-        license: Hub license id; None keeps the card's.
+        license: Hub license id; None keeps the card's, or inherits the base model's.
         max_shard_size: larger weight files are split into shards of at most this size ("5GB", bytes).
         share_images: with the pictures that show images of the data.
 
@@ -297,6 +299,8 @@ def find_card(folder: Path, repo_id: str, license: str | None, share_images: boo
                 f"convert; or write {CARD_NAME} yourself"
             )
         card = render_card(folder, repo_id=repo_id, license=license, share_images=share_images)
+        if ModelCard(card).data.get("license") is None:
+            raise UserError(NO_LICENSE)
     if errors := metadata_errors(card):
         raise UserError(f"the card's metadata would be refused by the Hub: {'; '.join(errors)}")
     return card

@@ -84,7 +84,7 @@ def push_to_hub(
         processor: image processor of a model that is given as an object.
         facts: what is known about it (`hf_vit.results.facts.new_record`); a folder has its facts.json.
         card: README.md for a model object; by default it is rendered from the facts.
-        license: Hub license id; by default the one of the folder's card, else apache-2.0.
+        license: Hub license id; by default the one of the folder's card, else the base model's.
         private: create a private repository.
         revision: branch to push to; made from main if it is not there.
         create_pr: propose the commit as a pull request.

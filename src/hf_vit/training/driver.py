@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from hf_vit.data import ImageData
 from hf_vit.families import family_of
 from hf_vit.hub.card import write_card
+from hf_vit.hub.licenses import need_license
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
 from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.trained_images import write_trained
@@ -122,6 +123,7 @@ def check(task: Task[Any], job: Job, say: Say) -> None:
     if job.recipe.optimizer in ("lamb", "lion"):
         import_timm_optim(job.recipe.optimizer)
     if job.options.push is not None and is_first():
+        need_license(job.options.license, job.model if isinstance(job.model, str) else None)
         check_before(job.options.push, say, private=job.options.private)
 
 

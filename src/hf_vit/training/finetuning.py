@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hf_vit.hub.card import refresh_card
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.training.driver import Job, carry_out, train_once
 from hf_vit.training.processes import is_first, told_by_first
@@ -60,6 +61,7 @@ def finetune(
     result: FinetuneResult = carry_out(task, Job(model, data, Path(output), chosen, options, command), say, train)
     if options.push is None or not is_first():
         return result
+    refresh_card(result.folder, license=options.license)
     shared = share_finished(
         result.folder, options.push, say, private=options.private, share_images=options.share_images
     )

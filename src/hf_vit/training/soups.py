@@ -16,6 +16,7 @@ from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.evaluation.protocols.top1 import ClassificationResult, top1
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.card import write_card
+from hf_vit.hub.licenses import common_license
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.writing import saying_why
@@ -117,7 +118,8 @@ def make_soup(
         chosen = replace(loaded[0], model=mixed)
         judged = None if images is None else _examination(chosen, images, "test", batch_size)
         soup = Soup(output, ingredients, judge(mixed), None if judged is None else top1(judged))
-        _deliver(soup, chosen, judged, "greedy" if greedy else "uniform", command, device)
+        license, kind = common_license([*map(str, models)]), "greedy" if greedy else "uniform"
+        _deliver(soup, chosen, judged, kind, command, device, license)
     return soup
 
 
@@ -189,6 +191,7 @@ def _deliver(
     kind: str,
     command: str | Sequence[str] | None,
     device: str | None,
+    license: str | None,
 ) -> None:
     """Write everything beside the output, and move it there when it is complete."""
     place = free_folder(soup.folder)
@@ -198,6 +201,8 @@ def _deliver(
         names = ", ".join(i.name for i in soup.ingredients if i.is_in)
         recipe = {"soup": kind, "source": "arXiv 2203.05482", "ingredients": names}
         values: dict[str, Any] = {"recipe": recipe, "tried": len(soup.ingredients)}
+        if license is not None:
+            values["base_license"] = license
         if soup.accuracy is not None:
             values["validation_accuracy"] = soup.accuracy
             values["validation_accuracies"] = {i.name: i.accuracy for i in soup.ingredients}

@@ -15,7 +15,7 @@ def push(
     revision: Annotated[str | None, typer.Option(help="Branch; made from main if it is not there.")] = None,
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Propose the change as a pull request.")] = False,
     tag: Annotated[str | None, typer.Option(help="Name for the new commit, for example v1.0.")] = None,
-    license: Annotated[str | None, typer.Option(help="Hub license id; by default the card's, else apache-2.0.")] = None,
+    license: Annotated[str | None, typer.Option(help="Hub license id; else the card's or base model's.")] = None,
     max_shard_size: Annotated[str, typer.Option(help="Larger weight files are split.")] = "5GB",
     share_images: options.ShareImages = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, change nothing.")] = False,

@@ -60,6 +60,7 @@ def finetune(
     keep_checkpoints: options.KeepCheckpoints = False,
     report_to: options.ReportTo = "none",
     push: Annotated[str | None, typer.Option(help="Share the finished model on the Hub: user/name.")] = None,
+    license: Annotated[str | None, typer.Option(help="With --push: Hub license id; else the base model's.")] = None,
     private: Annotated[bool, typer.Option("--private", help="With --push: make a private repository.")] = False,
     share_images: options.ShareImages = False,
     epochs: options.Epochs = None,

@@ -42,7 +42,7 @@ MODELS: dict[str, list[str]] = {
 # The same of a folder alone.
 FOLDERS: dict[str, list[str]] = {
     "card model": ["card", "{repo}"],
-    "push model": ["push", "{repo}", "alice/shared"],
+    "push model": ["push", "{repo}", "alice/shared", "--license", "mit"],
     "cost model": ["cost", "{repo}"],
 }
 DATA: dict[str, list[str]] = {

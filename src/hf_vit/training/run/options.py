@@ -37,6 +37,7 @@ class FinetuneOptions:
         report_to: "tensorboard" (into OUTPUT/runs), "wandb" or "trackio" gets the Trainer's log, too.
         push: repository on the Hub to share the finished model in; looked at before the training.
         private: make that repository private.
+        license: of the shared model; by default that of the checkpoint it begins with.
         share_images: show pictures with images of the data in the card and share them, too.
     """
 
@@ -55,6 +56,7 @@ class FinetuneOptions:
     report_to: str = "none"
     push: str | None = None
     private: bool = False
+    license: str | None = None
     share_images: bool = False
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from hf_vit.hub.licenses import license_of
 from hf_vit.results.facts import DataFact
 from hf_vit.training.processes import world_size
 from hf_vit.training.run.decisions import Run
@@ -33,6 +34,8 @@ def run_values(run: Run, parameters: int, steps: int, seconds: float, history: l
     if logged:
         values["training_loss"] = logged[-1]
     values["base_model" if run.source.has_weights else "variant"] = run.source.name
+    if run.source.has_weights and (license := license_of(run.source.name)):
+        values["base_license"] = license
     if run.source.foreign is not None:
         values["origin"] = run.source.foreign.plan.origin
     if run.options.streaming:

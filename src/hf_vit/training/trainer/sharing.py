@@ -10,6 +10,7 @@ from transformers.trainer_utils import TrainOutput
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import refresh_card
+from hf_vit.hub.licenses import declared_license, license_of, need_license
 from hf_vit.hub.preflight import PushOptions, find_destination
 from hf_vit.hub.push import PushResult, push_to_hub
 from hf_vit.results.facts import DataFact, append_record, new_record
@@ -63,13 +64,16 @@ class SharingTrainer(Trainer):
 
     Args:
         data_fact: name of the training data, for the card of a shared model; by default what the data set says.
+        license: of a shared model; by default that of the checkpoint it began with.
 
     Raises:
         UserError: the model cannot be shared.
     """
 
-    def __init__(self, *args: Any, data_fact: DataFact | None = None, **kwargs: Any) -> None:
-        self.data_fact = data_fact
+    def __init__(
+        self, *args: Any, data_fact: DataFact | None = None, license: str | None = None, **kwargs: Any
+    ) -> None:
+        self.data_fact, self.license = data_fact, license
         super().__init__(*args, **kwargs)
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
@@ -95,6 +99,8 @@ class SharingTrainer(Trainer):
                 "the card of a shared model names the training data, and this data set has no name; give "
                 "data_fact=DataFact(name=...) (hf_vit.results.facts)"
             )
+        if declared_license(Path(str(self.args.output_dir))) is None:
+            need_license(self.license, self._base())
         name = self.args.hub_model_id or Path(str(self.args.output_dir)).absolute().name
         self.hub_model_id = check_before(
             name, lambda line: None, private=self._is_private(private), token=token or self.args.hub_token
@@ -137,7 +143,7 @@ class SharingTrainer(Trainer):
             device=str(self.args.device),
         )
         append_record(folder, record)
-        refresh_card(folder)
+        refresh_card(folder, license=self.license)
         return share_finished(
             folder,
             str(self.hub_model_id),
@@ -178,10 +184,14 @@ class SharingTrainer(Trainer):
         ):
             if (value := self._last(key)) is not None:
                 values[name] = value
-        origin = str(getattr(self.accelerator.unwrap_model(self.model), "name_or_path", "") or "")
-        if origin:
+        if (origin := self._base()) is not None:
             values["base_model"] = origin if not Path(origin).exists() else Path(origin).name
+            values |= {"base_license": license} if (license := license_of(origin)) else {}
         return values
+
+    def _base(self) -> str | None:
+        """The checkpoint that the model was loaded from."""
+        return str(getattr(self.accelerator.unwrap_model(self.model), "name_or_path", "") or "") or None
 
     def _last(self, key: str) -> float | None:
         return next((entry[key] for entry in reversed(self.state.log_history) if key in entry), None)
