@@ -19,6 +19,7 @@ _OF_THE_DISK = {
     errno.EPERM: "make that place writable",
     errno.EIO: "have that disk looked after",
 }
+_OF_TORCH_SAVE = ("inline_container.cc", "iostream error")  # of a large file, and of one that it writes at its end
 _OTHERWISE = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "end programs that hold files open",
@@ -83,7 +84,7 @@ def refusal(error: BaseException, elsewhere: bool = True) -> str | None:
     named = re.search(r"\(os error (\d+)\)", str(error))
     if isinstance(error, OSError):
         number, reason = error.errno, error.strerror
-    elif "inline_container.cc" in str(error):
+    elif any(words in str(error) for words in _OF_TORCH_SAVE):
         number, reason = errno.ENOSPC, "torch could not write a file to its end, most likely for want of space"
     elif named is not None:
         number, reason = int(named[1]), os.strerror(int(named[1]))

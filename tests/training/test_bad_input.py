@@ -197,6 +197,7 @@ FULL = [
     OSError(errno.ENOSPC, "No space left on device"),
     SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
     RuntimeError("[enforce fail at inline_container.cc:671] . unexpected pos 1179392 vs 1179280"),
+    RuntimeError("basic_ios::clear: iostream error"),
 ]
 
 
