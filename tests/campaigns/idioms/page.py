@@ -18,13 +18,13 @@ HEAD = """# What may be done with a model
 Between loading a model and reading its logits people change weights in place, swap averaged weights in and back, add
 adapters and hooks, quantise, compile, export, call from threads. Each of these idioms was tried on tiny models with
 random weights, as loaded and beside `optimize_for_inference`: all of them on every family's classifier in float32, and
-of each kind of idiom {drawn}, drawn by a seed, on every head in float64, float32, bfloat16 and 8 bits (torchao's weights,
-torch.ao's dynamic products), and on every choice of a configuration; {cases:,} cases in all. What a model answers is
-compared with what a freshly built one of the same weights answers, one image at a time in float64: to 1e-10 of the
-largest logit in float64, 1e-5 in float32 (6e-5 where kernels are standardised). bfloat16 and 8 bits may be no further
-off than twice what transformers' ViT is under the same idiom (the hybrid, whose stem rounds as well, than six times;
-with a norm behind the attention that pools, than four times), or than twice what the same model is without it. An idiom
-that should change the answer is shown to do so.
+of each kind of idiom {drawn}, drawn by a seed, on every head in float64, float32, bfloat16 and 8 bits (torchao's
+weights, torch.ao's dynamic products), and on every choice of a configuration; {cases:,} cases in all. What a model
+answers is compared with what a freshly built one of the same weights answers, one image at a time in float64: to 1e-10
+of the largest logit in float64, 1e-5 in float32 (6e-5 where kernels are standardised). bfloat16 and 8 bits may be no
+further off than twice what transformers' ViT is under the same idiom (the hybrid, whose stem rounds as well, than six
+times; with a norm behind the attention that pools, than four times), or than twice what the same model is without it.
+An idiom that should change the answer is shown to do so.
 
 transformers' ViT went through the same cases (a backbone beside its bare model).
 
