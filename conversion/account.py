@@ -12,13 +12,14 @@ from hf_vit.conversion.planning.plan import Plan
 from hf_vit.conversion.readers.checkpoint import CheckpointReader, Shape
 from hf_vit.conversion.sizes import size_text
 from hf_vit.conversion.verification.comparing import PRECISION, Verification
+from hf_vit.display import Displayed
 from hf_vit.models.configuration_hf_vit import as_pair
 
 REPORT_BEGIN = b'{"origin": '
 
 
-@dataclass(frozen=True)
-class ConversionResult:
+@dataclass(frozen=True, repr=False)
+class ConversionResult(Displayed):
     """What was converted, and how well it was shown to be right.
 
     Attributes:
@@ -34,6 +35,12 @@ class ConversionResult:
     rounded: Mapping[str, int]
     verification: Verification | None
     seconds: float
+
+    def overview(self) -> dict[str, object]:
+        used = f"{len(self.plan.consumed):,} used, {len(self.plan.ignored):,} ignored"
+        agreed = {} if self.verification is None else {"verified": f"{len(self.verification.checks):,} arrays agree"}
+        model = self.plan.model_class.__name__
+        return {"output": self.output, "origin": self.plan.origin, "model": model, "keys": used, **agreed}
 
 
 def report_of(plan: Plan, shapes: Mapping[str, Shape]) -> str:

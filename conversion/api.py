@@ -22,6 +22,7 @@ from hf_vit.conversion.targets.registry import find_target
 from hf_vit.conversion.targets.target import OutgoingModel
 from hf_vit.conversion.verification.comparing import ArrayCheck, Verification, verify
 from hf_vit.conversion.verification.recording import Recording
+from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import append_record, new_record
@@ -135,8 +136,8 @@ def _difference(check: ArrayCheck) -> str:
     )
 
 
-@dataclass(frozen=True)
-class ExportResult:
+@dataclass(frozen=True, repr=False)
+class ExportResult(Displayed):
     """What was written, and how far its results are from the model's.
 
     Attributes:
@@ -150,6 +151,10 @@ class ExportResult:
     target: str
     difference: float
     measured_with: str
+
+    def overview(self) -> dict[str, object]:
+        difference = f"{self.difference:.1e}, measured with {self.measured_with}"
+        return {"output": self.output, "target": self.target, "largest difference": difference}
 
 
 def export(model: str | Path, output: str | Path, to: str, *, force: bool = False) -> ExportResult:

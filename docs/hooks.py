@@ -22,6 +22,7 @@ BORROWED = {"benchmarks/README.md": "benchmarks.md", "conversion/README.md": "or
     f"benchmarks/results/{path.name}": f"results/{path.name}" for path in (ROOT / "benchmarks/results").glob("*.png")
 }
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+_EMPTY_HEADER = re.compile(r"<thead>\s*<tr>\s*(?:<th[^>]*>\s*</th>\s*)+</tr>\s*</thead>\s*")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`)", flags=re.MULTILINE | re.DOTALL)
 
 
@@ -62,6 +63,11 @@ def _link(match: re.Match[str], uri: str) -> str:
     else:
         return text
     return f"{image}[{text}]({posixpath.relpath(found, posixpath.dirname(uri) or '.')}{mark}{fragment})"
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Take the empty header rows away that Markdown gives to tables without a header."""
+    return _EMPTY_HEADER.sub("", content)
 
 
 @cache

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 # A room imports from rooms of lower rank alone, and rooms of one rank not from each other.
 RANKS = {
     "errors": 0,
-    "environment": 1,
+    **dict.fromkeys(("environment", "display"), 1),
     **dict.fromkeys(("repositories", "models"), 2),
     "families": 3,
     **dict.fromkeys((PACKAGE, "variants"), 4),  # the package itself registers the families

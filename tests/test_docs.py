@@ -2,9 +2,12 @@
 
 import importlib
 import re
+import runpy
 from pathlib import Path
 
+import markdown
 import pytest
+import yaml
 
 from hf_vit_cli.main import COMMANDS
 
@@ -50,6 +53,21 @@ def test_every_travelling_module_is_in_the_reference():
     shown = re.findall(r"^::: hf_vit\.models\.(\w+)$", (DOCS / "reference/models.md").read_text(), flags=re.MULTILINE)
     written = {path.stem for path in (ROOT / "src/hf_vit/models").glob("*.py")} - {"__init__"}
     assert sorted(shown) == sorted(written)
+
+
+def test_tables_without_a_header_have_no_empty_one():
+    hooks = runpy.run_path(str(DOCS / "hooks.py"))
+    page = markdown.markdown("| | |\n|---|---|\n| a | b |\n\n| c | |\n|---|---|\n| d | e |\n", extensions=["tables"])
+    shown = hooks["on_page_content"](page, None, None, None)
+    assert page.count("<thead>") == 2
+    assert re.findall(r"<th>(.*?)</th>", shown) == ["c", ""]
+    assert re.findall(r"<td>(.*?)</td>", shown) == ["a", "b", "d", "e"]
+
+
+def test_search_needs_no_server_and_no_network():
+    site = yaml.load((ROOT / "mkdocs.yml").read_text(), yaml.SafeLoader)
+    assert {"search", "offline"} <= {name for name in site["plugins"] if isinstance(name, str)}
+    assert [(DOCS / script).is_file() for script in site["extra"]["polyfills"]] == [True]
 
 
 def test_pictures_of_the_figures_are_there_and_small():

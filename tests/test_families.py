@@ -60,8 +60,9 @@ def test_model_types_find_their_family():
 
 def test_the_package_shows_what_users_need_and_nothing_else():
     functions = {"VARIANTS", "UserError", "from_hub", "image_processor_from_hub", "optimize_for_inference"}
+    commands = {"analyze", "convert", "evaluate", "export", "finetune", "predict", "pretrain"}
     shown = {name for name in dir(hf_vit) if not name.startswith("Hf")}
-    assert shown == functions | {"push_to_hub", "variant_config"}
+    assert shown == functions | commands | {"push_to_hub", "variant_config"}
     assert all(getattr(hf_vit, name) is not None for name in dir(hf_vit))
     assert import_module("hf_vit").__all__ == sorted(dir(hf_vit))
     with pytest.raises(AttributeError, match="Any"):

@@ -1,5 +1,8 @@
+from .analysis.api import analyze
+from .conversion.api import convert, export
 from .conversion.loading import from_hub, image_processor_from_hub
 from .errors import UserError
+from .evaluation.api import evaluate, predict
 from .hub.push import push_to_hub
 from .inference.optimize import optimize_for_inference
 from .models.backbone_hf_vit import HfViTBackbone
@@ -8,14 +11,18 @@ from .models.configuration_hf_axial_vit import HfAxialViTConfig
 from .models.configuration_hf_bit import HfBitConfig
 from .models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from .models.configuration_hf_vit import HfViTConfig
-from .models.modeling_hf_axial_resnet import HfAxialResNetForImageClassification, HfAxialResNetModel
+from .models.modeling_hf_axial_resnet import (
+    HfAxialResNetBackbone,
+    HfAxialResNetForImageClassification,
+    HfAxialResNetModel,
+)
 from .models.modeling_hf_axial_vit import (
     HfAxialViTBackbone,
     HfAxialViTForImageClassification,
     HfAxialViTForMaskedPatchPrediction,
     HfAxialViTModel,
 )
-from .models.modeling_hf_bit import HfBitForImageClassification, HfBitModel
+from .models.modeling_hf_bit import HfBitBackbone, HfBitForImageClassification, HfBitModel
 from .models.modeling_hf_hybrid_vit import (
     HfHybridViTBackbone,
     HfHybridViTForImageClassification,
@@ -24,12 +31,15 @@ from .models.modeling_hf_hybrid_vit import (
 )
 from .models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from .models.pretraining_hf_vit import HfViTForMaskedPatchPrediction
+from .training.finetuning import finetune
+from .training.pretraining import pretrain
 from .variants import VARIANTS, variant_config
 
 __version__: str
 
 __all__ = [
     "VARIANTS",
+    "HfAxialResNetBackbone",
     "HfAxialResNetConfig",
     "HfAxialResNetForImageClassification",
     "HfAxialResNetModel",
@@ -38,6 +48,7 @@ __all__ = [
     "HfAxialViTForImageClassification",
     "HfAxialViTForMaskedPatchPrediction",
     "HfAxialViTModel",
+    "HfBitBackbone",
     "HfBitConfig",
     "HfBitForImageClassification",
     "HfBitModel",
@@ -52,9 +63,16 @@ __all__ = [
     "HfViTForMaskedPatchPrediction",
     "HfViTModel",
     "UserError",
+    "analyze",
+    "convert",
+    "evaluate",
+    "export",
+    "finetune",
     "from_hub",
     "image_processor_from_hub",
     "optimize_for_inference",
+    "predict",
+    "pretrain",
     "push_to_hub",
     "variant_config",
 ]

@@ -95,7 +95,6 @@ def _family(name: str, label: str, config_class: type[HfBaseConfig], **not_appli
 
 _RESNET = {
     "masked_prediction": "a ResNet cuts no patches, so that there is none to mask",
-    "backbone": "its maps are not offered by stage; take a ViT's, or transformers' BitBackbone",
 }
 
 FAMILIES: Mapping[str, Family] = {

@@ -89,8 +89,12 @@ def test_what_makes_no_whole_patch_is_left_out(with_processor):
 
 def test_a_place_of_a_rollout_covers_its_patch():
     """A hybrid's last patches reach beyond an image of 72 px; the picture ends with the image."""
-    figure = draw_overlays(np.zeros((1, 72, 64, 3), np.uint8), np.ones((1, 5, 4), np.float32), (16, 16))
-    _, below = figure.axes
+    shares = np.full((1, 5, 4), 0.05, np.float32)
+    figure = draw_overlays(np.zeros((1, 72, 64, 3), np.uint8), shares, (16, 16), ["label 3\nprediction 5"])
+    above, below, scale = figure.axes
+    assert above.get_title() == "label 3\nprediction 5"
+    assert scale.get_xlabel() == "share of the attention"
+    assert [label.get_text() for label in scale.get_xticklabels()] == ["0", "5.0%"]
     assert below.images[1].get_extent() == [-0.5, 63.5, 79.5, -0.5]
     assert (below.get_xlim(), below.get_ylim()) == ((-0.5, 63.5), (71.5, -0.5))
 

@@ -119,7 +119,7 @@ def test_a_run_that_stopped_before_anything_was_finished_says_so(model, pictures
 def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(model, pictures, tmp_path, monkeypatch):
     few = ("--only", "attention_entropy")
     with monkeypatch.context() as patched:
-        patched.setattr("hf_vit.analysis.save_analyses", lambda *arguments, **options: None)
+        patched.setattr("hf_vit.analysis.api.save_analyses", lambda *arguments, **options: None)
         assert run(*typed(model, pictures, tmp_path, *few)) == 0
     assert not Facts.load(model).of_kind("analysis")
     for _ in range(2):

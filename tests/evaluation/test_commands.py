@@ -12,6 +12,7 @@ from evaluation.tiny import NAMES, make_classifier, make_dataset, make_images, m
 from PIL import Image
 from transformers import pipeline
 
+from hf_vit.evaluation import evaluate_protocol, plot_wrong_images
 from hf_vit.results.facts import Facts
 from hf_vit_cli.main import main
 
@@ -294,6 +295,23 @@ def test_predict_takes_a_model_of_timm(run, tmp_path: Path) -> None:
         expected = dict(zip(("ant", "bee", "cow"), model(pixels).softmax(-1)[0].tolist(), strict=True))
     found = {entry["label"]: entry["score"] for entry in json.loads(out)[0]["predictions"]}
     assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_mistakes_carry_the_names_of_their_files(save_classifier: Save, class_folders: Path) -> None:
+    """Every mistake is named after the file that shows it, also where a few images were drawn."""
+    for few in (None, 9):
+        run = evaluate_protocol("top1", str(save_classifier()), str(class_folders), num_images=few, progress=False)
+        wrong = run.result.wrong
+        assert wrong
+        names = {path.name for path in (class_folders / "test").glob("*/*.png")}
+        for entry in wrong:
+            assert entry.file in names
+            with Image.open(class_folders / "test" / entry.label / entry.file) as image:
+                shown = image.convert("RGB")
+            shown.thumbnail((160, 160))
+            assert np.array_equal(np.asarray(shown), np.asarray(entry.thumbnail))
+        titles = [axes.get_title() for axes in plot_wrong_images(wrong).axes]
+        assert all(entry.file in title for entry, title in zip(wrong, titles, strict=True))
 
 
 def test_predict_turns_any_mode_into_rgb(run, save_classifier: Save, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 from .analyses.analysis import AnalysisSettings
 from .analyses.registry import ANALYSES
 from .analysis_file import AnalysisDocument
-from .api import AnalysisRun, analyze
+from .analysis_run import AnalysisRun
+from .api import analyze
 from .reading.attention import AttentionReader
 from .reading.cue_conflicts import CueConflicts, open_cue_conflicts
 from .reading.images import AnalysisImages, open_images

@@ -1,60 +1,26 @@
 """`analyze`: make analyses of a model, keep what is finished, write files and a report."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from hf_vit.analysis.analyses.analysis import Analysis, AnalysisSettings, Arrays, Context
 from hf_vit.analysis.analyses.registry import ANALYSES
 from hf_vit.analysis.analysis_file import AnalysisDocument, AnalysisInputs, ImagesInput
+from hf_vit.analysis.analysis_run import AnalysisRun
 from hf_vit.analysis.folder_report import write_report
 from hf_vit.analysis.reading.cue_conflicts import open_cue_conflicts
 from hf_vit.analysis.reading.images import AnalysisImages, open_images
+from hf_vit.analysis.saving import save_analyses
 from hf_vit.errors import UserError, enough_memory
+from hf_vit.hub.card import refresh_card
 from hf_vit.results.documents import ModelInput, differing
+from hf_vit.results.facts import Facts
 from hf_vit.results.figures import PictureFormat, encode_figure
 from hf_vit.results.writing import write_atomically
-from hf_vit.subjects.subject import Subject, open_subject
-
-
-@final
-@dataclass(eq=False)
-class AnalysisRun(Mapping[str, Arrays]):
-    """What `analyze` found: `run["attention_distance"]["distance"]` is an array [layer, head].
-
-    Attributes:
-        subject: the model that was looked at.
-        images: what it was looked at with; `skipped` names what could not be read.
-        arrays: analysis -> its arrays, float32; axes and units as in `ANALYSES[name].arrays`.
-        measured: the analyses that were made now; the others were found finished.
-        left_out: analysis -> why it does not apply to the model.
-        summaries: analysis -> the few numbers that facts.json keeps.
-        pictures: file -> title, without an output folder none.
-        seconds: wall time of what was measured.
-    """
-
-    subject: Subject
-    images: AnalysisImages
-    arrays: dict[str, Arrays] = field(default_factory=dict[str, Arrays])
-    measured: list[str] = field(default_factory=list[str])
-    left_out: dict[str, str] = field(default_factory=dict[str, str])
-    summaries: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    pictures: dict[Path, str] = field(default_factory=dict[Path, str])
-    seconds: float = 0.0
-
-    def __getitem__(self, name: str) -> dict[str, NDArray[np.float32]]:
-        return self.arrays[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.arrays)
-
-    def __len__(self) -> int:
-        return len(self.arrays)
+from hf_vit.subjects.subject import open_subject
 
 
 def analyze(
@@ -70,9 +36,11 @@ def analyze(
     split: str = "test",
     picture_format: PictureFormat = "png",
     device: str | None = None,
+    command: str | Sequence[str] | None = None,
     report: Callable[[str], None] | None = None,
+    **choices: Any,
 ) -> AnalysisRun:
-    """Look at how a model sees.
+    """Look at how a model sees; what goes into an output folder, its own folder is told of: its facts and its card.
 
     Args:
         model: see `open_subject`: a folder, a Hub id, "timm:NAME", or (model, image processor).
@@ -89,7 +57,9 @@ def analyze(
         split: of a data set.
         picture_format: "png" or "svg".
         device: torch device; by default a GPU where there is one.
+        command: what was typed, for the facts.
         report: called with a line for every analysis.
+        **choices: fields of `AnalysisSettings` (`num_images=32`).
 
     Returns:
         The arrays, by analysis and name.
@@ -99,7 +69,9 @@ def analyze(
             output folder that holds other results.
     """
     names = _known(only)
-    settings = settings or AnalysisSettings()
+    settings = replace(settings or AnalysisSettings(), **choices)
+    if output is not None and isinstance(model, str | Path) and Path(model).is_dir():
+        Facts.load(model)  # damaged facts are told before the work, not after it
     conflicts = None if cue_conflict is None else open_cue_conflicts(cue_conflict)
     if (
         images is None
@@ -124,6 +96,9 @@ def analyze(
             _measure(ANALYSES[name](context), run)
         return run
     _make(applicable, run, context, Path(output), picture_format, report or (lambda line: None))
+    run.record = save_analyses(run, command=command, seed=settings.seed, device=device)
+    if subject.folder is not None:
+        refresh_card(subject.folder)  # also where a run was killed between the record and the card
     return run
 
 

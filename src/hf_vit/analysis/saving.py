@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hf_vit.analysis.api import AnalysisRun
+from hf_vit.analysis.analysis_run import AnalysisRun
 from hf_vit.results.facts import Record, append_record, is_recorded, new_record
 from hf_vit.results.writing import write_atomically
 

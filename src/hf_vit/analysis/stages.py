@@ -22,7 +22,8 @@ from pydantic import BaseModel
 
 from hf_vit.analysis.analyses.analysis import AnalysisSettings
 from hf_vit.analysis.analyses.registry import ANALYSES
-from hf_vit.analysis.api import AnalysisRun, analyze
+from hf_vit.analysis.analysis_run import AnalysisRun
+from hf_vit.analysis.api import analyze
 from hf_vit.analysis.folder_report import REPORT_NAME
 from hf_vit.analysis.reading.images import open_images
 from hf_vit.errors import UserError

@@ -23,6 +23,7 @@ from hf_vit.comparison.tables import html, markdown, plain_csv, plain_json
 from hf_vit.data import ImageData, load_data
 from hf_vit.data.builtin import MAX_PHOTO_SIDE
 from hf_vit.data.data_source import BUILTIN_NAMES
+from hf_vit.display import Displayed, shortened
 from hf_vit.environment import hardware
 from hf_vit.errors import UserError
 from hf_vit.results.documents import differing
@@ -37,8 +38,8 @@ PICTURE_NAME, REPORT_NAME, SPEED_NAME = "comparison.png", "comparison.html", "sp
 
 
 @final
-@dataclass
-class Comparison:
+@dataclass(repr=False)
+class Comparison(Displayed):
     """What `compare` found.
 
     Attributes:
@@ -56,6 +57,9 @@ class Comparison:
     results: list[ModelResult] = field(default_factory=list[ModelResult])
     speed: SpeedResult | None = None
     measured: list[str] = field(default_factory=list[str])
+
+    def overview(self) -> dict[str, object]:
+        return {"models": shortened([each.name for each in self.subjects]), "data": self.data.name, "split": self.split}
 
 
 def compare(

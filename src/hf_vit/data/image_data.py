@@ -8,14 +8,15 @@ from hf_vit.data.checks import Seen, keep_good, scan, short_name
 from hf_vit.data.data_source import DataSource
 from hf_vit.data.fingerprints import content_fingerprint, file_states, tell_changes
 from hf_vit.data.stream_reader import StreamReader
+from hf_vit.display import Displayed, shortened
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 
-@dataclass
-class ImageData:
+@dataclass(repr=False)
+class ImageData(Displayed):
     """Named splits of images with one of several classes each.
 
     Attributes:
@@ -49,6 +50,13 @@ class ImageData:
     readers: "dict[str, tuple[IterableDataset, StreamReader]]" = field(
         default_factory=dict[str, tuple[Any, StreamReader]], repr=False
     )
+
+    def overview(self) -> dict[str, object]:
+        counts = {name: self.num_examples(name) for name in self.splits}
+        images = {name: "a stream" if count is None else f"{count:,} images" for name, count in counts.items()}
+        classes = f"{len(self.label_names):,} ({shortened(self.label_names)})"
+        skipped = {"skipped": f"{len(self.skipped):,} bad images"} if self.skipped else {}
+        return {"name": self.name, **images, "classes": classes, **skipped, "fingerprint": self.fingerprint}
 
     def changed_files(self) -> str:
         """Which files are missing or changed since the data was loaded; see `tell_changes`."""

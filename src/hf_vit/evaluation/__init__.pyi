@@ -1,3 +1,4 @@
+from .api import evaluate, predict
 from .embedding.job import Embedded, embed
 from .prediction import Prediction, predict_images
 from .protocols.frame import ProtocolResult
@@ -15,9 +16,11 @@ __all__ = [
     "ProtocolRun",
     "WrongImage",
     "embed",
+    "evaluate",
     "evaluate_protocol",
     "plot_confusion_matrix",
     "plot_wrong_images",
+    "predict",
     "predict_images",
     "save_protocol",
 ]

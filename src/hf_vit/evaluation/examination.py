@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+import datasets
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -129,6 +131,16 @@ class Examination:
         with torch.inference_mode():
             for pixel_values, labels, images in self._batches(split, self.model_classes, rows, what):
                 yield finite_logits(self.subject.model, pixel_values).cpu(), labels.cpu(), images
+
+    def file_name(self, index: int) -> str | None:
+        """The name of the file of one of the images that judge; None where the data is not made of files."""
+        table: Any = self.data.split(self.split)
+        if not hasattr(table, "__len__"):
+            return None
+        rows = self._chosen(self.split)
+        undecoded = table.cast_column("image", datasets.Image(decode=False))
+        path = undecoded[index if rows is None else rows[index]]["image"]["path"]
+        return None if path is None else Path(path).name
 
     def labels(self, split: str) -> NDArray[np.int64]:
         """Classes of the data [n] of all images of a split, without reading them.

@@ -197,7 +197,7 @@ class PrecisionRecall(RunningMetric):
             labels=np.unique(references),
             average="macro",
             sample_weight=list(self._pairs.values()),
-            zero_division=0,
+            zero_division=0,  # pyright: ignore[reportArgumentType] - its hint is of a default alone
         )
         return dict(zip(("precision", "recall", "f1"), map(float, values[:3]), strict=True))
 
@@ -264,7 +264,7 @@ class ConfidenceThresholds(RunningMetric):
                 sample_weight=[right, wrong, self.count - right - wrong],
                 labels=[right_answer, wrong_answer],
                 average="micro",
-                zero_division=0,
+                zero_division=0,  # pyright: ignore[reportArgumentType] - its hint is of a default alone
             )
             rows.append(
                 {

@@ -121,7 +121,7 @@ def write_predictions(
 
 def _row(prediction: Prediction, columns: Sequence[str]) -> dict[str, object]:
     answers = [prediction.image, *chain.from_iterable(prediction.scores)]
-    return dict(zip(columns, answers, strict=False)) | {"problem": prediction.problem}
+    return {**dict(zip(columns, answers, strict=False)), "problem": prediction.problem}
 
 
 def _opened(path: Path, skip_bad_images: bool) -> "Image | str":

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.hf_api import RepoFile
 
+from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.hub.card import CARD_NAME
 from hf_vit.hub.contents import Contents, collect, differences, tell_of
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from transformers import BaseImageProcessor, PreTrainedModel
 
 
-@dataclass(frozen=True)
-class PushResult:
+@dataclass(frozen=True, repr=False)
+class PushResult(Displayed):
     """What a push did.
 
     Attributes:
@@ -50,6 +51,10 @@ class PushResult:
     left_out: list[str] = field(default_factory=list[str])
     changed: bool = True
     pull_request: str | None = None
+
+    def overview(self) -> dict[str, object]:
+        files = f"{len(self.files):,}, {sum(self.files.values()):,} bytes"
+        return {"repository": self.repo_id, "commit": self.commit or "none", "files": files, "url": self.url}
 
 
 def push_to_hub(

@@ -11,13 +11,14 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import nn
 from transformers import initialization as init
-from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
+from transformers.backbone_utils import filter_output_hidden_states
 from transformers.modeling_outputs import BackboneOutput
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel, check_values, patch_token_slice
 from .positions_hf_vit import Grid
+from .pretrained_hf_vit import HfBaseBackbone
 
 PYRAMID_STRIDES = (4, 8, 16, 32)  # px of the image behind one place of a map
 
@@ -85,7 +86,7 @@ class SimpleFeaturePyramid(nn.Module):
         return tuple(level(feature_map) for level in self.levels)
 
 
-class HfViTBaseBackbone(BackboneMixin, HfViTPreTrainedModel):
+class HfViTBaseBackbone(HfBaseBackbone, HfViTPreTrainedModel):
     """Abstract: the stages of a family's model as feature maps.
 
     Config fields:
@@ -114,22 +115,6 @@ class HfViTBaseBackbone(BackboneMixin, HfViTPreTrainedModel):
         self.vit = self.model_class(config, add_pooling_layer=False)
         self.pyramid = SimpleFeaturePyramid(config) if config.use_feature_pyramid else None
         self.post_init()
-
-    @property
-    def out_features(self) -> list[str]:
-        return self.config.out_features
-
-    @out_features.setter
-    def out_features(self, out_features: list[str]) -> None:
-        self.config.out_features = out_features
-
-    @property
-    def out_indices(self) -> list[int]:
-        return self.config.out_indices
-
-    @out_indices.setter
-    def out_indices(self, out_indices: tuple[int, ...] | list[int]) -> None:
-        self.config.out_indices = out_indices
 
     @property
     def channels(self) -> list[int]:

@@ -27,6 +27,7 @@ class HfAxialResNetConfig(HfResNetBaseConfig):
         "AutoConfig": "configuration_hf_axial_resnet.HfAxialResNetConfig",
         "AutoModel": "modeling_hf_axial_resnet.HfAxialResNetModel",
         "AutoModelForImageClassification": "modeling_hf_axial_resnet.HfAxialResNetForImageClassification",
+        "AutoBackbone": "modeling_hf_axial_resnet.HfAxialResNetBackbone",
     }
     code_files: ClassVar[tuple[str, ...]] = (
         *HfResNetBaseConfig.code_files,

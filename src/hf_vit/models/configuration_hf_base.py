@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from huggingface_hub import hf_hub_download
+from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
 
 
-class HfBaseConfig(PreTrainedConfig):
+class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
     """Abstract: a configuration is saved with the code that its models run, so that they load without the package.
+
+    Config fields of a backbone:
+        out_features, out_indices: which of "stem", "stage1", ... it gives; by default the last.
 
     Class attributes:
         auto_classes: the class for each Auto class, "module.Class": all that load from one saved folder.
@@ -22,6 +26,47 @@ class HfBaseConfig(PreTrainedConfig):
 
     auto_classes: ClassVar[dict[str, str]]
     code_files: ClassVar[tuple[str, ...]]
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of a backbone after its stem."""
+        raise NotImplementedError(f"{type(self).__name__} is abstract: a family knows its stages")
+
+    @property
+    def stage_names(self) -> list[str]:
+        return ["stem", *(f"stage{index}" for index in range(1, self.num_stages + 1))]
+
+    def set_output_features_output_indices(self, out_features: list[str] | None, out_indices: Any) -> None:
+        """As transformers', but None stays None: the last stage, however many layers the model comes to have."""
+        self._out_features = self._out_indices = None
+        if out_features is not None or out_indices is not None:
+            super().set_output_features_output_indices(out_features, out_indices)
+
+    @property
+    def out_features(self) -> list[str]:
+        return self._out_features or self.stage_names[-1:]
+
+    @out_features.setter
+    def out_features(self, out_features: list[str] | None) -> None:
+        self.set_output_features_output_indices(out_features, None)
+
+    @property
+    def out_indices(self) -> list[int]:
+        return self._out_indices or [self.num_stages]
+
+    @out_indices.setter
+    def out_indices(self, out_indices: tuple[int, ...] | list[int] | None) -> None:
+        self.set_output_features_output_indices(None, out_indices)
+
+    def take_stages(self, given: dict[str, Any]) -> None:
+        """Read `out_features` and `out_indices` of a backbone out of what a configuration was given."""
+        given.pop("stage_names", None)  # of a file: they follow from the number of stages
+        self.set_output_features_output_indices(given.pop("out_features", None), given.pop("out_indices", None))
+
+    def validate_stages(self) -> None:
+        if self._out_features is None and self._out_indices is None:
+            return
+        self.verify_out_features_out_indices()
 
     @property
     def nominal_size(self) -> tuple[int, int]:

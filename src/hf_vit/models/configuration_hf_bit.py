@@ -28,6 +28,7 @@ class HfBitConfig(HfResNetBaseConfig):
         "AutoConfig": "configuration_hf_bit.HfBitConfig",
         "AutoModel": "modeling_hf_bit.HfBitModel",
         "AutoModelForImageClassification": "modeling_hf_bit.HfBitForImageClassification",
+        "AutoBackbone": "modeling_hf_bit.HfBitBackbone",
     }
     code_files: ClassVar[tuple[str, ...]] = (
         *HfResNetBaseConfig.code_files,

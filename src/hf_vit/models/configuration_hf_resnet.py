@@ -43,12 +43,19 @@ class HfResNetBaseConfig(HfBaseConfig):
     num_channels: int = 3
     stage_depths: tuple[int, ...] | list[int] = (3, 4, 6, 3)
     stem_width: int = 64
+    _out_features: list[str] | None = None
+    _out_indices: list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.stage_depths = tuple(self.stage_depths)
         if isinstance(self.image_size, list):
             self.image_size = (self.image_size[0], self.image_size[1])
+        self.take_stages(kwargs)
         super().__post_init__(**kwargs)
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.stage_depths)
 
     @property
     def hidden_size(self) -> int:

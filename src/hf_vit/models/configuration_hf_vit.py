@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
-from transformers.backbone_utils import BackboneConfigMixin
 
 from .configuration_hf_base import HfBaseConfig
 
@@ -43,7 +42,7 @@ def as_pair(value: int | tuple[int, int] | list[int]) -> tuple[int, int]:
 
 
 @strict
-class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
+class HfViTBaseConfig(HfBaseConfig):
     """Abstract: the fields that every family of the package has (one legend: px are pixels of the input image)."""
 
     code_files: ClassVar[tuple[str, ...]] = (
@@ -100,10 +99,7 @@ class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
         for name in ("image_size", "patch_size", "image_mean", "image_std"):
             if isinstance(getattr(self, name, None), list):
                 setattr(self, name, tuple(getattr(self, name)))
-        kwargs.pop("stage_names", None)  # of a file: they follow from the number of layers
-        self.set_output_features_output_indices(
-            out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
-        )
+        self.take_stages(kwargs)
         self._warn_about_misspelt(kwargs)
         _check_labels(kwargs.get("num_labels"), self.id2label)
         super().__post_init__(**kwargs)
@@ -133,30 +129,8 @@ class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
         return plan | {f"layers.*.mlp.{name}": "colwise" for name in inner} | {f"layers.*.mlp.{last}": "rowwise"}
 
     @property
-    def stage_names(self) -> list[str]:
-        return ["stem", *(f"stage{index}" for index in range(1, self.num_hidden_layers + 1))]
-
-    def set_output_features_output_indices(self, out_features: list[str] | None, out_indices: Any) -> None:
-        """As transformers', but None stays None: the last stage, however many layers the model comes to have."""
-        self._out_features = self._out_indices = None
-        if out_features is not None or out_indices is not None:
-            super().set_output_features_output_indices(out_features, out_indices)
-
-    @property
-    def out_features(self) -> list[str]:
-        return self._out_features or self.stage_names[-1:]
-
-    @out_features.setter
-    def out_features(self, out_features: list[str] | None) -> None:
-        self.set_output_features_output_indices(out_features, None)
-
-    @property
-    def out_indices(self) -> list[int]:
-        return self._out_indices or [self.num_hidden_layers]
-
-    @out_indices.setter
-    def out_indices(self, out_indices: tuple[int, ...] | list[int] | None) -> None:
-        self.set_output_features_output_indices(None, out_indices)
+    def num_stages(self) -> int:
+        return self.num_hidden_layers
 
     @property
     def patch_stride(self) -> tuple[int, int]:
@@ -336,11 +310,6 @@ class HfViTBaseConfig(BackboneConfigMixin, HfBaseConfig):
                 )
             if name == "image_std" and min(values) <= 0:
                 raise ValueError(f"image_std={given} must be above 0: pixel values were divided by it")
-
-    def validate_stages(self) -> None:
-        if self._out_features is None and self._out_indices is None:
-            return
-        self.verify_out_features_out_indices()
 
     def validate_feature_pyramid(self) -> None:
         if not self.use_feature_pyramid:

@@ -16,7 +16,12 @@ from transformers import initialization as init
 
 from .configuration_hf_axial_resnet import HEADS, HfAxialResNetConfig
 from .configuration_hf_base import HfBaseConfig
-from .modeling_hf_resnet import HfResNetBaseForImageClassification, HfResNetBaseModel, HfResNetPreTrainedModel
+from .modeling_hf_resnet import (
+    HfResNetBaseBackbone,
+    HfResNetBaseForImageClassification,
+    HfResNetBaseModel,
+    HfResNetPreTrainedModel,
+)
 
 
 class DenseNorm(nn.Module):
@@ -223,3 +228,16 @@ class HfAxialResNetForImageClassification(HfAxialResNetPreTrainedModel, HfResNet
     """AxialResNet with a linear classifier on the mean of its last map."""
 
     model_class: ClassVar[type] = HfAxialResNetModel
+
+
+class HfAxialResNetBackbone(HfAxialResNetPreTrainedModel, HfResNetBaseBackbone):
+    """AxialResNet as a backbone.
+
+    transformers' DETR looks for stages by the names of its own ResNet, and finding none freezes all of this one:
+    `detr.model.backbone.model.requires_grad_(True)` lets it learn.
+    """
+
+    model_class: ClassVar[type] = HfAxialResNetModel
+
+    def feature_map(self, state: torch.Tensor) -> torch.Tensor:
+        return state.permute(0, 3, 1, 2).contiguous()

@@ -14,7 +14,12 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_hf_base import HfBaseConfig
 from .configuration_hf_bit import HfBitConfig
-from .modeling_hf_resnet import HfResNetBaseForImageClassification, HfResNetBaseModel, HfResNetPreTrainedModel
+from .modeling_hf_resnet import (
+    HfResNetBaseBackbone,
+    HfResNetBaseForImageClassification,
+    HfResNetBaseModel,
+    HfResNetPreTrainedModel,
+)
 from .resnet_hf_vit import GROUPS, ResNetBottleneck, ResNetStem, StdConv2d, channels_last, residual_stages
 
 EPS = 1e-5
@@ -90,5 +95,11 @@ class HfBitModel(HfBitPreTrainedModel, HfResNetBaseModel):
 
 class HfBitForImageClassification(HfBitPreTrainedModel, HfResNetBaseForImageClassification):
     """BiT with a linear classifier on the mean of its last map."""
+
+    model_class: ClassVar[type] = HfBitModel
+
+
+class HfBitBackbone(HfBitPreTrainedModel, HfResNetBaseBackbone):
+    """BiT as a backbone; a stage's map is what the next one sees, before the last GroupNorm of a pre-activation one."""
 
     model_class: ClassVar[type] = HfBitModel

@@ -3,19 +3,21 @@
 Legend: B batch, C channels, H x W px, h x w places of a map, K labels.
 """
 
+import itertools
 from pathlib import Path
 from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import nn
 from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.backbone_utils import filter_output_hidden_states
+from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_resnet import HfResNetBaseConfig
 from .loss_hf_vit import classifier_loss
-from .pretrained_hf_vit import HfPreTrainedModel
+from .pretrained_hf_vit import HfBaseBackbone, HfPreTrainedModel
 
 
 class HfResNetPreTrainedModel(HfPreTrainedModel):
@@ -107,3 +109,42 @@ class HfResNetBaseForImageClassification(HfResNetPreTrainedModel):
         logits = self.classifier(outputs.pooler_output)
         loss = classifier_loss(logits, labels, self.config, num_items_in_batch)
         return ImageClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+
+
+class HfResNetBaseBackbone(HfBaseBackbone, HfResNetPreTrainedModel):
+    """Abstract: root and stages of a family's model as feature maps, for detectors and segmenters.
+
+    Config fields:
+        out_features, out_indices: which of "stem" (the root), "stage1" ... (after each stage): strides 4, 4, 8, 16 ...
+
+    Checkpoints of a family's model and of its classifier load straight into its backbone, and the other way.
+    """
+
+    model_class: ClassVar[type[HfResNetBaseModel]]
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"classifier\."]
+
+    def __init__(self, config: HfResNetBaseConfig) -> None:
+        super().__init__(config)
+        stages = range(len(config.stage_depths))
+        self.num_features = [config.stem_width, *(4 * config.stem_width * 2**index for index in stages)]
+        self.resnet = self.model_class(config)
+        self.post_init()
+
+    @can_return_tuple
+    @filter_output_hidden_states
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (the mixin's own forward is a placeholder)
+        self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]
+    ) -> BackboneOutput:
+        """Images [B, C, H, W] -> one map [B, C', h, w] for each of `out_features`; hidden_states are the model's."""
+        outputs = self.resnet(pixel_values, return_dict=True, **kwargs)
+        ends = itertools.accumulate(self.config.stage_depths, initial=0)  # the root, and the last unit of every stage
+        stages = zip(self.stage_names, ends, strict=True)
+        # transformers writes tuple[Tensor] for a tuple of any length.
+        feature_maps: Any = tuple(
+            self.feature_map(outputs.hidden_states[end]) for name, end in stages if name in self.out_features
+        )
+        return BackboneOutput(feature_maps=feature_maps, hidden_states=outputs.hidden_states)
+
+    def feature_map(self, state: torch.Tensor) -> torch.Tensor:
+        """A hidden state as [B, C, h, w]."""
+        return state.contiguous()

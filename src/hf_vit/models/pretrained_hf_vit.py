@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 from transformers import initialization as init
+from transformers.backbone_utils import BackboneMixin
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
@@ -129,3 +130,23 @@ class HfPreTrainedModel(PreTrainedModel):
         for name in SIZE_KEYS:
             if getattr(self.config, name) != getattr(new, name):
                 setattr(self.config, name, getattr(new, name))
+
+
+class HfBaseBackbone(BackboneMixin, HfPreTrainedModel):
+    """Abstract: a model as a backbone, whose `out_features` and `out_indices` are its configuration's."""
+
+    @property
+    def out_features(self) -> list[str]:
+        return self.config.out_features
+
+    @out_features.setter
+    def out_features(self, out_features: list[str]) -> None:
+        self.config.out_features = out_features
+
+    @property
+    def out_indices(self) -> list[int]:
+        return self.config.out_indices
+
+    @out_indices.setter
+    def out_indices(self, out_indices: tuple[int, ...] | list[int]) -> None:
+        self.config.out_indices = out_indices

@@ -17,6 +17,7 @@ from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.inference.compiling import compile_frozen
 from hf_vit.inference.optimize import optimize_for_inference
+from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 from hf_vit.variants import variant_config
 
@@ -34,14 +35,22 @@ class Shape:
     image_size: int = 224
 
     def config(self, **fields: Any) -> HfViTBaseConfig:
-        config = variant_config(self.variant, image_size=self.image_size, num_labels=NUM_LABELS, **fields)
+        config = self.any_config(**fields)
         if not isinstance(config, HfViTBaseConfig):
-            raise UserError(f"{self.variant} is a ResNet, and its peers are Vision Transformers; give a size like S/16")
+            raise UserError(f"{self.variant} is a ResNet, which has no such peer; give a size like S/16")
         return config
+
+    def any_config(self, **fields: Any) -> HfBaseConfig:
+        """The same, of a ResNet too."""
+        return variant_config(self.variant, image_size=self.image_size, num_labels=NUM_LABELS, **fields)
 
     @property
     def is_plain(self) -> bool:
-        return type(self.config()) is HfViTConfig
+        return type(self.any_config()) is HfViTConfig
+
+    @property
+    def is_resnet(self) -> bool:
+        return not isinstance(self.any_config(), HfViTBaseConfig)
 
     def images(self, batch: int, dtype: torch.dtype, device: str) -> torch.Tensor:
         """[B, 3, H, W] of noise."""
@@ -110,9 +119,10 @@ class MatrixProducts(nn.Module):
 
 
 def _hf_vit(shape: Shape, attention: str = "sdpa", **fields: Any) -> nn.Module:
-    config = shape.config(**fields)
+    config = shape.any_config() if shape.is_resnet else shape.config(**fields)
     family: Any = family_of(config.model_type)
-    return Logits(family.classes["classification"]._from_config(config, attn_implementation=attention))
+    how = {} if shape.is_resnet else {"attn_implementation": attention}
+    return Logits(family.classes["classification"]._from_config(config, **how))
 
 
 def _transformers(shape: Shape, attention: str) -> nn.Module:
@@ -125,15 +135,22 @@ def _transformers(shape: Shape, attention: str) -> nn.Module:
 def _timm(shape: Shape) -> nn.Module:
     import timm
 
-    config = shape.config()
     if shape.variant in _TIMM_HYBRIDS:
         return timm.create_model(_TIMM_HYBRIDS[shape.variant], img_size=shape.image_size)
+    if shape.is_resnet:
+        return timm.create_model(_timm_bit(shape.variant), num_classes=NUM_LABELS)
+    config = shape.config()
     options: dict[str, Any] = {"img_size": shape.image_size, "num_classes": NUM_LABELS}
     if config.hidden_size not in _TIMM_WIDTHS:  # a shape of no name: any of its ViTs with these sizes
         sizes = {"embed_dim": config.hidden_size, "depth": config.num_hidden_layers, "patch_size": config.patch_size}
         return timm.models.VisionTransformer(**options, **sizes, num_heads=config.num_attention_heads)  # pyright: ignore
     options["patch_size"] = config.patch_size
     return timm.create_model(f"vit_{_TIMM_WIDTHS[config.hidden_size]}_patch16_224", **options)
+
+
+def _timm_bit(variant: str) -> str:
+    """BiT-R50x1 -> resnetv2_50x1_bit."""
+    return f"resnetv2_{variant.removeprefix('BiT-R')}_bit"
 
 
 def _vit_pytorch(shape: Shape) -> nn.Module:
@@ -186,7 +203,10 @@ def obstacle(name: str, shape: Shape, training: bool) -> str | None:
         return "it is for inference"
     if training and name == PRODUCTS:
         return "it has no training step"
-    if not shape.is_plain and plain in (PRODUCTS, *PEERS) and not (plain == "timm" and shape.variant in _TIMM_HYBRIDS):
+    if shape.is_resnet and plain in ("hf_vit eager", "hf_vit flash", "hf_vit tanh"):
+        return "a ResNet has neither kinds of attention nor a GELU"
+    has_timm = shape.variant in _TIMM_HYBRIDS or shape.variant.startswith("BiT-")
+    if not shape.is_plain and plain in (PRODUCTS, *PEERS) and not (plain == "timm" and has_timm):
         return f"{plain} has no {shape.variant}"
     return None
 

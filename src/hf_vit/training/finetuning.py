@@ -9,7 +9,7 @@ from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.training.driver import Job, carry_out, train_once
 from hf_vit.training.processes import is_first, told_by_first
 from hf_vit.training.recipes.registry import Recipe, find_recipe
-from hf_vit.training.run.options import FinetuneOptions
+from hf_vit.training.run.options import FinetuneOptions, chosen_options
 from hf_vit.training.sweeping import Sweep, rates_of
 from hf_vit.training.tasks.classification import FinetuneResult
 from hf_vit.training.tasks.distillation import DistillationOptions
@@ -28,7 +28,7 @@ def finetune(
     options: FinetuneOptions | None = None,
     command: str | Sequence[str] | None = None,
     report: Callable[[str], None] | None = None,
-    **overrides: object,
+    **settings: object,
 ) -> FinetuneResult:
     """Fine-tune a checkpoint, or train a variant from scratch, and leave a complete model folder.
 
@@ -44,17 +44,18 @@ def finetune(
         distillation: a teacher, and what is learnt from it beside the labels.
         lr_sweep: True tries every learning rate of the recipe's grid on the validation split, a sequence those; the
             best run is kept, and it alone looks at the test split.
-        options: how to run it.
+        options: how to run it, if not by keyword.
         command: what was typed, for the facts.
         report: is told what is being done, a line at a time.
-        **overrides: values of the recipe or its augmentation; None changes nothing.
+        **settings: fields of `FinetuneOptions` (`image_size=32`, `seed=1`, `resume=True`), and values of the recipe or
+            its augmentation (`epochs=5`, `mixup_alpha=0.2`); None changes nothing.
 
     Raises:
         UserError: bad input, a full disk, too little memory, a loss that is not a number, or a push that failed (the
             model is complete then).
     """
-    say, options = told_by_first(report), options or FinetuneOptions()
-    chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(**overrides)
+    say, (options, values) = told_by_first(report), chosen_options(options, settings)
+    chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(**values)
     train = train_once if lr_sweep is False else Sweep(rates_of(chosen, lr_sweep))
     name = "classification" if distillation is None else "distillation"
     task = TASKS[name].make(TaskChoices(distillation=distillation, device=options.device))

@@ -9,7 +9,7 @@ from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.training.driver import Job, carry_out, train_once
 from hf_vit.training.processes import told_by_first
 from hf_vit.training.recipes.registry import Recipe, find_recipe
-from hf_vit.training.run.options import FinetuneOptions
+from hf_vit.training.run.options import FinetuneOptions, chosen_options
 from hf_vit.training.tasks.masking import RandomMasking
 from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
 from hf_vit.training.tasks.pretext import PretrainResult
@@ -35,7 +35,7 @@ def pretrain(
     options: FinetuneOptions | None = None,
     command: str | Sequence[str] | None = None,
     report: Callable[[str], None] | None = None,
-    **overrides: object,
+    **settings: object,
 ) -> PretrainResult:
     """Pre-train a variant or a checkpoint on images, whose labels are not looked at, and leave a complete model folder.
 
@@ -54,19 +54,20 @@ def pretrain(
         class_token: False: none, and the mean of the patches instead; None keeps the model's.
         num_hidden_groups: layers share weights in so many groups; None keeps the model's.
         causal: masked prediction with causal attention ("next-patch" always has it).
-        options: how to run it.
+        options: how to run it, if not by keyword.
         command: what was typed, for the facts.
         report: is told what is being done, a line at a time.
-        **overrides: values of the recipe or its augmentation; None changes nothing.
+        **settings: fields of `FinetuneOptions` (`image_size=32`, `seed=1`, `resume=True`), and values of the recipe or
+            its augmentation (`epochs=5`, `mixup_alpha=0.2`); None changes nothing.
 
     Raises:
         UserError: bad input, a full disk, too little memory, or a loss that is not a number.
     """
     if objective not in OBJECTIVES:
         raise UserError(f"objective '{objective}' is unknown; choose {', '.join(OBJECTIVES)}")
-    line, options = TASKS[objective], options or FinetuneOptions()
+    line, (options, values) = TASKS[objective], chosen_options(options, settings)
     named = line.recipe if recipe is None else recipe
-    chosen = (find_recipe(named) if isinstance(named, str) else named).override(**overrides)
+    chosen = (find_recipe(named) if isinstance(named, str) else named).override(**values)
     fields = _model_fields(class_token, num_hidden_groups, causal)
     choices = TaskChoices(
         target=target, masking=masking, static_masks=static_masks, contrastive=contrastive, fields=fields

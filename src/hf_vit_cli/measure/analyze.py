@@ -48,18 +48,14 @@ def analyze(
     seed: Annotated[int, typer.Option(help="Of the choice of images.", min=0)] = 0,
 ) -> None:
     """Look at how a model sees: attention, filters, positions, CKA, inductive biases; as JSON, pictures and HTML."""
-    from hf_vit.analysis import AnalysisSettings, analyze_stages, save_analyses, stage_folders
+    from hf_vit.analysis import AnalysisSettings, analyze_stages, stage_folders
     from hf_vit.analysis import analyze as run_analyses
     from hf_vit.data import load_data
     from hf_vit.errors import UserError
-    from hf_vit.hub.card import refresh_card
-    from hf_vit.results.facts import Facts
     from hf_vit_cli.command_line import command_line
 
     if picture_format not in ("png", "svg"):
         raise UserError(f"picture format '{picture_format}' is not known; choose png or svg")
-    if Path(model).is_dir():
-        Facts.load(model)  # damaged facts are told before the work, not after it
     settings = AnalysisSettings(
         num_images=num_images,
         batch_size=batch_size,
@@ -68,8 +64,9 @@ def analyze(
         cka_batch_size=cka_batch_size,
         seed=seed,
     )
+    is_run = bool(stage_folders(model))
     make: Any = partial(
-        analyze_stages if stage_folders(model) else run_analyses,
+        analyze_stages if is_run else partial(run_analyses, command=command_line(context)),
         only=only,
         against=against,
         cue_conflict=cue_conflict,
@@ -85,7 +82,7 @@ def analyze(
         if streaming and images is not None:
             source = load_data(images, streaming=True, skip_bad_images=True)
         run = make(model, source, output)
-    if stage_folders(model):
+    if is_run:
         typer.echo(f"report in {output / 'report.html'}")
         return
     for note in run.images.notes:
@@ -94,9 +91,6 @@ def analyze(
         typer.echo(f"{name}: left out, {reason}")
     if run.images.skipped:
         typer.echo(f"{len(run.images.skipped)} unreadable images left out: {', '.join(run.images.skipped)}")
-    recorded, folder = save_analyses(run, command=command_line(context), seed=seed, device=device), run.subject.folder
-    if folder is not None:
-        refresh_card(folder)  # also where a run was killed between the record and the card
-        if recorded is not None:
-            typer.echo(f"recorded in {folder / 'facts.json'}")
+    if run.record is not None:
+        typer.echo(f"recorded in {run.subject.folder / 'facts.json'}")
     typer.echo(f"report in {output / 'report.html'}")

@@ -63,14 +63,15 @@ def evaluate(
         "patch_size": patch_size,
         "fill": fill,
     }
-    from hf_vit.evaluation import evaluate_protocol, save_protocol
-    from hf_vit.hub.card import refresh_card
+    from hf_vit.evaluation import evaluate as measure
     from hf_vit_cli.command_line import command_line
 
-    run = evaluate_protocol(
-        protocol,
+    run = measure(
         model,
         data,
+        protocol=protocol,
+        output=output,
+        command=command_line(context),
         split=split,
         num_images=num_images,
         batch_size=batch_size,
@@ -85,10 +86,8 @@ def evaluate(
     for note in run.examination.data.notes:
         typer.echo(f"note: {note}", err=True)
     _print(run)
-    record = save_protocol(run, output, command=command_line(context), device=device)
-    folder = run.examination.subject.folder
+    record, folder = run.record, run.examination.subject.folder
     if folder is not None and record is not None:
-        refresh_card(folder)
         for warning in cast(list[str], record.values.get("warnings", [])):
             typer.echo(f"warning: {warning}", err=True)
         where = (

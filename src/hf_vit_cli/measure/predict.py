@@ -42,16 +42,21 @@ def predict(
     over and tell of it. With --output alone the exit code is 1 then, for a table with a hole.
     """
     from hf_vit.errors import UserError
-    from hf_vit.evaluation.prediction import predict_images, write_predictions
-    from hf_vit.subjects.subject import open_subject
+    from hf_vit.evaluation import predict as run
 
-    subject = open_subject(model, device, as_classifier=True)
+    every = run(
+        model,
+        images,
+        top=top,
+        output=output,
+        batch_size=batch_size,
+        skip_bad_images=skip_bad_images,
+        device=device,
+    )
+    bad = [each for each in every if each.problem is not None]
     if output is None:
-        every = predict_images(subject, images, top=top, batch_size=batch_size, skip_bad_images=skip_bad_images)
-        bad = [each for each in every if each.problem is not None]
         _print([each for each in every if each.problem is None], as_json)
     else:
-        bad = write_predictions(subject, images, output, top=top, batch_size=batch_size)
         typer.echo(f"predictions in {output}")
     for each in bad:
         typer.echo(f"left out: {each.problem}", err=True)

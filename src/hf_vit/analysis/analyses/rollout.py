@@ -4,7 +4,7 @@ Legend: B batch, A heads, N tokens, h x w patch grid.
 Sources: arXiv 2010.11929, appendix D.8; identity mixing is arXiv 2005.00928's (Abnar and Zuidema).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, final
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 
 from hf_vit.analysis.analyses.analysis import Arrays, ArraySpec
 from hf_vit.analysis.analyses.attention_analysis import AttentionAnalysis, shown_pixels
+from hf_vit.evaluation.reading import finite_logits
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 from hf_vit.results.figures import new_figure
 
@@ -71,10 +72,16 @@ class AttentionRollout(AttentionAnalysis):
     def measure(self) -> Arrays:
         self._found: list[torch.Tensor] = []
         self._pixels: list[np.ndarray] = []
+        self._predictions: list[str] = []
         self.read(self.context.settings.num_pictures)
         return {"rollout": torch.cat(self._found).numpy()}
 
     def begin(self, pixel_values: torch.Tensor) -> None:
+        if self.context.subject.label_sets:
+            with torch.inference_mode():
+                best = finite_logits(self.context.subject.model, pixel_values).argmax(-1)
+            names = self.context.subject.label_sets[-1]
+            self._predictions += [names[number] for number in best.tolist()]
         self._rolled: torch.Tensor | None = None
         self._grid = self.reader.layout.grid(pixel_values)
         self._pixels.append(shown_pixels(pixel_values))
@@ -93,16 +100,22 @@ class AttentionRollout(AttentionAnalysis):
 
     def draw(self, arrays: Arrays) -> "dict[str, Figure]":
         patch_px = self.reader.layout.patch_px
-        return {"Attention rollout": draw_overlays(np.concatenate(self._pixels), arrays["rollout"], patch_px)}
+        labels, count = self.context.images.labels, len(arrays["rollout"])
+        true = [f"label {name}" for name in labels[:count]] or [""] * count
+        predicted = [f"prediction {name}" for name in self._predictions] or [""] * count
+        titles = [f"{one}\n{other}".strip() for one, other in zip(true, predicted, strict=True)]
+        return {"Attention rollout": draw_overlays(np.concatenate(self._pixels), arrays["rollout"], patch_px, titles)}
 
 
-def draw_overlays(pixels: "NDArray[np.uint8]", maps: "NDArray[np.float32]", patch_px: tuple[int, int]) -> "Figure":
-    """Images [I, H, W, 3] above themselves under a heat map [I, h, w], each map on its own scale.
+def draw_overlays(
+    pixels: "NDArray[np.uint8]", maps: "NDArray[np.float32]", patch_px: tuple[int, int], titles: Sequence[str] = ()
+) -> "Figure":
+    """Images [I, H, W, 3] above themselves under a heat map [I, h, w], each on its own scale, which stands below it.
 
     A place of a map covers its patch, (height, width) in px: a hybrid's last ones reach beyond the image.
     """
     count = len(maps)
-    figure = new_figure(2.2 * count, 4.6)
+    figure = new_figure(2.2 * count, 5.0)
     for place, (image, found) in enumerate(zip(pixels, maps, strict=True)):
         height, width = image.shape[:2]
         for row in range(2):
@@ -111,7 +124,12 @@ def draw_overlays(pixels: "NDArray[np.uint8]", maps: "NDArray[np.float32]", patc
             if row:
                 bottom, right = (side * px - 0.5 for side, px in zip(found.shape, patch_px, strict=True))
                 extent = (-0.5, right, bottom, -0.5)
-                axes.imshow(found, cmap="inferno", alpha=0.6, extent=extent, interpolation="bilinear", vmin=0)
+                heat = axes.imshow(found, cmap="inferno", alpha=0.6, extent=extent, interpolation="bilinear", vmin=0)
                 axes.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
+                scale = figure.colorbar(heat, ax=axes, orientation="horizontal", fraction=0.06, pad=0.03)
+                scale.set_label("share of the attention", fontsize=7)
+                scale.set_ticks([0, float(found.max())], labels=["0", f"{found.max():.1%}"], fontsize=7)
+            elif titles:
+                axes.set_title(titles[place], fontsize=8, parse_math=False)
             axes.set_axis_off()
     return figure

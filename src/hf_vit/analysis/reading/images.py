@@ -34,6 +34,7 @@ class AnalysisImages:
         split: of a data set.
         skipped: unreadable images that were left out, by name.
         notes: what a user should be told.
+        labels: the true class of each, by name; empty where nobody says it.
     """
 
     name: str
@@ -43,6 +44,7 @@ class AnalysisImages:
     split: str | None = None
     skipped: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
+    labels: list[str] = field(default_factory=list[str])
 
     def batches(self, size: int, limit: int | None = None) -> "Iterator[list[Image]]":
         """The (first `limit`) images in lists of `size`, the last one perhaps shorter."""
@@ -122,6 +124,7 @@ def _of_data(data: ImageData, num_images: int, split: str, seed: int) -> Analysi
         split=split,
         skipped=list(data.skipped),
         notes=list(data.notes),
+        labels=[data.label_names[number] for number in table.select_columns(["label"])[rows]["label"]],
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from hf_vit.display import Displayed
 from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
 from hf_vit.evaluation.embedding.processes import Job, Part, Settings, run_parts
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 MANIFEST_NAME = "manifest.json"
 
 
-@dataclass(frozen=True)
-class Embedded:
+@dataclass(frozen=True, repr=False)
+class Embedded(Displayed):
     """What `embed` left.
 
     Attributes:
@@ -46,6 +47,9 @@ class Embedded:
     done_before: int
     skipped: list[str]
     notes: list[str]
+
+    def overview(self) -> dict[str, object]:
+        return {"folder": self.folder, "files": len(self.files), "images": f"{self.rows:,}"}
 
 
 def embed(

@@ -64,7 +64,7 @@ def gradient(loss: Loss, pixels: torch.Tensor) -> torch.Tensor:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RobustnessResult(OneTableResult):
     """What `robustness` measured.
 

@@ -76,7 +76,7 @@ class ReliabilitySums:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CalibrationResult(OneTableResult):
     """What `calibration` measured.
 

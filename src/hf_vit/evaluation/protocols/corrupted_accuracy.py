@@ -25,7 +25,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CorruptionsResult(OneTableResult):
     """What `corruptions` measured.
 

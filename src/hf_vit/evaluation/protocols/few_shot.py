@@ -62,7 +62,7 @@ def _design(rows: NDArray[np.float64], mean: NDArray[np.float64], std: NDArray[n
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FewShotResult(OneTableResult):
     """What `few_shot` measured.
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hf_vit.display import Displayed
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -18,7 +20,7 @@ class Table:
     title: str = ""
 
 
-class ProtocolResult(ABC):
+class ProtocolResult(Displayed, ABC):
     """Abstract: what one protocol measured. Accuracies and errors are fractions in [0, 1].
 
     Attributes:
@@ -38,6 +40,9 @@ class ProtocolResult(ABC):
     @abstractmethod
     def headline(self) -> dict[str, float]:
         """The few fractions that a card shows, by name."""
+
+    def overview(self) -> dict[str, object]:
+        return {"images": f"{self.num_images:,}", **{name: percent(value) for name, value in self.headline().items()}}
 
     @abstractmethod
     def tables(self, judged: str) -> list[Table]:

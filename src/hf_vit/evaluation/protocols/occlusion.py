@@ -32,7 +32,7 @@ _PATCHES = 14
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PatchDropResult(OneTableResult):
     """What `patch_drop` measured.
 

@@ -27,7 +27,7 @@ TEMPERATURE = 0.07
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LinearProbeResult(OneTableResult):
     """What `linear_probe` measured.
 
@@ -141,7 +141,7 @@ class Probe:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NeighborsResult(OneTableResult):
     """What `nearest_neighbors` measured.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from hf_vit.data import ImageData, load_data
+from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.attacks import robustness
@@ -19,7 +20,7 @@ from hf_vit.evaluation.protocols.occlusion import patch_drop
 from hf_vit.evaluation.protocols.probes import linear_probe, nearest_neighbors
 from hf_vit.evaluation.protocols.top1 import top1
 from hf_vit.evaluation.reading import evaluating
-from hf_vit.results.facts import Facts
+from hf_vit.results.facts import Facts, Record
 from hf_vit.subjects.subject import open_subject
 
 PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
@@ -37,8 +38,8 @@ ON_FEATURES = ("few-shot", "linear-probe", "knn")
 
 
 @final
-@dataclass(frozen=True)
-class ProtocolRun:
+@dataclass(frozen=True, repr=False)
+class ProtocolRun(Displayed):
     """A protocol that was carried out.
 
     Attributes:
@@ -47,6 +48,7 @@ class ProtocolRun:
         examination: the model and the data.
         settings: every option, those that were not given too.
         seconds: wall time, reading and preparing the images included.
+        record: what the model's folder was told, if it has one and was told.
     """
 
     protocol: str
@@ -54,6 +56,12 @@ class ProtocolRun:
     examination: Examination
     settings: dict[str, Any]
     seconds: float
+    record: Record | None = None
+
+    def overview(self) -> dict[str, object]:
+        model, data = self.examination.subject.name, self.examination.data.name
+        about = {"protocol": self.protocol, "model": model, "data": data, "split": self.examination.split}
+        return about | self.result.overview()
 
 
 def evaluate_protocol(

@@ -3,7 +3,7 @@
 import heapq
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import evaluate
@@ -30,7 +30,7 @@ _NAMES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "area
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClassificationResult(ProtocolResult):
     """What `top1` measured.
 
@@ -162,7 +162,7 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
         confusion_matrix=values.get("confusion_matrix"),
         seconds=time.perf_counter() - start,
         num_wrong=mistakes.count,
-        wrong=mistakes.kept(),
+        wrong=[replace(entry, file=examination.file_name(entry.index)) for entry in mistakes.kept()],
         **{name: values[name] for name in ("precision", "recall", "f1", "auc", "thresholds")},
     )
 

@@ -19,13 +19,17 @@ _MAX_COUNTED_CLASSES = 20
 @final
 @dataclass(frozen=True, order=True)
 class WrongImage:
-    """A wrongly classified image: its place in the data set, true and predicted class, probability of the latter."""
+    """A wrongly classified image: its place among those that judge, its true and its predicted class.
+
+    `confidence` is the probability of the latter, `file` the name it has where the data is made of files.
+    """
 
     confidence: float
     index: int
     label: str
     prediction: str
     thumbnail: "Image | None" = field(default=None, compare=False, repr=False)
+    file: str | None = field(default=None, compare=False)
 
 
 def plot_confusion_matrix(matrix: "NDArray[np.int64]", label_names: Sequence[str], title: str = "") -> "Figure":
@@ -67,9 +71,8 @@ def plot_wrong_images(wrong: Sequence[WrongImage], limit: int = 25) -> "Figure":
         axes = figure.add_subplot(rows, columns, place + 1)
         axes.imshow(cast(Any, entry.thumbnail), interpolation="nearest")
         axes.set_axis_off()
-        title = (
-            f"{_short(entry.label, 16)} → {_short(entry.prediction, 16)}\n{entry.confidence:.0%} · image {entry.index}"
-        )
+        name = f"image {entry.index}" if entry.file is None else _short(entry.file)
+        title = f"{_short(entry.label, 16)} → {_short(entry.prediction, 16)}\n{entry.confidence:.0%} · {name}"
         axes.set_title(title, fontsize=8, parse_math=False)
     return figure
 

@@ -1,11 +1,17 @@
 """How a recipe is run; nothing here is meant to change what is learnt, but for the seed."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
-from transformers.integrations import is_tensorboard_available, is_trackio_available, is_wandb_available
+from transformers.integrations.integration_utils import (
+    is_tensorboard_available,
+    is_trackio_available,
+    is_wandb_available,
+)
 
 from hf_vit.errors import UserError
+from hf_vit.models.configuration_hf_vit import as_pair
 
 Precision = Literal["auto", "fp32", "bf16"]
 # Whom the Trainer tells of its log -> whether that can be had here.
@@ -75,3 +81,15 @@ class FinetuneOptions:
             raise UserError(f"image size {self.image_size[0]}x{self.image_size[1]} px must be at least 1x1")
         if self.num_workers < 0 or self.seed < 0:
             raise UserError(f"seed ({self.seed}) and number of workers ({self.num_workers}) cannot be negative")
+
+
+def chosen_options(
+    options: FinetuneOptions | None, settings: Mapping[str, Any]
+) -> tuple[FinetuneOptions, dict[str, Any]]:
+    """Options with those among keyword arguments that bear the name of one; and the others, which are the recipe's."""
+    known = {field.name for field in fields(FinetuneOptions)}
+    given = {name: value for name, value in settings.items() if name in known and value is not None}
+    if isinstance(given.get("image_size"), int):
+        given["image_size"] = as_pair(given["image_size"])
+    rest = {name: value for name, value in settings.items() if name not in known}
+    return replace(options or FinetuneOptions(), **given), rest

@@ -41,7 +41,7 @@ from hf_vit.training.trainer.patience import Patience
 _LOSS_WEIGHT = 1e-6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FinetuneResult(TrainingResult):
     """A finished classifier, with the weights of the best checkpoint by validation accuracy.
 
@@ -60,6 +60,14 @@ class FinetuneResult(TrainingResult):
     chance: float = 0.0
     trials: Sequence[Mapping[str, Any]] = field(default=())
     pushed: PushResult | None = None
+
+    def overview(self) -> dict[str, object]:
+        judged = {
+            "validation accuracy": f"{self.validation['accuracy']:.2%}",
+            "test accuracy": f"{self.test.top1:.2%} of {self.test.num_images:,} images",
+            "best checkpoint": f"step {self.best_step:,}",
+        }
+        return {**super().overview(), **judged, **({} if self.pushed is None else {"shared at": self.pushed.url})}
 
 
 class ClassifierTask(Task[FinetuneResult]):

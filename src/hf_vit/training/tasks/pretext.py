@@ -18,7 +18,7 @@ from hf_vit.training.run.decisions import Run
 from hf_vit.training.tasks.task import Task, TrainingResult
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PretrainResult(TrainingResult):
     """A finished pre-training: the model after the last step, of a contrastive training the encoder alone.
 
@@ -29,6 +29,10 @@ class PretrainResult(TrainingResult):
 
     picture: Path
     validation_loss: float | None
+
+    def overview(self) -> dict[str, object]:
+        loss = "not evaluated" if self.validation_loss is None else f"{self.validation_loss:.4f}"
+        return {**super().overview(), "validation loss": loss}
 
 
 class PretextTask(Task[PretrainResult]):

@@ -5,15 +5,16 @@ A new task is one class here and one line of the table in `registry`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from torch import nn
 from transformers import AutoImageProcessor, PreTrainedModel, TrainerCallback, TrainerState, ViTImageProcessor
-from transformers.integrations import TensorBoardCallback
+from transformers.integrations.integration_utils import TensorBoardCallback
 
 from hf_vit.data import ImageData, eval_transform, train_transform, transform_split
+from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.results.facts import Facts, Record
 from hf_vit.training.model_source import ModelSource
@@ -27,8 +28,8 @@ from hf_vit.training.trainer.progress import Clock, callbacks_of
 from hf_vit.training.trainer.stopping import StopOnTermination
 
 
-@dataclass(frozen=True)
-class TrainingResult:
+@dataclass(frozen=True, repr=False)
+class TrainingResult(Displayed):
     """A finished training.
 
     Attributes:
@@ -46,7 +47,16 @@ class TrainingResult:
     recipe: Recipe
     steps: int
     seconds: float
-    history: list[dict[str, Any]] = field(repr=False)
+    history: list[dict[str, Any]]
+
+    def overview(self) -> dict[str, object]:
+        return {
+            "folder": self.folder,
+            "model": type(self.model).__name__,
+            "recipe": self.recipe.name,
+            "steps": f"{self.steps:,}",
+            "time": f"{self.seconds:,.1f} s",
+        }
 
 
 Result = TypeVar("Result", bound=TrainingResult)

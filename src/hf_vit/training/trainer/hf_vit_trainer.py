@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, ProgressCallback
 from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.utils.import_utils import is_in_notebook
 
 from hf_vit.errors import DivergedError
 from hf_vit.training.processes import need_same
@@ -40,7 +41,8 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
     - `compute_loss_func=BinaryCrossEntropy()` trains with one yes or no a class.
     - A loss that is not a number stops the training with step, learning rate and remedy, before it spoils the weights.
     - `save_model` writes no pickle (`training_args.bin`); only checkpoints to resume from hold optimizer state.
-    - Live progress on a terminal; elsewhere a line for every evaluation and one a minute, on standard error.
+    - Live progress on a terminal and in notebooks; elsewhere, on standard error, a line for every evaluation and one a
+      minute.
     - `push_to_hub=True` looks at token and repository before the training, and at its end shares what
       `hf_vit.push_to_hub` shares, in one commit: no checkpoints, no pickle, a card with facts. A failure raises. (The
       stock Trainer uploads its whole folder with every checkpoint, and swallows failures.)
@@ -70,8 +72,9 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         self.args.remove_unused_columns = False
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
-        if not self.args.disable_tqdm:
-            self.add_callback(LiveProgress() if sys.stderr.isatty() else LoggedProgress(lambda: float(self._step_loss)))
+        if self.args.disable_tqdm or is_in_notebook():  # where transformers shows a table
+            return
+        self.add_callback(LiveProgress() if sys.stderr.isatty() else LoggedProgress(lambda: float(self._step_loss)))
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Names of the parameters that decay: the weights of dense layers and convolutions."""

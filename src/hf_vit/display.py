@@ -1,0 +1,30 @@
+"""How data and results show themselves: in one line, and as a small table in a notebook."""
+
+import html
+from abc import abstractmethod
+from collections.abc import Mapping
+
+
+class Displayed:
+    """Abstract: an object that says in a few words what it is. A dataclass of it is one with `repr=False`."""
+
+    @abstractmethod
+    def overview(self) -> Mapping[str, object]:
+        """What a reader wants to know first, by name."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}: {value}' for name, value in self.overview().items())})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        cells = (f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in self.overview().items())
+        return f"<table><caption>{type(self).__name__}</caption>{''.join(cells)}</table>"
+
+
+def shortened(names: list[str], most: int = 10) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))

@@ -1,0 +1,98 @@
+"""What Python shows of data and results: a line that says what it is, and a table in notebooks."""
+
+from html.parser import HTMLParser
+
+import pytest
+from training.conftest import make_colour_folder
+
+import hf_vit
+from hf_vit.data import load_data
+from hf_vit.evaluation import embed
+from hf_vit.results.facts import Facts
+
+CLASSES = {"<b>bold": (230, 40, 40), "green & grey": (40, 200, 40)}
+
+
+class Cells(HTMLParser):
+    """The texts of a page, and the elements around them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: set[str] = set()
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.add(tag)
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_colour_folder(tmp_path_factory.mktemp("images") / "colours", count=10, colours=CLASSES)
+
+
+@pytest.fixture(scope="module")
+def results(folder, tmp_path_factory):
+    """What the doors of the package give, one after the other: `finetune` as its docstring says."""
+    root = tmp_path_factory.mktemp("results")
+    data, short = str(folder), dict(steps=2, batch_size=4, evaluations=1, seed=3, device="cpu", image_size=8)
+    config = hf_vit.HfViTConfig(
+        image_size=12, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+    )
+    model = root / "tuned"
+    return {
+        "data": load_data(data),
+        "finetune": hf_vit.finetune(config, data, model, **short),
+        "pretrain": hf_vit.pretrain(config, data, root / "pretrained", **short),
+        "evaluate": hf_vit.evaluate(str(model), data),
+        "result": hf_vit.evaluate(str(model), data, protocol="few-shot", shots=[1], trials=1).result,
+        "analyze": hf_vit.analyze(str(model), data, root / "analysis", only=["patch_filters"], num_images=2),
+        "export": hf_vit.export(model, root / "timm", "timm"),
+        "convert": hf_vit.convert("tests/golden/vit_tok.ckpt.npz", root / "converted"),
+        "embed": embed(str(model), data, root / "embedded"),
+    }
+
+
+def test_everything_shows_itself_in_a_line_and_a_table(results):
+    for name, result in results.items():
+        line = repr(result)
+        assert line.startswith(f"{type(result).__name__}("), name
+        assert "\n" not in line, name
+        assert len(line) < 400, name
+        page = Cells(result._repr_html_())
+        assert page.elements == {"table", "caption", "tr", "th", "td"}, f"{name}: what stands in it is text"
+        assert page.texts[0] == type(result).__name__
+
+
+def test_the_line_says_what_it_is(results):
+    assert repr(results["data"]).startswith("ImageData(name: colours, train: 16 images, ")
+    assert "classes: 2 (<b>bold, green & grey)" in repr(results["data"])
+    assert "<b>bold, green & grey" in " ".join(Cells(results["data"]._repr_html_()).texts)
+    tuned = results["finetune"]
+    assert f"test accuracy: {tuned.test.top1:.2%} of {tuned.test.num_images} images" in repr(tuned)
+    assert f"top-1 accuracy: {results['evaluate'].result.top1:.2%}" in repr(results["evaluate"])
+    assert "keys: 56 used, 0 ignored" in repr(results["convert"])
+
+
+def test_settings_are_taken_by_keyword(results):
+    tuned = results["finetune"]
+    assert tuned.model.config.nominal_size == (8, 8)
+    record = Facts.load(tuned.folder).records[0]
+    assert (record.seed, record.values["steps"], record.values["recipe"]["batch_size"]) == (3, 2, 4)
+
+
+def test_functions_do_what_their_commands_do(results, folder, tmp_path):
+    """The facts tell of evaluation and analysis, and the card was rendered anew."""
+    model = results["finetune"].folder
+    kinds = [record.kind for record in Facts.load(model).records]
+    assert kinds == ["training", "evaluation", "evaluation", "evaluation", "analysis"]
+    assert "few-shot" in (model / "README.md").read_text().lower()
+    images = sorted(folder.glob("*/*.png"))[:2]
+    answers = hf_vit.predict(str(model), images, top=1)
+    assert [answer.image for answer in answers] == [str(image) for image in images]
+    assert hf_vit.predict(str(model), images[0], top=1) == answers[:1]
+    assert hf_vit.predict(str(model), str(folder / "*/*.png"), output=tmp_path / "all.csv") == []
+    assert len((tmp_path / "all.csv").read_text().splitlines()) == 21
