@@ -23,6 +23,8 @@ COMMANDS: dict[str, str] = {
     **dict.fromkeys(("convert", "export", "card", "push", "verify"), "share"),
     "bench": "measure",
 }
+# What reads from the Hub -> where its verbosity is looked for.
+_CLIENTS = {"datasets": "DATASETS_VERBOSITY", "huggingface_hub": "HF_HUB_VERBOSITY"}
 
 
 def build_app() -> typer.Typer:
@@ -53,6 +55,20 @@ def build_app() -> typer.Typer:
 
 
 @contextmanager
+def _silencing_clients() -> Generator[None]:
+    """What comes of a library's attempts is told in one line; their own log of them stays silent, unless asked for."""
+    levels = {name: logging.getLogger(name).level for name in _CLIENTS}
+    for name, variable in _CLIENTS.items():
+        if os.environ.setdefault(variable, "critical") == "critical":  # which counts when it is imported
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+@contextmanager
 def _showing_log() -> Generator[None]:
     """That a model is converted on the way, a line on standard error, of the first process alone."""
     logger, handler = logging.getLogger("hf_vit.conversion"), logging.StreamHandler(sys.stderr)
@@ -79,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     given = None if arguments is None else list(arguments)
     try:
-        with _showing_log():
+        with _silencing_clients(), _showing_log():
             code = build_app()(args=given, prog_name="hf-vit", standalone_mode=False)
     except Exception as error:
         message = None if os.environ.get("HF_VIT_TRACEBACK") else message_of(error)

@@ -283,6 +283,7 @@ def test_every_command_that_takes_a_repository_is_attacked() -> None:
         "python from_hub/place: wrapped checkpoint_path/folder",
         "evaluate data/row: a file/xet",
         "embed data --streaming/place: files/lfs",
+        "embed data --streaming/redirect: storage elsewhere/xet",
         "push model/link: weights/folder",
         "push/commit: elsewhere/xet",
     ],

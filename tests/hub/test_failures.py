@@ -198,6 +198,10 @@ def test_no_reason_names_a_signed_address() -> None:
     assert reason(error) == "error sending request for url (https://cdn/lfs/ab)"
 
 
+def test_no_reason_colours_or_turns_the_terminal() -> None:
+    assert reason(RuntimeError("\x1b[31mred\x07 \u202egnp\nlast")) == "[31mred gnp last"
+
+
 def test_offline_and_unreachable(hub: Loopback, xet_client: Client, folder: Path) -> None:
     assert "offline mode is on" in xet_client.run("hub.jobs:offline", folder=str(folder))
     message = xet_client.run("hub.jobs:unreachable", folder=str(folder))

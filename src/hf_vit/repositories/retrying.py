@@ -13,7 +13,7 @@ from huggingface_hub.utils import get_session
 from huggingface_hub.utils import logging as client_log
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, stop_after_delay
 
-from hf_vit.errors import UserError
+from hf_vit.errors import UserError, one_line
 
 ATTEMPTS = 5
 # No new attempt after so many seconds: the client itself has been retrying in the meantime.
@@ -97,10 +97,10 @@ def reason(error: BaseException) -> str:
     links = chain(error)
     if http := next((link for link in links if isinstance(link, HfHubHTTPError)), None):
         words = (http.server_message or http.response.headers.get("X-Error-Message") or "").strip()
-        text = f"HTTP {http.response.status_code}" + (f": {' '.join(words.split())}" if words else "")
+        text = f"HTTP {http.response.status_code}" + (f": {one_line(words)}" if words else "")
     else:
         innermost = next((link for link in reversed(links) if str(link).strip()), error)
-        text = " ".join(str(innermost).split()) or type(innermost).__name__
+        text = one_line(innermost) or type(innermost).__name__
     text = re.sub(r"(\w+://[^\s?'\"<>()]+)\?[^\s'\"<>()]*", r"\1", text)  # a signature opens what it signs
     return text if len(text) <= 300 else text[:297] + "..."
 
