@@ -130,7 +130,7 @@ class Field:
             job = client.start("campaigns.hostile.jobs:python", secrets=SECRETS, **arguments)
         else:
             wanted = {**MODELS, **FOLDERS, **DATA}[command.removesuffix(" of transformers")]
-            arguments = [part.format(out="out", **words) for part in wanted]
+            arguments = [part.format(out="out", new=f"shared-{client.jobs}", **words) for part in wanted]
             job = client.start("campaigns.hostile.jobs:command", secrets=SECRETS, arguments=arguments)
         try:
             return job.wait(90), job.folder
@@ -284,6 +284,7 @@ def test_every_command_that_takes_a_repository_is_attacked() -> None:
         "evaluate data/row: a file/xet",
         "embed data --streaming/place: files/lfs",
         "embed data --streaming/redirect: storage elsewhere/xet",
+        "finetune data --streaming/words: labels/lfs",
         "push model/link: weights/folder",
         "push/commit: elsewhere/xet",
     ],

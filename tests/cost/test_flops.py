@@ -172,6 +172,10 @@ def test_what_cannot_be_counted_is_refused() -> None:
         forward_flops(hf_vit.HfAxialResNetConfig(), task="masked_prediction")
     with pytest.raises(UserError, match="no BiT ResNet for backbone"):
         forward_flops(hf_vit.HfBitConfig(), task="backbone")
+    config.auto_map = None
+    with pytest.raises(UserError, match="the configuration of 'hf_vit' cannot be loaded: TypeError"):
+        forward_flops(config)
+    config = variant_config("Ti/16")
     for images in (0, -1, float("nan")):
         with pytest.raises(UserError, match="above 0"):
             training_flops(config, images)

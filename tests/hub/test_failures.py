@@ -198,6 +198,15 @@ def test_no_reason_names_a_signed_address() -> None:
     assert reason(error) == "error sending request for url (https://cdn/lfs/ab)"
 
 
+def test_no_account_s_name_colours_or_turns_the_terminal(hub: Loopback, xet_client: Client, folder: Path) -> None:
+    member = {"orgs": [{"name": "alice", "roleInOrg": "write"}], "auth": {}}
+    body = {"type": "user", "name": "\x1b[31mal\u202eice\x07", **member}
+    hub.fault("/whoami", "status", status=200, times=-1, body=body)
+    told = xet_client.run("hub.jobs:push", folder=str(folder), dry_run=True)["told"]
+    assert "as [31malice (" in " ".join(told)
+    assert all(line.isprintable() for line in told)
+
+
 def test_no_reason_colours_or_turns_the_terminal() -> None:
     assert reason(RuntimeError("\x1b[31mred\x07 \u202egnp\nlast")) == "[31mred gnp last"
 

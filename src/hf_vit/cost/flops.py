@@ -19,6 +19,7 @@ from hf_vit.errors import UserError, first_line
 from hf_vit.families import AUTO_CLASSES, FAMILIES, Door, Family, family_of
 from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.models.configuration_hf_vit import as_pair
+from hf_vit.repositories.reading import loading
 
 Macs = dict[str, int]
 
@@ -90,7 +91,7 @@ def training_flops(
 def _count(family: Family, config: str, size: tuple[int, int], task: Door) -> Macs:
     """Of a configuration as JSON; the cost of a training asks for the same count again and again."""
     auto_class: Any = getattr(transformers, AUTO_CLASSES[task])
-    with torch.device("meta"):
+    with torch.device("meta"), loading(f"the configuration of '{family.model_type}'"):
         model = auto_class.from_config(family.config_class.from_dict(json.loads(config)), attn_implementation="eager")
     model.eval().requires_grad_(False)  # the counter looks for gradient functions, which `no_grad` leaves out
     pixel_values = torch.zeros(1, model.config.num_channels, *size, dtype=model.dtype, device="meta")

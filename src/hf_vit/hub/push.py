@@ -14,7 +14,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.hf_api import RepoFile
 
 from hf_vit.display import Displayed
-from hf_vit.errors import UserError
+from hf_vit.errors import UserError, one_line
 from hf_vit.hub.card import CARD_NAME
 from hf_vit.hub.contents import Contents, collect, differences, tell_of
 from hf_vit.hub.preflight import Destination, PushOptions, check_card, check_repo_id, find_destination
@@ -109,7 +109,11 @@ def push_to_hub(
         if words is not None and (kind := secret_in(words)) is not None:
             raise UserError(f"the {what} that was given looks like {kind}, and all would read it; give another one")
     options = PushOptions(private, revision, create_pr, tag, token)
-    say = report or (lambda line: None)
+
+    def say(line: str) -> None:
+        if report is not None:
+            report(one_line(line))  # with words of the server
+
     with _shards_folder() as scratch:
         name = repo_id.rpartition("/")[2]
         folder = _as_folder(source, scratch / "model" / name, processor, facts, card, max_shard_size)

@@ -16,7 +16,8 @@ _ONE_STEP = ["--steps", "1", "--batch-size", "6", "--evaluations", "1"]
 _COMPARE = ["compare", "--output", "{out}", "--no-robustness", "--speed-turns", "0"]
 _ANALYZE = ["analyze", "--output", "{out}", "--only", "patch_filters", "--num-images", "4"]
 
-# "command parameter" -> arguments; {repo} is the stranger's, {good} a model, {data} and {image} are one's own.
+# "command parameter" -> arguments; {repo} is the stranger's, {good} a model, {data} and {image} are one's own, {new} is
+# the name of a repository that is not there.
 MODELS: dict[str, list[str]] = {
     "predict model": ["predict", "{repo}", "{image}"],
     "evaluate model": ["evaluate", "{repo}", "--data", "{data}"],
@@ -42,7 +43,7 @@ MODELS: dict[str, list[str]] = {
 # The same of a folder alone.
 FOLDERS: dict[str, list[str]] = {
     "card model": ["card", "{repo}"],
-    "push model": ["push", "{repo}", "alice/shared", "--license", "mit"],
+    "push model": ["push", "{repo}", "alice/{new}", "--license", "mit"],
     "cost model": ["cost", "{repo}"],
 }
 DATA: dict[str, list[str]] = {

@@ -37,6 +37,11 @@ def explained(run: Run, accumulates: bool) -> Generator[None]:
             raise UserError(_unwritable(run, why)) from error
         if "DataLoader worker (pid" in str(error):
             raise UserError(_killed_worker(run, error)) from error
+        if "Batch does not contain any data" in str(error):  # accelerate's, of a stream without rows
+            raise UserError(
+                f"{run.data.name} as a stream has no image for validation or for test, which get about 10% of its "
+                "images each; give more images, or leave --streaming out"
+            ) from error
         # An error that came of files which were taken away or changed while they were read.
         if changes := run.data.changed_files():
             raise UserError(f"of the training data {changes}; put it back as it was, then {_resume(run)}") from error
