@@ -56,6 +56,7 @@ def report_of(plan: Plan, shapes: Mapping[str, Shape]) -> str:
         | ({"resampled": asdict(row.resample)} if row.resample else {})
         | ({} if row.block is None else {"block": row.block})
         | ({} if row.piece is None else {"piece": row.piece})
+        | ({"beside": row.beside} if row.beside else {})
         for row in plan.rows
     ]
     ignored = [{"source": key, "shape": shapes[key], "ignored": reason} for key, reason in plan.ignored.items()]

@@ -7,7 +7,7 @@ from typing import Any
 from hf_vit.conversion.origins.origin import Origin
 from hf_vit.conversion.origins.pytorch import timm_architectures
 from hf_vit.conversion.origins.registry import NOT_HERE, ORIGINS, STRANGERS
-from hf_vit.conversion.origins.transforms import TRANSFORMS
+from hf_vit.conversion.origins.transforms import COMPUTATIONS, TRANSFORMS
 from hf_vit.conversion.targets.registry import TARGETS
 from hf_vit.conversion.targets.target import ANY, Target
 from hf_vit.conversion.targets.transformers_classes import KINDS
@@ -57,7 +57,8 @@ have their defaults here; everything else is refused by name.
 
 def render() -> str:
     """The whole page."""
-    lines = [f"| {transform.name} | {transform.meaning} |" for transform in TRANSFORMS.values()]
+    moves = [*TRANSFORMS.values(), *COMPUTATIONS.values()]
+    lines = [f"| {move.name} | {move.meaning} |" for move in moves]
     lines += ["| zeros | a new head (`--num-labels`, `--labels`) |", ""]
     for origin in ORIGINS:
         lines += _origin(origin)

@@ -6,7 +6,7 @@ from itertools import groupby
 
 import torch
 
-from hf_vit.conversion.origins.transforms import TRANSFORMS
+from hf_vit.conversion.origins.transforms import COMPUTATIONS, TRANSFORMS
 from hf_vit.conversion.planning.plan import Plan, Row
 from hf_vit.conversion.readers.checkpoint import CheckpointReader
 from hf_vit.errors import UserError
@@ -50,6 +50,9 @@ def load_weights(
             continue
         source = reader.map_floats(key) if mapped else reader.read_floats(key)
         for row in rows:
+            if row.beside:
+                weights.state[plan.parameter_name(row)] = _computed(reader, row, plan.config.grid, dtype)
+                continue
             moved = _moved(row.taken(source), row, dtype)
             view = mapped and reader.is_mapped(key) and row.block is None and row.piece is None
             weights.state[plan.parameter_name(row)] = moved if view else _apart(moved, source)
@@ -57,6 +60,14 @@ def load_weights(
             _account_for_rounding(weights, source, key, dtype)
         advance(4 * source.numel())
     return weights
+
+
+def _computed(reader: CheckpointReader, row: Row, grid: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    arrays = [reader.read_floats(key) for key in (row.key or "", *row.beside)]
+    computed = COMPUTATIONS[row.transform].compute(arrays, grid).to(dtype)
+    if not bool(torch.isfinite(computed).all()):
+        raise UserError(f"'{row.key}' and what lies beside it make values beyond the range of {dtype}")
+    return computed
 
 
 def _moved(source: torch.Tensor, row: Row, dtype: torch.dtype) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""What happens to a source array on its way to a parameter of the model, and back: a few named moves, no arithmetic."""
+"""What happens to source arrays on their way to a parameter of the model, and back.
+
+A few named moves of one array, without arithmetic; and what is computed from several, with no way back.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,3 +49,38 @@ _ALL = (
     Transform("flatten", "[1, 1, 1, channels] or [channels] -> [channels]", lambda array: array.flatten()),
 )
 TRANSFORMS = {transform.name: transform for transform in _ALL}
+
+
+@dataclass(frozen=True)
+class Computation:
+    """A parameter made of several source arrays.
+
+    Attributes:
+        name: as key tables have it.
+        meaning: for people.
+        compute: (source arrays in the order of the key table, (h, w) patch grid of the model) -> parameter in float64.
+    """
+
+    name: str
+    meaning: str
+    compute: Callable[[Sequence[torch.Tensor], tuple[int, int]], torch.Tensor]
+
+
+def offset_biases(arrays: Sequence[torch.Tensor], grid: tuple[int, int]) -> torch.Tensor:
+    """The bias [(2h-1)*(2w-1), A] that an MLP gives to each head at each offset (Swin v2, arXiv 2111.09883).
+
+    Args:
+        arrays: weight [H, 2] and bias [H] of the first layer, weight [A, H] and bias [A] of the second.
+        grid: (h, w) in patches.
+    """
+    down, right = (torch.arange(1 - side, side, dtype=torch.float32) for side in grid)
+    offsets = torch.cartesian_prod(down, right)
+    logarithms = offsets.sign() * (1 + offsets.abs()).log()  # in float32, as timm
+    weight1, bias1, weight2, bias2 = (array.double() for array in arrays)
+    return torch.relu(logarithms.double() @ weight1.T + bias1) @ weight2.T + bias2
+
+
+_OFFSET_MLP = Computation(
+    "offset_mlp", "four arrays of an MLP -> what it gives for every offset between patches", offset_biases
+)
+COMPUTATIONS = {_OFFSET_MLP.name: _OFFSET_MLP}

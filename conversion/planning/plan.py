@@ -88,7 +88,8 @@ class Row:
 
     `parameter` is the name in the bare model, without the prefix that it has inside a classifier. `block` is the step
     of the array's first axis that is taken, where an array stacks all blocks; `piece` is (index, number) of the equal
-    part along that axis, where an array fills several parameters; `shape` is the whole array's.
+    part along that axis, where an array fills several parameters; `shape` is the whole array's. `beside` are the keys
+    of the other arrays that the parameter is computed from; other parameters may be as well.
     """
 
     parameter: str
@@ -99,6 +100,7 @@ class Row:
     resample: Resample | None = None
     block: int | None = None
     piece: tuple[int, int] | None = None
+    beside: tuple[str, ...] = ()
 
     def taken(self, array: torch.Tensor) -> torch.Tensor:
         """The part of the whole array that this row moves."""
@@ -137,7 +139,7 @@ class Plan:
     @property
     def consumed(self) -> list[str]:
         """The keys of the file that fill a parameter."""
-        return list(dict.fromkeys(row.key for row in self.rows if row.key is not None))
+        return list(dict.fromkeys(key for row in self.rows if row.key is not None for key in (row.key, *row.beside)))
 
     @property
     def resample(self) -> Resample | None:

@@ -10,9 +10,9 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers.initialization import no_init_weights
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.conversion.origins.origin import Declared, KeyNames, KeyRule, Origin
+from hf_vit.conversion.origins.origin import BLOCK, Declared, KeyNames, KeyRule, Origin
 from hf_vit.conversion.origins.registry import find_origin
-from hf_vit.conversion.origins.transforms import TRANSFORMS
+from hf_vit.conversion.origins.transforms import COMPUTATIONS, TRANSFORMS
 from hf_vit.conversion.planning.accounting import check_accounting
 from hf_vit.conversion.planning.layout import Layout, naming
 from hf_vit.conversion.planning.plan import (
@@ -83,6 +83,7 @@ def _make_plan(shapes: Mapping[str, Shape], wishes: Wishes, companions: Companio
     config, resample = _config(origin.family, fields, wishes.resize_to)
     model_class, parameters = _parameters(origin.family, config, has_head)
     rows, ignored = _rows_of_file(layout, wishes, resample)
+    rows += _computed_rows(layout, parameters)
     zeros = [name for part, lacked in origin.zeros.items() if part in layout.parts for name in lacked]
     if wishes.new_head:
         zeros = [name for name in parameters if name.startswith(HEADS)]
@@ -151,6 +152,11 @@ def _refuse_pointless(wishes: Wishes, layout: Layout) -> None:
     """Raise a UserError for what is asked of a part that the source does not have."""
     if wishes.drop_pre_logits and not _representation(layout):
         raise UserError("the checkpoint has no representation layer (pre_logits) to drop; leave out --drop-pre-logits")
+    if wishes.resize_to is not None and "offset_table" in layout.parts:
+        raise UserError(
+            "a table of relative positions keeps its size here; leave out --resize-to, and give another image_size to "
+            "from_pretrained"
+        )
     if layout.origin.has_blocks:
         return
     if wishes.resize_to is not None:
@@ -172,18 +178,31 @@ def _declared_by_people(wishes: Wishes) -> dict[str, Any]:
 
 
 def _rows_of_file(layout: Layout, wishes: Wishes, resample: Resample | None) -> tuple[list[Row], dict[str, str]]:
-    """(one row for every parameter that the file fills; key -> why it is left out)."""
+    """(one row for every parameter that one array of the file fills; key -> why it is left out)."""
     ignored, rows = dict(layout.names.ignored), list[Row]()
     for name, rule in layout.present.items():
         key = layout.names.normal[name]
         reason = _reason_to_leave(rule, wishes)
         if reason is not None:
             ignored[key] = reason
-        else:
+        elif rule.transform not in COMPUTATIONS:
             table = resample if rule.parameter == POSITION_TABLE else None
             blocks = range(layout.depth) if rule.stacked else (None,)
             rows += [row for block in blocks for row in _rows(rule, key, layout.shapes[key], table, block)]
     return rows, ignored
+
+
+def _computed_rows(layout: Layout, parameters: Mapping[str, Shape]) -> list[Row]:
+    """One row for every parameter that is computed from several arrays of the file, or of which several are."""
+    keys: dict[tuple[str, str], list[str]] = {}
+    for name, rule in layout.present.items():
+        if rule.transform in COMPUTATIONS:
+            for block in range(layout.depth if BLOCK in rule.parameter else 1):
+                keys.setdefault((rule.at(block).parameter, rule.transform), []).append(layout.names.normal[name])
+    return [
+        Row(parameter, parameters.get(parameter, ()), first, layout.shapes[first], transform, beside=tuple(others))
+        for (parameter, transform), (first, *others) in keys.items()
+    ]
 
 
 def _reason_to_leave(rule: KeyRule, wishes: Wishes) -> str | None:

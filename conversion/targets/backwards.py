@@ -7,14 +7,14 @@ import torch
 from transformers.configuration_utils import PreTrainedConfig
 
 from hf_vit.conversion.origins.origin import KeyRule, Origin
-from hf_vit.conversion.origins.transforms import TRANSFORMS
+from hf_vit.conversion.origins.transforms import COMPUTATIONS, TRANSFORMS
 from hf_vit.conversion.planning.layout import axis_factor
 from hf_vit.conversion.planning.plan import POSITION_TABLE
 
 
 def rules_for(origin: Origin, config: PreTrainedConfig) -> list[KeyRule]:
-    """The key table for a model of this config, one rule a key."""
-    rules = origin.rules
+    """The key table for a model of this config, one rule a key; without what is computed from several arrays."""
+    rules = tuple(rule for rule in origin.rules if rule.transform not in COMPUTATIONS)
     if origin.rules_of is not None:  # for a stem of these depths
         depths = getattr(config, "stage_depths", ())
         units = [(stage, unit) for stage, depth in enumerate(depths, start=1) for unit in range(1, depth + 1)]

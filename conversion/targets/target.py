@@ -207,7 +207,7 @@ def _settings(config: PreTrainedConfig) -> dict[str, Any]:
         settings["use_class_token"] = None
     if config.num_hidden_groups == config.num_hidden_layers:
         settings["num_hidden_groups"] = None
-    if not config.has_class_token:
+    if not config.has_class_token and config.position_on_class_token != "with_registers":
         settings["position_on_class_token"] = True
     if "group_norm_eps" in settings and config.group_norm_eps is None:
         settings["group_norm_eps"] = config.layer_norm_eps

@@ -30,13 +30,13 @@ HYBRIDS = {
 }
 STEM_WIDTH = 64
 _ACTIVATIONS = {ours: name for name, ours in timm_vit.ACTIVATIONS.items()}
-_POOLINGS = {ours: name for name, ours in timm_vit.POOLINGS.items()}
+_POOLINGS = {ours: name for name, ours in timm_vit.POOLINGS.items()} | {"map_with_registers": "map"}
 
 _TABLES = {"hf_vit": timm_vit.ORIGIN, "hf_hybrid_vit": timm_hybrid.ORIGIN}
 _EXPRESSED = {
     **SIZES,
     "hidden_act": tuple(_ACTIVATIONS),
-    "pooling": ("token", "gap", "map"),
+    "pooling": tuple(_POOLINGS),
     **dict.fromkeys(("qkv_bias", "use_class_token", "position_on_class_token", "layer_scale_init_value"), ANY),
     **dict.fromkeys(("use_distillation_token", "use_distillation_head", "stem_patch_size"), ANY),
     **dict.fromkeys(("num_register_tokens", "norm_before_layers", "norm_after_pooling", "mlp_type"), ANY),
@@ -68,7 +68,7 @@ class TimmFolder(Target):
             "pretrained_cfg": _pretrained(outgoing, num_classes),
         }
         arrays = outgoing.arrays
-        if config.num_register_tokens and config.has_class_token and config.position_on_class_token:
+        if config.num_register_tokens and config.has_class_token and config.position_on_class_token is True:
             arrays = _positions_of_patches_alone(arrays)
         text = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
         (outgoing.folder / "config.json").write_text(text, encoding="utf-8")
@@ -92,7 +92,7 @@ class TimmFolder(Target):
         alone = _is_hybrid(config) or config.use_distillation_token  # built by an architecture of its own
         if (config.layer_norm_eps, config.mlp_type) not in (list(PLAIN)[:1] if alone else PLAIN):
             return [f"layer_norm_eps={config.layer_norm_eps} with mlp_type={config.mlp_type!r} in one architecture"]
-        if config.mlp_type == "swiglu" and config.pooling == "map" and config.hidden_act != "silu":
+        if config.mlp_type == "swiglu" and config.pooling.startswith("map") and config.hidden_act != "silu":
             return [
                 f"hidden_act={config.hidden_act!r} in the MAP head of a model with mlp_type='swiglu' (it has 'silu')"
             ]
@@ -138,7 +138,9 @@ def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
         ratio = math.nextafter(ratio, math.inf)
     others = {
         "reg_tokens": config.num_register_tokens or None,
-        "pool_include_prefix": (config.pooling == "map" and config.has_class_token) or None,
+        "pool_include_prefix": config.pooling == "map_with_registers"
+        or (config.pooling == "map" and config.has_class_token)
+        or None,
     }
     return {
         "img_size": list(outgoing.nominal_size),
@@ -153,11 +155,12 @@ def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
         "act_layer": "silu" if is_swiglu else _ACTIVATIONS[config.hidden_act],
         "global_pool": _POOLINGS[config.pooling],
         "class_token": config.has_class_token,
-        "no_embed_class": bool(config.num_register_tokens)
-        or (config.has_class_token and not config.position_on_class_token),
+        "no_embed_class": config.position_on_class_token != "with_registers"
+        and (bool(config.num_register_tokens) or (config.has_class_token and not config.position_on_class_token)),
         "pre_norm": config.norm_before_layers,
         "init_values": config.layer_scale_init_value,
-        "fc_norm": config.norm_after_pooling,
+        "final_norm": config.norm_after_pooling is not None,
+        "fc_norm": bool(config.norm_after_pooling),
     } | {name: value for name, value in others.items() if value is not None}
 
 

@@ -16,8 +16,8 @@ HEAD = """\
 Of the {total} architectures of timm {timm} whose names begin with `vit_`, `deit`, `flexivit` or `test_vit`, {exact}
 convert and {refused} are refused. Each was built with random weights (heads, norms, positions and special tokens too)
 and two blocks (one of more than 2,048 channels), saved as timm saves a repository, and converted by `hf-vit convert`;
-its logits, or pooled features where it has no head, are those of timm to 1e-10 of the largest in float64 and to 1e-5
-in float32 (6e-5 for hybrids).
+its logits, or pooled features where it has no head, are those of timm to 1e-5 of the largest in float32 (6e-5 for
+hybrids), and to 1e-10 where the same conversion is carried out in float64.
 Recorded on {date} (`{command}`); this page is made from that record.
 
 ## Converted

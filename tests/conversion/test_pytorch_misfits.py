@@ -185,7 +185,7 @@ def test_what_is_nowhere_in_the_file_is_refused_by_name(lost: str, told: str):
         ("vit_base_patch16_rpn_224", "LayerNorms after attention and MLP"),
         ("vit_base_mci_224", "another stem"),
         ("vit_small_patch16_18x2_224", "attention and MLP side by side"),
-        ("vit_base_patch16_radio_v3", "no LayerNorm after its blocks"),
+        ("vit_relpos_medium_patch16_rpn_224", "LayerNorms after attention and MLP"),
     ],
 )
 def test_architectures_whose_keys_may_look_plain_are_refused_by_name(architecture: str, told: str):

@@ -10,6 +10,7 @@ import torch
 from timm.layers import GELUTanh, GluMlp, QuickGELU
 from timm.models import model_entrypoint
 from timm.models.vision_transformer import Attention, Block, LayerNorm, Mlp
+from timm.models.vision_transformer_relpos import RelPosBlock
 from torch import nn
 
 import hf_vit.conversion as conversion
@@ -17,7 +18,7 @@ from hf_vit.conversion.origins.pytorch.timm_architectures import EXCEPTIONS
 from hf_vit.conversion.readers.checkpoint import Companions
 from hf_vit.errors import UserError
 
-MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit")
+MODULES = ("vision_transformer", "vision_transformer_hybrid", "vision_transformer_relpos", "deit")
 ACTIVATIONS = {nn.GELU: "gelu", GELUTanh: "gelu_pytorch_tanh", QuickGELU: "quick_gelu", nn.SiLU: "silu"}
 
 
@@ -39,6 +40,8 @@ def built(name: str) -> Any:
 def is_expressible(model: Any) -> bool:
     """Whether the models here have all that this one has, judged by timm's modules, not by names of keys."""
     block = model.blocks[0]
+    if type(block) is RelPosBlock:
+        return True
     if type(block) is not Block or type(block.attn) is not Attention:
         return False
     inside = (block.attn.q_norm, block.attn.norm, block.mlp.norm)
@@ -46,10 +49,9 @@ def is_expressible(model: Any) -> bool:
     is_swiglu = type(block.mlp) is GluMlp and isinstance(block.mlp.act, nn.SiLU) and not block.mlp.gate_last
     stem = getattr(model.patch_embed, "backbone", None)
     stems = stem is None or any("StdConv2d" in type(part).__name__ for part in stem.modules())
-    registers = not model.num_reg_tokens or (model.no_embed_class and not model.pool_include_prefix)
-    last = [norm for norm in (model.norm, model.fc_norm) if type(norm) is LayerNorm]
-    pooled = model.global_pool in ("token", "avg", "map")
-    return plain and (type(block.mlp) is Mlp or is_swiglu) and stems and registers and len(last) == 1 and pooled
+    norms = all(type(norm) in (LayerNorm, nn.Identity) for norm in (model.norm, model.fc_norm))
+    pooled = model.global_pool == "map" or (model.global_pool in ("token", "avg") and not model.pool_include_prefix)
+    return plain and (type(block.mlp) is Mlp or is_swiglu) and stems and norms and pooled
 
 
 def plan_of(name: str) -> conversion.Plan:
@@ -67,7 +69,6 @@ def test_architecture_is_understood_or_refused(name: str):
     if not is_expressible(model) or not re.match(r"vit_|deit|flexivit|test_vit", name):
         reasons = (
             "no model here has",
-            "every model here has",
             r"is none of vit_\*",
             "no counterpart",
             "looks like part of a ViT of timm",
@@ -76,20 +77,28 @@ def test_architecture_is_understood_or_refused(name: str):
             plan_of(name)
         return
     plan, block = plan_of(name), model.blocks[0]
-    config = plan.config
+    config, is_relative = plan.config, type(block) is RelPosBlock
     assert config.num_attention_heads == block.attn.num_heads
     assert config.mlp_type == ("swiglu" if type(block.mlp) is GluMlp else "dense")
     assert config.hidden_act == ACTIVATIONS[type(block.mlp.act)]
-    assert config.norm_after_pooling == (type(model.fc_norm) is LayerNorm)
-    assert (
-        config.layer_norm_eps == block.norm1.eps == (model.norm if type(model.norm) is LayerNorm else model.fc_norm).eps
-    )
-    assert config.norm_before_layers == (type(model.norm_pre) is LayerNorm)
-    assert config.num_register_tokens == model.num_reg_tokens
-    assert config.pooling == {"token": "token", "avg": "gap", "map": "map"}[model.global_pool]
+    norms = [not isinstance(norm, nn.Identity) for norm in (model.norm, model.fc_norm)]
+    assert norms == {False: [True, False], True: [False, True], None: [False, False]}[config.norm_after_pooling]
+    assert config.layer_norm_eps == block.norm1.eps
+    assert is_relative or config.norm_before_layers == (type(model.norm_pre) is LayerNorm)
+    assert config.num_register_tokens == getattr(model, "num_reg_tokens", 0)
+    of_registers = config.num_register_tokens and getattr(model, "pool_include_prefix", False)
+    of_map = "map_with_registers" if of_registers else "map"
+    assert config.pooling == {"token": "token", "avg": "gap", "map": of_map}[model.global_pool]
     assert config.has_class_token == (model.cls_token is not None)
     assert config.use_distillation_token == hasattr(model, "dist_token")
-    assert config.position_on_class_token == (not model.no_embed_class or model.cls_token is None)
+    if is_relative:
+        assert config.position_embedding == "relative_bias"
+        tables = sum(row.transform == "offset_mlp" for row in plan.rows)
+        assert tables == config.num_hidden_layers
+        return
+    on_special = not model.no_embed_class or model.cls_token is None
+    of_registers = config.num_register_tokens and not model.no_embed_class
+    assert config.position_on_class_token == ("with_registers" if of_registers else on_special)
     assert config.qkv_bias == (block.attn.qkv.bias is not None)
     assert (config.layer_scale_init_value is not None) == (not isinstance(block.ls1, nn.Identity))
     assert config.grid == tuple(model.patch_embed.grid_size)

@@ -64,7 +64,8 @@ VITS = {name: pytest.param(family, id=name) for name, family in FAMILIES.items()
 @torch.no_grad()
 def test_attentions_maps_and_padded_batches(vit: Family, implementation: str):
     grids = [(1, 1), (2, 1)] if vit.any_size else [(2, 3), (4, 2)]
-    for choice in {"default", "gap", "map", "relative", "causal", "distillation", "registers_map"} & set(vit.choices):
+    attending = ("gap", "map", "relative", "relative_bias", "registers_map", "map_with_registers", "no_last_norm")
+    for choice in {"default", *attending, "causal", "distillation"} & set(vit.choices):
         model, fast = both(vit, choice=choice, dtype=torch.float64, attn_implementation=implementation)
         images = vit.images(model.config, dtype=torch.float64)
         for given, wanted in zip(*(each.attention_maps(images).maps.values() for each in (fast, model)), strict=True):

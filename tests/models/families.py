@@ -72,6 +72,8 @@ CHOICES: dict[str, dict[str, Any]] = {
     "sincos_2d": {"position_embedding": "sincos_2d"},
     "relative": {"position_embedding": "relative"},
     "relative_gap": {"position_embedding": "relative", "pooling": "gap"},
+    "relative_bias": {"position_embedding": "relative_bias"},
+    "relative_bias_gap": {"position_embedding": "relative_bias", "pooling": "gap"},
     "no_position": {"position_embedding": "none"},
     "bicubic": {"position_interpolation": "bicubic"},
     "table_before_class_token": {"position_on_class_token": False},
@@ -87,6 +89,14 @@ CHOICES: dict[str, dict[str, Any]] = {
     "registers": {"num_register_tokens": 3},
     "registers_gap": {"num_register_tokens": 3, "pooling": "gap", "position_embedding": "learned_2d"},
     "registers_map": {"num_register_tokens": 3, "pooling": "map", "position_embedding": "relative"},
+    "map_with_registers": {"num_register_tokens": 3, "pooling": "map_with_registers", "use_class_token": True},
+    "positions_of_registers": {"num_register_tokens": 3, "position_on_class_token": "with_registers"},
+    "positions_of_registers_alone": {
+        "num_register_tokens": 3,
+        "position_on_class_token": "with_registers",
+        "position_embedding": "learned_2d",
+        "pooling": "gap",
+    },
     "registers_distillation": {
         "num_register_tokens": 2,
         "use_distillation_token": True,
@@ -96,6 +106,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "norm_after_pooling": {"norm_after_pooling": True},
     "norm_after_gap": {"norm_after_pooling": True, "pooling": "gap", "use_class_token": True},
     "norm_after_map": {"norm_after_pooling": True, "norm_before_layers": True, "pooling": "map"},
+    "no_last_norm": {"norm_after_pooling": None},
     "swiglu": {"mlp_type": "swiglu", "layer_scale_init_value": 1e-4},
     "representation": {"representation_size": 20},
     "no_qkv_bias": {"qkv_bias": False},
@@ -116,15 +127,17 @@ READ_BY_HEADS = {
         *("gap", "map", "gap_with_class_token", "map_with_class_token", "relative", "causal", "causal_map_2d"),
         *("distillation", "causal_distillation", "representation", "no_labels", "registers", "registers_gap"),
         *("registers_map", "registers_distillation", "norm_after_pooling", "norm_after_gap", "norm_after_map"),
+        *("relative_bias", "map_with_registers", "no_last_norm"),
     ),
     "masked_prediction": (
         *("gap", "gap_with_class_token", "causal", "causal_gap", "distillation", "causal_distillation"),
         *("one_channel", "rectangular", "rectangular_patch", "root_alone", "patches_of_the_stem", "resnet_stem"),
-        *("downsampled", "pixels", "registers", "norm_before_layers", "norm_after_pooling"),
+        *("downsampled", "pixels", "registers", "norm_before_layers", "norm_after_pooling", "no_last_norm"),
     ),
     "backbone": (
         *("gap", "gap_with_class_token", "causal", "distillation", "causal_distillation", "two_groups_of_three"),
         *("rectangular", "rectangular_patch", "root_alone", "patches_of_the_stem", "registers", "norm_after_pooling"),
+        "no_last_norm",
     ),
 }
 # Attention sees how many tokens there are, on which grid, in which order, a bias of positions, and what shares a block;
@@ -132,15 +145,19 @@ READ_BY_HEADS = {
 ATTENTION = (
     *("gap", "map", "map_with_class_token", "relative", "relative_gap", "causal", "causal_gap", "causal_map_2d"),
     *("distillation", "causal_distillation", "two_groups_of_three", "no_qkv_bias", "rectangular", "rectangular_patch"),
-    *("registers", "registers_map"),
+    *("registers", "registers_map", "relative_bias", "relative_bias_gap", "map_with_registers"),
 )
 # What a block holds and how often it runs.
-BLOCKS = ("relative", "causal", "layer_scale", "no_qkv_bias", "one_group", "two_groups_of_three", "swiglu")
+BLOCKS = (
+    *("relative", "relative_bias", "causal", "layer_scale", "no_qkv_bias", "one_group", "two_groups_of_three"),
+    "swiglu",
+)
 # Tables that are derived from parameters: position embeddings at another size than nominal, by every formula.
 TABLES = (
     *("learned", "learned_2d", "sincos_1d", "sincos_2d", "relative", "no_position", "bicubic"),
     *("table_before_class_token", "table_2d_before_class_token", "distillation", "causal_map_2d", "map", "resnet_stem"),
-    *("registers", "registers_gap", "registers_distillation"),
+    *("registers", "registers_gap", "registers_distillation", "relative_bias"),
+    *("positions_of_registers", "positions_of_registers_alone"),
 )
 
 
@@ -240,7 +257,7 @@ FAMILIES = {
         tiny={"image_size": 32, "stage_depths": (1, 1), "stem_width": 32},
         choices={
             **some("gap", "map_with_class_token", "learned_2d", "relative", "causal", "distillation", "registers_gap"),
-            **some("norm_before_layers", "norm_after_pooling", "swiglu"),
+            **some("norm_before_layers", "norm_after_pooling", "swiglu", "relative_bias", "no_last_norm"),
             "rectangular": {"image_size": (32, 48)},
             "root_alone": {"image_size": 16, "stage_depths": ()},
             "patches_of_the_stem": {"stage_depths": (2,), "stem_patch_size": 2},
@@ -252,6 +269,7 @@ FAMILIES = {
         tiny={"patch_size": 4},
         choices={
             **some("map", "sincos_1d", "sincos_2d", "no_position", "layer_scale", "norm_after_map", "swiglu"),
+            "no_last_norm": CHOICES["no_last_norm"],
             "learned": {"position_embedding": "learned"},
             "rectangular_patch": {"image_size": (12, 16), "patch_size": (3, 4)},
             "resnet_stem": {"stage_depths": (1,), "stem_width": 16},

@@ -65,7 +65,7 @@ def test_implementations_agree(family: Family, choice: str, inputs):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
-@pytest.mark.parametrize("kind", ["default", "relative", "causal"])
+@pytest.mark.parametrize("kind", ["default", "relative", "relative_bias", "causal"])
 def test_compiled_flex_agrees(kind: str):
     """The fused kernel itself; torch compiles it for about 20 s a kind on a CPU, where it has no gradients."""
     family = FAMILIES["plain"]
@@ -145,11 +145,11 @@ def torchs_map(config, attention, normed: torch.Tensor) -> torch.Tensor:
 
 
 def additive_mask(config, attention, normed: torch.Tensor) -> torch.Tensor | None:
-    """[B*A, N, N]: causal order, or q . (embedding of the offset) by a loop over pairs of patches."""
+    """[B*A, N, N]: causal order, or q . (embedding of the offset) or its bias by a loop over pairs of patches."""
     tokens, batch = normed.shape[:2]
     if config.is_causal:
         return torch.full((tokens, tokens), -torch.inf, dtype=torch.float64).triu(1)
-    if config.position_embedding != "relative":
+    if not config.position_embedding.startswith("relative"):
         return None
     (h, w), special = config.grid, config.num_special_tokens
     table = attention.relative_position.offset_embeddings
@@ -159,7 +159,8 @@ def additive_mask(config, attention, normed: torch.Tensor) -> torch.Tensor | Non
         for key in range(h * w):
             down, right = query // w - key // w, query % w - key % w
             offset = table[(down + h - 1) * (2 * w - 1) + right + w - 1]
-            mask[:, :, special + query, special + key] = queries[special + query] @ offset
+            is_bias = config.position_embedding == "relative_bias"
+            mask[:, :, special + query, special + key] = offset if is_bias else queries[special + query] @ offset
     return mask.flatten(0, 1)
 
 
@@ -220,13 +221,14 @@ def test_unknown_implementation_names_the_choices(family: Family, head: str):
         model.set_attn_implementation("foo")
 
 
-def test_flash_refuses_relative_positions(family: Family):
-    if "relative" not in family.choices:
+@pytest.mark.parametrize("kind", ["relative", "relative_bias"])
+def test_flash_refuses_relative_positions(family: Family, kind: str):
+    if kind not in family.choices:
         pytest.skip("this family has no relative positions")
-    model = family.build("model", "relative")
+    model = family.build("model", kind)
     # Stands in for a machine that has flash attention: the choice is refused before any kernel is looked for.
     model.config._attn_implementation_internal = "flash_attention_2"
-    with pytest.raises(ValueError, match=r"position_embedding='relative'.*flash.*'sdpa', 'flex_attention' or 'eager'"):
+    with pytest.raises(ValueError, match=rf"position_embedding='{kind}'.*flash.*'sdpa', 'flex_attention' or 'eager'"):
         model(family.images(model.config))
 
 

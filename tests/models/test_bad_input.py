@@ -120,7 +120,10 @@ def test_weights_without_values_are_refused(family: Family):
             model(family.images(model.config))
 
 
-@pytest.mark.parametrize(("choice", "part"), [("no_qkv_bias", "k_proj"), ("relative", "relative_position")])
+@pytest.mark.parametrize(
+    ("choice", "part"),
+    [("no_qkv_bias", "k_proj"), ("relative", "relative_position"), ("relative_bias", "relative_position")],
+)
 def test_products_without_bias_and_values(choice: str, part: str):
     model = FAMILIES["plain"].build("classification", choice)
     model.vit.layers[1].attention.get_submodule(part).to("meta")

@@ -12,6 +12,7 @@ FEW = [("plain", "default"), ("hybrid", "default"), ("axial", "default")]
 MORE = [
     *(("plain", choice) for choice in ("relative", "causal_map_2d", "sincos_2d", "distillation", "gap", "learned_2d")),
     *(("plain", choice) for choice in ("registers_map", "norm_after_map", "swiglu")),
+    *(("plain", choice) for choice in ("relative_bias", "positions_of_registers", "no_last_norm")),
     *(("hybrid", "relative"), ("axial", "sincos_1d"), ("axial", "map")),
 ]
 PATHS = [*FEW, *(pytest.param(*path, marks=pytest.mark.slow) for path in MORE)]

@@ -10,7 +10,7 @@ from torch import nn
 from transformers.initialization import no_init_weights
 
 # Every kind of table, of pooling and of stem.
-pytestmark = pytest.mark.choices("learned_2d", "sincos_2d", "relative", "map", "resnet_stem")
+pytestmark = pytest.mark.choices("learned_2d", "sincos_2d", "relative", "relative_bias", "map", "resnet_stem")
 OTHER = (6, 5)  # not the nominal grid, so that learned tables are resampled
 
 

@@ -49,7 +49,7 @@ def without_gradient(model, head: str) -> set[str]:
     config, names = model.config, [name for name, _ in model.named_parameters()]
     # The softmax is blind to a constant added to all the keys of a query.
     blind = {name for name in names if name.endswith("k_proj.bias")}
-    if config.position_embedding == "relative" and config.pooling == "token" and head == "classification":
+    if config.position_embedding.startswith("relative") and config.pooling == "token" and head == "classification":
         # Relative positions lie between patches, and the last layer is read at the class token alone.
         blind.add([name for name in names if name.endswith("offset_embeddings")][-1])
     if config.is_causal and head in ("backbone", "masked_prediction"):

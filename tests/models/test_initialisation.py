@@ -65,10 +65,11 @@ def test_representation_and_patches_are_lecun_normal(family: Family):
         ("learned_2d", "row_position_embeddings"),
         ("learned_2d", "column_position_embeddings"),
         ("relative", "offset_embeddings"),
+        ("relative_bias", "offset_embeddings"),
     ],
 )
 def test_learned_positions_are_normal(family: Family, position: str, name: str):
-    if position == "relative" and "relative" not in family.choices:
+    if position.startswith("relative") and position not in family.choices:
         pytest.skip("this family has no relative positions")
     model = new(family, position_embedding=position, image_size=128)
     tables = [parameter for key, parameter in model.named_parameters() if key.endswith(name)]

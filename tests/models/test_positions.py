@@ -7,10 +7,12 @@ import pytest
 import torch
 from models.families import FAMILIES
 from scipy.ndimage import zoom
+from timm.layers import RelPosBias
 from torch.nn import functional as F
 
 from hf_vit.models.positions_hf_vit import (
     RelativePositionBias,
+    RelativePositionKeys,
     resample_patch_kernel,
     resample_position_table,
     sincos_1d_table,
@@ -87,9 +89,9 @@ def added_to_patches(model, images: torch.Tensor) -> tuple[torch.Tensor, torch.T
     embeddings = model.embeddings
     given = embeddings(images).hidden_states[0]
     bare = embeddings.patch_embeddings(images)[0]
-    special = [getattr(embeddings, n)[0] for n in ("cls_token", "distillation_token") if hasattr(embeddings, n)]
-    count = len(special)
-    tokens = torch.cat(special) if special else bare.new_zeros(0, 32)
+    names = ("cls_token", "distillation_token", "register_tokens")
+    tokens = torch.cat([bare[:0], *(getattr(embeddings, name)[0] for name in names if hasattr(embeddings, name))])
+    count = len(tokens)
     return given[:count] - tokens, given[count:] - bare
 
 
@@ -98,7 +100,8 @@ def added_to_patches(model, images: torch.Tensor) -> tuple[torch.Tensor, torch.T
     "choice",
     [
         *("default", "gap", "distillation", "table_before_class_token", "learned_2d", "table_2d_before_class_token"),
-        *("sincos_1d", "sincos_2d", "relative", "no_position"),
+        *("sincos_1d", "sincos_2d", "relative", "no_position", "registers", "positions_of_registers"),
+        "positions_of_registers_alone",
     ],
 )
 def test_what_is_added_to_which_token(choice: str, grid: tuple[int, int]):
@@ -112,6 +115,7 @@ def test_what_is_added_to_which_token(choice: str, grid: tuple[int, int]):
     if config.position_embedding == "learned":
         table = embeddings.position_embeddings[0].numpy()
         count = config.num_special_tokens if rows_first else 0
+        count -= 0 if rows_first == "with_registers" else config.num_register_tokens
         wanted_special[:count] = table[:count]
         wanted = scipys(table[count:].reshape(4, 4, 32), grid)
     elif config.position_embedding == "learned_2d":
@@ -120,7 +124,7 @@ def test_what_is_added_to_which_token(choice: str, grid: tuple[int, int]):
         for y in range(h):
             for x in range(w):
                 wanted[y, x] = np.concatenate([rows[y], columns[x]])
-        if rows_first:
+        if rows_first and config.num_special_tokens:
             wanted_special[:] = embeddings.class_position_embedding[0].numpy()
     elif config.position_embedding.startswith("sincos"):
         table = {"sincos_1d": sincos_1d_table, "sincos_2d": sincos_2d_table}[config.position_embedding]
@@ -130,9 +134,9 @@ def test_what_is_added_to_which_token(choice: str, grid: tuple[int, int]):
 
 
 @pytest.mark.parametrize("grid", [(4, 6), (3, 5)], ids=["nominal", "resampled"])
-def test_relative_bias_is_a_triple_loop(grid):
+def test_relative_keys_are_a_triple_loop(grid):
     config = PLAIN.config("relative", image_size=(16, 24))
-    bias = RelativePositionBias(config).double().requires_grad_(False)
+    bias = RelativePositionKeys(config).double().requires_grad_(False)
     bias.offset_embeddings.normal_()
     query, scaling, (h, w) = torch.randn(2, 4, 1 + grid[0] * grid[1], 8, dtype=torch.float64), 8**-0.5, grid
     table = scipys(bias.offset_embeddings.reshape(7, 11, 8).numpy(), (2 * h - 1, 2 * w - 1))
@@ -146,10 +150,28 @@ def test_relative_bias_is_a_triple_loop(grid):
             np.testing.assert_allclose(given[:, :, 1 + q, 1 + k], wanted, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("grid", [(4, 6), (3, 5)], ids=["nominal", "resampled"])
+def test_relative_bias_is_timms(grid):
+    """Swin's, as timm has it; at another grid by scipy."""
+    config, (h, w) = PLAIN.config("relative_bias", image_size=(16, 24)), grid
+    ours = RelativePositionBias(config).double().requires_grad_(False)
+    ours.offset_embeddings.normal_()
+    table = scipys(ours.offset_embeddings.reshape(7, 11, 4).numpy(), (2 * h - 1, 2 * w - 1))
+    theirs = RelPosBias(grid, num_heads=4).double().requires_grad_(False)
+    theirs.relative_position_bias_table.copy_(torch.from_numpy(table.reshape(-1, 4)))
+    given = ours(torch.randn(2, 4, 1 + h * w, 8, dtype=torch.float64), grid, 0.5, None)
+    assert not given[:, :, 0].any()
+    assert not given[..., 0].any()
+    wanted = theirs.get_bias().expand(2, -1, -1, -1)
+    torch.testing.assert_close(given[:, :, 1:, 1:], wanted, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match=r"a column for each of 4 heads, of which 2 are here; .* run without it"):
+        ours(torch.randn(2, 2, 1 + h * w, 8, dtype=torch.float64), grid, 0.5, None)
+
+
 def test_relative_positions_see_offsets_alone():
-    bias = RelativePositionBias(PLAIN.config("relative")).requires_grad_(False)
+    bias = RelativePositionKeys(PLAIN.config("relative")).requires_grad_(False)
     bias.offset_embeddings.normal_()
-    keys = bias.keys((4, 4))
+    keys = bias.pairs((4, 4))
     for (q, k), (q2, k2) in [((0, 1), (4, 5)), ((5, 10), (0, 5)), ((7, 2), (11, 6)), ((3, 3), (12, 12))]:
         assert torch.equal(keys[q, k], keys[q2, k2])
     assert len({tuple(key) for key in keys.flatten(0, 1).tolist()}) == 7 * 7, "one embedding an offset, none shared"

@@ -34,6 +34,7 @@ def assert_reloads(family: Family, head: str, choice: str, folder: Path, loaders
 @pytest.mark.choices(
     *("map", "gap", "layer_scale", "two_groups_of_three", "distillation", "representation", "no_qkv_bias", "no_labels"),
     *("learned", "learned_2d", "sincos_1d", "sincos_2d", "relative", "no_position", "table_before_class_token"),
+    *("relative_bias", "positions_of_registers", "map_with_registers", "no_last_norm"),
     *("rectangular", "rectangular_patch", "root_alone", "patches_of_the_stem", "resnet_stem", "post_activation"),
     *("zero_padded_pool",),
 )

@@ -98,7 +98,9 @@ def test_an_axial_stems_map_is_cut(family: Family):
 
 
 @CUT
-@pytest.mark.choices("gap", "relative", "causal", "distillation", "registers", "rectangular_patch", "sincos_2d")
+@pytest.mark.choices(
+    "gap", "relative", "relative_bias", "causal", "distillation", "registers", "rectangular_patch", "sincos_2d"
+)
 def test_what_is_left_over_has_no_part_in_anything(family: Family, head: str, choice: str):
     """Outputs and losses are those of the image without it; at nominal and at other sizes."""
     if family.any_size:

@@ -15,7 +15,10 @@ CASES = [
     *((family, head, "default") for family in ALL_FAMILIES for head in ALL_FAMILIES[family].classes),
     # Those that need code which the default does not run.
     ("plain", "backbone", "pyramid"),
-    *(("plain", "classification", choice) for choice in ("map", "relative", "distillation", "causal", "layer_scale")),
+    *(
+        ("plain", "classification", choice)
+        for choice in ("map", "relative", "relative_bias", "no_last_norm", "distillation", "causal", "layer_scale")
+    ),
     *(("plain", "classification", choice) for choice in ("registers_map", "norm_after_map", "swiglu")),
     *(("plain", "model", "rectangular_patch"), ("axial", "model", "resnet_stem"), ("bit", "model", "post_activation")),
 ]

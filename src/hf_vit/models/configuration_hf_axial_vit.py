@@ -1,12 +1,12 @@
 """Configuration of the Axial-ViT: attention along rows, then along columns (arXiv 2010.11929, appendix D.6)."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
 from .configuration_hf_axial_resnet import HEADS
 from .configuration_hf_resnet import check_stem, stem_stride
-from .configuration_hf_vit import HfViTBaseConfig
+from .configuration_hf_vit import HfViTBaseConfig, Pooling, PositionEmbedding
 
 
 @strict
@@ -42,8 +42,8 @@ class HfAxialViTConfig(HfViTBaseConfig):
         "modeling_hf_axial_vit",
     )
     patch_size: int | tuple[int, int] | list[int] = 16
-    position_embedding: Literal["learned", "learned_2d", "sincos_2d", "sincos_1d", "relative", "none"] = "learned_2d"
-    pooling: Literal["token", "gap", "map"] = "gap"
+    position_embedding: PositionEmbedding = "learned_2d"
+    pooling: Pooling = "gap"
     stage_depths: tuple[int, ...] | list[int] | None = None
     stem_width: int = 64
 
@@ -94,5 +94,7 @@ class HfAxialViTConfig(HfViTBaseConfig):
             )
         if self.is_causal:
             raise ValueError("is_causal=True does not go with an axial model, whose lines see only themselves")
-        if self.position_embedding == "relative":
-            raise ValueError("position_embedding='relative' does not go with an axial model; use 'learned_2d'")
+        if self.position_embedding.startswith("relative"):
+            raise ValueError(
+                f"position_embedding='{self.position_embedding}' does not go with an axial model; use 'learned_2d'"
+            )

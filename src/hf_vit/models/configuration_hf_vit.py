@@ -33,6 +33,9 @@ FOREIGN_KEYS = frozenset(
 
 MAX_LAYERS = 10_000  # what a crafted config may ask for before anything is built
 
+PositionEmbedding = Literal["learned", "learned_2d", "sincos_2d", "sincos_1d", "relative", "relative_bias", "none"]
+Pooling = Literal["token", "gap", "map", "map_with_registers"]
+
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
 
@@ -69,10 +72,10 @@ class HfViTBaseConfig(HfBaseConfig):
     attention_probs_dropout_prob: float | int = 0.0
     drop_path_rate: float | int = 0.0
     initializer_range: float = 0.02
-    position_embedding: Literal["learned", "learned_2d", "sincos_2d", "sincos_1d", "relative", "none"] = "learned"
-    position_on_class_token: bool = True
+    position_embedding: PositionEmbedding = "learned"
+    position_on_class_token: bool | Literal["with_registers"] = True
     position_interpolation: Literal["bilinear_corners", "bicubic", "bicubic_antialias", "flexivit"] = "bilinear_corners"
-    pooling: Literal["token", "gap", "map"] = "token"
+    pooling: Pooling = "token"
     use_class_token: bool | None = None
     representation_size: int | None = None
     layer_scale_init_value: float | int | None = None
@@ -82,7 +85,7 @@ class HfViTBaseConfig(HfBaseConfig):
     use_distillation_head: bool | None = None
     num_register_tokens: int = 0
     norm_before_layers: bool = False
-    norm_after_pooling: bool = False
+    norm_after_pooling: bool | None = False
     mlp_type: Literal["dense", "swiglu"] = "dense"
     reshape_hidden_states: bool = True
     apply_layernorm: bool = True
@@ -171,8 +174,11 @@ class HfViTBaseConfig(HfBaseConfig):
 
     @property
     def num_special_positions(self) -> int:
-        """Special tokens that get a position: class and distillation tokens if `position_on_class_token`."""
-        return self.num_special_tokens - self.num_register_tokens if self.position_on_class_token else 0
+        """Special tokens that get a position, of the first: see `position_on_class_token`."""
+        if not self.position_on_class_token:
+            return 0
+        without = 0 if self.position_on_class_token == "with_registers" else self.num_register_tokens
+        return self.num_special_tokens - without
 
     def validate_sizes(self) -> None:
         for name in (
@@ -254,8 +260,10 @@ class HfViTBaseConfig(HfBaseConfig):
             )
         if self.use_distillation_head and not self.use_distillation_token:
             raise ValueError("use_distillation_head=True reads the distillation token; set use_distillation_token=True")
-        if self.is_causal and self.position_embedding == "relative":
-            raise ValueError("is_causal=True does not go with position_embedding='relative'; use 'learned'")
+        if self.is_causal and self.position_embedding.startswith("relative"):
+            raise ValueError(
+                f"is_causal=True does not go with position_embedding='{self.position_embedding}'; use 'learned'"
+            )
         if self.is_causal and self.has_class_token and self.pooling == "gap":
             raise ValueError(
                 "use_class_token=True has no effect with is_causal=True and pooling='gap': no patch sees a token that "
@@ -288,7 +296,8 @@ class HfViTBaseConfig(HfBaseConfig):
         if self.num_register_tokens and self.pooling == "map" and self.has_class_token:
             raise ValueError(
                 f"num_register_tokens={self.num_register_tokens} with pooling='map' and use_class_token=True: the "
-                "pooling reads all tokens but the registers, which stand between; leave the class token out"
+                "pooling reads all tokens but the registers, which stand between; leave the class token out, or use "
+                "pooling='map_with_registers'"
             )
         if self.norm_after_pooling and (self.representation_size is not None or self.has_distillation_head):
             raise ValueError(
@@ -344,13 +353,15 @@ class HfViTConfig(HfViTBaseConfig):
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 with depth.
         initializer_range: standard deviation of the learned position tables.
         position_embedding: "learned", "learned_2d" (two tables of D/2), "sincos_2d", "sincos_1d", "relative"
-            (offsets as keys; appendix D.4) or "none".
-        position_on_class_token: False: the table is added before the class token is attached (big_vision).
+            (offsets as keys; appendix D.4), "relative_bias" (a number an offset and head; arXiv 2103.14030) or "none".
+        position_on_class_token: False: the table is added before the class token is attached (big_vision);
+            "with_registers": it has rows for the registers too (timm).
         position_interpolation: how a learned table is resampled to another grid; "bilinear_corners" is the original's,
             "bicubic" that of transformers' ViT, CLIP and DINOv2, "bicubic_antialias" that of timm and of DINOv2 with
             registers. "flexivit" (arXiv 2212.08013), bilinear without aligned corners, also fits patch kernels to a
             resize without antialiasing, as that code does.
-        pooling: "token" (class token), "gap" (mean of the patch tokens) or "map" (attention pooling).
+        pooling: "token" (class token), "gap" (mean of the patch tokens), "map" (attention pooling of all tokens but
+            registers) or "map_with_registers" (of all tokens).
         use_class_token: None means pooling == "token".
         representation_size: width of the tanh layer before the head (`pre_logits`), or None.
         layer_scale_init_value: initial LayerScale (CaiT, arXiv 2103.17239), or None for no LayerScale.
@@ -359,11 +370,12 @@ class HfViTConfig(HfViTBaseConfig):
         use_distillation_token: DeiT's second token (arXiv 2012.12877).
         use_distillation_head: whether a classifier has a second head on that token, and gives the mean of both; None
             means that it has. False: the token only attends and is attended to.
-        num_register_tokens: learned tokens without a position between the class token and the patches, which attend and
-            are attended to, and which no pooling reads (arXiv 2309.16588).
+        num_register_tokens: learned tokens between the class token and the patches, which attend and are attended to;
+            they have no position, and no pooling reads them (arXiv 2309.16588), where nothing else is said.
         norm_before_layers: a LayerNorm on the embedded tokens, and no bias in the patch projection, as in CLIP.
         norm_after_pooling: the last LayerNorm takes the pooled output instead of the tokens, so that
             `last_hidden_state` is as the last block left it. What has no pooling takes it on the tokens all the same.
+            None: there is no last LayerNorm.
         mlp_type: of the blocks: "dense", two layers with `hidden_act` between; or "swiglu" (arXiv 2002.05202), whose
             SiLU gate and values are both `intermediate_size` wide.
         reshape_hidden_states, apply_layernorm, use_feature_pyramid, fpn_hidden_size: of `HfViTBackbone`; see there.

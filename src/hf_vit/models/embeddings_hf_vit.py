@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTBaseConfig
@@ -179,12 +180,14 @@ class HfViTEmbeddings(PositionTable):
         return corrupt_patches(patches, self.mask_token, masked, patch_sources)
 
     def _special_tokens(self, batch: int, rows: torch.Tensor | None) -> list[torch.Tensor]:
-        tokens = [getattr(self, name) for name in ("cls_token", "distillation_token") if hasattr(self, name)]
-        if rows is not None:
-            tokens = [token + rows[:, i : i + 1] for i, token in enumerate(tokens)]
-        if hasattr(self, "register_tokens"):
-            tokens.append(self.register_tokens)
-        return [token.expand(batch, -1, -1) for token in tokens]
+        names = ("cls_token", "distillation_token", "register_tokens")
+        tokens = [getattr(self, name) for name in names if hasattr(self, name)]
+        if not tokens:
+            return []
+        special = torch.cat(tokens, dim=1)
+        if rows is not None:  # of the first ones
+            special = special + F.pad(rows, (0, 0, 0, special.shape[1] - rows.shape[1]))
+        return [special.expand(batch, -1, -1)]
 
     def _attach_special(self, patches: torch.Tensor, special: list[torch.Tensor]) -> torch.Tensor:
         if not special:

@@ -55,6 +55,11 @@ class HfAxialViTLayer(nn.Module):
         self.row = HfViTLayer(config, drop_path_rate)
         self.column = HfViTLayer(config, drop_path_rate)
 
+    @property
+    def layernorm_before(self) -> nn.LayerNorm:
+        """Of what the layer is given."""
+        return self.row.layernorm_before
+
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: LineMasks, grid: Grid, **kwargs: Any
     ) -> torch.Tensor:
@@ -168,7 +173,7 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
         vit = HfViTForImageClassification.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
         foreign = ("model_type", "architectures", "auto_map")
         fields: dict[str, Any] = {k: v for k, v in vit.config.to_dict().items() if k not in foreign}
-        fields |= {"pooling": "map" if vit.config.pooling == "map" else "gap", "use_class_token": None}
+        fields |= {"pooling": "map" if vit.config.pooling.startswith("map") else "gap", "use_class_token": None}
         fields |= {"use_distillation_token": False, "num_register_tokens": 0}
         model = cls(HfAxialViTConfig.from_dict({**fields, **overrides}))
         model.to(vit.dtype)  # pyright: ignore[reportCallIssue, reportArgumentType] (transformers wraps it untyped)

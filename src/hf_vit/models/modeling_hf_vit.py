@@ -25,7 +25,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 from .embeddings_hf_vit import HfViTEmbeddings, HfViTPatchEmbeddings, Tokens
 from .loss_hf_vit import classifier_loss
-from .positions_hf_vit import Grid, RelativePositionBias
+from .positions_hf_vit import RELATIVE_POSITIONS, Grid
 from .pretrained_hf_vit import HfPreTrainedModel, lecun_normal_
 
 
@@ -89,7 +89,8 @@ class HfViTAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
         self.v_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
-        self.relative_position = RelativePositionBias(config) if config.position_embedding == "relative" else None
+        relative = RELATIVE_POSITIONS.get(config.position_embedding)
+        self.relative_position = None if relative is None else relative(config)
 
     def heads(self, projected: torch.Tensor) -> torch.Tensor:
         """[B, N, A*K] -> [B, A, N, K]; A may be a shard of the heads under tensor parallelism."""
@@ -102,7 +103,7 @@ class HfViTAttention(nn.Module):
             return None
         if "flash" in (self.config._attn_implementation or ""):
             raise ValueError(
-                "position_embedding='relative' adds a bias that flash attention cannot take; "
+                f"position_embedding='{self.config.position_embedding}' adds a bias that flash attention cannot take; "
                 "use attn_implementation='sdpa', 'flex_attention' or 'eager'"
             )
         check_values(query, self.relative_position)
@@ -365,23 +366,22 @@ class HfViTMeanPooler(HfViTPooler):
 
 
 class HfViTAttentionPooler(HfViTPooler):
-    """A learned query attends to all tokens but registers, which stand first (MAP)."""
+    """A learned query attends to all tokens, or to all but registers, which stand first (MAP)."""
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__(config)
         self.map = AttentionPooling(config)
-        self.registers = config.num_register_tokens
+        self.unread = config.num_register_tokens if config.pooling == "map" else 0
 
     def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
-        return self.map(
-            hidden_states[:, self.registers :], None if token_mask is None else token_mask[:, self.registers :]
-        )
+        return self.map(hidden_states[:, self.unread :], None if token_mask is None else token_mask[:, self.unread :])
 
 
 POOLERS: dict[str, type[HfViTPooler]] = {
     "token": HfViTTokenPooler,
     "gap": HfViTMeanPooler,
     "map": HfViTAttentionPooler,
+    "map_with_registers": HfViTAttentionPooler,
 }
 
 
@@ -457,11 +457,12 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         groups = config.num_hidden_groups or config.num_hidden_layers
         rate_step = config.drop_path_rate / max(groups - 1, 1)
         self.layers = nn.ModuleList([self.build_layer(config, i * rate_step) for i in range(groups)])
-        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        without_norm = config.norm_after_pooling is None
+        self.layernorm = nn.Identity() if without_norm else nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.pooler: HfViTPooler | None = None
         if add_pooling_layer:
             self.pooler = POOLERS[config.pooling](config)
-        self.norm_after_pooling = config.norm_after_pooling and add_pooling_layer
+        self.norm_after_pooling = bool(config.norm_after_pooling) and add_pooling_layer
         self.post_init()
         if config.position_embedding == "relative":
             # One table for all heads, of which each process of tensor parallelism sees some.
@@ -482,7 +483,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
     def embed(
         self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None, **corruption: torch.Tensor | None
     ) -> Tokens:
-        dtype = self.layernorm.weight.dtype
+        dtype = self.layers[0].layernorm_before.weight.dtype
         if isinstance(pixel_values, torch.Tensor) and pixel_values.is_floating_point():  # pyright: ignore[reportUnnecessaryIsInstance]
             pixel_values = pixel_values.to(dtype)
             check_values(pixel_values, self.embeddings.patch_embeddings)

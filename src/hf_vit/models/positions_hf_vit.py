@@ -122,7 +122,7 @@ class PositionTable(nn.Module):
         learned: position_embeddings [1, T + h*w, D] (T rows for special tokens if `position_on_class_token`).
         learned_2d: row_position_embeddings [1, h, D/2], column_position_embeddings [1, w, D/2], and
             class_position_embedding [1, T, D] if there is a special token that gets a position.
-        sincos_2d, sincos_1d, relative, none: nothing here.
+        sincos_2d, sincos_1d, relative, relative_bias, none: nothing here.
     """
 
     def __init__(self, config: HfViTBaseConfig) -> None:
@@ -207,23 +207,23 @@ ROWS: dict[str, Callable[[PositionTable, Grid, torch.Tensor], Rows]] = {
     "sincos_2d": sincos_2d_rows,
     "sincos_1d": sincos_1d_rows,
     "relative": no_rows,
+    "relative_bias": no_rows,
     "none": no_rows,
 }
 
 
-class RelativePositionBias(nn.Module):
-    """Learned offsets p_q - p_k used as keys (arXiv 2010.11929, appendix D.4): q . r, added to the logits.
+class RelativePositions(nn.Module):
+    """Abstract: learned offsets p_q - p_k between patches, which are added to a layer's attention logits.
 
-    One table a layer, shared by its heads: offset_embeddings [(2h-1)*(2w-1), K]. Pairs with a special token get 0.
+    One table a layer: offset_embeddings [(2h-1)*(2w-1), width]. Pairs with a special token get 0.
     """
 
-    def __init__(self, config: HfViTBaseConfig) -> None:
+    def __init__(self, config: HfViTBaseConfig, width: int) -> None:
         super().__init__()
         self.grid = config.grid
         self.interpolation = config.position_interpolation
         h, w = config.grid
-        head_dim = config.hidden_size // config.num_attention_heads
-        self.offset_embeddings = nn.Parameter(torch.zeros((2 * h - 1) * (2 * w - 1), head_dim))
+        self.offset_embeddings = nn.Parameter(torch.zeros((2 * h - 1) * (2 * w - 1), width))
         self.initializer_range = config.initializer_range
 
     def init_weights(self) -> None:
@@ -237,19 +237,23 @@ class RelativePositionBias(nn.Module):
         self.grid = config.grid
 
     def _table(self, grid: Grid) -> torch.Tensor:
-        """[2h-1, 2w-1, K] for a grid."""
+        """[2h-1, 2w-1, width] for a grid."""
         table = self.offset_embeddings.reshape(2 * self.grid[0] - 1, 2 * self.grid[1] - 1, -1)
         if grid == self.grid:
             return table
         return resample_grid(table, (2 * grid[0] - 1, 2 * grid[1] - 1), self.interpolation)
 
-    def keys(self, grid: Grid) -> torch.Tensor:
-        """[h*w (queries), h*w (keys), K]: the embedding of every pair's offset on a grid."""
+    def pairs(self, grid: Grid) -> torch.Tensor:
+        """[h*w (queries), h*w (keys), width]: the embedding of every pair's offset on a grid."""
         table = self._table(grid)
         h, w = grid
         y = torch.arange(h * w, device=table.device) // w
         x = torch.arange(h * w, device=table.device) % w
         return table[y[:, None] - y[None] + h - 1, x[:, None] - x[None] + w - 1]
+
+    def bias(self, query: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """Scaled queries of patches [B, A, h*w, K] -> [B or 1, A, h*w, h*w]."""
+        raise NotImplementedError(f"{type(self).__name__} is abstract: take it from RELATIVE_POSITIONS")
 
     def forward(self, query: torch.Tensor, grid: Grid, scaling: float, image_grids: list[Grid] | None) -> torch.Tensor:
         """[B, A, N, K] queries (special tokens first) -> bias [B, A, N, N].
@@ -257,20 +261,48 @@ class RelativePositionBias(nn.Module):
         `image_grids` names the part of a padded grid that each image fills; each gets the bias it has on its own.
         """
         h, w = grid
-        special = query.shape[2] - h * w
+        batch, special = query.shape[0], query.shape[2] - h * w
         query = query[:, :, special:] * scaling
         if image_grids is None:
-            bias = torch.einsum("bnqd,qkd->bnqk", query, self.keys(grid))
+            bias = self.bias(query, grid)
         else:
             bias = query.new_zeros(*query.shape[:2], h * w, h * w)
             for own in set(image_grids):
                 images = torch.tensor([i for i, g in enumerate(image_grids) if g == own], device=query.device)
                 places = own_places(own, grid, query.device)
-                filled = torch.einsum("bnqd,qkd->bnqk", query[images][:, :, places], self.keys(own))
+                filled = self.bias(query[images][:, :, places], own)
                 heads = torch.arange(query.shape[1], device=query.device)
                 index = (images[:, None, None, None], heads[:, None, None], places[:, None], places)
-                bias = bias.index_put(index, filled)
-        return F.pad(bias, (special, 0, special, 0))
+                bias = bias.index_put(index, filled.expand(len(images), -1, -1, -1))
+        return F.pad(bias, (special, 0, special, 0)).expand(batch, -1, -1, -1)
+
+
+class RelativePositionKeys(RelativePositions):
+    """Offsets as keys, which the heads share: q . r (arXiv 2010.11929, appendix D.4)."""
+
+    def __init__(self, config: HfViTBaseConfig) -> None:
+        super().__init__(config, config.hidden_size // config.num_attention_heads)
+
+    def bias(self, query: torch.Tensor, grid: Grid) -> torch.Tensor:
+        return torch.einsum("bnqd,qkd->bnqk", query, self.pairs(grid))
+
+
+class RelativePositionBias(RelativePositions):
+    """A number an offset and head, whatever the query (Swin, arXiv 2103.14030, section 3.2)."""
+
+    def __init__(self, config: HfViTBaseConfig) -> None:
+        super().__init__(config, config.num_attention_heads)
+
+    def bias(self, query: torch.Tensor, grid: Grid) -> torch.Tensor:
+        if query.shape[1] != self.offset_embeddings.shape[1]:
+            raise ValueError(
+                f"position_embedding='relative_bias' has a column for each of {self.offset_embeddings.shape[1]} heads, "
+                f"of which {query.shape[1]} are here; tensor parallelism shares them out: run without it"
+            )
+        return self.pairs(grid).permute(2, 0, 1)[None].to(query.dtype)
+
+
+RELATIVE_POSITIONS = {"relative": RelativePositionKeys, "relative_bias": RelativePositionBias}
 
 
 def own_places(own: Grid, grid: Grid, device: torch.device) -> torch.Tensor:

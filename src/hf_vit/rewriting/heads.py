@@ -16,7 +16,7 @@ def num_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None:
     if type(classifier).forward is not HfViTBaseForImageClassification.forward:  # a subclass may read anything
         return None
     shared = len(classifier.vit.layers) < config.num_hidden_layers
-    if shared or config.pooling != "token" or config.is_causal or config.position_embedding == "relative":
+    if shared or config.pooling != "token" or config.is_causal or config.position_embedding.startswith("relative"):
         return None
     return config.num_special_tokens - config.num_register_tokens
 

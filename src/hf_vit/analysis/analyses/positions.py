@@ -39,7 +39,7 @@ def patch_positions(model: nn.Module) -> torch.Tensor | None:
     kind = getattr(config, "model_type", None)
     with torch.no_grad():
         if kind in OURS:
-            table, _ = encoder.embeddings.position_table(config.grid, like=encoder.layernorm.weight)
+            table, _ = encoder.embeddings.position_table(config.grid, like=next(encoder.parameters()))
             return None if table is None else table[0].unflatten(0, config.grid)
         if kind not in PREFIX_TOKENS:
             return None
