@@ -27,7 +27,7 @@ def checked(model: type[Model], values: Mapping[str, Any], file_name: str) -> Mo
         return model.model_validate(plain, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"][:2])
+        place = ".".join(str(part) for part in first["loc"][:3])
         raise UserError(f"{file_name} gives {place}={first['input']!r:.80}: {first['msg']}") from error
 
 

@@ -9,6 +9,7 @@ from hf_vit.conversion.origins.origin import Origin
 from hf_vit.conversion.origins.pytorch import dino, mae, open_clip, timm_architectures, timm_hybrid, timm_vit
 from hf_vit.conversion.origins.transformers import (
     transformers_clip,
+    transformers_clip_classifier,
     transformers_deit,
     transformers_dinov2,
     transformers_siglip,
@@ -28,6 +29,7 @@ ORIGINS: tuple[Origin, ...] = (
     transformers_vit.ORIGIN,
     transformers_deit.ORIGIN,
     transformers_vit_hybrid.ORIGIN,
+    transformers_clip_classifier.ORIGIN,
     transformers_clip.ORIGIN,
     transformers_siglip.ORIGIN,
     transformers_dinov2.ORIGIN,

@@ -23,8 +23,8 @@ class Companions:
     """What lies beside the weights in a folder that transformers or timm saved; nothing, for a file that stands alone.
 
     Attributes:
-        config: config.json.
-        processor: preprocessor_config.json.
+        config: config.json, or open_clip_config.json.
+        processor: preprocessor_config.json, or the part of processor_config.json that is about images.
     """
 
     config: Mapping[str, Any] | None = None

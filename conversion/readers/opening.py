@@ -2,6 +2,7 @@
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from hf_vit.conversion.readers.checkpoint import CheckpointReader, Companions
 from hf_vit.conversion.readers.json import read_json
@@ -11,9 +12,10 @@ from hf_vit.conversion.readers.shards import ShardedReader
 from hf_vit.conversion.readers.torch import TorchReader
 from hf_vit.errors import UserError
 
-CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
-# As transformers and timm name the weights of a folder; the first that is there is read.
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+CONFIG, OF_OPEN_CLIP = "config.json", "open_clip_config.json"  # the first that is there is read; so of the others
+PROCESSOR, WHOLE_PROCESSOR = "preprocessor_config.json", "processor_config.json"  # the latter of text, too
+# As transformers, timm and OpenCLIP name the weights of a folder.
+WEIGHTS = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 READABLE = "a .npz, .safetensors or PyTorch file, or a folder that transformers or timm saved"
 _SIGNATURES = {
@@ -64,19 +66,29 @@ def _open_folder(folder: Path) -> CheckpointReader:
     Raises:
         UserError: a file is missing, damaged, or does not fit the others.
     """
-    if not (folder / CONFIG).is_file():
+    configs = [folder / name for name in (CONFIG, OF_OPEN_CLIP) if (folder / name).is_file()]
+    if not configs:
         raise UserError(
             f"{folder} is a folder without {CONFIG}; give a file, or a folder that transformers or timm saved"
         )
-    config = read_json(folder / CONFIG)
-    processor = read_json(folder / PROCESSOR) if (folder / PROCESSOR).is_file() else None
     weights = [name for name in WEIGHTS if (folder / name).is_file() or (folder / f"{name}.index.json").is_file()]
     if not weights:
         raise UserError(f"{folder} holds no weights; it needs {' or '.join(WEIGHTS)}, or the index of its parts")
     single = folder / weights[0]
     reader = open_file(single) if single.is_file() else ShardedReader(folder / f"{single.name}.index.json", open_file)
-    reader.companions = Companions(config, processor)
+    reader.companions = Companions(read_json(configs[0]), _processor(folder))
     return reader
+
+
+def _processor(folder: Path) -> dict[str, Any] | None:
+    """What is said of the pixels, in a file of its own or beside what is said of texts."""
+    if (folder / PROCESSOR).is_file():
+        return read_json(folder / PROCESSOR)
+    whole = read_json(folder / WHOLE_PROCESSOR) if (folder / WHOLE_PROCESSOR).is_file() else {}
+    inner: object = whole.get("image_processor")
+    if not isinstance(inner, dict | None):
+        raise UserError(f"{WHOLE_PROCESSOR} gives image_processor={inner!r:.80}; it needs the fields of one")
+    return inner
 
 
 def _is_torch_archive(path: Path) -> bool:

@@ -46,6 +46,42 @@ def test_open_clip(place: str, tmp_path: Path):
     assert processor["image_mean"] == [0.48145466, 0.4578275, 0.40821073]
 
 
+def write_open_clip(folder: Path, pixels: dict[str, Any], **tower: Any) -> Path:
+    """As OpenCLIP writes a repository of the Hub."""
+    folder.mkdir()
+    torch.save(both_towers(open_clip_tower(heads=2)), folder / "open_clip_pytorch_model.bin")
+    vision = {"image_size": 12, "width": 64, "layers": 2, "head_width": 32, "patch_size": 4, **tower}
+    config = {"model_cfg": {"quick_gelu": True, "vision_cfg": vision}, "preprocess_cfg": pixels}
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_what_open_clips_config_says(tmp_path: Path):
+    colours = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
+    cropped = write_open_clip(tmp_path / "cropped", colours)
+    result = conversion.convert(cropped, tmp_path / "out")
+    config, processor = result.plan.config, json.loads((tmp_path / "out" / "preprocessor_config.json").read_text())
+    assert (config.num_attention_heads, config.hidden_act, config.image_mean) == (2, "quick_gelu", (0.1, 0.2, 0.3))
+    assert (processor["size"], processor["crop_size"]) == ({"shortest_edge": 12}, {"height": 12, "width": 12})
+    assert (processor["resample"], processor["image_std"]) == (3, [0.4, 0.5, 0.6])
+    assert not result.plan.assumed
+    squashed = write_open_clip(tmp_path / "squashed", {"resize_mode": "squash", "interpolation": "bilinear"})
+    found = hf_vit.image_processor_from_hub(squashed)
+    assert (dict(found.size), found.do_center_crop, found.resample) == ({"height": 12, "width": 12}, False, 2)
+    for number, (pixels, tower, told) in enumerate(
+        [
+            ({}, {"timm_model_name": "vit_base"}, "model_cfg.vision_cfg.timm_model_name='vit_base'"),
+            ({}, {"pool_type": "avg"}, "model_cfg.vision_cfg.pool_type='avg'"),
+            ({"resize_mode": "longest"}, {}, "preprocess_cfg.resize_mode='longest'"),
+            ({}, {"image_size": 16}, "makes 4x4 = 16 patches of 4x4 px, but the position table has 9"),
+        ]
+    ):
+        source = write_open_clip(tmp_path / f"other-{number}", pixels, **tower)
+        with pytest.raises(UserError, match=re.escape(told)) as refused:
+            conversion.convert(source, tmp_path / "not")
+        assert "\n" not in str(refused.value)
+
+
 @torch.no_grad()
 def test_open_clip_goes_on_to_transformers(tmp_path: Path):
     from transformers import CLIPVisionModelWithProjection

@@ -234,6 +234,19 @@ def test_pixels_come_along(tmp_path: Path):
     assert (dict(found.size), dict(found.crop_size)) == ({"shortest_edge": 20}, {"height": 14, "width": 14})
 
 
+def test_pixels_of_a_processor_of_images_and_texts(tmp_path: Path):
+    """As transformers 5 writes them: in one file, and no other."""
+    of_transformers("CLIPVisionModel").save_pretrained(tmp_path)
+    steps = transformers.CLIPImageProcessor(size={"shortest_edge": 20}, crop_size=14).to_dict()
+    whole = tmp_path / "processor_config.json"
+    whole.write_text(json.dumps({"processor_class": "CLIPProcessor", "image_processor": steps}))
+    found = hf_vit.image_processor_from_hub(tmp_path)
+    assert (dict(found.size), dict(found.crop_size)) == ({"shortest_edge": 20}, {"height": 14, "width": 14})
+    whole.write_text(json.dumps({"image_processor": "CLIP"}))
+    with pytest.raises(UserError, match=r"processor_config\.json gives image_processor='CLIP'; it needs the fields"):
+        hf_vit.image_processor_from_hub(tmp_path)
+
+
 @pytest.mark.parametrize("backend", ["CLIPImageProcessor", "SiglipImageProcessor", "BitImageProcessor"])
 def test_pixels_are_those_of_the_processor(backend: str, tmp_path: Path):
     import numpy as np
@@ -254,14 +267,12 @@ def test_pixels_are_those_of_the_processor(backend: str, tmp_path: Path):
     [
         ("Dinov2ForImageClassification", "a classifier on the class token beside the mean of the patches"),
         ("Dinov2WithRegistersForImageClassification", "a classifier on the class token beside the mean of the patches"),
-        ("CLIPForImageClassification", "a classifier on the mean of the tokens before the last LayerNorm"),
     ],
 )
 def test_heads_that_no_model_here_has_are_replaced_or_refused(name: str, told: str, tmp_path: Path):
     made = getattr(transformers, name)
     vision = {key: value for key, value in SIZES.items() if key != "num_labels"}
-    fields = {"vision_config": vision} if name.startswith("CLIP") else vision | DINOV2
-    randomise(made(made.config_class(**fields, num_labels=5))).save_pretrained(tmp_path / "saved")
+    randomise(made(made.config_class(**vision, **DINOV2, num_labels=5))).save_pretrained(tmp_path / "saved")
     with pytest.raises(UserError, match=rf"has {told}.* no model here has; give --num-labels or --labels for a new"):
         conversion.convert(tmp_path / "saved", tmp_path / "out")
     result = conversion.convert(tmp_path / "saved", tmp_path / "out", num_labels=3)
@@ -269,6 +280,32 @@ def test_heads_that_no_model_here_has_are_replaced_or_refused(name: str, told: s
         "classifier.bias",
         "classifier.weight",
     ]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spelling", ["old", "new"])
+def test_classifier_of_clip(spelling: str, tmp_path: Path):
+    """It reads the patches' mean before the last LayerNorm."""
+    vision = {key: value for key, value in SIZES.items() if key != "num_labels"}
+    made = transformers.CLIPForImageClassification(transformers.CLIPConfig(vision_config=vision, num_labels=5))
+    model = randomise(made).eval()
+    model.save_pretrained(tmp_path / "saved", save_original_format=spelling == "old")
+    result = conversion.convert(tmp_path / "saved", tmp_path / "converted")
+    assert set(result.plan.ignored.values()) == {"the last LayerNorm, which the classifier does not read"}
+    ours = result.plan.model_class.from_pretrained(result.output).eval()
+    for dtype, tolerance in TOLERANCE.items():
+        images = torch.randn(2, 3, 12, 12, dtype=torch.float64).to(dtype)
+        for found, value in zip(
+            results_of(ours.to(dtype), images), tokens_and_logits(model.to(dtype), images), strict=True
+        ):
+            assert largest(found, value) <= tolerance
+    new = conversion.convert(tmp_path / "saved", tmp_path / "new", num_labels=3)
+    assert sorted(key for key, why in new.plan.ignored.items() if why == "replaced by a new head") == [
+        "classifier.bias",
+        "classifier.weight",
+    ]
+    with pytest.raises(UserError, match=r"CLIP cannot express .*norm_after_pooling=None \(it has True\)"):
+        conversion.export(result.output, tmp_path / "out", "transformers")
 
 
 @torch.no_grad()

@@ -5,10 +5,13 @@ Query, key and value are one projection, as torch's own attention holds them, an
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import BaseModel
+
+from hf_vit.conversion.origins.beside import Count, Number, Positive, checked, pair_of
 from hf_vit.conversion.origins.origin import Declared, Dims, KeyNames, KeyRule, Origin
-from hf_vit.conversion.origins.preprocessing import CLIP_MEAN, CLIP_STD
+from hf_vit.conversion.origins.preprocessing import CLIP_MEAN, CLIP_STD, RESAMPLE
 from hf_vit.conversion.origins.pytorch.timm_architectures import HEADS_OF_WIDTH
 from hf_vit.conversion.origins.wrapped import BESIDE, prefixes, unwrapped
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
@@ -108,9 +111,62 @@ def configure(
     }
 
 
+class Pixels(BaseModel):
+    """What is read of `preprocess_cfg`."""
+
+    mean: list[Number] = CLIP_MEAN
+    std: list[Positive] = CLIP_STD
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    resize_mode: Literal["shortest", "squash"] = "shortest"
+
+
+class Tower(BaseModel):
+    """What is read of `model_cfg.vision_cfg`; what another network is asked for by has one value here."""
+
+    image_size: object = 224
+    width: Count = 768
+    head_width: Count = 64
+    pool_type: Literal["tok"] = "tok"
+    timm_model_name: None = None
+    act_kwargs: None = None
+    norm_kwargs: None = None
+
+
+class TwoTowers(BaseModel):
+    """What is read of `model_cfg`."""
+
+    vision_cfg: Tower = Tower()
+    quick_gelu: bool = False
+
+
+class OpenClipConfig(BaseModel):
+    """What is read of open_clip_config.json."""
+
+    model_cfg: TwoTowers
+    preprocess_cfg: Pixels = Pixels()
+
+
 def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
-    """The colours of CLIP."""
-    return Declared(processor={"resample": 3, "image_mean": CLIP_MEAN, "image_std": CLIP_STD, "do_convert_rgb": True})
+    """What open_clip_config.json says; without one, the colours of CLIP."""
+    colours = {"resample": 3, "image_mean": CLIP_MEAN, "image_std": CLIP_STD, "do_convert_rgb": True}
+    if companions.config is None:
+        return Declared(processor=colours)
+    config = checked(OpenClipConfig, companions.config, "open_clip_config.json")
+    tower, pixels = config.model_cfg.vision_cfg, config.preprocess_cfg
+    height, width = pair_of(tower.image_size)
+    is_cropped = pixels.resize_mode == "shortest"
+    steps = {
+        "size": {"shortest_edge": min(height, width)} if is_cropped else {"height": height, "width": width},
+        "do_center_crop": is_cropped,
+        "resample": RESAMPLE[pixels.interpolation],
+        "image_mean": pixels.mean,
+        "image_std": pixels.std,
+    } | ({"crop_size": {"height": height, "width": width}} if is_cropped else {})
+    fields = {
+        "num_attention_heads": tower.width // tower.head_width,
+        "hidden_act": "quick_gelu" if config.model_cfg.quick_gelu else "gelu",
+    }
+    return Declared(fields, (height, width), processor=colours | steps)
 
 
 ORIGIN = Origin(
@@ -141,6 +197,7 @@ ORIGIN = Origin(
         "have timm's keys: `--prefix visual.trunk`.",
         "`attn.in_proj_weight` holds the projections of query, key and value one after the other.",
         "`proj`, into the common space, is the head here, with a bias of zeros: `logits` are an image's embedding.",
+        "A folder's open_clip_config.json tells heads, activation and preprocessing.",
         "OpenAI's own files are TorchScript, whose code is never run: save the `state_dict()` of the loaded model.",
     ),
 )

@@ -62,9 +62,6 @@ OTHER_TOWER = {
     r"logit_(scale|bias)": "scale and bias of the contrastive loss",
     r"(vision_model\.)?embeddings\.position_ids": "numbers of the positions",
 }
-FOREIGN_HEADS = {
-    r"classifier\..+": "a classifier on the mean of the tokens before the last LayerNorm (CLIPForImageClassification)"
-}
 ASSUMED = {
     "num_attention_heads": "heads of 64",
     "hidden_act": "quick_gelu",
@@ -139,7 +136,6 @@ ORIGIN = Origin(
     configure=configure,
     declared=declared,
     assumed=ASSUMED,
-    foreign_heads=FOREIGN_HEADS,
     zeros={"head": ("classifier.bias",)},
     package="transformers",
     notes=(
