@@ -47,8 +47,8 @@ def report_of(plan: Plan, shapes: Mapping[str, Shape]) -> str:
     """Every key of the file with its shape, transform and parameter, as JSON, one key a line; and what was assumed."""
     rows = [
         {
-            "source": row.key,
-            "shape": row.shape,
+            "source": key,
+            "shape": row.shape if key is None else shapes[key],
             "transform": row.transform,
             "target": plan.parameter_name(row),
             "target_shape": row.parameter_shape,
@@ -56,8 +56,8 @@ def report_of(plan: Plan, shapes: Mapping[str, Shape]) -> str:
         | ({"resampled": asdict(row.resample)} if row.resample else {})
         | ({} if row.block is None else {"block": row.block})
         | ({} if row.piece is None else {"piece": row.piece})
-        | ({"beside": row.beside} if row.beside else {})
         for row in plan.rows
+        for key in (row.key, *row.beside)
     ]
     ignored = [{"source": key, "shape": shapes[key], "ignored": reason} for key, reason in plan.ignored.items()]
     lines = ",\n ".join(json.dumps(line) for line in (*rows, *ignored))

@@ -21,8 +21,8 @@ def check_accounting(plan: Plan, shapes: Mapping[str, Shape], parameters: Mappin
         UserError: it does not hold; what is wrong is listed.
     """
     used = Counter([*plan.consumed, *plan.ignored])
-    moved = [row for row in plan.rows if row.key is not None and not row.beside]
-    uses = Counter((row.key, row.block, row.piece) for row in moved)
+    moved = (row for row in plan.rows if not row.beside)  # what is computed from several may take part in more
+    uses = Counter((row.key, row.block, row.piece) for row in moved if row.key is not None)
     twice = {key for key, count in used.items() if count > 1} | {key for (key, *_), count in uses.items() if count > 1}
     blocks = Counter(key for key, block, _ in uses if block is not None)
     pieces = Counter((key, piece[1]) for key, _, piece in uses if piece is not None)

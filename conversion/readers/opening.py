@@ -71,12 +71,13 @@ def _open_folder(folder: Path) -> CheckpointReader:
         raise UserError(
             f"{folder} is a folder without {CONFIG}; give a file, or a folder that transformers or timm saved"
         )
+    companions = Companions(read_json(configs[0]), _processor(folder))
     weights = [name for name in WEIGHTS if (folder / name).is_file() or (folder / f"{name}.index.json").is_file()]
     if not weights:
         raise UserError(f"{folder} holds no weights; it needs {' or '.join(WEIGHTS)}, or the index of its parts")
     single = folder / weights[0]
     reader = open_file(single) if single.is_file() else ShardedReader(folder / f"{single.name}.index.json", open_file)
-    reader.companions = Companions(read_json(configs[0]), _processor(folder))
+    reader.companions = companions
     return reader
 
 

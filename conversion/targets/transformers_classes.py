@@ -87,17 +87,24 @@ VIT = Kind(
     _vit_objections,
 )
 
+
+def _clip_objections(config: Any, has_head: bool) -> list[str]:
+    """Before a head only the class token counts: whether it is normed before or after it is taken is all the same."""
+    bare = [] if config.norm_after_pooling or has_head else ["norm_after_pooling=False without a head"]
+    return [*bare, *_square(config, has_head)]
+
+
 CLIP = Kind(
     "transformers' CLIP",
     transformers_clip.ORIGIN,
-    _ANY_CONSTANTS | {"norm_before_layers": (True,), "norm_after_pooling": (True,)},
+    _ANY_CONSTANTS | {"norm_before_layers": (True,), "norm_after_pooling": (True, False)},
     lambda config, has_head: "CLIPVisionModel" + ("WithProjection" if has_head else ""),
     lambda config: {
         "intermediate_size": config.intermediate_size,
         "attention_dropout": config.attention_probs_dropout_prob,
         "projection_dim": config.num_labels,
     },
-    _square,
+    _clip_objections,
 )
 
 

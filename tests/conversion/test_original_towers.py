@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from originals.open_clip import both_towers, open_clip_tower
-from originals.pytorch import of_timm
+from originals.pytorch import of_timm, save_timm
 from safetensors.torch import save_file
 
 import hf_vit
@@ -93,6 +93,27 @@ def test_open_clip_goes_on_to_transformers(tmp_path: Path):
     images = torch.randn(2, 3, 12, 12)
     theirs = CLIPVisionModelWithProjection.from_pretrained(tmp_path / "theirs").eval()
     assert largest(theirs(images).image_embeds, tower(images)[1]) <= 1e-5
+
+
+@torch.no_grad()
+def test_timms_clip_goes_on_to_transformers(tmp_path: Path):
+    """It norms all tokens before one is pooled, which only they show who look at the others."""
+    from transformers import CLIPVisionModelWithProjection
+
+    sizes = {"embed_dim": 64, "num_heads": 2}
+    for labels in (5, 0):
+        model = of_timm("vit_base_patch16_clip_224", num_classes=labels, **sizes)
+        if labels:
+            model.head.bias.zero_()  # as of all released ones
+        source = save_timm(model, tmp_path / f"saved-{labels}", model_args=sizes)
+        if not labels:
+            with pytest.raises(UserError, match="CLIP cannot express norm_after_pooling=False without a head"):
+                conversion.export(source, tmp_path / "bare", "transformers")
+            continue
+        conversion.export(source, tmp_path / "exported", "transformers")
+        theirs = CLIPVisionModelWithProjection.from_pretrained(tmp_path / "exported").eval()
+        images = torch.randn(2, 3, 12, 12)
+        assert largest(theirs(images).image_embeds, model(images)) <= 1e-5
 
 
 def as_dinov2(model: torch.nn.Module, chunk: int | None, prefix: str) -> dict[str, torch.Tensor]:

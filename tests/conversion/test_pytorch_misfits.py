@@ -38,6 +38,12 @@ def tower(name: str, **fields: Any) -> tuple[Shapes, Companions]:
     return shapes_of(model), Companions(model.config.to_dict())
 
 
+def classifier_of_clip() -> tuple[Shapes, Companions]:
+    """Without the LayerNorm that stands idle in it, and that nobody would miss."""
+    shapes, companions = tower("CLIPForImageClassification")
+    return {key: shape for key, shape in shapes.items() if "post_layernorm" not in key}, companions
+
+
 def hybrid_of_transformers() -> tuple[Shapes, Companions]:
     model: Any = vit_hybrid_parts()
     return shapes_of(model), Companions(model.json())
@@ -49,6 +55,7 @@ GOOD: dict[str, Callable[[], tuple[Shapes, Companions]]] = {
     "transformers_deit": lambda: of_library("DeiTForImageClassificationWithTeacher"),
     "transformers_vit_hybrid": hybrid_of_transformers,
     "transformers_clip": lambda: tower("CLIPVisionModelWithProjection", projection_dim=7),
+    "transformers_clip_classifier": classifier_of_clip,
     "transformers_siglip": lambda: tower("SiglipVisionModel"),
     "transformers_dinov2": lambda: tower("Dinov2WithRegistersModel", mlp_ratio=2, num_register_tokens=3),
     "open_clip": lambda: (shapes_of(open_clip_tower()), Companions()),

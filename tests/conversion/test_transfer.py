@@ -76,6 +76,7 @@ def files(golden: Path) -> dict[str, tuple[dict[str, tuple[int, ...]], Companion
     deit = of_transformers("DeiTForImageClassificationWithTeacher")
     hybrid = vit_hybrid_parts()
     towers = {
+        "transformers_clip_classifier": of_transformers("CLIPForImageClassification"),
         "transformers_clip": of_transformers("CLIPVisionModel"),
         "transformers_siglip": of_transformers("SiglipVisionModel"),
         "transformers_dinov2": of_transformers("Dinov2WithRegistersModel", use_swiglu_ffn=True),

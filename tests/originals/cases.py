@@ -8,7 +8,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +233,9 @@ TIMM_CONFIG: dict[str, Any] = {
     },
 }
 PATCH = ("less", "more")  # of the patch's height, which no other array confirms
+# A classifier of CLIP does not read the last LayerNorm.
+IDLE = ("vision_model.post_layernorm.weight", "vision_model.post_layernorm.bias")
+UNREAD = ("drop", "mistype", "dtype", "shape", "less", "more", "value")
 CASES = {
     "vit_jax": Case(lambda make: make(**SIZES), silent={"embedding/kernel": PATCH}),
     "vit_jax_hybrid": Case(hybrid),
@@ -265,6 +268,9 @@ CASES = {
         },
     ),
     "transformers_clip": of_transformers_with_files("CLIPVisionModelWithProjection"),
+    "transformers_clip_classifier": replace(
+        of_transformers_with_files("CLIPForImageClassification"), silent=dict.fromkeys(IDLE, UNREAD)
+    ),
     "transformers_siglip": of_transformers_with_files("SiglipVisionModel"),
     "transformers_dinov2": of_transformers_with_files("Dinov2WithRegistersModel", mlp_ratio=2),
     "transformers_dinov2 of SwiGLU": of_transformers_with_files("Dinov2Model", use_swiglu_ffn=True),

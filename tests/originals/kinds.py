@@ -68,13 +68,16 @@ KINDS: dict[str, Callable[[Path], str]] = {
     "transformers ViT without head": _transformers("ViTModel"),
     "transformers DeiT": _transformers("DeiTForImageClassification"),
     "transformers DeiT with teacher": _transformers("DeiTForImageClassificationWithTeacher"),
+    "transformers CLIP": _transformers("CLIPForImageClassification"),
+    "transformers SigLIP": _transformers("SiglipForImageClassification"),
+    "transformers DINOv2 without head": _transformers("Dinov2WithRegistersModel"),
     "transformers ViT-hybrid": _vit_hybrid,
     "timm folder": _timm,
     "timm:FOLDER": lambda folder: f"timm:{_timm(folder)}",
     "timm:NAME@FILE": _timm_file,
     "original .npz": _original,
 }
-HEADLESS = ("transformers ViT without head",)
+HEADLESS = ("transformers ViT without head", "transformers DINOv2 without head")
 NAMELESS = ("timm:NAME@FILE",)  # timm's classes have names where they are ImageNet's, or a config.json says them
 UNNAMED = ("timm:NAME@FILE", "original .npz")  # files that do not tell the names of their classes
 # What an installed library runs, so that nothing is converted for those who look at a model from outside.
@@ -83,6 +86,7 @@ RUN_BY_THEIR_LIBRARY = (
     "transformers ViT without head",
     "transformers DeiT",
     "transformers DeiT with teacher",
+    "transformers DINOv2 without head",
     "timm folder",
     "timm:FOLDER",
     "timm:NAME@FILE",

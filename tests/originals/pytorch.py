@@ -35,7 +35,11 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
 def of_transformers(name: str, build: Callable[[Any], nn.Module] | None = None, **fields: Any) -> nn.Module:
     """A model of transformers by its class's name; `build` makes it otherwise from its config."""
     made = getattr(transformers, name)
-    return randomise((build or made)(made.config_class(**{**SIZES, **fields})))
+    fields = {**SIZES, **fields}
+    if "vision_config" in made.config_class.sub_configs:  # a classifier on the image tower of two
+        labels = {name: fields.pop(name) for name in ("num_labels", "id2label", "label2id") if name in fields}
+        fields = {"vision_config": fields, **labels}
+    return randomise((build or made)(made.config_class(**fields)))
 
 
 def vit_hybrid_parts(**backbone: Any) -> nn.Module:

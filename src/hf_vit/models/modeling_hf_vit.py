@@ -483,7 +483,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
     def embed(
         self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None, **corruption: torch.Tensor | None
     ) -> Tokens:
-        dtype = self.layers[0].layernorm_before.weight.dtype
+        dtype = self.layer_sequence()[0].layernorm_before.weight.dtype
         if isinstance(pixel_values, torch.Tensor) and pixel_values.is_floating_point():  # pyright: ignore[reportUnnecessaryIsInstance]
             pixel_values = pixel_values.to(dtype)
             check_values(pixel_values, self.embeddings.patch_embeddings)
