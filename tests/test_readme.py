@@ -60,3 +60,21 @@ def test_commands_run(block: str, clone: Path):
         else:
             assert program == "hf-vit"
             run_program(arguments)
+
+
+def test_the_first_page_after_it_runs_too(clone: Path):
+    """Getting started, from a checkpoint and a folder of photographs; in one epoch, and without what needs the Hub."""
+    page = (ROOT / "docs/getting_started.md").read_text().split("\n## ")
+    (section,) = [part for part in page if part.startswith("A checkpoint and a folder of photographs\n")]
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+    (code,) = [code for language, code in blocks if language == "python"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(code, "getting_started.md", "exec"), {})
+    assert " ".join(printed.getvalue().split()) in " ".join(section.split())
+    lines = [line for language, code in blocks if language == "bash" for line in code.splitlines()]
+    commands = [shlex.split(line, comments=True) for line in lines if "google/" not in line]
+    ran = [words[1:] for words in dict.fromkeys(map(tuple, commands)) if words[1] != "push"]
+    assert [words[0] for words in ran] == ["evaluate", "predict", "finetune"]
+    for words in (ran[2], *ran[:2]):
+        run_program(["1" if word == "12" else word for word in words])
+    assert len((clone / "predictions.csv").read_text().splitlines()) == 1 + 320

@@ -116,7 +116,9 @@ class ClassificationResult(ProtocolResult):
         title = "accuracy of each class" if every else f"the {len(shown)} worst of {len(worst)} classes"
         classes = [[name, percent(value)] for name, value in shown]
         header = ["answers from", "answered", "precision", "recall", "F1"]
-        thresholds = [[percent(value) for value in row.values()] for row in self.thresholds]
+        # The last of those that answer the same images, and none that answers no image.
+        telling = {row["answered"]: row for row in self.thresholds if row["answered"]}.values()
+        thresholds = [[percent(value) for value in row.values()] for row in telling]
         tables = [Table([], rows, judged), Table(["class", "top-1 accuracy"], classes, title)]
         return [*tables, *([Table(header, thresholds, "answering only where the model is sure")] if thresholds else [])]
 

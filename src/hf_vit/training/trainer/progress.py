@@ -122,6 +122,7 @@ class LoggedProgress(TrainerCallback):
             "eval_accuracy": "validation accuracy {:.2%}",
         }
         self._tell(args, state, [text.format(self._logged[key]) for key, text in texts.items() if key in self._logged])
+        self._logged.clear()  # what is not logged again is old
 
     def _tell(self, args: TrainingArguments, state: TrainerState, news: list[str]) -> None:
         self._last = time.perf_counter()
