@@ -28,7 +28,9 @@ Data = Annotated[
     ),
 ]
 ImageColumn = Annotated[str | None, typer.Option(help="Column of images, or of their files, in a list or table.")]
-LabelColumn = Annotated[str | None, typer.Option(help="Column of classes in a list or table.")]
+LabelColumn = Annotated[
+    str | None, typer.Option(help="Column of classes in a list or table; of 0 and 1 several, cat,dog.")
+]
 Output = Annotated[Path, typer.Option(help="New or empty folder for the finished model.", show_default=False)]
 ImageSize = Annotated[str | None, typer.Option(help="px, S or HxW; positions are resampled.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last complete checkpoint.")]
@@ -60,6 +62,24 @@ Clip = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Large
 Loss = Annotated[str | None, typer.Option(rich_help_panel=_RECIPE, help="ce, or bce (one answer a class).")]
 BceThreshold = Annotated[
     float | None, typer.Option(rich_help_panel=_RECIPE, help="With bce: mixed targets above it become 1.")
+]
+ClassWeights = Annotated[
+    bool | None,
+    typer.Option(
+        "--class-weights/--no-class-weights",
+        rich_help_panel=_RECIPE,
+        help="Errors count by how rare the class is.",
+        show_default=False,
+    ),
+]
+BalancedSampling = Annotated[
+    bool | None,
+    typer.Option(
+        "--balanced-sampling/--no-balanced-sampling",
+        rich_help_panel=_RECIPE,
+        help="Every class is drawn as often as the others.",
+        show_default=False,
+    ),
 ]
 NewHead = Annotated[
     bool | None,

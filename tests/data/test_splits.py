@@ -37,7 +37,7 @@ def digest(text: object) -> str:
 def cut(images: list[str], labels: list[int], missing=("validation", "test"), seed: int = 0):
     """{name of an image: its split}, and the notes."""
     names = [f"class {number}" for number in range(max(labels) + 1)]
-    parts, notes = cut_rows([digest(image) for image in images], np.asarray(labels), names, missing, seed=seed)
+    parts, notes = cut_rows([digest(image) for image in images], labels, names, missing, seed=seed)
     assert sorted(np.concatenate(list(parts.values()))) == list(range(len(images)))
     return {images[row]: part for part, rows in parts.items() for row in rows}, notes
 
@@ -87,7 +87,7 @@ def test_tiny_sets_that_grow_never_test_on_what_they_trained_on():
 def test_copies_stay_together():
     images = [f"image {number % 40}" for number in range(120)]
     labels = [number % 40 % 2 for number in range(120)]
-    parts, _ = cut_rows([digest(image) for image in images], np.asarray(labels), ["a", "b"], ("test",), seed=0)
+    parts, _ = cut_rows([digest(image) for image in images], labels, ["a", "b"], ("test",), seed=0)
     inside = {part: {images[row] for row in rows} for part, rows in parts.items()}
     assert not inside["train"] & inside["test"]
 
@@ -102,20 +102,20 @@ def test_a_split_that_is_given_leaves_the_others_where_they_were():
 
 
 def test_a_class_with_one_image_is_refused_with_the_remedy():
-    pets, few = [digest(number) for number in range(21)], np.asarray([0] * 20 + [1])
+    pets, few = [digest(number) for number in range(21)], [0] * 20 + [1]
     with pytest.raises(UserError, match=r"class 'owl' has 1 image; to cut validation and test .* at least 3: add"):
         cut_rows(pets, few, ["cat", "owl"], ["validation", "test"], seed=0)
     with pytest.raises(UserError, match=r"class 'cat' has 2 different images \(2 classes are that small\)"):
-        cut_rows(pets[:3], np.asarray([0, 0, 1]), ["cat", "owl"], ["validation", "test"], seed=0)
+        cut_rows(pets[:3], [0, 0, 1], ["cat", "owl"], ["validation", "test"], seed=0)
     with pytest.raises(UserError, match="class 'owl' has 1 image"):
-        cut_rows([*pets[:20], *pets[:1] * 5], np.asarray([0] * 20 + [1] * 5), ["cat", "owl"], ["test"], seed=0)
-    parts, _ = cut_rows(pets[:4], np.asarray([0, 0, 1, 1]), ["cat", "owl"], ["test"], seed=0)
+        cut_rows([*pets[:20], *pets[:1] * 5], [0] * 20 + [1] * 5, ["cat", "owl"], ["test"], seed=0)
+    parts, _ = cut_rows(pets[:4], [0, 0, 1, 1], ["cat", "owl"], ["test"], seed=0)
     assert len(parts["train"]) + len(parts["test"]) == 4
 
 
 def test_a_class_that_only_the_bigger_data_set_has_needs_no_images():
     digests = [digest(number) for number in range(10)]
-    parts, _ = cut_rows(digests, np.asarray([0] * 5 + [2] * 5), ["cat", "dog", "owl"], ["test"], seed=0)
+    parts, _ = cut_rows(digests, [0] * 5 + [2] * 5, ["cat", "dog", "owl"], ["test"], seed=0)
     assert parts["test"].size
 
 

@@ -120,7 +120,8 @@ class ImageCollator:
 
     Mixup and cutmix are torchvision's. Their draws depend on the batch's content and the seed alone, so workers and
     interruptions do not change them. Examples marked "mixable": False (`eval_transform` marks its own) stay as they
-    are: one collator serves a Trainer's training and evaluation.
+    are: one collator serves a Trainer's training and evaluation. Lists of classes become 0 and 1 for each, [B, K], and
+    are not mixed.
 
     Args:
         num_labels: K.
@@ -143,6 +144,11 @@ class ImageCollator:
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         pixel_values = torch.stack([torch.as_tensor(example["pixel_values"]) for example in examples])
         key = "label" if "label" in examples[0] else "labels"
+        if isinstance(examples[0][key], list):
+            labels = torch.zeros(len(examples), self.num_labels)
+            for row, example in enumerate(examples):
+                labels[row, example[key]] = 1.0
+            return {"pixel_values": pixel_values, "labels": labels}
         labels = torch.tensor([int(example[key]) for example in examples])
         if self._mixes and all(example.get("mixable", True) for example in examples):
             with seeded(zlib.crc32(_sample(pixel_values), self.seed & 0xFFFFFFFF)):

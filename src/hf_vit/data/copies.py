@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hf_vit.data.checks import Seen, short_name
+from hf_vit.data.labels import classes_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -23,7 +24,8 @@ def tell_copies(
     for split, images in seen.items():
         labels: list[int] = list(splits[split]["label"])
         for image, label in zip(images, labels, strict=True):
-            places.setdefault(image.digest, []).append((short_name(image.name), label_names[label], split))
+            names = ", ".join(label_names[each] for each in classes_of(label))
+            places.setdefault(image.digest, []).append((short_name(image.name), names, split))
     several = [found for found in places.values() if len(found) > 1]
     notes: list[str] = []
     if several:

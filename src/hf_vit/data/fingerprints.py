@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hf_vit.data.checks import Seen
 from hf_vit.data.data_source import DataSource
+from hf_vit.data.labels import classes_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -26,7 +27,8 @@ def content_fingerprint(
     for split, table in splits.items():
         labels: list[int] = list(table["label"])
         lines.extend(
-            f"{split}\t{label_names[label]}\t{image.digest}" for label, image in zip(labels, seen[split], strict=True)
+            f"{split}\t{' '.join(label_names[each] for each in classes_of(label))}\t{image.digest}"
+            for label, image in zip(labels, seen[split], strict=True)
         )
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
 

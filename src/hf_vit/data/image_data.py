@@ -32,6 +32,7 @@ class ImageData(Displayed):
         revision: the commit of a data set of the Hub.
         files: what `file_states` said of its files when it was loaded.
         cut: the splits that were cut from train.
+        multi_label: "label" is a list of class numbers, of any length.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ImageData(Displayed):
     revision: str | None = None
     files: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     cut: tuple[str, ...] = ()
+    multi_label: bool = False
     # What the scan saw, row by row (tables); size of a stream where it is known; how to read a stream anew.
     seen: dict[str, list[Seen]] = field(default_factory=dict[str, list[Seen]], repr=False)
     sizes: dict[str, int] = field(default_factory=dict[str, int], repr=False)

@@ -1,6 +1,6 @@
 """Raw labels (class numbers, plain integers or names) made class numbers, or one clear error."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,13 @@ class LabelMap:
         return cls(list(names), by_number | {name: number for number, name in enumerate(names)})
 
     @classmethod
-    def of_values(cls, values: Iterable[Any], data_name: str) -> "LabelMap":
+    def of_values(cls, values: Sequence[Any], data_name: str) -> "LabelMap":
         """For a source that does not: the distinct integers in order, or the distinct names in alphabetical order.
 
         Raises:
             UserError: a missing or negative label, or one that is neither a whole number nor a name.
         """
-        distinct = set(values)
+        distinct = {value for one in values for value in one} if is_multi_label(values) else set(values)
         if None in distinct:
             raise UserError(f"'{data_name}' has images without a label; label them or remove them")
         kinds = {type(value) for value in distinct}
@@ -63,6 +63,26 @@ class LabelMap:
                 "correct the label, or add an image of that class to the training images"
             )
         return number
+
+    def numbers_of(self, raw: Any, place: str) -> Any:
+        """The class number of one raw label; of a list of them the numbers, ascending.
+
+        Raises:
+            UserError: see `number`.
+        """
+        if not isinstance(raw, list):
+            return self.number(raw, place)
+        return sorted({self.number(each, place) for each in raw})  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def is_multi_label(labels: Sequence[Any]) -> bool:
+    """Whether images have several classes, or none: a list each."""
+    return any(isinstance(label, list) for label in labels)
+
+
+def classes_of(label: "int | Sequence[int]") -> list[int]:
+    """The classes of one image: its label, or those of the list that is its label."""
+    return [label] if isinstance(label, int) else list(label)
 
 
 def is_unlabelled(raw_labels: Sequence[Any]) -> bool:

@@ -5,15 +5,13 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from hf_vit.data.builtin import digits, photos
 from hf_vit.data.checks import keep_good, scan, short_name
 from hf_vit.data.copies import tell_copies
 from hf_vit.data.data_source import DataSource, resolve_source
 from hf_vit.data.fingerprints import content_fingerprint, digests_of, file_states, states_fingerprint
 from hf_vit.data.image_data import ImageData
-from hf_vit.data.labels import LabelMap, is_unlabelled
+from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabelled
 from hf_vit.data.reading import (
     Columns,
     NamedColumns,
@@ -45,6 +43,7 @@ def load_data(
     image_size: tuple[int, int] | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
+    multi_label: bool = False,
     seed: int = SPLIT_SEED,
 ) -> ImageData:
     """Load labelled images by name, path or Hub id, and check them before any training.
@@ -58,7 +57,9 @@ def load_data(
         skip_bad_images: leave unreadable images out (named in `skipped`) instead of raising.
         image_size: (height, width) in px in which the built-in sets come, "photos" up to 384 px a side; None for their
             own pixels. Other sources keep theirs: the image processor resizes.
-        image_column, label_column: of a list or table, where they are not called as usual.
+        image_column, label_column: of a list or table, where they are not called as usual. Several label columns of
+            0 and 1, "cat,dog", are classes of which an image may have several or none.
+        multi_label: take data whose images have a list of classes each, which most uses cannot do with.
         seed: of the cut where validation or test are missing. The built-in splits are fixed.
 
     Returns:
@@ -79,6 +80,11 @@ def load_data(
     if broken := broken_file(resolved):
         raise UserError(f"'{resolved.name}' cannot be read as {resolved.kind}: {broken}; put it back, or remove it")
     data = _read(resolved, named, streaming, skip_bad_images, seed)
+    if data.multi_label and not multi_label:
+        raise UserError(
+            f"the images of '{data.name}' have several classes each, for which there are hf-vit data, finetune without "
+            "a teacher, and evaluate --protocol multi-label; for this give data with one class an image"
+        )
     for note in data.notes:
         logger.info(note)
     return data
@@ -110,8 +116,11 @@ def _builtin_data(name: str, image_size: tuple[int, int] | None, streaming: bool
 def _tables_data(source: DataSource, tables: Tables, streaming: bool, skip_bad_images: bool, seed: int) -> ImageData:
     import datasets
 
-    splits, names = _labelled(source.name, tables)
+    splits, names, multi_label = _labelled(source.name, tables)
+    if multi_label and streaming:
+        raise UserError(f"the images of '{source.name}' have several classes each; load them without streaming")
     data = ImageData(source.name, "", splits, names, notes=tables.notes, source=source, revision=tables.revision)
+    data.multi_label = multi_label
     data.files = file_states(source, contents=streaming)
     if not streaming:
         seen = {split: scan(table, split) for split, table in splits.items()}
@@ -132,31 +141,34 @@ def _tables_data(source: DataSource, tables: Tables, streaming: bool, skip_bad_i
     return data
 
 
-def _labelled(name: str, tables: Tables) -> "tuple[dict[str, Dataset], list[str]]":
-    """Tables with the columns "image" (undecoded) and "label" (class numbers), and the class names."""
-    from datasets import ClassLabel
+def _labelled(name: str, tables: Tables) -> "tuple[dict[str, Dataset], list[str], bool]":
+    """Tables with the columns "image" (undecoded) and "label" (class numbers), the class names, and if a list each."""
+    from datasets import ClassLabel, List
 
-    column, path = tables.columns.image, tables.columns.label
+    column, labelling = tables.columns.image, tables.columns.labelling
     read = cast("dict[str, Dataset]", tables.splits)
-    raw = {split: tables.columns.labels(table.select_columns([path[0]])[:]) for split, table in read.items()}
+    raw = {split: tables.columns.labels(table.select_columns(labelling)[:]) for split, table in read.items()}
     for split in [split for split in raw if split != "train" and is_unlabelled(raw[split])]:
         tables.notes.append(f"split '{split}' of '{name}' has no labels and was left out")
         del raw[split]
     if not any(raw.values()):
         raise UserError(f"'{name}' holds no labelled images")
     labels = _label_map(name, tables, raw.get("train") or [label for values in raw.values() for label in values])
+    multi_label = is_multi_label([label for values in raw.values() for label in values])
+    classes = ClassLabel(names=labels.names)
     splits: dict[str, Dataset] = {}
     for split, values in raw.items():
-        numbers = [labels.number(value, f"image {row} of split {split}") for row, value in enumerate(values)]
+        numbers = [labels.numbers_of(value, f"image {row} of split {split}") for row, value in enumerate(values)]
         table = read[split].select_columns([column]).rename_columns({} if column == "image" else {column: "image"})
-        splits[split] = table.add_column("label", numbers, feature=ClassLabel(names=labels.names))  # pyright: ignore[reportArgumentType]
-    return splits, labels.names
+        splits[split] = table.add_column("label", numbers, feature=List(classes) if multi_label else classes)  # pyright: ignore[reportArgumentType]
+    return splits, labels.names, multi_label
 
 
 def _label_map(name: str, tables: Tables, values: list[Any]) -> LabelMap:
     names = tables.label_names
     labels = LabelMap.of_values(values, name) if names is None else LabelMap.of_names(names)
-    if len({labels.numbers.get(value) for value in values} - {None}) < 2:
+    listed = [each for value in values for each in (value if isinstance(value, list) else [value])]
+    if len({labels.numbers.get(value) for value in listed} - {None}) < 2:
         raise UserError(f"'{name}' holds images of one class only ({labels.names[0]}); a classifier needs at least two")
     return labels
 
@@ -165,7 +177,7 @@ def _cut(data: ImageData, splits: "dict[str, Dataset]", seed: int) -> None:
     """Put the splits into `data`, those of `data.cut` cut from train."""
     train, seen = splits["train"], data.seen.get("train")
     digests = digests_of(train) if seen is None else [image.digest for image in seen]
-    parts, notes = cut_rows(digests, np.asarray(train["label"]), data.label_names, data.cut, seed=seed)
+    parts, notes = cut_rows(digests, list(train["label"]), data.label_names, data.cut, seed=seed)
     cut = {split: train.select(rows) for split, rows in parts.items()}
     data.splits = {split: cut.get(split, splits.get(split)) for split in SPLITS}  # pyright: ignore[reportAttributeAccessIssue]
     if seen is not None:
@@ -216,7 +228,7 @@ def _streams(source: DataSource, tables: Tables, skip_bad_images: bool, seed: in
 
 
 def _distinct(stream: "IterableDataset", tables: Tables) -> Iterator[Any]:
-    for batch in stream.select_columns([tables.columns.label[0]]).iter(batch_size=1000):
+    for batch in stream.select_columns(tables.columns.labelling).iter(batch_size=1000):
         yield from set(tables.columns.labels(batch))
 
 

@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw
 
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.images import to_rgb
+from hf_vit.data.labels import classes_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -42,7 +43,8 @@ def overview(data: ImageData) -> Overview:
     tables = cast("dict[str, Dataset]", data.splits)
     counts = {name: dict.fromkeys(tables, 0) for name in data.label_names}
     for split, table in tables.items():
-        for label, number in Counter(cast("list[int]", list(table["label"]))).items():
+        rows = cast("list[int]", list(table["label"]))
+        for label, number in Counter(each for row in rows for each in classes_of(row)).items():
             counts[data.label_names[label]][split] = number
     sizes = sorted(
         ((image.height, image.width) for seen in data.seen.values() for image in seen),
@@ -88,9 +90,10 @@ def contact_sheet(data: ImageData, columns: int = 8, side: int = 96) -> Image.Im
     """
     table: Any = data.splits.get("train") or next(iter(data.splits.values()))
     rows: dict[int, list[int]] = {}
-    for row, label in enumerate(cast("Sequence[int]", table["label"])):
-        if label < _MAX_CLASSES and len(rows.setdefault(label, [])) < columns:
-            rows[label].append(row)
+    for row, labels in enumerate(cast("Sequence[int]", table["label"])):
+        for label in classes_of(labels):
+            if label < _MAX_CLASSES and len(rows.setdefault(label, [])) < columns:
+                rows[label].append(row)
     sheet = Image.new("RGB", (_NAME_PX + columns * side, max(1, len(rows)) * (side + _LINE)), "white")
     pen = ImageDraw.Draw(sheet)
     for line, label in enumerate(sorted(rows)):

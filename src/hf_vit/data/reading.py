@@ -29,13 +29,28 @@ _SEARCHED_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a table keeps its images and labels; `label` is a path, as webdataset may keep it inside a json column."""
+    """Where a table keeps its images and labels.
+
+    Attributes:
+        image: column.
+        label: column, or a path, as webdataset may keep it inside a json column.
+        indicators: in its stead a column of 0 and 1 for every class.
+    """
 
     image: str
     label: tuple[str, ...]
+    indicators: tuple[str, ...] = ()
+
+    @property
+    def labelling(self) -> list[str]:
+        """The columns that labels are made of."""
+        return list(self.indicators) or [self.label[0]]
 
     def labels(self, batch: Mapping[str, Any]) -> list[Any]:
         """The raw labels of a batch of columns."""
+        if self.indicators:
+            rows = zip(*(batch[name] for name in self.indicators), strict=True)
+            return [[name for name, value in zip(self.indicators, row, strict=True) if value] for row in rows]
         values: list[Any] = list(batch[self.label[0]])
         for key in self.label[1:]:
             values = [None if value is None else value.get(key) for value in values]
@@ -44,10 +59,16 @@ class Columns:
 
 @dataclass(frozen=True)
 class NamedColumns:
-    """The columns that a user named, or None for what they are usually called."""
+    """The columns that a user named, or None for what they are usually called; of several labels "cat,dog"."""
 
     image: str | None = None
     label: str | None = None
+
+    @property
+    def indicators(self) -> tuple[str, ...]:
+        """The label columns, where there are several."""
+        names = tuple(name.strip() for name in (self.label or "").split(","))
+        return names if len(names) > 1 else ()
 
     def check(self, have: Iterable[str], name: str) -> None:
         """Make sure that they are there.
@@ -56,7 +77,8 @@ class NamedColumns:
             UserError: one is not.
         """
         columns = list(have)
-        for option, given in (("--image-column", self.image), ("--label-column", self.label)):
+        labels = self.indicators or (self.label,)
+        for option, given in (("--image-column", self.image), *(("--label-column", name) for name in labels)):
             if given is not None and given not in columns:
                 raise UserError(f"'{name}' has no column '{given}' ({option}); it has {', '.join(map(str, columns))}")
 
@@ -133,7 +155,7 @@ def read_list(source: DataSource, named: "NamedColumns") -> Tables:
         table = Dataset.from_dict({"image": images}, features=features)
         splits[split] = table.add_column("label", [label for _, label in rows[split]])  # pyright: ignore[reportArgumentType, reportCallIssue]
         source.folder[split] = {"": [Path(path) for path, _ in rows[split]]}
-    return Tables(splits, Columns("image", ("label",)), None)
+    return Tables(splits, Columns("image", ("label",)), list(named.indicators) or None)
 
 
 def _split_of(path: str, listed: str) -> str | None:
@@ -169,9 +191,8 @@ def _listed(place: Path, name: str, named: "NamedColumns") -> Iterator[tuple[str
             f"{place.name} has the columns {', '.join(have)}; needed: one of {what}, or name it by {option}"
         )
     told = table["split"].to_pylist() if "split" in have else [None] * len(table)
-    for row, (path, value, split) in enumerate(
-        zip(table[image].to_pylist(), table[label].to_pylist(), told, strict=True)
-    ):
+    labels = Columns(image, (label,), named.indicators).labels(table.to_pydict())
+    for row, (path, value, split) in enumerate(zip(table[image].to_pylist(), labels, told, strict=True)):
         if not isinstance(path, str):
             raise UserError(
                 f"{place.name}, row {row + 1}: {path!r} in the column {image} is no file's name; correct it"
@@ -308,10 +329,10 @@ def _tables(read: dict[str, Any], name: str, named: NamedColumns) -> Tables:
     columns = find_columns(features, name, named)
     splits: dict[str, Any] = {}
     for split in (known for known in SPLITS if known in read):
-        table = read[split].select_columns([columns.image, columns.label[0]])
+        table = read[split].select_columns([columns.image, *columns.labelling])
         splits[split] = table.cast_column(columns.image, Image(decode=False))
-    label = features[columns.label[0]]
-    names: Iterable[str] | None = getattr(label, "names", None)
+    label = features[columns.labelling[0]]
+    names: Iterable[str] | None = columns.indicators or getattr(getattr(label, "feature", label), "names", None)
     return Tables(splits, columns, None if names is None else list(names))
 
 
@@ -333,7 +354,7 @@ def find_columns(features: "Features", name: str, named: NamedColumns | None = N
     if not candidates or (len(candidates) > 1 and candidates[0] not in _IMAGE_NAMES):
         raise UserError(f"{have}; needed: one column of images, best called 'image', or named by --image-column")
     if named.label:
-        return Columns(candidates[0], (named.label,))
+        return Columns(candidates[0], (named.label,), named.indicators)
     for label in _LABEL_NAMES:
         if label in features:
             return Columns(candidates[0], (label,))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hf_vit.data.labels import classes_of
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _place(digest: str, seed: int) -> float:
 
 def cut_rows(
     digests: Sequence[str],
-    labels: "NDArray[np.int64]",
+    labels: "Sequence[int] | Sequence[Sequence[int]]",
     label_names: Sequence[str],
     missing: Sequence[str],
     *,
@@ -124,7 +125,7 @@ def cut_rows(
 
     Args:
         digests: [rows] SHA-256 of every image's file.
-        labels: [rows] class of every row.
+        labels: [rows] class of every row, or its classes.
         label_names: the classes.
         missing: the splits that are cut.
         seed: see `part_of`.
@@ -133,8 +134,9 @@ def cut_rows(
         UserError: a class has fewer different images than there are splits.
     """
     contents_of: dict[int, set[str]] = {}
-    for digest, label in zip(digests, labels.tolist(), strict=True):
-        contents_of.setdefault(label, set()).add(digest)
+    for digest, label in zip(digests, labels, strict=True):
+        for each in classes_of(label):
+            contents_of.setdefault(each, set()).add(digest)
     _refuse_small({label: len(contents) for label, contents in contents_of.items()}, label_names, missing)
     classes = {
         label: sorted(contents_of[label], key=lambda digest: (_place(digest, seed), digest))

@@ -14,6 +14,7 @@ from hf_vit.results.writing import new_file, saying_why
 from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:
+    import torch
     from PIL.Image import Image
 
 _ROWS = 1024  # that are written at once
@@ -144,9 +145,15 @@ def _scores(
         return []
     with torch.inference_mode():
         logits = finite_logits(subject.model, subject.pixel_values(images))
-    best = logits.double().softmax(-1).topk(min(top, logits.shape[-1]), dim=-1)
+    best = _probabilities(subject, logits.double()).topk(min(top, logits.shape[-1]), dim=-1)
     pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
     return [[(names[int(i)], value) for i, value in zip(indices, values, strict=True)] for values, indices in pairs]
+
+
+def _probabilities(subject: Subject, logits: "torch.Tensor") -> "torch.Tensor":
+    """[B, K]: of one class an image, or of each class by itself where an image may have several."""
+    kind = getattr(getattr(subject.model, "config", None), "problem_type", None)
+    return logits.sigmoid() if kind == "multi_label_classification" else logits.softmax(-1)
 
 
 def image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path]:

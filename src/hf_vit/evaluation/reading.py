@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class Collate:
     """Rows of a data set -> pixel values [B, C, H, W], labels [B], and the images.
 
+    Of lists of classes the labels are 0 and 1 for each class of the data, [B, K].
+
     Args:
         prepare: Pillow images in RGB -> [B, C, H, W].
         mapping: for every class of the data the number to call it by, usually the model's class of that name.
@@ -36,7 +38,9 @@ class Collate:
         labels = [self._label(row["label"]) for row in rows]
         return self.prepare(images), torch.tensor(labels), images
 
-    def _label(self, label: object) -> int:
+    def _label(self, label: object) -> "int | list[float]":
+        if isinstance(label, list):  # of the data's classes, each there or not
+            return [float(each in label) for each in range(len(self.mapping))]
         if not isinstance(label, Integral) or not 0 <= int(label) < len(self.mapping):
             raise UserError(
                 f"an image has label {label!r}, outside the {len(self.mapping)} classes of the data; "

@@ -64,6 +64,7 @@ def _model(folder: Path, config: ModelConfig) -> dict[str, Any]:
     return {
         "family": family.label if family else foreign,
         "is_classifier": config.is_classifier,
+        "is_multi_label": config.is_multi_label,
         "shape": _shape(config),
         "parameters": _grouped(count_parameters(folder)),
         "flops": _flops(config),

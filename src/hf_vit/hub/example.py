@@ -42,12 +42,14 @@ image = image.convert("RGB")""",
 )
 
 
-def example(repo: str, *, is_classifier: bool, architecture: Architecture) -> str:
+def example(repo: str, *, is_classifier: bool, architecture: Architecture, is_multi_label: bool = False) -> str:
     """A few lines of Python that load a model and print what it says of image.png.
 
     Every word of them is this package's own but for the name of the repository or folder, which is one string.
     """
     answer = "model.config.id2label[outputs.logits.argmax(-1).item()]"
+    if is_multi_label:
+        answer = "[name for number, name in model.config.id2label.items() if outputs.logits[0, number] > 0]"
     imports, image = _WITH_PACKAGE if architecture == "hf_vit" else _WITHOUT
     return _EXAMPLE.format(
         imports=imports,

@@ -24,6 +24,7 @@ class ModelConfig(BaseModel):
     architectures: list[str] | None = None
     auto_map: dict[str, str | list[str | None]] | None = None
     id2label: dict[int, str] | None = None
+    problem_type: str | None = None
     num_hidden_layers: object = None
     hidden_size: object = None
     num_attention_heads: object = None
@@ -39,6 +40,11 @@ class ModelConfig(BaseModel):
     def is_classifier(self) -> bool:
         """Whether the model has a head for classes of images."""
         return "ForImageClassification" in self.architecture
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether an image may have several classes."""
+        return self.problem_type == "multi_label_classification"
 
     @property
     def is_ours(self) -> bool:

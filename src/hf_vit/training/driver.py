@@ -13,6 +13,7 @@ from transformers import set_seed
 from transformers.utils import logging as transformers_logging
 
 from hf_vit.data import ImageData
+from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.hub.card import write_card
 from hf_vit.hub.licenses import need_license
@@ -102,7 +103,7 @@ def carry_out(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result
         with first_goes_first(job.options.device):
             check(task, job, say)
             held.enter_context(alone_in(job.output))
-            start = _opened(job, say)
+            start = _opened(task, job, say)
         if start is None:
             return _finished(task, job, say)
         need_same("training data", start.data.fingerprint)
@@ -120,6 +121,8 @@ def check(task: Task[Any], job: Job, say: Say) -> None:
     """
     task.check(job.recipe)
     micro_batch_size(job.recipe.batch_size, job.options.micro_batch_size, task.accumulates)
+    if job.options.streaming and (job.recipe.class_weights or job.recipe.balanced_sampling):
+        raise UserError("the classes of a stream are not known beforehand; balance them without --streaming")
     if job.recipe.optimizer in ("lamb", "lion"):
         import_timm_optim(job.recipe.optimizer)
     if job.options.push is not None and is_first():
@@ -127,15 +130,15 @@ def check(task: Task[Any], job: Job, say: Say) -> None:
         check_before(job.options.push, say, private=job.options.private)
 
 
-def _opened(job: Job, say: Say) -> Start | None:
+def _opened(task: Task[Any], job: Job, say: Say) -> Start | None:
     """What the job starts from; None where it is to be resumed and is finished."""
     if job.options.resume and is_finished(job.output):
         return None
     refuse_taken(job.output, job.options.resume)
-    return open_start(job, say)
+    return open_start(job, say, multi_label=task.multi_label)
 
 
-def open_start(job: Job, say: Say) -> Start:
+def open_start(job: Job, say: Say, *, multi_label: bool = False) -> Start:
     """Find the model and load the images.
 
     Raises:
@@ -143,7 +146,8 @@ def open_start(job: Job, say: Say) -> Start:
     """
     source = find_model(job.model)
     size = job.options.image_size or job.recipe.image_size or as_pair(source.config.image_size)
-    return Start(source, load_images(job.data, source.config.patch_stride, size, job.options, say), size)
+    images = load_images(job.data, source.config.patch_stride, size, job.options, say, multi_label)
+    return Start(source, images, size)
 
 
 def train_once(task: Task[Any], job: Job, start: Start, say: Say) -> Trained:

@@ -74,8 +74,10 @@ class Sweep:
         """The best trial, whose `run.trials` are all and whose `run.output` is the job's.
 
         Raises:
-            UserError: all diverged, or the sweep was begun with other rates.
+            UserError: all diverged, the sweep was begun with other rates, or images have several classes each.
         """
+        if start.data.multi_label:
+            raise UserError("learning rates are compared by accuracy, which several classes an image do not have")
         enter_sweep(job.output, self.rates)
         trials: list[Trial] = []
         for rate in self.rates:
@@ -128,5 +130,10 @@ def _try(task: Task[Any], job: Job, start: Start, say: Say) -> Trial:
         return Trial(rate)
     best = best_evaluation(trained.trainer.state)
     return Trial(
-        rate, best["eval_accuracy"], best["eval_loss"], best["eval_score"], int(best["step"]), round(trained.seconds, 2)
+        rate,
+        best["eval_accuracy"],
+        best["eval_loss"],
+        best["eval_score"],
+        int(best["step"]),
+        round(trained.seconds, 2),
     )

@@ -29,7 +29,9 @@ def data(
     from hf_vit.data.overview import contact_sheet, overview
     from hf_vit.results.writing import write_atomically
 
-    images = load_data(source, skip_bad_images=True, image_column=image_column, label_column=label_column)
+    images = load_data(
+        source, skip_bad_images=True, image_column=image_column, label_column=label_column, multi_label=True
+    )
     seen = overview(images)
     total = sum(images.num_examples(split) or 0 for split in images.splits)
     table = Table("class", *images.splits, title=f"{escape(images.name)}: {total:,} images", title_justify="left")

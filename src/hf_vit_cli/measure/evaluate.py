@@ -23,7 +23,7 @@ def evaluate(
     protocol: Annotated[
         str,
         typer.Option(
-            help="top1, few-shot, linear-probe, knn, calibration, robustness (FGSM, PGD), corruptions or patch-drop."
+            help="top1, few-shot, linear-probe, knn, calibration, robustness, corruptions, patch-drop or multi-label."
         ),
     ] = "top1",
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",

@@ -21,6 +21,7 @@ def demo(
     """Train a small ViT on handwritten digits, evaluate it, save it, and load it with plain transformers."""
     from rich.console import Console
 
+    from hf_vit.evaluation.protocols.top1 import ClassificationResult
     from hf_vit.training.demonstration import demonstrate
     from hf_vit_cli.command_line import command_line
 
@@ -29,6 +30,7 @@ def demo(
     folders: list[str] = []
     for done in demonstrate(output, seeds, command=command_line(context), report=console.print, epochs=epochs):
         test = done.result.test
+        assert isinstance(test, ClassificationResult)
         console.print(
             f"seed {done.seed}: validation {done.result.validation['accuracy']:.2%}, test {test.top1:.2%} "
             f"({test.num_wrong} of {test.num_images} wrong), trained in {done.result.seconds:.0f} s"

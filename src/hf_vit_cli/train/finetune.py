@@ -77,6 +77,8 @@ def finetune(
     clip: options.Clip = None,
     loss: options.Loss = None,
     bce_threshold: options.BceThreshold = None,
+    class_weights: options.ClassWeights = None,
+    balanced_sampling: options.BalancedSampling = None,
     new_head: options.NewHead = None,
     head_bias: options.HeadBias = None,
     label_smoothing: options.LabelSmoothing = None,
@@ -173,11 +175,20 @@ def print_result(result: "FinetuneResult") -> None:
     from rich.table import Table
 
     from hf_vit.cost import cost_summary
+    from hf_vit.evaluation.protocols.top1 import ClassificationResult
     from hf_vit.training.processes import world_size
 
     test, device = result.test, result.model.device.type
     devices = 1 if device == "cpu" else world_size()  # on a CPU the processes share its cores
     table = Table(title="test split, looked at once", title_justify="left", show_header=False)
+    if not isinstance(test, ClassificationResult):
+        for each in test.tables("test split, looked at once"):
+            several = Table(*each.header, title=each.title, title_justify="left")
+            for row in each.rows:
+                several.add_row(*row)
+            Console().print(several)
+        typer.echo(f"saved in {result.folder}: model, processor, facts.json, README.md")
+        return
     rows = [("test accuracy", f"{test.top1:.2%} of {test.num_images:,} images")]
     if test.top5 is not None:
         rows.append(("test top-5 accuracy", f"{test.top5:.2%}"))

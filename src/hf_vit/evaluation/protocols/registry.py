@@ -16,6 +16,7 @@ from hf_vit.evaluation.protocols.calibration import calibration
 from hf_vit.evaluation.protocols.corrupted_accuracy import corruptions
 from hf_vit.evaluation.protocols.few_shot import few_shot
 from hf_vit.evaluation.protocols.frame import ProtocolResult
+from hf_vit.evaluation.protocols.multi_label import multi_label
 from hf_vit.evaluation.protocols.occlusion import patch_drop
 from hf_vit.evaluation.protocols.probes import linear_probe, nearest_neighbors
 from hf_vit.evaluation.protocols.top1 import top1
@@ -32,6 +33,7 @@ PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
     "robustness": robustness,
     "corruptions": corruptions,
     "patch-drop": patch_drop,
+    "multi-label": multi_label,
 }
 # Those that look at features: their model needs no head.
 ON_FEATURES = ("few-shot", "linear-probe", "knn")
@@ -118,6 +120,7 @@ def evaluate_protocol(
                 image_size=size,
                 image_column=image_column,
                 label_column=label_column,
+                multi_label=function is multi_label,
             )
         examination = Examination(subject, data, split, num_images, batch_size, seed, progress, num_workers)
         started = time.perf_counter()

@@ -29,6 +29,8 @@ class Recipe(BaseModel):
         loss: "ce", softmax cross-entropy; or "bce", a binary cross-entropy a class, summed over the classes.
         bce_threshold: with "bce": targets above it become 1 and the others 0 (arXiv 2110.00476); None
             keeps the targets of mixed images as they are.
+        class_weights: with "ce": errors on a class count by how rare it is among the training images, 1 on average.
+        balanced_sampling: an epoch draws as many images, with repetition, every class as often as the others.
         new_head: start with a new head even where the checkpoint has one for the very classes of the data.
         head_bias: first value of a new head's bias; None: 0, and -log K with "bce" (see `initial_head_bias`).
         label_smoothing: share of the probability that goes to all classes evenly.
@@ -67,6 +69,8 @@ class Recipe(BaseModel):
     clip: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     loss: Literal["ce", "bce"] = "ce"
     bce_threshold: float | None = Field(default=None, ge=0, lt=1)
+    class_weights: bool = False
+    balanced_sampling: bool = False
     new_head: bool = False
     head_bias: float | None = Field(default=None, allow_inf_nan=False)
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
@@ -96,6 +100,10 @@ class Recipe(BaseModel):
             raise ValueError("LoRA's factors cannot be averaged and merged; leave average_decay out, or tune all")
         if self.bce_threshold is not None and self.loss != "bce":
             raise ValueError("bce_threshold is a setting of the loss bce; choose --loss bce")
+        if self.class_weights and self.loss == "bce":
+            raise ValueError("class weights are a setting of the loss ce; leave one of the two out")
+        if self.class_weights and self.balanced_sampling:
+            raise ValueError("class weights and balanced sampling make up for the same; choose one of the two")
         return self
 
     def initial_head_bias(self, num_labels: int) -> float:

@@ -11,7 +11,7 @@ from hf_vit.subjects.device import pick_device
 from hf_vit.training.processes import world_size
 from hf_vit.training.run.decisions import Run
 from hf_vit.training.trainer.adapters import LoraAdapter, train_head_only
-from hf_vit.training.trainer.losses import BinaryCrossEntropy
+from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy
 from hf_vit.training.trainer.sam import SharpnessAware
 
 _SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
@@ -44,7 +44,7 @@ def training_arguments(run: Run, **changes: Any) -> TrainingArguments:
         warmup_steps=recipe.warmup,
         weight_decay=recipe.weight_decay,
         max_grad_norm=recipe.clip,
-        label_smoothing_factor=recipe.label_smoothing,
+        label_smoothing_factor=0.0 if run.data.multi_label else recipe.label_smoothing,
         bf16=run.bf16,
         use_cpu=pick_device(options.device).type == "cpu",
         eval_strategy="steps",
@@ -87,8 +87,19 @@ def weights_of(run: Run) -> dict[str, Any]:
         settings["sharpness"] = SharpnessAware(recipe.sam_rho, recipe.sam_micro_batches)
     if recipe.loss == "bce":
         settings["compute_loss_func"] = BinaryCrossEntropy(recipe.bce_threshold)
+    if recipe.class_weights:
+        settings["compute_loss_func"] = WeightedCrossEntropy.balanced(_labels(run), len(run.data.label_names))
+    if recipe.balanced_sampling:
+        balanced = WeightedCrossEntropy.balanced(_labels(run), len(run.data.label_names)).weights
+        settings["sampling_weights"] = [balanced[label] for label in _labels(run)]
     if recipe.tune == "head":
         train_head_only(run.model)
     elif recipe.tune == "lora":
         settings["adapter"] = LoraAdapter(run.model, recipe.lora_rank, recipe.lora_alpha)
     return settings
+
+
+def _labels(run: Run) -> list[int]:
+    """The classes of all training images; a stream's are not known (see `hf_vit.training.driver.check`)."""
+    table: Any = run.data.split("train")
+    return list(table["label"])

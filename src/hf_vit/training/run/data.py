@@ -12,6 +12,7 @@ def load_images(
     image_size: tuple[int, int],
     options: FinetuneOptions,
     say: Callable[[str], None],
+    multi_label: bool = False,
 ) -> ImageData:
     """Load what is named, and look at every image unless it is a stream.
 
@@ -21,6 +22,7 @@ def load_images(
         image_size: (height, width) px of the model.
         options: of the run.
         say: is told what was left out or done to the images.
+        multi_label: whether images may have several classes each.
 
     Raises:
         UserError: there are no such data, or an image cannot be read.
@@ -32,6 +34,7 @@ def load_images(
         image_size=image_size,
         image_column=options.image_column,
         label_column=options.label_column,
+        multi_label=multi_label,
     )
     images = check_images(images, min_size, options.skip_bad_images)
     for note in images.notes:

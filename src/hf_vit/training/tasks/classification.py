@@ -21,11 +21,14 @@ from transformers import (
 )
 
 from hf_vit.data import ImageCollator, ImageData
+from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, judge, multi_label
 from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.evaluation.protocols.top1 import ClassificationResult, top1
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.push import PushResult
+from hf_vit.results.facts import Record
 from hf_vit.subjects.device import pick_device
 from hf_vit.subjects.labels import label_names_of
 from hf_vit.subjects.subject import open_subject
@@ -55,7 +58,7 @@ class FinetuneResult(TrainingResult):
     """
 
     validation: dict[str, float]
-    test: ClassificationResult
+    test: ClassificationResult | MultiLabelResult
     best_step: int
     chance: float = 0.0
     trials: Sequence[Mapping[str, Any]] = field(default=())
@@ -86,7 +89,7 @@ class ClassifierTask(Task[FinetuneResult]):
         return run.describe() + kept
 
     def remark(self, result: FinetuneResult) -> str | None:
-        if result.validation["accuracy"] > result.chance:
+        if "accuracy" not in result.validation or result.validation["accuracy"] > result.chance:
             return None
         return (
             f"the released model has hardly learnt: its validation accuracy, {result.validation['accuracy']:.2%}, is "
@@ -97,26 +100,30 @@ class ClassifierTask(Task[FinetuneResult]):
         return [] if run.recipe.patience is None else [Patience(run.recipe.patience)]
 
     def trainer_values(self, run: Run) -> dict[str, Any]:
-        return {
+        metrics: dict[str, Any] = {
             "compute_metrics": compute_metrics,
             "preprocess_logits_for_metrics": summarize_logits,
-            **weights_of(run),
         }
+        if run.data.multi_label:
+            metrics = {"compute_metrics": multi_label_metrics}
+        return metrics | weights_of(run)
 
     def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> FinetuneResult:
         cast(nn.Module, model).to(pick_device(run.options.device))
-        test = top1(_test_images(run, model))
+        judged = _test_images(run, model)
+        test = multi_label(judged) if run.data.multi_label else top1(judged)
         best = best_evaluation(state)
+        score = "mean_average_precision" if run.data.multi_label else "accuracy"
         return FinetuneResult(
             folder=run.output,
             model=model,
             processor=run.processor,
             recipe=run.recipe,
-            validation={"accuracy": best["eval_accuracy"], "loss": best["eval_loss"]},
+            validation={score: best[f"eval_{score}"], "loss": best["eval_loss"]},
             test=test,
             steps=state.global_step,
             best_step=int(best["step"]),
-            chance=best["eval_chance"],
+            chance=best.get("eval_chance", 0.0),
             seconds=seconds,
             history=state.log_history,
             trials=run.trials,
@@ -127,49 +134,60 @@ class ClassifierTask(Task[FinetuneResult]):
         head_bias = None if is_kept else run.recipe.initial_head_bias(len(run.data.label_names))
         sweep = {"learning_rate_sweep": [dict(trial) for trial in run.trials]} if run.trials else {}
         return {
-            "recipe": recipe_values(run) | {"new_head": not is_kept, "head_bias": head_bias},
+            "recipe": recipe_values(run) | {"new_head": not is_kept, "head_bias": head_bias} | _unused(run),
             **sweep,
             **run.task,
             "best_step": result.best_step,
-            "validation_accuracy": result.validation["accuracy"],
-            "validation_loss": result.validation["loss"],
-            "chance_accuracy": result.chance,
+            **{f"validation_{name}": value for name, value in result.validation.items()},
+            **({} if run.data.multi_label else {"chance_accuracy": result.chance}),
         }
 
     def write(self, run: Run, result: FinetuneResult, folder: Path) -> None:
-        test = ProtocolRun("top1", result.test, _test_images(run, result.model), {}, result.test.seconds)
+        name = "multi-label" if run.data.multi_label else "top1"
+        test = ProtocolRun(name, result.test, _test_images(run, result.model), {}, result.test.seconds)
         save_protocol(test, folder=folder, command=run.command, device=run.options.device)
 
     def recall(self, folder: Path, recipe: Recipe) -> FinetuneResult:
-        shared, values, later = self.recalled(folder, recipe, "validation_accuracy")
+        shared, values, later = self.recalled(folder, recipe, "best_step")
         judged = next(record for record in later if record.kind == "evaluation")
-        test, size = cast(dict[str, Any], judged.values), (judged.data and judged.data.size) or 0
+        names = ("accuracy", "mean_average_precision", "loss")
         return FinetuneResult(
             **shared,
-            validation={"accuracy": values["validation_accuracy"], "loss": values["validation_loss"]},
-            test=ClassificationResult(
-                num_images=size,
-                label_names=label_names_of(shared["model"]),
-                top1=test["top1"],
-                top5=test.get("top5"),
-                loss=test["loss"],
-                ece=test["ece"],
-                per_class=test.get("per_class", {}),
-                confusion_matrix=None,
-                seconds=judged.seconds or 0.0,
-                num_wrong=round((1 - test["top1"]) * size),
-                wrong=[],
-                **{name: test[name] for name in ("precision", "recall", "f1", "auc", "thresholds") if name in test},
-            ),
+            validation={name: values[f"validation_{name}"] for name in names if f"validation_{name}" in values},
+            test=_recalled_test(judged, label_names_of(shared["model"])),
             best_step=values["best_step"],
             chance=values.get("chance_accuracy", 0.0),
             trials=values.get("learning_rate_sweep", ()),
         )
 
 
+def _recalled_test(judged: Record, label_names: list[str]) -> ClassificationResult | MultiLabelResult:
+    """What a record says of the test; without pictures and matrix."""
+    test, size = cast(dict[str, Any], judged.values), (judged.data and judged.data.size) or 0
+    if "top1" not in test:
+        known = {name: test[name] for name in ("thresholds", "f1_micro", "loss")}
+        return MultiLabelResult(size, **test["classes"], **known, seconds=judged.seconds or 0.0)
+    return ClassificationResult(
+        num_images=size,
+        label_names=label_names,
+        top1=test["top1"],
+        top5=test.get("top5"),
+        loss=test["loss"],
+        ece=test["ece"],
+        per_class=test.get("per_class", {}),
+        confusion_matrix=None,
+        seconds=judged.seconds or 0.0,
+        num_wrong=round((1 - test["top1"]) * size),
+        wrong=[],
+        **{name: test[name] for name in ("precision", "recall", "f1", "auc", "thresholds") if name in test},
+    )
+
+
 @final
 class Classification(ClassifierTask):
     """The labels alone."""
+
+    multi_label = True
 
     def settings(self) -> dict[str, Any]:
         return {}
@@ -177,7 +195,12 @@ class Classification(ClassifierTask):
     def build(
         self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
     ) -> tuple[nn.Module, Any]:
-        return build_for_classes(source, data, image_size, recipe)
+        if not data.multi_label:
+            return build_for_classes(source, data, image_size, recipe)
+        augmentation = recipe.augmentation
+        if recipe.class_weights or recipe.balanced_sampling or augmentation.mixup_alpha or augmentation.cutmix_alpha:
+            raise UserError("images with several classes each are neither balanced nor mixed; leave that out")
+        return build_for_classes(source, data, image_size, recipe, problem_type="multi_label_classification")
 
 
 def build_for_classes(
@@ -209,7 +232,7 @@ def _test_images(run: Run, model: PreTrainedModel) -> Examination:
 
 def best_evaluation(state: TrainerState) -> dict[str, Any]:
     """The log entry of the evaluation the best checkpoint was chosen by."""
-    entries = [entry for entry in state.log_history if "eval_accuracy" in entry]
+    entries = [entry for entry in state.log_history if "eval_score" in entry]
     return next((entry for entry in entries if entry["step"] == state.best_global_step), entries[-1])
 
 
@@ -229,6 +252,20 @@ def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
         "score": accuracy - _LOSS_WEIGHT * float(loss.mean()),
         "chance": accuracy_of_chance(np.asarray(prediction.label_ids)),
     }
+
+
+def multi_label_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """Mean average precision of logits [n, K] for labels [n, K], and the score: the same, then the smaller loss."""
+    logits, truth = np.asarray(prediction.predictions, np.float64), np.asarray(prediction.label_ids) > 0
+    names = [str(number) for number in range(truth.shape[1])]
+    result = judge(1 / (1 + np.exp(-logits)), truth, names, dict.fromkeys(names, 0.5))
+    precision = result.mean_average_precision
+    return {"mean_average_precision": precision, "score": precision - _LOSS_WEIGHT * result.loss}
+
+
+def _unused(run: Run) -> dict[str, Any]:
+    """What a recipe asks for and images with several classes each do not have."""
+    return {"label_smoothing": 0.0} if run.data.multi_label else {}
 
 
 def accuracy_of_chance(labels: NDArray[np.int64]) -> float:

@@ -201,6 +201,8 @@ class Distillation(ClassifierTask):
     def check(self, recipe: Recipe) -> None:
         if recipe.loss == "bce":
             raise UserError("a teacher is learnt from with the softmax cross-entropy; choose --loss ce")
+        if recipe.class_weights:
+            raise UserError("a teacher is learnt from without class weights; choose --balanced-sampling")
 
     def build(
         self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe

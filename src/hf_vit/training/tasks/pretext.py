@@ -63,6 +63,8 @@ class PretextTask(Task[PretrainResult]):
         asked = {
             "loss bce": recipe.loss == "bce",
             "tune": recipe.tune != "all",
+            "class_weights": recipe.class_weights,
+            "balanced_sampling": recipe.balanced_sampling,
             "new_head": recipe.new_head,
             "layer_decay": recipe.layer_decay is not None,
             "average_decay": recipe.average_decay is not None,

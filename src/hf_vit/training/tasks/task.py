@@ -69,6 +69,8 @@ class Task(ABC, Generic[Result]):
     auto_class: Any
     # Whether the images of a batch do not need each other, so that it can be put together from micro-batches.
     accumulates: bool = True
+    # Whether images may have several classes each.
+    multi_label: bool = False
     # Which trainer, and what of its arguments is not as classifiers have it.
     trainer_class: type[HfViTTrainer] = HfViTTrainer
     arguments: ClassVar[dict[str, Any]] = {}

@@ -1,7 +1,7 @@
 """transformers' Trainer with what image classifiers need: decay groups, soft labels, exact resuming, no pickles."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from transformers.utils.import_utils import is_in_notebook
 from hf_vit.errors import DivergedError
 from hf_vit.training.processes import need_same
 from hf_vit.training.trainer.layer_decay import parameter_groups
-from hf_vit.training.trainer.losses import BinaryCrossEntropy, smooth_labels
+from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy, smooth_labels
 from hf_vit.training.trainer.progress import LiveProgress, LoggedProgress
 from hf_vit.training.trainer.released import ReleasingTrainer
 from hf_vit.training.trainer.replaying import save_replay
@@ -38,7 +38,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
       stream each its own part.
     - With `average_decay`, evaluations judge and checkpoints release the average of the weights; with `adapter`, the
       weights with the adapter merged (see `ReleasingTrainer`).
-    - `compute_loss_func=BinaryCrossEntropy()` trains with one yes or no a class.
+    - `compute_loss_func=BinaryCrossEntropy()` trains with one yes or no a class, `WeightedCrossEntropy` with weights.
     - A loss that is not a number stops the training with step, learning rate and remedy, before it spoils the weights.
     - `save_model` writes no pickle (`training_args.bin`); only checkpoints to resume from hold optimizer state.
     - Live progress on a terminal and in notebooks; elsewhere, on standard error, a line for every evaluation and one a
@@ -49,6 +49,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
 
     Args:
         layer_decay: factor on the learning rate from each layer to the one below (see `layer_decay`); None: 1.
+        sampling_weights: [images] how often each is drawn, relative to the others, with repetition; None: all once.
         sharpness: makes every step one of sharpness-aware minimisation.
         data_fact, average_decay, adapter: see `SharingTrainer` and `ReleasingTrainer`.
 
@@ -60,10 +61,11 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         self,
         *args: Any,
         layer_decay: float | None = None,
+        sampling_weights: Sequence[float] | None = None,
         sharpness: SharpnessAware | None = None,
         **kwargs: Any,
     ) -> None:
-        self.layer_decay, self.sharpness = layer_decay, sharpness
+        self.layer_decay, self.sampling_weights, self.sharpness = layer_decay, sampling_weights, sharpness
         self._step_loss: torch.Tensor | float = 0.0  # of the micro-batches of one step
         super().__init__(*args, **kwargs)
         # Trainer's own smoother knows no soft labels.
@@ -128,7 +130,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
             return self.stream
         dataset = SeededDataset(self.train_dataset, self.data_collator, seed)
         need_same("numbers of training images", len(dataset))
-        batches = EpochBatches(EpochSampler(len(dataset), seed), size, drop_last, rank, world)
+        batches = EpochBatches(EpochSampler(len(dataset), seed, self.sampling_weights), size, drop_last, rank, world)
         loader = DataLoader(dataset, batch_sampler=batches, collate_fn=as_is, **options)
         # As for a single process: the batches are dealt out already.
         return prepare_data_loader(loader, device, num_processes=1, process_index=0, put_on_device=True)
@@ -161,7 +163,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
     def _training_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Class indices [B] or probabilities [B, K] as the loss wants them."""
         smoothing = self.args.label_smoothing_factor
-        if isinstance(self.compute_loss_func, BinaryCrossEntropy):
+        if isinstance(self.compute_loss_func, BinaryCrossEntropy | WeightedCrossEntropy):
             return self.compute_loss_func.targets(labels, self._num_labels(), smoothing)
         if smoothing > 0 and self._takes_probabilities():
             return smooth_labels(labels, self._num_labels(), smoothing)

@@ -1,8 +1,10 @@
-"""What classifiers are trained on beside the models' own loss: smoothed labels, and one yes or no a class."""
+"""What classifiers are trained on beside the models' own loss: smoothed labels, weights, one yes or no a class."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -52,6 +54,49 @@ class BinaryCrossEntropy:
             return classification_loss(outputs.logits, labels, None, num_items_in_batch)
         logits = outputs.logits.float()
         each = F.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none").sum(dim=1)
+        if num_items_in_batch is None:
+            return each.mean()
+        return each.sum() * labels[0].numel() / num_items_in_batch
+
+
+@final
+@dataclass(frozen=True)
+class WeightedCrossEntropy:
+    """Cross-entropy in which every class has a weight, as a Trainer's `compute_loss_func`; give it to `HfViTTrainer`.
+
+    The mean over the images, not over their weights: steps of rare classes are larger. While a model trains,
+    `HfViTTrainer` hands over `targets`; an evaluation's class indices get the plain cross-entropy.
+
+    Attributes:
+        weights: [K].
+    """
+
+    weights: tuple[float, ...]
+
+    @classmethod
+    def balanced(cls, labels: Sequence[int], num_labels: int) -> "WeightedCrossEntropy":
+        """Of n images n_k of class k: n / (K n_k), as scikit-learn's "balanced"; 1 for a class without images."""
+        from sklearn.utils.class_weight import compute_class_weight
+
+        present = np.unique(labels)
+        known = dict(
+            zip(present.tolist(), compute_class_weight("balanced", classes=present, y=labels).tolist(), strict=True)
+        )
+        return cls(tuple(known.get(label, 1.0) for label in range(num_labels)))
+
+    def targets(self, labels: torch.Tensor, num_labels: int, smoothing: float = 0.0) -> torch.Tensor:
+        """Class indices [B] or probabilities [B, K] as probabilities [B, K]."""
+        return smooth_labels(labels, num_labels, smoothing)
+
+    def __call__(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """The loss of logits [B, K] under probabilities [B, K], or under class indices [B]."""
+        if labels.ndim == 1:
+            return classification_loss(outputs.logits, labels, None, num_items_in_batch)
+        logits = outputs.logits.float()
+        weights = torch.tensor(self.weights, device=logits.device)
+        each = F.cross_entropy(logits, labels.to(logits), weight=weights, reduction="none")
         if num_items_in_batch is None:
             return each.mean()
         return each.sum() * labels[0].numel() / num_items_in_batch

@@ -41,11 +41,15 @@ def seeded(seed: int) -> Generator[None]:
 
 
 class EpochSampler(Sampler[tuple[int, int]]):
-    """Every example once an epoch, in an order fixed by (seed, epoch). Yields (epoch, index)."""
+    """Every example once an epoch, in an order fixed by (seed, epoch). Yields (epoch, index).
 
-    def __init__(self, size: int, seed: int) -> None:
+    With `weights` [size] as many are drawn, with repetition, each as often as its weight says.
+    """
+
+    def __init__(self, size: int, seed: int, weights: Sequence[float] | None = None) -> None:
         self.size = size
         self.seed = seed
+        self.weights = None if weights is None else torch.tensor(weights, dtype=torch.float64)
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -58,7 +62,11 @@ class EpochSampler(Sampler[tuple[int, int]]):
     def __iter__(self) -> Iterator[tuple[int, int]]:
         epoch = self.epoch
         generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
-        for index in torch.randperm(self.size, generator=generator).tolist():
+        if self.weights is None:
+            order = torch.randperm(self.size, generator=generator)
+        else:
+            order = torch.multinomial(self.weights, self.size, replacement=True, generator=generator)
+        for index in order.tolist():
             yield epoch, index
 
 

@@ -1,0 +1,172 @@
+"""Several classes an image, or none: average precision, and F1 at thresholds of their own, by scikit-learn.
+
+The thresholds are those of the best F1 of every class on the validation split, or what is given.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hf_vit.errors import UserError
+from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
+from hf_vit.results.figures import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@final
+@dataclass(frozen=True)
+class MultiLabelResult(OneTableResult):
+    """What `multi_label` measured.
+
+    Attributes:
+        num_images: images that judged.
+        average_precision: of every class that has images: the area under precision over recall.
+        f1: of every class at its threshold.
+        images: of every class.
+        thresholds: of every class: the probability from which on it is answered.
+        f1_micro: over all classes and images together, at these thresholds.
+        loss: binary cross-entropy summed over the classes, mean over the images, in nats.
+        seconds: wall time, the fit of the thresholds included.
+    """
+
+    title: ClassVar[str] = "Several classes an image"
+    source: ClassVar[str] = "scikit-learn: average_precision_score, f1_score, precision_recall_curve"
+    num_images: int
+    average_precision: dict[str, float]
+    f1: dict[str, float]
+    images: dict[str, int]
+    thresholds: dict[str, float]
+    f1_micro: float
+    loss: float
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def mean_average_precision(self) -> float:
+        """The mean over the classes that have images (mAP)."""
+        return float(np.mean(list(self.average_precision.values())))
+
+    @property
+    def f1_macro(self) -> float:
+        """The mean over the classes that have images."""
+        return float(np.mean([self.f1[name] for name in self.average_precision]))
+
+    def values(self) -> dict[str, Any]:
+        per_class = {"average_precision": self.average_precision, "f1": self.f1, "images": self.images}
+        return {
+            "mean_average_precision": self.mean_average_precision,
+            "f1_macro": self.f1_macro,
+            "f1_micro": self.f1_micro,
+            "loss": self.loss,
+            "thresholds": self.thresholds,
+            "classes": per_class,
+        }
+
+    def headline(self) -> dict[str, float]:
+        return {
+            "mean average precision": self.mean_average_precision,
+            "F1, mean over classes": self.f1_macro,
+            "F1, all answers": self.f1_micro,
+        }
+
+    def table(self) -> Table:
+        rows = [
+            [name, f"{self.images[name]:,}", percent(self.average_precision[name]), percent(self.f1[name]),
+             f"{self.thresholds[name]:.3f}"]
+            for name in self.average_precision
+        ]  # fmt: skip
+        total = ["all", f"{self.num_images:,}", percent(self.mean_average_precision), percent(self.f1_macro), ""]
+        return Table(["class", "images", "average precision", "F1", "threshold"], [*rows, total])
+
+    def draw(self) -> "Figure":
+        names = list(self.average_precision)
+        figure = new_figure(6, 1.5 + 0.3 * len(names))
+        axes = figure.add_subplot()
+        axes.barh(range(len(names)), [100 * self.average_precision[name] for name in names])
+        axes.set_yticks(range(len(names)), labels=names, parse_math=False)
+        axes.invert_yaxis()
+        axes.set_xlim(0, 100)
+        axes.set_xlabel("average precision (%)")
+        return figure
+
+
+def multi_label(
+    examination: Examination, *, fit_split: str = "validation", thresholds: Mapping[str, float] | None = None
+) -> MultiLabelResult:
+    """How well every class is told apart from its absence.
+
+    Args:
+        examination: a classifier, and data whose images have lists of classes.
+        fit_split: on which the thresholds are fitted.
+        thresholds: class -> probability; None fits them.
+
+    Raises:
+        UserError: the data have one class an image, no class has an image that judges, or the split to fit on judges.
+    """
+    if not examination.data.multi_label:
+        raise UserError(f"the images of '{examination.data.name}' have one class each; choose --protocol top1")
+    names, start = examination.data.label_names, time.perf_counter()
+    if thresholds is None:
+        fitted, present = _answers(examination, examination.learning_split(fit_split))
+        thresholds = best_thresholds(fitted, present, names)
+    probabilities, truth = _answers(examination, examination.split)
+    return replace(judge(probabilities, truth, names, thresholds), seconds=time.perf_counter() - start)
+
+
+def judge(
+    probabilities: NDArray[np.float64], truth: NDArray[np.bool_], names: list[str], thresholds: Mapping[str, float]
+) -> MultiLabelResult:
+    """The result of probabilities [n, K] for classes that are there or not, [n, K].
+
+    Raises:
+        UserError: no class is there.
+    """
+    from sklearn.metrics import average_precision_score, f1_score, log_loss
+
+    limits = np.asarray([thresholds[name] for name in names])
+    answers, counts = probabilities >= limits, truth.sum(axis=0)
+    there = np.flatnonzero(counts)
+    if not there.size:
+        raise UserError("no image that judges has a class; choose another split")
+    precision = {names[k]: float(average_precision_score(truth[:, k], probabilities[:, k])) for k in there}
+    each: Any = f1_score(truth, answers, average=None, zero_division=0.0)  # pyright: ignore[reportArgumentType]
+    micro = f1_score(truth, answers, average="micro", zero_division=0.0)  # pyright: ignore[reportArgumentType]
+    losses = [log_loss(truth[:, k], probabilities[:, k], labels=[False, True]) for k in range(len(names))]
+    return MultiLabelResult(
+        num_images=len(truth),
+        average_precision=precision,
+        f1=dict(zip(names, map(float, each), strict=True)),
+        images=dict(zip(names, counts.tolist(), strict=True)),
+        thresholds={name: float(thresholds[name]) for name in names},
+        f1_micro=float(micro),
+        loss=float(sum(losses)),
+    )
+
+
+def best_thresholds(probabilities: NDArray[np.float64], truth: NDArray[np.bool_], names: list[str]) -> dict[str, float]:
+    """For every class the threshold of the best F1, of equals the highest; 0.5 for a class without images."""
+    from sklearn.metrics import precision_recall_curve
+
+    chosen = dict.fromkeys(names, 0.5)
+    for k in np.flatnonzero(truth.any(axis=0)):
+        precision, recall, limits = precision_recall_curve(truth[:, k], probabilities[:, k])
+        f1 = 2 * precision[:-1] * recall[:-1] / np.maximum(precision[:-1] + recall[:-1], 1e-12)
+        chosen[names[k]] = float(limits[np.flatnonzero(f1 == f1.max())[-1]])
+    return chosen
+
+
+def _answers(examination: Examination, split: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Probabilities of the data's classes [n, K], and which are there [n, K]."""
+    probabilities: list[NDArray[np.float64]] = []
+    truth: list[NDArray[np.bool_]] = []
+    for logits, labels in examination.logits(split):
+        probabilities.append(torch.sigmoid(logits[:, examination.model_classes].double()).numpy())
+        truth.append(labels.numpy() > 0)
+    return np.concatenate(probabilities), np.concatenate(truth)

@@ -1,0 +1,143 @@
+"""Several classes an image: read, learnt, measured, predicted and shared; numbers against plain arithmetic."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit import UserError
+from hf_vit.data import load_data
+from hf_vit.evaluation.protocols.multi_label import best_thresholds, judge
+from hf_vit.hub.card import render_card
+from hf_vit.results.facts import Facts
+from hf_vit.training import finetune
+
+COLOURS = {"blue": (40, 40, 230), "green": (40, 200, 40), "red": (230, 40, 40)}
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    """160 images of 12 px with a patch of some of three colours, or of none, and a list of them."""
+    place = tmp_path_factory.mktemp("multi") / "shapes"
+    place.mkdir()
+    random = np.random.RandomState(0)
+    lines = []
+    for number in range(160):
+        pixels = random.randint(0, 60, (12, 12, 3), dtype=np.uint8)
+        there = [name for name in COLOURS if random.rand() < 0.4]
+        for name in there:
+            top = 4 * list(COLOURS).index(name)
+            pixels[top : top + 4, random.randint(0, 6) :] = COLOURS[name]
+        Image.fromarray(pixels).save(place / f"{number:03d}.png")
+        lines.append({"file_name": f"{number:03d}.png", "label": there, **{c: int(c in there) for c in COLOURS}})
+    (place / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    header = ["file_name", *COLOURS]
+    rows = [",".join(str(line[name]) for name in header) for line in lines]
+    (place / "columns.csv").write_text("\n".join([",".join(header), *rows]) + "\n")
+    return place
+
+
+def labels(data, split):
+    return {
+        seen.digest: sorted(data.label_names[each] for each in row)
+        for seen, row in zip(data.seen[split], data.splits[split]["label"], strict=True)
+    }
+
+
+def test_lists_and_columns_of_zero_and_one_are_the_same_data(shapes):
+    lists = load_data(str(shapes), multi_label=True)
+    columns = load_data(str(shapes / "columns.csv"), label_column="blue,green,red", multi_label=True)
+    assert lists.multi_label
+    assert columns.multi_label
+    assert lists.label_names == columns.label_names == ["blue", "green", "red"]
+    for split in lists.splits:
+        assert labels(lists, split) == labels(columns, split)
+    assert lists.fingerprint == columns.fingerprint
+    lines = map(json.loads, (shapes / "metadata.jsonl").read_text().splitlines())
+    told = {line["file_name"]: line["label"] for line in lines}
+    for split, seen in lists.seen.items():
+        for image in seen:
+            assert labels(lists, split)[image.digest] == told[image.name.rpartition("/")[2]]
+
+
+def test_what_cannot_do_with_several_classes_says_so(shapes, tiny_config, tmp_path):
+    with pytest.raises(UserError, match="several classes each, for which there are hf-vit data, finetune"):
+        load_data(str(shapes))
+    with pytest.raises(UserError, match="several classes each; load them without streaming"):
+        load_data(str(shapes), streaming=True, multi_label=True)
+    for values in ({"mixup_alpha": 0.2}, {"class_weights": True}):
+        with pytest.raises(UserError, match="neither balanced nor mixed"):
+            finetune(tiny_config(), str(shapes), tmp_path / "out", steps=2, **values)
+
+
+def test_precision_and_thresholds_by_their_definitions():
+    random = np.random.RandomState(1)
+    truth = random.rand(60, 3) < 0.3
+    probabilities = np.clip(0.35 * truth + 0.65 * random.rand(60, 3), 1e-6, 1 - 1e-6)
+    names = ["a", "b", "c"]
+    thresholds = best_thresholds(probabilities, truth, names)
+    result = judge(probabilities, truth, names, thresholds)
+    for k, name in enumerate(names):
+        order = np.argsort(-probabilities[:, k])
+        hits = truth[order, k]
+        precisions = np.cumsum(hits) / np.arange(1, 61)
+        assert result.average_precision[name] == pytest.approx(precisions[hits].mean())
+
+        def f1(limit, k=k):
+            answers = probabilities[:, k] >= limit
+            return 2 * (answers & truth[:, k]).sum() / (answers.sum() + truth[:, k].sum())
+
+        assert result.f1[name] == pytest.approx(f1(thresholds[name]))
+        assert result.f1[name] == pytest.approx(max(map(f1, probabilities[:, k])))
+    each = torch.nn.functional.binary_cross_entropy(torch.tensor(probabilities), torch.tensor(truth).double())
+    assert result.loss == pytest.approx(3 * float(each))
+
+
+def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, command):
+    done = finetune(
+        tiny_config(image_size=12, hidden_size=32, intermediate_size=64), str(shapes), tmp_path / "model",
+        steps=200, evaluations=4, batch_size=32, learning_rate=5e-3, horizontal_flip=0.0, random_resized_crop=(0, 0),
+    )  # fmt: skip
+    assert done.model.config.problem_type == "multi_label_classification"
+    assert done.test.mean_average_precision > 0.9
+    training, evaluation = Facts.load(tmp_path / "model").records
+    assert training.values["recipe"]["label_smoothing"] == 0
+    assert training.values["validation_mean_average_precision"] == done.validation["mean_average_precision"]
+    assert evaluation.values["protocol"] == "multi-label"
+
+    code, out, err = command(
+        "evaluate", tmp_path / "model", "--data", shapes, "--protocol", "multi-label", "--device", "cpu"
+    )
+    assert (code, "trained on" in err) == (0, False)
+    again = Facts.load(tmp_path / "model").records[-1].values
+    assert again["mean_average_precision"] == pytest.approx(done.test.mean_average_precision)
+    assert again["thresholds"] == pytest.approx(done.test.thresholds)
+    assert f"{again['mean_average_precision']:.2%}" in out
+
+    code, out, _ = command("predict", tmp_path / "model", shapes / "003.png", "--json", "--device", "cpu")
+    (answer,) = json.loads(out)
+    scores = {each["label"]: each["score"] for each in answer["predictions"]}
+    with Image.open(shapes / "003.png") as image, torch.no_grad():
+        logits = done.model(**done.processor(image.convert("RGB"), return_tensors="pt")).logits[0]
+    expected = {name: float(torch.sigmoid(logits[k])) for k, name in enumerate(["blue", "green", "red"])}
+    assert scores == pytest.approx(expected, abs=1e-3)
+
+    card = render_card(tmp_path / "model")
+    assert "| mean average precision |" in card
+    assert "if outputs.logits[0, number] > 0]" in card
+    assert "no accuracy is known" not in card
+    code, _, err = command("evaluate", tmp_path / "model", "--data", shapes, "--device", "cpu")
+    assert code == 1
+    assert "evaluate --protocol multi-label" in err
+
+
+def test_a_finished_run_is_recalled(shapes, tiny_config, tmp_path):
+    from hf_vit.training import FinetuneOptions
+
+    settings = dict(steps=4, evaluations=2, batch_size=16)
+    done = finetune(tiny_config(), str(shapes), tmp_path / "model", **settings)
+    again = finetune(tiny_config(), str(shapes), tmp_path / "model", options=FinetuneOptions(resume=True), **settings)
+    assert again.test == done.test
+    assert again.validation == done.validation
