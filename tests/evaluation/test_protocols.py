@@ -25,7 +25,10 @@ QUICK: dict[str, list[object]] = {
     "robustness": ["--epsilons", 1, "--epsilons", 8, "--steps", 2],
     "corruptions": ["--kinds", "contrast"],
     "patch-drop": ["--patch-size", 2, "--fill", "black"],
+    "multi-label": [],
 }
+# That of images with several classes has data of its own: tests/training/test_multi_label.py.
+OF_ONE_CLASS = [name for name in PROTOCOLS if name not in ("top1", "multi-label")]
 
 
 @pytest.fixture
@@ -59,7 +62,7 @@ def test_every_protocol_is_tried_here() -> None:
     assert set(QUICK) == set(PROTOCOLS)
 
 
-@pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if name != "top1"])
+@pytest.mark.parametrize("protocol", OF_ONE_CLASS)
 def test_files_facts_and_card(run: Run, save_classifier: Any, animals: Path, tmp_path: Path, protocol: str) -> None:
     folder, name = save_classifier(), protocol.replace("-", "_")
     typed = [folder, "--data", animals, "--protocol", protocol, *QUICK[protocol]]

@@ -108,13 +108,26 @@ def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, c
     assert evaluation.values["protocol"] == "multi-label"
 
     code, out, err = command(
-        "evaluate", tmp_path / "model", "--data", shapes, "--protocol", "multi-label", "--device", "cpu"
+        "evaluate",
+        tmp_path / "model",
+        "--data",
+        shapes,
+        "--protocol",
+        "multi-label",
+        "--device",
+        "cpu",
+        "--output",
+        tmp_path / "out",
     )
     assert (code, "trained on" in err) == (0, False)
     again = Facts.load(tmp_path / "model").records[-1].values
     assert again["mean_average_precision"] == pytest.approx(done.test.mean_average_precision)
     assert again["thresholds"] == pytest.approx(done.test.thresholds)
     assert f"{again['mean_average_precision']:.2%}" in out
+    written = json.loads((tmp_path / "out" / "multi_label.json").read_text())
+    assert written["values"]["classes"] == again["classes"]
+    with Image.open(tmp_path / "out" / "multi_label.png") as picture:
+        assert picture.format == "PNG"
 
     code, out, _ = command("predict", tmp_path / "model", shapes / "003.png", "--json", "--device", "cpu")
     (answer,) = json.loads(out)
