@@ -10,7 +10,7 @@ import hf_vit.analysis
 from hf_vit import HfViTForImageClassification, variant_config
 from hf_vit.analysis.analyses.registry import ANALYSES
 from hf_vit.errors import UserError
-from hf_vit.hub.card import MARKER
+from hf_vit.hub.card import MARKER, write_card
 from hf_vit.hub.card_sections import shows_images
 from hf_vit.hub.contents import collect
 from hf_vit_cli.main import main
@@ -44,6 +44,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         with pytest.raises(SystemExit) as ended:
             main([str(argument) for argument in arguments])
         assert not ended.value.code
+    write_card(tmp_path / "model", license="mit")
     (tmp_path / "scratch").mkdir()
     return tmp_path / "model"
 

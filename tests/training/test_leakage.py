@@ -115,7 +115,7 @@ def test_the_hashes_of_training_images_stay_at_home(trained):
     assert sorted(image.digest[:16] for image in load_data(str(data)).seen["train"]) == kept
     scratch = folder.parent / "scratch"
     scratch.mkdir()
-    assert "training_images.txt" in collect(folder, "me/model", scratch=scratch).left_out
+    assert "training_images.txt" in collect(folder, "me/model", scratch=scratch, license="mit").left_out
 
 
 def test_a_run_that_was_split_otherwise_is_not_gone_on_with(make_colours, tiny_config, tmp_path):
