@@ -5,12 +5,14 @@ import re
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from hf_vit import UserError
+from hf_vit import HfViTForImageClassification, UserError
+from hf_vit.data import make_processor
 from hf_vit.results.facts import Facts, append_record, new_record
-from hf_vit.training.demonstration import FRESH_PROGRAM, claim_output, train_digits
+from hf_vit.training.demonstration import FRESH_PROGRAM, claim_output, digits_config, look_afresh, train_digits
 
 
 def test_demo_by_command(command, tmp_path):
@@ -111,3 +113,14 @@ def test_an_earlier_demonstration_stays_until_the_new_one_takes_its_place(tmp_pa
     assert len(there) > 1
     assert all(there)
     assert [path.name for path in tmp_path.rglob("*")] == ["demo", "config.json"]
+
+
+def test_a_full_disk_of_the_fresh_process_is_told_in_a_line(tmp_path, monkeypatch):
+    model = HfViTForImageClassification(digits_config())
+    result = SimpleNamespace(model=model, processor=make_processor(model.config))
+    (tmp_path / "config.json").touch()
+    said = "Traceback (most recent call last):\n  ...\nOSError: [Errno 28] No space left on device"
+    failed = subprocess.CompletedProcess([], 1, "", said)
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **settings: failed)
+    with pytest.raises(UserError, match="cannot be written: No space left on device; free some space there"):
+        look_afresh(tmp_path, result)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import Facts
-from hf_vit.results.writing import scratch_folder
+from hf_vit.results.writing import saying_why, scratch_folder
 from hf_vit.subjects.labels import label_names_of
 from hf_vit.training.finetuning import finetune
 from hf_vit.training.run.options import FinetuneOptions
@@ -152,7 +153,8 @@ def look_afresh(folder: Path, result: FinetuneResult) -> FreshLook:
     """Predict one test image a class here and in a fresh Python process in which hf_vit cannot be imported.
 
     Raises:
-        RuntimeError: the fresh process failed; its error output is the message.
+        UserError: the system refused the fresh process a file.
+        RuntimeError: it failed otherwise; its error output is the message.
     """
     data: Any = load_data("digits")
     test = data.splits["test"]
@@ -193,5 +195,10 @@ def _run_fresh(arguments: list[str], scratch: Path) -> dict[str, Any]:
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"the fresh process failed:\n{done.stderr.strip()}")
+        said = done.stderr.strip()
+        number = re.match(r"\w+Error: \[Errno (\d+)\]", said.rpartition("\n")[2])
+        with saying_why(scratch.parent):
+            if number:
+                raise OSError(int(number[1]), os.strerror(int(number[1])))
+        raise RuntimeError(f"the fresh process failed:\n{said}")
     return json.loads(done.stdout.strip().splitlines()[-1])
