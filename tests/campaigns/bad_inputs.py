@@ -14,7 +14,7 @@ from PIL import Image
 # program must be added here, or the campaign says so.
 KINDS = {
     "model": ("model", "models", "teacher", "against"),
-    "data": ("data", "images"),
+    "data": ("data", "images", "source"),
     "output": ("output", "report"),
     "file": ("verify", "labels", "class_map", "cue_conflict", "config", "sources"),
     "size": ("image_size", "resize_to"),
@@ -23,7 +23,7 @@ KINDS = {
     "name": (
         "recipe", "distillation", "precision", "optimizer", "schedule", "loss", "tune", "objective", "target", "mode",
         "normalization", "name", "protocol", "split", "fill", "picture_format", "hidden_act", "pooling", "to", "kinds",
-        "only", "corruption", "variants", "work", "dtype", "contestant", "report_to",
+        "only", "corruption", "variants", "work", "dtype", "contestant", "report_to", "image_column", "label_column",
     ),
     "text": ("sweep_rates", "device_flops", "sha256", "license", "revision", "tag", "max_shard_size", "prefix"),
 }  # fmt: skip
@@ -75,6 +75,7 @@ GOOD: dict[str, dict[str, list[str]]] = {
         "evaluations": ["--evaluations", "1"], "batch_size": ["--batch-size", "4"],
         "precision": ["--precision", "fp32"],
     },
+    "data": {"source": ["colours"], "output": ["--output", "out"]},
     "recipes": {},
     "soup": {"models": ["model", "model_2"], "output": ["--output", "out"], "data": ["--data", "colours"]},
     "evaluate": {"model": ["model"], "data": ["--data", "colours"], "output": ["--output", "out"]},

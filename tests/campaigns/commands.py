@@ -34,6 +34,7 @@ _SPEED = ("--batch", "1", "--turns", "1", "--image-size", "16", "--work", "infer
 
 # Name -> a command that writes.
 WRITING: dict[str, Command] = {
+    "data-output": Command(("data", "images", *INTO)),
     "soup": Command(("soup", "model", "other", *INTO)),
     "soup-judged": Command(("soup", "model", "other", *INTO, *DATA, "--greedy")),
     "evaluate": Command((*_EVALUATE, "--device", "cpu"), earlier=((*_EVALUATE, "--seed", "1"),)),
@@ -86,6 +87,7 @@ READING: dict[str, Command] = {
     "predict": Command(("predict", "model", "images/red")),
     "recipes": Command(("recipes",)),
     "cost": Command(("cost", "Ti/4")),
+    "data": Command(("data", "images")),
 }
 
 

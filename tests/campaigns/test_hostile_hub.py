@@ -193,7 +193,11 @@ def check_words(outcome: Outcome) -> None:
         assert not strange, f"control characters {strange[:5]}: {stream[-300:]!r}"
     assert "Traceback" not in outcome.err, outcome.err[-400:]
     lines = outcome.err.splitlines()
-    foreign = [line for line in lines if not line.startswith(("hf-vit: ", "note: ", "assumed, ", "left out", "step "))]
+    foreign = [
+        line
+        for line in lines
+        if not line.startswith(("hf-vit: ", "note: ", "assumed, ", "left out", "step ", "warning: "))
+    ]
     assert not foreign, f"foreign words: {foreign[-3:]}"
     refusals = [line for line in lines if line.startswith("hf-vit: ")]
     assert len(refusals) == (outcome.code != 0), f"exit {outcome.code} with {lines[-3:]}"
