@@ -47,7 +47,7 @@ def test_a_tower_goes_the_whole_way(kind: str, hub: Loopback, xet_client: Client
     assert list((tmp_path / "analysis").glob("*.png"))
     run("export", tuned, tmp_path / "onnx", "--to", "onnx")
     assert (tmp_path / "onnx" / "model.onnx").is_file()
-    pushed = xet_client.attempt("hub.jobs:command", arguments=["push", str(tuned), REPO])
+    pushed = xet_client.attempt("hub.jobs:command", arguments=["push", str(tuned), REPO, "--license", "mit"])
     assert pushed.code == 0, pushed.err
     assert hub.head(REPO)
     again = xet_client.run("hub.jobs:logits", repo_id=REPO)
