@@ -17,6 +17,7 @@ from huggingface_hub import ModelCard
 from hf_vit import HfViTForImageClassification, HfViTModel, push_to_hub, variant_config
 from hf_vit.errors import UserError
 from hf_vit.hub.card import is_rendered, refresh_card, render_card, write_card
+from hf_vit.hub.contents import collect
 from hf_vit.hub.licenses import common_license, license_of, need_license
 from hf_vit.hub.model_folder import count_parameters
 from hf_vit.hub.recipe_in_use import in_use
@@ -235,6 +236,27 @@ def test_settings_that_were_off_are_not_told(folder: Path) -> None:
     assert {"momentum", "lora_rank", "lora_alpha", "bce_threshold"} <= set(shown)
     assert {"beta1", "beta2"}.isdisjoint(shown)
     assert in_use({"sam_rho": 0.1, "sam_micro_batches": False}) == {"sam_rho": 0.1, "sam_micro_batches": False}
+
+
+def test_examples_to_try_are_those_that_somebody_put_there(told: Path, tmp_path: Path) -> None:
+    write_card(told, license="mit")
+    (told / "examples").mkdir()
+    for name in ("a cat.png", "dog.JPG", "notes.txt"):
+        (told / "examples" / name).write_bytes(b"x")
+    address = "https://huggingface.co/me/mine/resolve/main/examples"
+    assert metadata(render_card(told, repo_id="me/mine"))["widget"] == [
+        {"src": f"{address}/a%20cat.png", "example_title": "a cat"},
+        {"src": f"{address}/dog.JPG", "example_title": "dog"},
+    ]
+    assert "widget" not in metadata(render_card(told)), "a folder has no page"
+    append_record(told, record("training", {}, data=data("train", 9)))
+    (tmp_path / "scratch").mkdir()
+    shared = collect(told, "me/mine", scratch=tmp_path / "scratch").files
+    assert {name for name in shared if name.startswith("examples/")} == {"examples/a cat.png", "examples/dog.JPG"}
+    (told / "examples" / "secret.png").symlink_to(tmp_path / "secret.png")
+    (tmp_path / "secret.png").write_bytes(b"private")
+    with pytest.raises(UserError, match=r"secret\.png is a link to a file outside"):
+        collect(told, "me/mine", scratch=tmp_path / "scratch")
 
 
 def test_data_is_linked_and_numbers_have_commands(folder: Path) -> None:

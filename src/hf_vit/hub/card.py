@@ -13,7 +13,7 @@ from hf_vit.hub.card_sections import sections
 from hf_vit.hub.example import Architecture, example
 from hf_vit.hub.licenses import declared_license
 from hf_vit.hub.markdown import Markdown, code_block, code_span, text
-from hf_vit.hub.model_folder import ModelConfig, read_config
+from hf_vit.hub.model_folder import ModelConfig, example_images, read_config
 from hf_vit.results.facts import Facts
 from hf_vit.results.writing import write_atomically
 
@@ -75,7 +75,8 @@ def render_card(
     config, facts = read_config(folder), Facts.load(folder)
     name = one_line(repo_id or _repo_of_present_card(folder) or folder.resolve().name)
     title = name.rpartition("/")[2]
-    metadata = metadata_of(config, facts, name, license or declared_license(folder) or inherited_license(facts))
+    license = license or declared_license(folder) or inherited_license(facts)
+    metadata = metadata_of(config, facts, name, license, example_images(folder))
     context = sections(folder, config, facts, share_images) | _examples(folder, config, name)
     template = resources.files("hf_vit.model_cards").joinpath("card_template.md").read_text(encoding="utf-8")
     # Whatever the template prints is escaped, unless it is Markdown already: a field that is forgotten is harmless.

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from hf_vit.errors import UserError, one_line
 from hf_vit.hub.model_folder import ModelConfig
@@ -77,8 +79,17 @@ def _trained_fingerprint(facts: Facts) -> str | None:
     return data[-1].fingerprint if data and data[-1] else None
 
 
-def metadata_of(config: ModelConfig, facts: Facts, repo: str, license: str | None) -> "ModelCardData":
-    """The card's metadata; `repo`: user/name, or the model's name alone."""
+def metadata_of(
+    config: ModelConfig, facts: Facts, repo: str, license: str | None, examples: Sequence[str] = ()
+) -> "ModelCardData":
+    """The card's metadata.
+
+    Args:
+        config, facts: of the model's folder.
+        repo: user/name, or the model's name alone.
+        license: Hub license id.
+        examples: images of the repository that its page offers to try.
+    """
     from huggingface_hub import ModelCardData
 
     trainings, results = facts.of_kind("training"), indexed_evaluations(facts)
@@ -96,7 +107,18 @@ def metadata_of(config: ModelConfig, facts: Facts, repo: str, license: str | Non
         metrics=["accuracy"] if results else None,
         model_name=repo.rpartition("/")[2] if results else None,
         eval_results=index_entries(results, repo) or None,
+        widget=_widget(repo, examples) or None,
     )
+
+
+def _widget(repo: str, examples: Sequence[str]) -> list[dict[str, str]]:
+    """The images that the Hub's page shows for trying the model; a name without a place has no such page."""
+    from huggingface_hub import constants
+
+    if hub_id(repo) is None:
+        return []
+    address = f"{constants.ENDPOINT}/{repo}/resolve/main"
+    return [{"src": f"{address}/{quote(path)}", "example_title": one_line(PurePath(path).stem)} for path in examples]
 
 
 def inherited_license(facts: Facts) -> str | None:

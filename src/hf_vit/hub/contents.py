@@ -22,6 +22,7 @@ from hf_vit.hub.model_folder import (
     SINGLE,
     check_inside,
     count_parameters,
+    example_images,
     read_config,
     travelling_code,
     weight_files,
@@ -176,6 +177,7 @@ def collect(
     told = tell_of(folder, repo_id, license, share_images)
     sources |= told
     sources |= {name: folder / name for name in find_pictures(folder, told[CARD_NAME].decode())}
+    sources |= {name: folder / name for name in example_images(folder)}
     sources |= {path.name: path for path in folder.glob("LICENSE*") if path.is_file()}
     for name, source in sources.items():
         if isinstance(source, Path) and not source.is_relative_to(scratch):

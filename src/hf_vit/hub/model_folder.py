@@ -131,6 +131,12 @@ def count_parameters(folder: Path) -> int | None:
     return total
 
 
+def example_images(folder: Path) -> list[str]:
+    """The images that somebody put into `folder/examples` for the model's page, by their paths."""
+    images = (path for path in (folder / "examples").glob("*") if path.suffix.lower() in (".png", ".jpg", ".jpeg"))
+    return sorted(f"examples/{path.name}" for path in images if path.is_file())
+
+
 def travelling_code(folder: Path, config: ModelConfig) -> set[str]:
     """The files of code that `auto_map` names, and the siblings these import.
 
