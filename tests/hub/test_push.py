@@ -103,7 +103,7 @@ def test_pickles_and_old_code_of_others_are_deleted(
 
 
 def test_a_model_object(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
-    done = xet_client.run("hub.jobs:push_object", folder=str(model_folder), repo_id="acme/other")
+    done = xet_client.run("hub.jobs:push_object", folder=str(model_folder), repo_id="acme/other", license="mit")
     assert done["commit"] == hub.head("acme/other")
     assert xet_client.run("hub.jobs:logits", repo_id="acme/other") == local_logits(model_folder)
     without = xet_client.run("hub.jobs:push_object", folder=str(model_folder), repo_id="alice/bare", facts=False)

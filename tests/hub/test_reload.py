@@ -57,7 +57,7 @@ def test_masked_image_modelling(
     config = AutoModelForImageClassification.from_pretrained(folder).config
     torch.manual_seed(3)
     HfViTForMaskedPatchPrediction(config).save_pretrained(folder)
-    xet_client.run("hub.jobs:push", folder=str(folder), repo_id="alice/masked")
+    xet_client.run("hub.jobs:push", folder=str(folder), repo_id="alice/masked", license="mit")
     here = jobs.reconstruct(str(folder))
     for client in (xet_client, stranger):
         same(client.run("hub.jobs:reconstruct", repo_id="alice/masked", trust=True), here)
