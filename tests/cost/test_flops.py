@@ -170,8 +170,8 @@ def test_what_cannot_be_counted_is_refused() -> None:
         forward_flops(config, 15)
     with pytest.raises(UserError, match=r"no ResNet with axial attention for masked prediction: .* no patches"):
         forward_flops(hf_vit.HfAxialResNetConfig(), task="masked_prediction")
-    with pytest.raises(UserError, match="no BiT ResNet for backbone"):
-        forward_flops(hf_vit.HfBitConfig(), task="backbone")
+    with pytest.raises(UserError, match="no BiT ResNet for masked prediction"):
+        forward_flops(hf_vit.HfBitConfig(), task="masked_prediction")
     config.auto_map = None
     with pytest.raises(UserError, match="the configuration of 'hf_vit' cannot be loaded: TypeError"):
         forward_flops(config)

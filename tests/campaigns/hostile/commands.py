@@ -10,7 +10,7 @@ from hf_vit_cli.main import build_app
 
 # What stands for a repository: in its help it is a model, data or an image of the Hub, or a model's folder.
 _TAKES = re.compile(
-    r"Hub id|hf://|on the Hub|[Ff]older of a saved|teacher|fine-tunings|second model|as in finetune", re.I
+    r"Hub id|hf://|on the Hub|[Ff]older of a saved|teacher|fine-tunings|second model|as in finetune|as --data", re.I
 )
 _ONE_STEP = ["--steps", "1", "--batch-size", "6", "--evaluations", "1"]
 _COMPARE = ["compare", "--output", "{out}", "--no-robustness", "--speed-turns", "0"]
@@ -47,6 +47,7 @@ FOLDERS: dict[str, list[str]] = {
     "cost model": ["cost", "{repo}"],
 }
 DATA: dict[str, list[str]] = {
+    "data source": ["data", "{repo}"],
     "evaluate data": ["evaluate", "{good}", "--data", "{repo}"],
     "embed data": ["embed", "{good}", "--data", "{repo}", "--output", "{out}"],
     "embed data --streaming": ["embed", "{good}", "--data", "{repo}", "--output", "{out}", "--streaming"],
