@@ -17,6 +17,7 @@ from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.hub.card import write_card
 from hf_vit.hub.licenses import need_license
+from hf_vit.hub.preflight import check_repo_id
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
 from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.trained_images import write_trained
@@ -126,6 +127,7 @@ def check(task: Task[Any], job: Job, say: Say) -> None:
     if job.recipe.optimizer in ("lamb", "lion"):
         import_timm_optim(job.recipe.optimizer)
     if job.options.push is not None and is_first():
+        check_repo_id(job.options.push)
         need_license(job.options.license, job.model if isinstance(job.model, str) else None)
         check_before(job.options.push, say, private=job.options.private)
 
