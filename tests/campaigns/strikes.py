@@ -19,7 +19,7 @@ PLENTY = 256 << 20  # bytes of a disk on which everything fits
 # A campaign for want of time: only one of so many moments, but of each command several. The record says it.
 THINNED, SEVERAL = int(os.environ.get("HF_VIT_STRIKES_THINNED", "1")), 6
 # What these write, `finetune` writes by the same code: several moments will do.
-_LIKE_FINETUNE = ("finetune-sweep", "pretrain-", "demo")
+_LIKE_FINETUNE = ("finetune-", "pretrain-", "demo")
 
 
 def every_change(prepared: Prepared, name: str, what: str, thinned: int = THINNED) -> list[int]:
