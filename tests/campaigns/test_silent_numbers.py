@@ -16,7 +16,7 @@ from campaigns.ledger import Campaign, failures
 COMMAND = ".venv/bin/python -m pytest -m slow tests/campaigns/test_silent_numbers.py"
 SEED = 0
 # Of every kind of idiom ("weights", "hooks", ...) on every family, head and dtype, and on every choice of a
-# configuration: so many cases of some 28,000.
+# configuration: so many cases of some 31,000.
 DRAWN = 1
 
 pytestmark = [
