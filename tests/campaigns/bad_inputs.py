@@ -117,7 +117,7 @@ BESIDE = {
     ("finetune", "momentum"): "--optimizer sgd", ("analyze", "class_map"): "--cue-conflict cues --only shape_bias",
     ("analyze", "cue_conflict"): "--only shape_bias", ("analyze", "rollout_identity"): "--only attention_rollout",
     ("soup", "models"): "model_2", ("compare", "models"): "model_2", ("analyze", "against"): "--only cka",
-    ("analyze", "cka_batch_size"): "--only cka",
+    ("analyze", "cka_batch_size"): "--only cka", ("verify", "data"): "--results", ("verify", "device"): "--results",
 }  # fmt: skip
 for _name in ("temperature", "encoder_momentum", "projection_size", "hidden_size", "normalization"):
     BESIDE["pretrain", _name] = "--objective contrastive"
