@@ -38,7 +38,16 @@ def clone(tmp_path_factory: pytest.TempPathFactory):
 
 
 def test_readme_has_its_blocks():
-    assert [language for language, _ in BLOCKS] == ["bash", "python", "bash", "bash", "bash"]
+    assert [language for language, _ in BLOCKS] == ["sh", "bash", "python", "bash", "bash", "bash"]
+
+
+def test_the_first_commands_are_those_of_getting_started():
+    """They need the Hub, so that they are run there, on what needs none."""
+    (block,) = [code for language, code in BLOCKS if language == "sh"]
+    install, *commands = block.strip().splitlines()
+    page = (ROOT / "docs/getting_started.md").read_text().splitlines()
+    assert install.startswith("pip install . ")
+    assert [line for line in commands if line not in page] == []
 
 
 def test_python_blocks_print_a_real_label(clone: Path):

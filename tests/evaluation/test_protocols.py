@@ -97,14 +97,15 @@ def test_files_facts_and_card(run: Run, save_classifier: Any, animals: Path, tmp
 
 
 def test_top1_by_the_same_door(run: Run, save_classifier: Any, animals: Path, tmp_path: Path) -> None:
-    """Its record and pictures are what version 0.1 wrote: no protocol, nothing told twice in the card."""
+    """Its record is its values and the speed: no protocol, nothing told twice in the card."""
     folder = save_classifier()
     code, out, err = run(folder, "--data", animals, "--num-images", 7, "--output", tmp_path / "out")
     assert code == 0, err
     assert out.startswith("animals, split test, 7 images\n")
     document = json.loads((tmp_path / "out" / "top1.json").read_text())
     (record,) = Facts.load(folder).of_kind("evaluation")
-    assert set(record.values) == {"top1", "top5", "loss", "ece", "num_classes", "images_per_second", "per_class"}
+    of_classes = {"precision", "recall", "f1", "auc", "thresholds", "num_classes", "per_class"}
+    assert set(record.values) == {"top1", "top5", "loss", "ece", "images_per_second", *of_classes}
     speed = {"images_per_second": record.values["images_per_second"]}
     assert document["values"] | speed == record.values
     assert record.data is not None

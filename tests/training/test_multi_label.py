@@ -154,3 +154,5 @@ def test_a_finished_run_is_recalled(shapes, tiny_config, tmp_path):
     again = finetune(tiny_config(), str(shapes), tmp_path / "model", options=FinetuneOptions(resume=True), **settings)
     assert again.test == done.test
     assert again.validation == done.validation
+    reached = done.test.mean_average_precision
+    assert f"test mean average precision: {reached:.2%} of {done.test.num_images} images" in repr(done)

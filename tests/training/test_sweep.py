@@ -106,7 +106,8 @@ def test_by_command(command, tiny_checkpoint, colours, tmp_path):
     code, out, err = command(
         *arguments, "--output", output, "--sweep-rates", "0.001,0.003", "--steps", "4", "--evaluations", "1"
     )
-    assert (code, err) == (0, "")
+    assert code == 0, err
+    assert [line.partition(":")[0] for line in err.splitlines()] == ["step 4 of 4"] * 2
     assert "learning rates, validation split" in out
     assert out.count("kept") == 1
     record = json.loads((output / "facts.json").read_text())[0]

@@ -153,7 +153,7 @@ POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
 ASSUMED = {
     "num_attention_heads": "heads of 64 (16 heads at widths of 1152, 1280, 1408 and 1664)",
     "hidden_act": "the exact GELU",
-    "layer_norm_eps": "eps 1e-6 (1e-5 with a norm before the blocks)",
+    "layer_norm_eps": "LayerNorms before attention and MLP, eps 1e-6 (1e-5 with a norm before the blocks)",
     "position_embedding": "positions added to the tokens once (no RoPE)",
     "pooling": "the class token read, where there is one and no norm after pooling, else the mean",
     "processor": "pixels in [-1, 1], resized bilinearly",

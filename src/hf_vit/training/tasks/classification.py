@@ -65,9 +65,11 @@ class FinetuneResult(TrainingResult):
     pushed: PushResult | None = None
 
     def overview(self) -> dict[str, object]:
+        (score, validated), *_ = self.validation.items()
+        (measure, reached), *_ = self.test.headline().items()
         judged = {
-            "validation accuracy": f"{self.validation['accuracy']:.2%}",
-            "test accuracy": f"{self.test.top1:.2%} of {self.test.num_images:,} images",
+            f"validation {score.replace('_', ' ')}": f"{validated:.2%}",
+            f"test {measure.removeprefix('top-1 ')}": f"{reached:.2%} of {self.test.num_images:,} images",
             "best checkpoint": f"step {self.best_step:,}",
         }
         return {**super().overview(), **judged, **({} if self.pushed is None else {"shared at": self.pushed.url})}
