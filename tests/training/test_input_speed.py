@@ -15,7 +15,7 @@ OPTIONS = FinetuneOptions(device="cpu", precision="fp32", micro_batch_size=4)
 
 @pytest.mark.parametrize(("a_batch", "a_step", "limit"), [(0.2, 0.05, "data"), (0.1, 0.4, "model")])
 def test_images_a_second_by_a_clock_that_input_and_model_move(
-    colours, tiny_config, monkeypatch, a_batch, a_step, limit
+    make_colours, tmp_path, tiny_config, monkeypatch, a_batch, a_step, limit
 ):
     now = 0.0
 
@@ -32,7 +32,7 @@ def test_images_a_second_by_a_clock_that_input_and_model_move(
     monkeypatch.setattr(input_speed, "time", SimpleNamespace(perf_counter=lambda: now))
     takes(TrainTransform, "finish", a_batch)  # once for every batch of four
     takes(torch.optim.AdamW, "step", a_step)
-    found = measure_input(tiny_config(), str(colours), options=OPTIONS, seconds=9.0)
+    found = measure_input(tiny_config(), str(make_colours(tmp_path / "colours", 22)), options=OPTIONS, seconds=9.0)
     assert found.data == pytest.approx(4 / a_batch)
     assert found.model == pytest.approx(4 / a_step)
     assert found.together == pytest.approx(4 / (a_batch + a_step))

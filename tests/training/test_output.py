@@ -255,11 +255,13 @@ def test_an_interrupted_command_tells_what_it_kept(step, message, command, colou
     stop_at(step, interrupt)
     flags = ("--image-size", "8", "--steps", "2", "--evaluations", "2", "--batch-size", "4")
     code, _, err = command("finetune", "--model", "Ti/4", "--data", colours, "--output", output, *flags)
-    assert (code, err) == (130, f"hf-vit: stopped; {message.replace('OUTPUT', str(output))}\n")
+    *log, last = err.splitlines()
+    assert (code, last) == (130, f"hf-vit: stopped; {message.replace('OUTPUT', str(output))}")
+    assert [line.partition(":")[0] for line in log] == [f"step {done} of 2" for done in range(1, step)]
 
 
 def test_an_interrupt_before_the_run_is_entered(command, colours, tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_vit.training.driver.open_start", lambda *args: interrupt())
+    monkeypatch.setattr("hf_vit.training.driver.open_start", lambda *args, **options: interrupt())
     code, _, err = command("finetune", "--model", "Ti/4", "--data", colours, "--output", tmp_path / "out")
     assert (code, err) == (130, "hf-vit: stopped; nothing was written yet; start again with the same command\n")
     assert not (tmp_path / "out").exists()

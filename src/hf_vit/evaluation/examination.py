@@ -134,8 +134,8 @@ class Examination:
 
     def file_name(self, index: int) -> str | None:
         """The name of the file of one of the images that judge; None where the data is not made of files."""
-        table: Any = self.data.split(self.split)
-        if not hasattr(table, "__len__"):
+        table = self.data.split(self.split)
+        if not isinstance(table, datasets.Dataset):
             return None
         rows = self._chosen(self.split)
         undecoded = table.cast_column("image", datasets.Image(decode=False))
@@ -193,7 +193,8 @@ class Examination:
         elif self.num_images is not None and split == self.split and not hasattr(table, "__len__"):
             table = table.take(self.num_images)
         total, seen = len(table) if hasattr(table, "__len__") else None, 0
-        batches = image_batches(table, self.batch_size, Collate(self.subject.prepare, classes), self.num_workers)
+        collate = Collate(self.subject.prepare, classes, self.data.multi_label)
+        batches = image_batches(table, self.batch_size, collate, self.num_workers)
         with evaluating(self.subject.model):
             for pixel_values, labels, images in shown(batches, total, what, self.progress):
                 dtype = torch.promote_types(self.subject.dtype, torch.float32)

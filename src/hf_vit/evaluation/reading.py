@@ -16,16 +16,18 @@ if TYPE_CHECKING:
 class Collate:
     """Rows of a data set -> pixel values [B, C, H, W], labels [B], and the images.
 
-    Of lists of classes the labels are 0 and 1 for each class of the data, [B, K].
-
     Args:
         prepare: Pillow images in RGB -> [B, C, H, W].
         mapping: for every class of the data the number to call it by, usually the model's class of that name.
+        multi_label: a label is a list of classes; of it becomes 0 or 1 for each class of the data, [B, K].
     """
 
-    def __init__(self, prepare: "Callable[[Sequence[Image]], torch.Tensor]", mapping: Sequence[int]) -> None:
+    def __init__(
+        self, prepare: "Callable[[Sequence[Image]], torch.Tensor]", mapping: Sequence[int], multi_label: bool = False
+    ) -> None:
         self.prepare = prepare
         self.mapping = mapping
+        self.multi_label = multi_label
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> "tuple[torch.Tensor, torch.Tensor, list[Image]]":
         import torch
@@ -39,7 +41,7 @@ class Collate:
         return self.prepare(images), torch.tensor(labels), images
 
     def _label(self, label: object) -> "int | list[float]":
-        if isinstance(label, list):  # of the data's classes, each there or not
+        if self.multi_label and isinstance(label, list):  # of the data's classes, each there or not
             return [float(each in label) for each in range(len(self.mapping))]
         if not isinstance(label, Integral) or not 0 <= int(label) < len(self.mapping):
             raise UserError(
