@@ -12,6 +12,8 @@ from typing import Any
 from campaigns.commands import Command
 from campaigns.watched import Outcome, Watcher
 
+from hf_vit.hub.card import CARD_NAME, render_card
+
 # What may be there while a command is at work and after it was struck: hidden files and folders, a run's checkpoints,
 # and the system's folder for temporary files. The libraries' own cache is theirs.
 _UNFINISHED = re.compile(r"(^|/)(\.[^/]+|checkpoints)(/|$)|^tmp(/|$)")
@@ -126,7 +128,8 @@ def check_struck(prepared: Prepared, place: Path) -> str:
         assert all(found.get(name) in (earlier.get(name), new.get(name)) for name in earlier | found | new)
         return "aside"
     for name in earlier.keys() | found.keys() | new.keys():
-        assert found.get(name) in (earlier.get(name), new.get(name)), f"{name} is neither the earlier nor the new one"
+        known = found.get(name) in (earlier.get(name), new.get(name))
+        assert known or _tells_the_facts(place / name), f"{name} is neither the earlier nor the new one"
     for folder in {name.rpartition("/")[0] for name in found if name.endswith("/config.json")}:
         inside: list[dict[str, str]] = [
             {name: digest for name, digest in files.items() if name.startswith(f"{folder}/")}
@@ -135,6 +138,11 @@ def check_struck(prepared: Prepared, place: Path) -> str:
         weights = [{name: one for name, one in files.items() if _is_of_model(name)} for files in inside]
         assert weights[0] in weights[1:], f"the model in {folder} is of two"
     return "between"
+
+
+def _tells_the_facts(file: Path) -> bool:
+    """Whether it is the card of the facts beside it: one that is trained and not yet shared has a card of its own."""
+    return file.name == CARD_NAME and file.is_file() and file.read_text() == render_card(file.parent)
 
 
 def _is_of_model(name: str) -> bool:
