@@ -140,7 +140,8 @@ def test_every_family_is_shared_and_verified(saved, hub, xet_client, tmp_path):
         folder = tmp_path / name
         shutil.copytree(saved[name], folder)
         append_record(folder, training_record())
-        done = xet_client.attempt("hub.jobs:command", arguments=["push", str(folder), f"alice/{name}", "--license", "mit"])
+        pushed = ["push", str(folder), f"alice/{name}", "--license", "mit"]
+        done = xet_client.attempt("hub.jobs:command", arguments=pushed)
         assert done.code == 0, done.err
         files = hub.files(f"alice/{name}")
         weights = (folder / "model.safetensors").read_bytes()

@@ -42,7 +42,8 @@ def write_images(root, files):
     names = sorted({file.parent.name for file in files})
     features = Features({"image": ImageFeature(), "label": ClassLabel(names=names)})
     files = files[::3] + files[1::3] + files[2::3]
-    for name, chosen in {"train-0": files[:30], "train-1": files[30:42], "val": files[42:69], "test": files[42:69]}.items():
+    parts = {"train-0": files[:30], "train-1": files[30:42], "val": files[42:69], "test": files[42:69]}
+    for name, chosen in parts.items():
         images = [{"bytes": file.read_bytes(), "path": None} for file in chosen]
         labels = [names.index(file.parent.name) for file in chosen]
         Dataset.from_dict({"image": images, "label": labels}, features=features).to_parquet(root / f"{name}.parquet")
