@@ -12,7 +12,7 @@ from typing import Any
 from campaigns.commands import Command
 from campaigns.watched import Outcome, Watcher
 
-from hf_vit.hub.card import CARD_NAME, render_card
+from hf_vit.hub.card import CARD_NAME, is_rendered, render_card
 
 # What may be there while a command is at work and after it was struck: hidden files and folders, a run's checkpoints,
 # and the system's folder for temporary files. The libraries' own cache is theirs.
@@ -141,8 +141,15 @@ def check_struck(prepared: Prepared, place: Path) -> str:
 
 
 def _tells_the_facts(file: Path) -> bool:
-    """Whether it is the card of the facts beside it: one that is trained and not yet shared has a card of its own."""
-    return file.name == CARD_NAME and file.is_file() and file.read_text() == render_card(file.parent)
+    """Whether it is the card of the facts beside it: a model that is trained and not yet shared has a card of its own.
+
+    Before config.json, which comes last, the folder is no model, and its card is that of none.
+    """
+    if file.name != CARD_NAME or not file.is_file():
+        return False
+    if not (file.parent / "config.json").exists():
+        return is_rendered(file.parent)
+    return file.read_text() == render_card(file.parent)
 
 
 def _is_of_model(name: str) -> bool:
