@@ -12,7 +12,8 @@ from typing import Any
 from campaigns.commands import Command
 from campaigns.watched import Outcome, Watcher
 
-from hf_vit.hub.card import CARD_NAME, is_rendered, render_card
+from hf_vit.hub.card import is_rendered, render_card
+from hf_vit.hub.model_folder import CARD_NAME
 
 # What may be there while a command is at work and after it was struck: hidden files and folders, a run's checkpoints,
 # and the system's folder for temporary files. The libraries' own cache is theirs.

@@ -1,6 +1,7 @@
 """Several classes an image: read, learnt, measured, predicted and shared; numbers against plain arithmetic."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,10 +10,11 @@ from PIL import Image
 
 from hf_vit import UserError
 from hf_vit.data import load_data
-from hf_vit.evaluation.protocols.multi_label import best_thresholds, judge
+from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, best_thresholds, judge
 from hf_vit.hub.card import render_card
 from hf_vit.results.facts import Facts
 from hf_vit.training import finetune
+from hf_vit_cli.train.finetune import print_result
 
 COLOURS = {"blue": (40, 40, 230), "green": (40, 200, 40), "red": (230, 40, 40)}
 
@@ -156,3 +158,10 @@ def test_a_finished_run_is_recalled(shapes, tiny_config, tmp_path):
     assert again.validation == done.validation
     reached = done.test.mean_average_precision
     assert f"test mean average precision: {reached:.2%} of {done.test.num_images} images" in repr(done)
+
+
+def test_a_class_is_printed_by_its_name_whatever_it_is(capsys):
+    one = {"[red]": 1.0}
+    result = MultiLabelResult(1, average_precision=one, f1=one, images={"[red]": 1}, thresholds=one, f1_micro=1, loss=0)
+    print_result(SimpleNamespace(test=result, model=SimpleNamespace(device=torch.device("cpu")), folder="out"))
+    assert "[red]" in capsys.readouterr().out

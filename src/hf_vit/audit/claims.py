@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_vit.errors import first_line, one_line
-from hf_vit.hub.card import CARD_NAME
 from hf_vit.hub.card_metadata import current_records, latest_evaluations
-from hf_vit.hub.model_folder import check_inside
+from hf_vit.hub.model_folder import CARD_NAME, check_inside
 from hf_vit.hub.published_results import ACCURACIES, hub_dataset, index_entries, rounded
 from hf_vit.results.facts import Facts, Record
 

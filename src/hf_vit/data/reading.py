@@ -133,7 +133,7 @@ def read_files(source: DataSource, named: NamedColumns, *, streaming: bool) -> T
     return _tables(dict(loaded), source.name, named)
 
 
-def read_list(source: DataSource, named: "NamedColumns") -> Tables:
+def read_list(source: DataSource, named: NamedColumns) -> Tables:
     """Tables of CSV files or lines of JSON that name image files, from where they lie, and their labels.
 
     A column "split" deals the rows out; without one the list's own place does, or the folder of the image.
@@ -163,7 +163,7 @@ def _split_of(path: str, listed: str) -> str | None:
     return next((name for name in map(split_name, Path(path).parts[:1]) if name), listed)
 
 
-def _listed(place: Path, name: str, named: "NamedColumns") -> Iterator[tuple[str, Any, Any]]:
+def _listed(place: Path, name: str, named: NamedColumns) -> Iterator[tuple[str, Any, Any]]:
     """(image's path, label, split or None) of every row of a list."""
     import pyarrow.csv
     import pyarrow.json

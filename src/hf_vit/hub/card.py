@@ -13,11 +13,10 @@ from hf_vit.hub.card_sections import sections
 from hf_vit.hub.example import Architecture, example
 from hf_vit.hub.licenses import declared_license
 from hf_vit.hub.markdown import Markdown, code_block, code_span, text
-from hf_vit.hub.model_folder import ModelConfig, example_images, read_config
+from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, example_images, read_config
 from hf_vit.results.facts import Facts
 from hf_vit.results.writing import write_atomically
 
-CARD_NAME = "README.md"
 MARKER = "<!-- Rendered by hf-vit from facts.json and config.json; edits here are lost when it is rendered again. -->"
 
 

@@ -13,11 +13,12 @@ from huggingface_hub import ModelCard
 from huggingface_hub.hf_api import RepoFile
 
 from hf_vit.errors import UserError
-from hf_vit.hub.card import CARD_NAME, is_rendered, render_card
+from hf_vit.hub.card import is_rendered, render_card
 from hf_vit.hub.card_metadata import indexed_evaluations, metadata_errors
 from hf_vit.hub.card_sections import shows_images
 from hf_vit.hub.licenses import NO_LICENSE
 from hf_vit.hub.model_folder import (
+    CARD_NAME,
     INDEX,
     SINGLE,
     check_inside,

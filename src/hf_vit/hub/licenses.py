@@ -4,11 +4,10 @@ from pathlib import Path
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card_metadata import check_license
+from hf_vit.hub.model_folder import CARD_NAME
 from hf_vit.hub.published_results import hub_id
 from hf_vit.repositories.reading import reading
 from hf_vit.variants import looks_like_variant
-
-_CARD = "README.md"
 
 
 def declared_license(folder: Path) -> str | None:
@@ -16,10 +15,10 @@ def declared_license(folder: Path) -> str | None:
     import yaml
     from huggingface_hub import ModelCard
 
-    if not (folder / _CARD).is_file():
+    if not (folder / CARD_NAME).is_file():
         return None
     try:
-        license = ModelCard.load(folder / _CARD).data.get("license")
+        license = ModelCard.load(folder / CARD_NAME).data.get("license")
     except (ValueError, TypeError, yaml.YAMLError):  # no readable metadata: nothing is declared
         return None
     return license if isinstance(license, str) else None
@@ -38,7 +37,7 @@ def license_of(model: str) -> str | None:
         return None
     try:
         with reading(model):
-            return declared_license(Path(hf_hub_download(model, _CARD)).parent)
+            return declared_license(Path(hf_hub_download(model, CARD_NAME)).parent)
     except UserError:
         return None
 

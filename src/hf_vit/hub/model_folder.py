@@ -11,6 +11,7 @@ from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.repositories.reading import check_name, weight_shards
 
+CARD_NAME = "README.md"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 Size = int | tuple[int, int]
 

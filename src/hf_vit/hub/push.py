@@ -15,8 +15,8 @@ from huggingface_hub.hf_api import RepoFile
 
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError, one_line
-from hf_vit.hub.card import CARD_NAME
 from hf_vit.hub.contents import Contents, collect, differences, tell_of
+from hf_vit.hub.model_folder import CARD_NAME
 from hf_vit.hub.preflight import Destination, PushOptions, check_card, check_repo_id, find_destination
 from hf_vit.repositories.failures import explain, token_source
 from hf_vit.repositories.retrying import response_of, status_of, try_again

@@ -14,10 +14,9 @@ from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.hf_api import RepoFile
 
 from hf_vit.errors import UserError, one_line
-from hf_vit.hub.card import CARD_NAME
 from hf_vit.hub.contents import SharedFile, differences
 from hf_vit.hub.example import example as example_code
-from hf_vit.hub.model_folder import ModelConfig, read_config, weight_files
+from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, read_config, weight_files
 from hf_vit.hub.preflight import check_repo_id
 from hf_vit.repositories.reading import check_folder, indexed_files, reading
 from hf_vit.repositories.retrying import try_again

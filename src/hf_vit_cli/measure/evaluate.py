@@ -1,14 +1,12 @@
 """`hf-vit evaluate`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 
 from hf_vit_cli import options
-
-if TYPE_CHECKING:
-    from hf_vit.evaluation import ProtocolRun
+from hf_vit_cli.result_tables import print_tables
 
 
 def evaluate(
@@ -85,7 +83,7 @@ def evaluate(
     )
     for note in run.examination.data.notes:
         typer.echo(f"note: {note}", err=True)
-    _print(run)
+    print_tables(run.result.tables(run.examination.judged(run.result.num_images)))
     record, folder = run.record, run.examination.subject.folder
     if folder is not None and record is not None:
         for warning in cast(list[str], record.values.get("warnings", [])):
@@ -98,16 +96,3 @@ def evaluate(
         typer.echo(f"recorded in {folder / 'facts.json'}; pictures {where}")
     elif output is not None:
         typer.echo(f"numbers and pictures in {output}")
-
-
-def _print(run: "ProtocolRun") -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    for shown in run.result.tables(run.examination.judged(run.result.num_images)):
-        typer.echo(shown.title)
-        table = Table(*map(escape, shown.header), show_header=bool(shown.header))
-        for row in shown.rows:
-            table.add_row(*map(escape, row))
-        Console().print(table)

@@ -7,6 +7,7 @@ import typer
 from hf_vit_cli import options
 from hf_vit_cli.config_file import Config
 from hf_vit_cli.cost_rows import rate_of, time_rows
+from hf_vit_cli.result_tables import print_tables
 from hf_vit_cli.stopping import stoppable
 
 if TYPE_CHECKING:
@@ -179,16 +180,12 @@ def print_result(result: "FinetuneResult") -> None:
     from hf_vit.training.processes import world_size
 
     test, device = result.test, result.model.device.type
-    devices = 1 if device == "cpu" else world_size()  # on a CPU the processes share its cores
-    table = Table(title="test split, looked at once", title_justify="left", show_header=False)
     if not isinstance(test, ClassificationResult):
-        for each in test.tables("test split, looked at once"):
-            several = Table(*each.header, title=each.title, title_justify="left")
-            for row in each.rows:
-                several.add_row(*row)
-            Console().print(several)
+        print_tables(test.tables("test split, looked at once"))
         typer.echo(f"saved in {result.folder}: model, processor, facts.json, README.md")
         return
+    devices = 1 if device == "cpu" else world_size()  # on a CPU the processes share its cores
+    table = Table(title="test split, looked at once", title_justify="left", show_header=False)
     rows = [("test accuracy", f"{test.top1:.2%} of {test.num_images:,} images")]
     if test.top5 is not None:
         rows.append(("test top-5 accuracy", f"{test.top5:.2%}"))

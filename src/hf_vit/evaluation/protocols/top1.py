@@ -26,6 +26,8 @@ MAX_MATRIX_CLASSES = 1000
 MAX_WRONG = 64
 _MAX_CLASS_ROWS = 20
 _THUMBNAIL_PX = 160
+# Each of the classes, averaged; and what comes of answering from some probability on.
+OF_CLASSES = ("precision", "recall", "f1", "auc", "thresholds")
 _NAMES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "area under the ROC curve"}
 
 
@@ -165,7 +167,7 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
         seconds=time.perf_counter() - start,
         num_wrong=mistakes.count,
         wrong=[replace(entry, file=examination.file_name(entry.index)) for entry in mistakes.kept()],
-        **{name: values[name] for name in ("precision", "recall", "f1", "auc", "thresholds")},
+        **{name: values[name] for name in OF_CLASSES},
     )
 
 

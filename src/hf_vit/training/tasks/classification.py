@@ -25,7 +25,7 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, judge, multi_label
 from hf_vit.evaluation.protocols.registry import ProtocolRun
-from hf_vit.evaluation.protocols.top1 import ClassificationResult, top1
+from hf_vit.evaluation.protocols.top1 import OF_CLASSES, ClassificationResult, top1
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.push import PushResult
 from hf_vit.results.facts import Record
@@ -181,7 +181,7 @@ def _recalled_test(judged: Record, label_names: list[str]) -> ClassificationResu
         seconds=judged.seconds or 0.0,
         num_wrong=round((1 - test["top1"]) * size),
         wrong=[],
-        **{name: test[name] for name in ("precision", "recall", "f1", "auc", "thresholds") if name in test},
+        **{name: test[name] for name in OF_CLASSES if name in test},
     )
 
 

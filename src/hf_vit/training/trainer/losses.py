@@ -26,6 +26,13 @@ def smooth_labels(labels: torch.Tensor, num_labels: int, smoothing: float) -> to
     return soft * (1 - smoothing) + smoothing / num_labels
 
 
+def _mean(each: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
+    """Of the images [B] of a batch with labels [B, K], or their share of all accumulated batches' mean."""
+    if num_items_in_batch is None:
+        return each.mean()
+    return each.sum() * labels[0].numel() / num_items_in_batch
+
+
 @final
 @dataclass(frozen=True)
 class BinaryCrossEntropy:
@@ -54,9 +61,7 @@ class BinaryCrossEntropy:
             return classification_loss(outputs.logits, labels, None, num_items_in_batch)
         logits = outputs.logits.float()
         each = F.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none").sum(dim=1)
-        if num_items_in_batch is None:
-            return each.mean()
-        return each.sum() * labels[0].numel() / num_items_in_batch
+        return _mean(each, labels, num_items_in_batch)
 
 
 @final
@@ -97,6 +102,4 @@ class WeightedCrossEntropy:
         logits = outputs.logits.float()
         weights = torch.tensor(self.weights, device=logits.device)
         each = F.cross_entropy(logits, labels.to(logits), weight=weights, reduction="none")
-        if num_items_in_batch is None:
-            return each.mean()
-        return each.sum() * labels[0].numel() / num_items_in_batch
+        return _mean(each, labels, num_items_in_batch)
