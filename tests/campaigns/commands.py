@@ -28,6 +28,7 @@ class Command:
 
 _CONVERT, _CARD = ("convert", "source.npz", "out"), ("card", "model")
 _EVALUATE, _COMPARE = ("evaluate", "model", *DATA), ("compare", "model", "other", *DATA, *INTO)
+_PREDICT = ("predict", "model", "images/red", "--output")
 _EXPORT = {name: ("export", "model", "out", "--to", name) for name in ("transformers", "timm", "vit_jax", "onnx")}
 _FINETUNE = ("finetune", "model", *DATA, *INTO, *TRAINING)
 _SPEED = ("--batch", "1", "--turns", "1", "--image-size", "16", "--work", "inference", "--contestant", "hf_vit")
@@ -40,6 +41,10 @@ WRITING: dict[str, Command] = {
     "evaluate": Command((*_EVALUATE, "--device", "cpu"), earlier=((*_EVALUATE, "--seed", "1"),)),
     "evaluate-output": Command((*_EVALUATE, *INTO), earlier=((*_EVALUATE, *INTO, "--seed", "1"),)),
     "evaluate-protocol": Command((*_EVALUATE, "--protocol", "knn", "--neighbors", "3")),
+    **{
+        f"predict-{kind}": Command((*_PREDICT, f"rows.{kind}"), earlier=((*_PREDICT, f"rows.{kind}", "--top", "1"),))
+        for kind in ("csv", "parquet")
+    },
     "embed": Command(("embed", "model", *DATA, *INTO, "--rows-per-file", "8")),
     "analyze": Command(
         ("analyze", "model", "--images", "images", *INTO, "--only", "patch_filters", "--only", "attention_entropy")
