@@ -39,6 +39,7 @@ COMMANDS = {
                 "--only", "cka", "--cka-batch-size", "4"),
     "compare": ("compare", "MODEL", "SECOND", "--data", "DATA", "--output", "OUT", "--speed-turns", "1",
                 "--corruption", "contrast", "--epsilon", "1"),
+    "diff": ("diff", "MODEL", "SECOND", "--data", "DATA", "--output", "OUT"),
     "bench": ("bench", "models", "VARIANT", "--image-size", "64", "--batch", "1", "--work", "inference", "--turns", "1",
               "--contestant", "hf_vit", "--contestant", "hf_vit optimized", "--contestant", "timm", "--output", "OUT"),
     "cost": ("cost", "MODEL"),
@@ -86,7 +87,8 @@ def saved(tmp_path_factory) -> dict[str, Path]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_takes_every_family(command, name, saved, data, tmp_path):
     places = {"MODEL": saved[name], "DATA": data, "OUT": tmp_path / "out", "IMAGE": next(data.glob("*/*.png"))}
-    places |= {"SECOND": saved["plain" if name != "plain" else "axial"], "VARIANT": VARIANTS[name]}
+    second = "plain" if name != "plain" else "axial"
+    places |= {"SECOND": saved[second], "VARIANT": VARIANTS[name]}
     with pytest.raises(SystemExit) as ended:
         main([str(places.get(word, word)) for word in COMMANDS[command]])
     assert not ended.value.code
@@ -100,6 +102,11 @@ def test_every_command_takes_every_family(command, name, saved, data, tmp_path):
         assert done["inputs"]["model"]["name"] == name
     if command == "compare":
         assert json.loads((tmp_path / "out/speed.json").read_text())["rows"]
+    if command == "diff":
+        told = json.loads((tmp_path / "out/diff.json").read_text())
+        assert told["configuration"]["model_type"] == [f'"{FAMILIES[each].model_type}"' for each in (name, second)]
+        assert [layer["num_values"] for layer in told["layers"] if layer["layer"] == "classifier"] != [0]
+        assert 0 < sum(told["accuracy"]["top1"]) < 2
     if command == "bench":
         (cell,) = json.loads((tmp_path / "out").read_text())["rows"]
         assert {"hf_vit", "hf_vit optimized"} <= set(cell["outcomes"])

@@ -54,6 +54,7 @@ WRITING: dict[str, Command] = {
         earlier=(("finetune", "--model", "model", *DATA, "--output", "run", *TRAINING, "--keep-checkpoints"),),
     ),
     "compare": Command((*_COMPARE, "--no-robustness", "--speed-turns", "0")),
+    "diff": Command(("diff", "model", "other", *DATA, *INTO), earlier=(("diff", "other", "model", *DATA, *INTO),)),
     "scaling-law": Command(("scaling-law", "points.csv", "--output", "law.png")),
     "bench-models": Command(
         ("bench", "models", "Ti/16", *_SPEED, "--output", "speed.json"),

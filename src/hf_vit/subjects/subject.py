@@ -112,14 +112,20 @@ class Subject:
         """Whether its answers have a gradient with respect to the pixels; an ImageGPT chooses colours."""
         return not isinstance(self.model, ImageGPTFeatures)
 
+    @property
+    def configuration(self) -> dict[str, Any] | None:
+        """The fields of its config, but for those that tell where and by what it was saved; None of a model of timm."""
+        config: Any = getattr(self.model, "config", None)
+        if not hasattr(config, "to_dict"):
+            return None
+        return {key: value for key, value in config.to_dict().items() if not key.startswith(("_", "transformers_"))}
+
     @cached_property
     def fingerprint(self) -> str:
         """16 hexadecimal digits of a hash over config, parameters and buffers; the same on every device."""
         digest = hashlib.sha256()
-        config: Any = getattr(self.model, "config", None)
-        if hasattr(config, "to_dict"):
-            kept = {key: value for key, value in config.to_dict().items() if not key.startswith(("_", "transformers_"))}
-            digest.update(json.dumps(kept, sort_keys=True, default=str).encode())
+        if self.configuration is not None:
+            digest.update(json.dumps(self.configuration, sort_keys=True, default=str).encode())
         for name, tensor in self.model.state_dict().items():
             digest.update(f"{name}\t{tensor.dtype}\t{tuple(tensor.shape)}\n".encode())
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

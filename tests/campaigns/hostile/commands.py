@@ -25,6 +25,8 @@ MODELS: dict[str, list[str]] = {
     "analyze model": [*_ANALYZE, "{repo}", "--images", "{data}"],
     "analyze against": [*_ANALYZE, "{good}", "--images", "{data}", "--against", "{repo}"],
     "compare models": [*_COMPARE, "{good}", "{repo}", "--data", "{data}"],
+    "diff model": ["diff", "{repo}", "{good}"],
+    "diff other": ["diff", "{good}", "{repo}", "--data", "{data}"],
     "soup models": ["soup", "{good}", "{repo}", "--output", "{out}"],
     "finetune model": ["finetune", "{repo}", "--data", "{data}", "--output", "{out}", *_ONE_STEP],
     "finetune teacher": [
@@ -53,6 +55,7 @@ DATA: dict[str, list[str]] = {
     "embed data --streaming": ["embed", "{good}", "--data", "{repo}", "--output", "{out}", "--streaming"],
     "analyze images": [*_ANALYZE, "{good}", "--images", "{repo}"],
     "compare data": [*_COMPARE, "{good}", "{good}", "--data", "{repo}"],
+    "diff data": ["diff", "{good}", "{good}", "--data", "{repo}"],
     "soup data": ["soup", "{good}", "{good}", "--output", "{out}", "--data", "{repo}"],
     "finetune data": ["finetune", "{good}", "--data", "{repo}", "--output", "{out}", *_ONE_STEP],
     "finetune data --streaming": [

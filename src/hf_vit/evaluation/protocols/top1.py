@@ -12,7 +12,12 @@ import torch
 from hf_vit.evaluation import metrics
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
-from hf_vit.evaluation.protocols.top1_figures import WrongImage, plot_confusion_matrix, plot_wrong_images
+from hf_vit.evaluation.protocols.top1_figures import (
+    WrongImage,
+    plot_confusion_matrix,
+    plot_wrong_images,
+    thumbnail_of,
+)
 from hf_vit.subjects.labels import unique_names
 
 if TYPE_CHECKING:
@@ -25,7 +30,6 @@ if TYPE_CHECKING:
 MAX_MATRIX_CLASSES = 1000
 MAX_WRONG = 64
 _MAX_CLASS_ROWS = 20
-_THUMBNAIL_PX = 160
 # Each of the classes, averaged; and what comes of answering from some probability on.
 OF_CLASSES = ("precision", "recall", "f1", "auc", "thresholds")
 _NAMES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "area under the ROC curve"}
@@ -186,7 +190,7 @@ class _Mistakes:
             if len(self._heap) >= self.limit and (not self._heap or confidence <= self._heap[0].confidence):
                 continue
             label, prediction = (self.names[int(columns[name][row])] for name in ("references", "predictions"))
-            entry = WrongImage(confidence, offset + row, label, prediction, _thumbnail(images[row]))
+            entry = WrongImage(confidence, offset + row, label, prediction, thumbnail_of(images[row]))
             heapq.heappush(self._heap, entry)
             if len(self._heap) > self.limit:
                 heapq.heappop(self._heap)
@@ -224,9 +228,3 @@ def _columns(logits: torch.Tensor, labels: torch.Tensor) -> "dict[str, NDArray[A
         "probabilities": log_probabilities.exp().numpy(),
         "losses": -log_probabilities.gather(1, labels[:, None])[:, 0].numpy(),
     }
-
-
-def _thumbnail(image: "Image") -> "Image":
-    small = image.copy()
-    small.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX))
-    return small

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _MAX_NAMED_CLASSES = 40
 _MAX_COUNTED_CLASSES = 20
+_THUMBNAIL_PX = 160
 
 
 @final
@@ -49,7 +50,7 @@ def plot_confusion_matrix(matrix: "NDArray[np.int64]", label_names: Sequence[str
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
     if size <= _MAX_NAMED_CLASSES:
-        names = [_short(name) for name in label_names]
+        names = [shortened(name) for name in label_names]
         axes.set_xticks(range(size), labels=names, rotation=90, parse_math=False)
         axes.set_yticks(range(size), labels=names, parse_math=False)
     if size <= _MAX_COUNTED_CLASSES:
@@ -64,19 +65,36 @@ def plot_confusion_matrix(matrix: "NDArray[np.int64]", label_names: Sequence[str
 def plot_wrong_images(wrong: Sequence[WrongImage], limit: int = 25) -> "Figure":
     """Draw the most confident mistakes as a grid: image, "true → predicted", probability of the predicted class."""
     shown = [entry for entry in wrong if entry.thumbnail is not None][:limit]
-    columns = min(5, max(len(shown), 1))
-    rows = -(-len(shown) // columns) or 1
+    return draw_images([entry.thumbnail for entry in shown], [_title_of(entry) for entry in shown])
+
+
+def _title_of(entry: WrongImage) -> str:
+    name = f"image {entry.index}" if entry.file is None else shortened(entry.file)
+    answers = f"{shortened(entry.label, 16)} → {shortened(entry.prediction, 16)}"
+    return f"{answers}\n{entry.confidence:.0%} · {name}"
+
+
+def draw_images(images: "Sequence[Image | None]", titles: Sequence[str]) -> "Figure":
+    """A grid of images, each below its title of two lines."""
+    columns = min(5, max(len(images), 1))
+    rows = -(-len(images) // columns) or 1
     figure = new_figure(2.2 * columns, 2.5 * rows)
-    for place, entry in enumerate(shown):
+    for place, (image, title) in enumerate(zip(images, titles, strict=True)):
         axes = figure.add_subplot(rows, columns, place + 1)
-        axes.imshow(cast(Any, entry.thumbnail), interpolation="nearest")
+        axes.imshow(cast(Any, image), interpolation="nearest")
         axes.set_axis_off()
-        name = f"image {entry.index}" if entry.file is None else _short(entry.file)
-        title = f"{_short(entry.label, 16)} → {_short(entry.prediction, 16)}\n{entry.confidence:.0%} · {name}"
         axes.set_title(title, fontsize=8, parse_math=False)
     return figure
 
 
-def _short(name: str, limit: int = 24) -> str:
+def thumbnail_of(image: "Image") -> "Image":
+    """A small copy."""
+    small = image.copy()
+    small.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX))
+    return small
+
+
+def shortened(name: str, limit: int = 24) -> str:
+    """A name as it fits a picture."""
     name = " ".join(name.split())
     return name if len(name) <= limit else name[: limit - 1] + "…"
