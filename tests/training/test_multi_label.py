@@ -1,5 +1,6 @@
 """Several classes an image: read, learnt, measured, predicted and shared; numbers against plain arithmetic."""
 
+import csv
 import json
 from types import SimpleNamespace
 
@@ -138,6 +139,15 @@ def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, c
         logits = done.model(**done.processor(image.convert("RGB"), return_tensors="pt")).logits[0]
     expected = {name: float(torch.sigmoid(logits[k])) for k, name in enumerate(["blue", "green", "red"])}
     assert scores == pytest.approx(expected, abs=1e-3)
+    fitted = done.test.thresholds
+    assert answer["labels"] == [name for name in ("blue", "green", "red") if expected[name] >= fitted[name]]
+    one, table = (str(shapes / "003.png"), "--device", "cpu"), tmp_path / "answers.csv"
+    _, out, _ = command("predict", tmp_path / "model", *one)
+    assert out.count("yes") == len(answer["labels"])
+    assert out.count("no ") == 3 - len(answer["labels"])
+    command("predict", tmp_path / "model", *one, "--output", table)
+    (row,) = csv.DictReader(table.read_text().splitlines())
+    assert json.loads(row["labels"]) == answer["labels"]
 
     card = render_card(tmp_path / "model")
     assert "| mean average precision |" in card
@@ -146,6 +156,11 @@ def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, c
     code, _, err = command("evaluate", tmp_path / "model", "--data", shapes, "--device", "cpu")
     assert code == 1
     assert "evaluate --protocol multi-label" in err
+
+    (tmp_path / "model" / "facts.json").unlink()
+    _, out, _ = command("predict", tmp_path / "model", *one, "--json")
+    (answer,) = json.loads(out)
+    assert answer["labels"] == [name for name, score in expected.items() if score >= 0.5]
 
 
 def test_a_finished_run_is_recalled(shapes, tiny_config, tmp_path):

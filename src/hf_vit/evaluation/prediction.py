@@ -1,15 +1,17 @@
 """The most likely classes of image files."""
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import finite_logits
+from hf_vit.results.facts import Facts
 from hf_vit.results.writing import new_file, saying_why
 from hf_vit.subjects.subject import Subject
 
@@ -22,11 +24,16 @@ _ROWS = 1024  # that are written at once
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most likely classes of one image file, best first, as (label, probability); or why it has none."""
+    """The most likely classes of one image file, best first, as (label, probability); or why it has none.
+
+    `labels` are the answer of a model of several classes an image: those that reach their threshold, in the order of
+    its classes, perhaps none. It is None where an image has one class, which is the first of the scores.
+    """
 
     image: str
     scores: list[tuple[str, float]]
     problem: str | None = None
+    labels: list[str] | None = None
 
 
 def predict_images(
@@ -69,12 +76,19 @@ def each_prediction(
     if not subject.label_sets:
         raise UserError(f"{subject.name} has no named classes to answer with; give an image classifier")
     names = subject.label_sets[-1]  # of synonyms the words: timm's first set are WordNet's numbers
+    thresholds = _thresholds(subject, names)
     for start in range(0, len(files), batch_size):
         chosen = files[start : start + batch_size]
         opened = [_opened(path, skip_bad_images) for path in chosen]
-        scores = iter(_scores(subject, [one for one in opened if not isinstance(one, str)], names, top))
+        rows = iter(_probabilities(subject, [one for one in opened if not isinstance(one, str)]))
         for path, one in zip(chosen, opened, strict=True):
-            yield Prediction(str(path), [], one) if isinstance(one, str) else Prediction(str(path), next(scores))
+            if isinstance(one, str):
+                yield Prediction(str(path), [], one)
+                continue
+            row = next(rows)
+            best = [(names[k], float(row[k])) for k in row.argsort(descending=True, stable=True)[:top].tolist()]
+            labels = thresholds and [name for name, value in zip(names, row, strict=True) if value >= thresholds[name]]
+            yield Prediction(str(path), best, labels=labels)
 
 
 def write_predictions(
@@ -87,7 +101,8 @@ def write_predictions(
 ) -> list[Prediction]:
     """Classify image files into a table, a row an image; unreadable ones are passed over, their row has no answer.
 
-    The columns are `image`, `label`, `score`, `label_2`, `score_2`, ... and `problem`.
+    The columns are `image`, `label`, `score`, `label_2`, `score_2`, ... and `problem`; for a model of several classes
+    an image `labels`, too: those that reach their thresholds, as a list in JSON.
 
     Args:
         subject, paths, top, batch_size: as for `predict_images`; of any number of images a few are in memory.
@@ -109,7 +124,8 @@ def write_predictions(
     classes = len(subject.label_sets[-1]) if subject.label_sets else 1
     endings = ["", *(f"_{rank}" for rank in range(2, min(top, classes) + 1))]
     scored = [column for end in endings for column in ((f"label{end}", pa.string()), (f"score{end}", pa.float64()))]
-    schema = pa.schema([("image", pa.string()), *scored, ("problem", pa.string())])
+    several = [("labels", pa.string())] if _is_multi_label(subject) else []
+    schema = pa.schema([("image", pa.string()), *scored, *several, ("problem", pa.string())])
     passed_over: list[Prediction] = []
     with new_file(place) as temporary, writers[place.suffix](temporary, schema) as writer:
         while batch := list(islice(predictions, _ROWS)):
@@ -122,7 +138,8 @@ def write_predictions(
 
 def _row(prediction: Prediction, columns: Sequence[str]) -> dict[str, object]:
     answers = [prediction.image, *chain.from_iterable(prediction.scores)]
-    return {**dict(zip(columns, answers, strict=False)), "problem": prediction.problem}
+    labels = None if prediction.labels is None else json.dumps(prediction.labels, ensure_ascii=False)
+    return {**dict(zip(columns, answers, strict=False)), "labels": labels, "problem": prediction.problem}
 
 
 def _opened(path: Path, skip_bad_images: bool) -> "Image | str":
@@ -135,25 +152,35 @@ def _opened(path: Path, skip_bad_images: bool) -> "Image | str":
         return str(error)
 
 
-def _scores(
-    subject: Subject, images: "Sequence[Image]", names: Sequence[str], top: int
-) -> list[list[tuple[str, float]]]:
-    """For every image the most likely classes, best first."""
+def _is_multi_label(subject: Subject) -> bool:
+    kind = getattr(getattr(subject.model, "config", None), "problem_type", None)
+    return kind == "multi_label_classification"
+
+
+def _probabilities(subject: Subject, images: "Sequence[Image]") -> "torch.Tensor":
+    """[B, K]: of one class an image, or of each class by itself where an image may have several."""
     import torch
 
     if not images:
-        return []
+        return torch.empty(0)
     with torch.inference_mode():
-        logits = finite_logits(subject.model, subject.pixel_values(images))
-    best = _probabilities(subject, logits.double()).topk(min(top, logits.shape[-1]), dim=-1)
-    pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    return [[(names[int(i)], value) for i, value in zip(indices, values, strict=True)] for values, indices in pairs]
+        logits = finite_logits(subject.model, subject.pixel_values(images)).double()
+        return (logits.sigmoid() if _is_multi_label(subject) else logits.softmax(-1)).cpu()
 
 
-def _probabilities(subject: Subject, logits: "torch.Tensor") -> "torch.Tensor":
-    """[B, K]: of one class an image, or of each class by itself where an image may have several."""
-    kind = getattr(getattr(subject.model, "config", None), "problem_type", None)
-    return logits.sigmoid() if kind == "multi_label_classification" else logits.softmax(-1)
+def _thresholds(subject: Subject, names: Sequence[str]) -> dict[str, float] | None:
+    """Class -> probability from which on it is answered: the last that were fitted, else a half; None for one class."""
+    if not _is_multi_label(subject):
+        return None
+    records = Facts.load(subject.folder).records if subject.folder is not None else []
+    fitted = [record.values["thresholds"] for record in records if "mean_average_precision" in record.values]
+    known = cast(dict[str, float], fitted[-1]) if fitted else dict.fromkeys(names, 0.5)
+    missing = [name for name in names if not isinstance(known.get(name), int | float)]
+    if missing:
+        raise UserError(
+            f"facts.json tells no threshold of the class {missing[0]}; evaluate again: --protocol multi-label"
+        )
+    return known
 
 
 def image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path]:

@@ -76,13 +76,16 @@ def _print(predictions: "list[Prediction]", as_json: bool) -> None:
     if as_json:
         listed = [
             {"image": each.image, "predictions": [{"label": name, "score": score} for name, score in each.scores]}
+            | ({} if each.labels is None else {"labels": each.labels})
             for each in predictions
         ]
         typer.echo(json.dumps(listed, indent=2, ensure_ascii=False))
         return
-    table = Table("image", "class", "probability")
+    several = any(each.labels is not None for each in predictions)
+    table = Table("image", "class", "probability", *(["answer"] if several else []))
     for each in predictions:
         for rank, (name, score) in enumerate(each.scores):
-            table.add_row("" if rank else escape(each.image), escape(name), f"{score:.2%}")
+            answer = ["yes" if name in each.labels else "no"] if each.labels is not None else []
+            table.add_row("" if rank else escape(each.image), escape(name), f"{score:.2%}", *answer)
         table.add_section()
     Console().print(table)
