@@ -196,6 +196,14 @@ def test_every_command_names_model_and_output_alike():
     assert list(several["models"]) == ["a", "b"]
 
 
+def test_every_command_that_reads_labelled_images_takes_the_columns_of_a_list():
+    without = {"bench data", "analyze", "verify"}  # images alone; and several data sets, of columns as usual
+    for name, command in COMMANDS.items():
+        options = {each.name for each in command.params}
+        if "data" in options and name not in without:
+            assert options >= {"image_column", "label_column"}, name
+
+
 REQUIRED = {name: [each for each in command.params if each.required] for name, command in COMMANDS.items()}
 
 

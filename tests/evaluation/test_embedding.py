@@ -250,3 +250,22 @@ def test_a_bad_image_is_named_and_a_damaged_file_too(model, images, tmp_path):
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(UserError, match="is damaged"):
         embed(str(model), str(tmp_path / "data"), tmp_path / "out", skip_bad_images=True)
+
+
+def test_a_list_of_other_columns_is_embedded(model, images, tmp_path):
+    rows = [f"noise/{file.relative_to(images)},{file.parent.name}" for file in sorted(images.glob("*/*.png"))]
+    listed = images.parent / "list.csv"
+    listed.write_text("\n".join(["photo,kind", *rows]) + "\n")
+    arguments = ("--model", model, "--data", listed, "--image-column", "photo", "--label-column", "kind")
+    with pytest.raises(SystemExit, match="0"):
+        main(["embed", *map(str, arguments), "--output", str(tmp_path / "listed")])
+    embed(str(model), str(images), tmp_path / "folder")
+    expected, listed = (
+        {
+            row["image"]: (row["label"], row["embedding"])
+            for split in ("train", "validation", "test")
+            for row in read(tmp_path / place, split)
+        }
+        for place in ("folder", "listed")
+    )
+    assert listed == expected

@@ -72,6 +72,8 @@ def compare(
     settings: ComparisonSettings | None = None,
     image_size: tuple[int, int] | None = None,
     skip_bad_images: bool = False,
+    image_column: str | None = None,
+    label_column: str | None = None,
     device: str | None = None,
     progress: bool = True,
     report: Callable[[str], None] | None = None,
@@ -89,6 +91,7 @@ def compare(
         settings: corruptions, attacks, numbers of images, turns, seed.
         image_size: (height, width) px in which built-in data come; by default the models' own if they share one.
         skip_bad_images: leave out unreadable images.
+        image_column, label_column: of a list or table, see `load_data`.
         device: torch device; by default a GPU where there is one.
         progress: show bars on standard error.
         report: called with a line for every model.
@@ -103,7 +106,13 @@ def compare(
     if isinstance(data, str):
         if data in BUILTIN_NAMES:
             size = image_size or _common_size(subjects)
-        data = load_data(data, skip_bad_images=skip_bad_images, image_size=size)
+        data = load_data(
+            data,
+            skip_bad_images=skip_bad_images,
+            image_size=size,
+            image_column=image_column,
+            label_column=label_column,
+        )
     if data.readers:
         raise UserError(f"'{data.name}' is a stream, which cannot be read twice; load it without streaming")
     judges = [judged_by(subject, data, probe) for subject in subjects]

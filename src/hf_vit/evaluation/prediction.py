@@ -87,7 +87,11 @@ def each_prediction(
                 continue
             row = next(rows)
             best = [(names[k], float(row[k])) for k in row.argsort(descending=True, stable=True)[:top].tolist()]
-            labels = thresholds and [name for name, value in zip(names, row, strict=True) if value >= thresholds[name]]
+            labels = (
+                None
+                if thresholds is None
+                else [name for name, value in zip(names, row, strict=True) if value >= thresholds[name]]
+            )
             yield Prediction(str(path), best, labels=labels)
 
 

@@ -80,6 +80,8 @@ def make_soup(
     data: str | None = None,
     batch_size: int = 64,
     device: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
     command: str | Sequence[str] | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Soup:
@@ -93,6 +95,7 @@ def make_soup(
         data: see `hf_vit.data.load_data`; what greedy chooses by, and what the soup is judged on.
         batch_size: images a forward pass.
         device: torch device; by default a GPU where there is one.
+        image_column, label_column: of a list or table, see `load_data`.
         command: what was typed, for the facts.
         report: is told each model's accuracy.
 
@@ -106,7 +109,10 @@ def make_soup(
         loaded = [_open(model, device) for model in models]
         for other in loaded[1:]:
             _need_same(loaded[0], other)
-        images = None if data is None else load_data(data, image_size=loaded[0].image_size)
+        images = None
+        if data is not None:
+            size = loaded[0].image_size
+            images = load_data(data, image_size=size, image_column=image_column, label_column=label_column)
         judge = _judge(images, loaded[0], batch_size)
         shelf = [(Ingredient(model.name, judge(model.model)), model) for model in loaded]
         for ingredient, _ in shelf:

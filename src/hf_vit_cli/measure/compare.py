@@ -38,6 +38,8 @@ def compare(
     speed_turns: Annotated[int, typer.Option(help="Forwards of each model that are timed; 0: no speed.", min=0)] = 10,
     speed_batch_size: Annotated[int, typer.Option(help="Images of such a forward.", min=1)] = 8,
     skip_bad_images: options.SkipBadImages = False,
+    image_column: options.ImageColumn = None,
+    label_column: options.LabelColumn = None,
     device: options.Device = None,
     seed: Annotated[int, typer.Option(help="Of draws and noise.", min=0)] = 0,
 ) -> None:
@@ -78,6 +80,8 @@ def compare(
             settings=settings,
             image_size=options.parse_size(image_size),
             skip_bad_images=skip_bad_images,
+            image_column=image_column,
+            label_column=label_column,
             device=device,
             report=typer.echo,
         )

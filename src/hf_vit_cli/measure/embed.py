@@ -23,6 +23,8 @@ def embed(
     rows_per_file: Annotated[int, typer.Option(help="Images a file; of a stream a shard is a file.", min=1)] = 4096,
     streaming: Annotated[bool, typer.Option("--streaming", help="Read the data while computing.")] = False,
     skip_bad_images: options.SkipBadImages = False,
+    image_column: options.ImageColumn = None,
+    label_column: options.LabelColumn = None,
     device: options.Device = None,
     seed: Annotated[int, typer.Option(help="Of splits that are cut where the data has none.", min=0)] = 0,
 ) -> None:
@@ -49,6 +51,8 @@ def embed(
             rows_per_file=rows_per_file,
             streaming=streaming,
             skip_bad_images=skip_bad_images,
+            image_column=image_column,
+            label_column=label_column,
             device=device,
             seed=seed,
             report=lambda done, files: bar.update(task, completed=done, total=files),

@@ -18,6 +18,8 @@ def soup(
     ] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Leave out models that make it worse.")] = False,
     batch_size: Annotated[int, typer.Option(help="Images a forward pass.", min=1)] = 64,
+    image_column: options.ImageColumn = None,
+    label_column: options.LabelColumn = None,
     device: options.Device = None,
 ) -> None:
     """Average the weights of fine-tuned models into one (arXiv 2203.05482)."""
@@ -34,6 +36,8 @@ def soup(
         greedy=greedy,
         data=data,
         batch_size=batch_size,
+        image_column=image_column,
+        label_column=label_column,
         device=device,
         command=command_line(context),
         report=typer.echo,

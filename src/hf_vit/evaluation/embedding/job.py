@@ -66,6 +66,8 @@ def embed(
     streaming: bool = False,
     skip_bad_images: bool = False,
     device: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
     seed: int = 0,
     report: Callable[[int, int], None] | None = None,
 ) -> Embedded:
@@ -88,6 +90,7 @@ def embed(
         streaming: read parquet and webdataset files while computing, without looking at every image beforehand.
         skip_bad_images: leave out unreadable images instead of stopping.
         device: torch device; by default a GPU where there is one.
+        image_column, label_column: of a list or table, see `load_data`.
         seed: of the splits that are cut where the data has none.
         report: is told (files done, files in all) after every file.
 
@@ -103,7 +106,13 @@ def embed(
     _refuse_other_folder(folder)
     subject = _open(model, predictions, device)
     images = load_data(
-        data, streaming=streaming, skip_bad_images=skip_bad_images, image_size=subject.image_size, seed=seed
+        data,
+        streaming=streaming,
+        skip_bad_images=skip_bad_images,
+        image_size=subject.image_size,
+        image_column=image_column,
+        label_column=label_column,
+        seed=seed,
     )
     chosen = list(splits or images.splits)
     settings = Settings(predictions, top, batch_size, rows_per_file)
