@@ -86,6 +86,7 @@ _PUSH = ("push", "model", "alice/my-vit", "--license", "mit")
 SHARING: dict[str, Command] = {
     "push": Command((*_PUSH, "--max-shard-size", "8KB")),
     "verify": Command(("verify", "alice/my-vit"), earlier=(_PUSH,)),
+    "verify-results": Command(("verify", "alice/my-vit", "--results", *DATA), earlier=(_EVALUATE, _PUSH)),
     "finetune-push": Command((*_FINETUNE, "--push", "alice/my-vit", "--license", "mit")),
 }
 # Name -> a command that writes no file of the user's.

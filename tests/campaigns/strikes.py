@@ -18,8 +18,8 @@ from campaigns.zygote import BEFALLEN, resize
 PLENTY = 256 << 20  # bytes of a disk on which everything fits
 # A campaign for want of time: only one of so many moments, but of each command several. The record says it.
 THINNED, SEVERAL = int(os.environ.get("HF_VIT_STRIKES_THINNED", "1")), 6
-# What these write, `finetune` writes by the same code: several moments will do.
-_LIKE_FINETUNE = ("finetune-", "pretrain-", "demo")
+# What these write, `finetune` or `verify` writes by the same code: several moments will do.
+_LIKE_ANOTHER = ("finetune-", "pretrain-", "demo", "verify-")
 
 
 def every_change(prepared: Prepared, name: str, what: str, thinned: int = THINNED) -> list[int]:
@@ -27,7 +27,7 @@ def every_change(prepared: Prepared, name: str, what: str, thinned: int = THINNE
     rows = groupby(enumerate(_befallen(prepared, what), 1), lambda numbered: _kind(numbered[1]))
     numbers = [[number for number, _ in row] for _, row in rows]
     moments = [row[len(row) // 2] for row in numbers]
-    wanted = SEVERAL if name.startswith(_LIKE_FINETUNE) else max(SEVERAL, len(moments) // thinned)
+    wanted = SEVERAL if name.startswith(_LIKE_ANOTHER) else max(SEVERAL, len(moments) // thinned)
     count = min(len(moments), wanted)
     return [moments[round(index * (len(moments) - 1) / max(count - 1, 1))] for index in range(count)]
 

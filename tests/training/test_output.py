@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.utils.data import get_worker_info
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from hf_vit import HfViTConfig, UserError
 from hf_vit.results.facts import Facts, append_record, new_record
@@ -21,6 +22,7 @@ from hf_vit.training.run import output as output_module
 from hf_vit.training.run.checkpoints import is_complete
 from hf_vit.training.run.resuming import way_on
 from hf_vit.training.trainer.sampling import SeededDataset
+from hf_vit.training.trainer.stopping import StopOnTermination
 
 SETTINGS = dict(steps=4, evaluations=2, batch_size=8, dropout=0.1, learning_rate=2e-3)
 
@@ -282,6 +284,27 @@ def test_sigterm_writes_a_checkpoint_to_go_on_from(train, done, tmp_path, stop_a
     assert again.steps == 4
     assert same(weights(again.folder), weights(done.folder))
     assert (again.validation, again.test.loss) == (done.validation, done.test.loss)
+
+
+def test_sigterm_does_not_break_the_opening_of_a_file(tmp_path):
+    """On a disk of a network it may wait: torch's stream does not try again what a signal interrupts."""
+    os.mkfifo(file := tmp_path / "scheduler.pt")
+    training, state, control, stop = TrainingArguments(tmp_path), TrainerState(), TrainerControl(), StopOnTermination()
+    stop.on_train_begin(training, state, control)
+    asking = subprocess.Popen(
+        ["sh", "-c", f"sleep 0.3; kill -TERM {os.getpid()}; sleep 0.1; exec cat '{file}'"], stdout=subprocess.PIPE
+    )
+    try:
+        torch.save({"step": 1}, file)  # waits until it is read
+        saved = asking.communicate()[0]
+    finally:
+        asking.kill()
+        asking.wait()
+        stop.close()
+    (tmp_path / "saved.pt").write_bytes(saved)
+    assert torch.load(tmp_path / "saved.pt") == {"step": 1}
+    stop.on_step_end(training, state, control)
+    assert control.should_save
 
 
 def test_a_data_worker_that_is_killed_is_one_line(train, tmp_path, monkeypatch):

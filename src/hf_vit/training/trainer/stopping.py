@@ -27,6 +27,8 @@ class StopOnTermination(TrainerCallback):
     ) -> None:
         if world_size() == 1 and threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._ask)
+            # Calls of the system go on after it: torch takes an interrupted opening of a file for a failed one.
+            signal.siginterrupt(signal.SIGTERM, False)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
