@@ -85,6 +85,18 @@ def test_training_images_in_a_test_folder_are_told(trained, command, tmp_path):
     assert indexed(folder) == metadata, "no number for others to compare by"
 
 
+def test_what_a_base_or_an_ingredient_learnt_from_is_told_of_its_heirs(trained, make_colours, command, tmp_path):
+    data, folder = trained
+    heir, soup = tmp_path / "heir", tmp_path / "soup"
+    others = make_colours(tmp_path / "others", colours={"blue": (0, 0, 9), "green": (0, 9, 0), "red": (9, 0, 0)})
+    finetune(str(folder), str(others), heir, **SETTINGS)
+    assert command("soup", folder, heir, "--output", soup)[0] == 0
+    count = load_data(str(data)).num_examples("train")
+    for model in (heir, soup):
+        _, _, err = command("evaluate", model, "--data", data, "--split", "train")
+        assert f"warning: {count} of the {count} images were trained on" in err
+
+
 def test_results_of_training_images_stay_out_of_the_card(trained, command):
     data, folder = trained
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".png", ".md")}

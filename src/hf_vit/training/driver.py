@@ -255,8 +255,8 @@ def _write(task: Task[Result], run: Run, result: Result, folder: Path) -> None:
             values=_values(run, result) | task.values(run, result),
         ),
     )
-    if run.data.seen:
-        write_trained(folder, [image.digest for image in run.data.seen["train"]])
+    base = run.source.checkpoint
+    write_trained(folder, [image.digest for image in run.data.seen.get("train", ())], [base] if base else [])
     task.write(run, result, folder)
     write_card(folder, share_images=run.options.share_images)
 

@@ -19,6 +19,7 @@ from hf_vit.hub.card import write_card
 from hf_vit.hub.licenses import common_license
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import append_record, new_record
+from hf_vit.results.trained_images import write_trained
 from hf_vit.results.writing import saying_why
 from hf_vit.subjects.subject import Subject, open_subject
 from hf_vit.training.driver import quiet_transformers
@@ -125,7 +126,9 @@ def make_soup(
         judged = None if images is None else _examination(chosen, images, "test", batch_size)
         soup = Soup(output, ingredients, judge(mixed), None if judged is None else top1(judged))
         license, kind = common_license([*map(str, models)]), "greedy" if greedy else "uniform"
-        _deliver(soup, chosen, judged, kind, command, device, license)
+        names = {one.name for one in ingredients if one.is_in}
+        bases = [model.folder for model in loaded if model.folder is not None and model.name in names]
+        _deliver(soup, chosen, judged, kind, command, device, license, bases)
     return soup
 
 
@@ -198,6 +201,7 @@ def _deliver(
     command: str | Sequence[str] | None,
     device: str | None,
     license: str | None,
+    bases: Sequence[Path],
 ) -> None:
     """Write everything beside the output, and move it there when it is complete."""
     place = free_folder(soup.folder)
@@ -213,6 +217,7 @@ def _deliver(
             values["validation_accuracy"] = soup.accuracy
             values["validation_accuracies"] = {i.name: i.accuracy for i in soup.ingredients}
         chosen_by = None if judged is None else replace(judged, split="validation").fact()
+        write_trained(parcel, [], bases)
         append_record(parcel, new_record("training", command=command, data=chosen_by, device=device, values=values))
         if judged is not None and soup.test is not None:
             test = ProtocolRun("top1", soup.test, judged, {}, soup.test.seconds)
