@@ -2,8 +2,10 @@
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import typer
 from campaigns import strikes
 from campaigns.commands import READING, SHARING, WRITING
 from campaigns.ledger import Campaign, failures
@@ -12,19 +14,26 @@ from campaigns.watched import Watcher
 
 from hf_vit.conversion.targets.registry import TARGETS
 from hf_vit.training.pretraining import OBJECTIVES
-from hf_vit_cli.main import COMMANDS, build_app
+from hf_vit_cli.main import build_app
+
+
+def leaves(command: Any, words: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """The words of every command, and its parameters."""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from leaves(inner, f"{words}{name} ")
+    if not hasattr(command, "commands"):
+        yield words, command.params
 
 
 def test_every_command_is_in_a_table():
-    groups = {group.name: group.typer_instance for group in build_app().registered_groups}
-    words = {" ".join(command.arguments[:2]) for command in (WRITING | READING | SHARING).values()}
-    for name in COMMANDS:
-        wanted = [f"{name} {one.name}" for one in groups[name].registered_commands] if name in groups else [name]
-        for command in wanted:
-            assert any(f"{word} ".startswith(f"{command} ") for word in words), f"'{command}' is in no table"
-    options = [word for command in WRITING.values() for word in command.arguments]
+    rows = [" ".join((*command.arguments, "")) for command in (WRITING | READING | SHARING).values()]
+    for words, parameters in leaves(typer.main.get_command(build_app())):
+        options = {option for one in parameters if one.default is None or one.is_flag for option in one.opts}
+        of_it = [row for row in rows if row.startswith(words)]
+        assert of_it, f"'{words}' is in no table"
+        for option in options & {"--output", "--report", "--force", "--push", "--results", "--sweep-rates"}:
+            assert any(f" {option} " in row for row in of_it), f"'{words}' is in no table with {option}"
     assert {f"export-{name}" for name in TARGETS} | {f"pretrain-{name}" for name in OBJECTIVES} <= WRITING.keys()
-    assert {"--report", "--force", "--sweep-rates"} <= set(options)
 
 
 @pytest.mark.slow
