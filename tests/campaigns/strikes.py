@@ -12,8 +12,8 @@ from itertools import groupby
 
 from campaigns.commands import READING, SHARING, WRITING, Command
 from campaigns.places import Prepared, check_done, check_line, check_struck, go_on
+from campaigns.striker import BEFALLEN, resize
 from campaigns.watched import Outcome, Watcher
-from campaigns.zygote import BEFALLEN, resize
 
 PLENTY = 256 << 20  # bytes of a disk on which everything fits
 # A campaign for want of time: only one of so many moments, but of each command several. The record says it.
@@ -100,7 +100,7 @@ def refuse(watcher: Watcher, prepared: Prepared, what: str, at: int) -> str:
     """Let the system refuse a change, and those after it; then put that right and go on.
 
     Args:
-        what: see `zygote.Striker`.
+        what: see `striker.Striker`.
 
     Returns:
         What was left, and how it went on.

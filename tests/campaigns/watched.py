@@ -1,12 +1,11 @@
-"""The tests' side of `zygote`: runs `hf-vit` in a place of its own, struck at a change of files or at a moment."""
+"""The tests' side of `striker`: runs `hf-vit` in a place of its own, struck at a change of files or at a moment."""
 
-import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from zygote import Zygote
 
 TESTS = Path(__file__).parents[1]
 
@@ -45,41 +44,21 @@ class Watcher:
         quiet = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
         quiet |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
         here = {"HF_HOME": str(self.place / "home"), "TMPDIR": str(self.place / "tmp"), "PYTHONPATH": str(TESTS)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "campaigns.zygote"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            env=os.environ | quiet | here | environment,
-            text=True,
-        )
-
-    def close(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-        self._process.wait(10)
-
-    def _ask(self, **message: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(message), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        assert line, "the warm process ended"
-        return json.loads(line)
+        environment = os.environ | quiet | here | environment
+        self._warm = Zygote("-W", "ignore", "-m", "campaigns.striker", folder=folder, environment=environment)
+        self.close = self._warm.close
 
     def warm(self, *arguments: str) -> Outcome:
         """Run a command to its end, and import whatever it imported, for those that are forked from now on."""
         outcome = self.run(*arguments, names=True)
         names = (self.folder / "modules").read_text().splitlines()
-        assert self._ask(do="warm", names=names)["threads"] == 1, "a fork of several threads may hang"
+        assert self._warm.ask("warm_up", names=names) == 1, "a fork of several threads may hang"
         return outcome
 
     def run(self, *arguments: str, names: bool = False, limit: float = 120, **strike: Any) -> Outcome:
-        """Run `hf-vit` in the place, for so many seconds at most; `strike`: see `zygote.Striker`."""
-        answer = self._ask(
-            do="run",
+        """Run `hf-vit` in the place, for so many seconds at most; `strike`: see `striker.Striker`."""
+        answer = self._warm.ask(
+            "run",
             arguments=arguments,
             place=str(self.place),
             log=str(self.folder),

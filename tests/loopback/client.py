@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zygote import Zygote
+
 TESTS = Path(__file__).parents[1]
 # What must not leak from this process into a client's: tokens, endpoints, caches, proxies.
 _SCRUBBED = ("HF_", "HUGGING", "TRANSFORMERS_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -158,20 +160,8 @@ class Client:
             "MKL_NUM_THREADS": "1",
             "PYTHONPATH": str(TESTS),
         }
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "loopback.zygote", profile],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=folder,
-            env=environment,
-            text=True,
-        )
-
-    def close(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-        self._process.wait(10)
+        self.warm = Zygote("-m", "loopback.processes", profile, folder=folder, environment=environment)
+        self.close = self.warm.close
 
     def clear(self) -> None:
         """Empty HF_HOME: no token, no cache."""
@@ -180,18 +170,7 @@ class Client:
 
     def preload(self, *names: str) -> None:
         """Import modules once for all jobs that follow, where many of these need them."""
-        self._ask(do="import", names=names)
-
-    def _ask(self, **message: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(message), file=self._process.stdin, flush=True)
-        while True:
-            line = self._process.stdout.readline()
-            assert line, "the client process ended"
-            answer = json.loads(line)
-            if "ready" not in answer:
-                return answer
+        self.warm.ask("warm_up", names=names)
 
     def start(
         self, name: str, /, *, token: str | None = "hf_alice_write", wait_factor: float = 0.01, **arguments: Any
@@ -200,8 +179,8 @@ class Client:
         self.jobs += 1
         folder = self.folder / f"job-{self.jobs}"
         folder.mkdir()
-        answer = self._ask(
-            do="start",
+        pid = self.warm.ask(
+            "start",
             name=name,
             folder=str(folder),
             environment={"HF_TOKEN": token} if token else {},
@@ -209,7 +188,7 @@ class Client:
             wait_factor=wait_factor,
             arguments=arguments,
         )
-        return Job(self, folder, answer["pid"])
+        return Job(self, folder, pid)
 
     def attempt(self, name: str, /, **arguments: Any) -> Outcome:
         """Run a job to its end, however it ends."""
@@ -236,10 +215,10 @@ class Job:
 
     def wait(self, seconds: float = 120) -> Outcome:
         if self.outcome is None:
-            code = self.client._ask(do="wait", pid=self.pid, seconds=seconds)["code"]
+            code = self.client.warm.ask("wait", pid=self.pid, seconds=seconds)
             if code is None:
                 self.kill()
-                self.client._ask(do="wait", pid=self.pid, seconds=10)
+                self.client.warm.ask("wait", pid=self.pid, seconds=10)
                 raise TimeoutError(f"the job did not end within {seconds} s:\n{self._read('stderr')}")
             answer = self.folder / "answer.json"
             content = json.loads(answer.read_text()) if answer.exists() else None

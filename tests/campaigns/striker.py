@@ -1,29 +1,21 @@
-"""A warm process that forks one for every command, watches what it writes, and strikes where it is told to.
+"""The warm process that forks one for every command, watches what it writes, and strikes where it is told to.
 
-    python -m campaigns.zygote
-
-Jobs come as JSON lines on standard input, answers leave on standard output (see `watched`). It stays single-threaded,
-so that a fork is a process in which everything is imported and nothing has been used.
+python -m campaigns.striker
 """
 
 import errno
-import gc
-import importlib
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import traceback
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import zygote
 from campaigns.system_calls import Change, answer_for, be_watched
 
 # What an error of the system befalls: a full disk takes no more, but gives back; a broken one fails at its content.
@@ -91,74 +83,39 @@ def resize(place: str | Path, size: int) -> None:
     subprocess.run(["mount", "-o", f"remount,size={size}", str(place)], check=True)
 
 
-def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Fork a process that runs `hf-vit` with the job's arguments, and answer what became of it."""
-    sys.stdout.flush()
+def run(
+    arguments: list[str], place: str, log: str, strike: dict[str, Any], seconds: float, names: bool
+) -> dict[str, Any]:
+    """Fork a process that runs `hf-vit` with these arguments, and answer what became of it; see `watched`."""
     ours, theirs = socket.socketpair()
-    pid = os.fork()
-    if not pid:
+
+    def work() -> None:
         ours.close()
-        _be_command(job, theirs)
-    theirs.close()
-    striker = Striker(**job["strike"])
-    striker.pid, striker.place = pid, job["place"]
-    start = time.monotonic()
-    code = answer_for(pid, ours, Path(job["place"]), striker.decide, striker.look, job["seconds"])
-    ours.close()
-    seconds = time.monotonic() - start
-    return {"code": code, "changes": striker.seen, "struck": striker.struck, "seconds": seconds}
-
-
-def _be_command(job: dict[str, Any], channel: socket.socket) -> None:
-    code = 1
-    for stream, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(Path(job["log"]) / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    try:
-        os.chdir(job["place"])
+        os.chdir(place)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         from hf_vit_cli.main import main
 
-        be_watched(channel)
-        main(job["arguments"])
-        code = 0
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        if job["names"]:  # what the command imported
-            (Path(job["log"]) / "modules").write_text("\n".join(sys.modules))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        be_watched(theirs)
+        try:
+            main(arguments)
+        finally:
+            if names:  # what the command imported
+                (Path(log) / "modules").write_text("\n".join(sys.modules))
+
+    striker = Striker(**strike)
+    striker.pid, striker.place = zygote.fork(work, Path(log)), place
+    theirs.close()
+    start = time.monotonic()
+    code = answer_for(striker.pid, ours, Path(place), striker.decide, striker.look, seconds)
+    ours.close()
+    return {"code": code, "changes": striker.seen, "struck": striker.struck, "seconds": time.monotonic() - start}
 
 
-def warm_up(names: list[str]) -> dict[str, Any]:
-    """Import modules, so that no fork has to."""
-    for name in names:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                importlib.import_module(name)
-            except Exception:  # what cannot be imported by itself is left to the command
-                continue
-    gc.collect()
-    gc.freeze()
-    return {"threads": threading.active_count()}
-
-
-def main() -> None:
+def prepare() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C of the test run is pytest's
     tempfile.tempdir = os.environ["TMPDIR"]  # or Python would try it out by writing
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    warm_up(["hf_vit_cli.main", "hf_vit.conversion"])  # or the first command would import them for itself alone
-    for line in sys.stdin:
-        job = json.loads(line)
-        answer = warm_up(job["names"]) if job["do"] == "warm" else run(job)
-        print(json.dumps(answer), file=channel, flush=True)
+    zygote.warm_up(["hf_vit_cli.main", "hf_vit.conversion"])  # or the first command would import them for itself alone
 
 
 if __name__ == "__main__":
-    main()
+    zygote.answer(prepare, warm_up=zygote.warm_up, run=run)

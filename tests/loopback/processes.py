@@ -1,21 +1,19 @@
-"""Fresh client processes in milliseconds: imports the libraries once, then forks a process for every job.
+"""The warm process from which a `Client` forks its jobs.
 
-    python -m loopback.zygote with|without        # hf_vit importable, or not
+    python -m loopback.processes with|without        # hf_vit importable, or not
 
-Importing transformers takes seconds, and huggingface_hub reads its environment at import. A fork is a process in which
-everything is imported and nothing has been used. Jobs come as JSON lines on standard input ({"do": "import" |
-"start" | "wait", ...}), answers leave on standard output.
+Importing transformers takes seconds, and huggingface_hub reads its environment at import.
 """
 
-import gc
 import importlib
 import json
 import os
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
+
+import zygote
 
 
 class Bar:
@@ -26,25 +24,22 @@ class Bar:
             raise ModuleNotFoundError("No module named 'hf_vit'", name=name)
 
 
-def warm_up(profile: str) -> None:
-    if profile == "without":
+def prepare() -> None:
+    profile = sys.argv[1]
+    names = ["transformers", "huggingface_hub", "torch", "PIL.Image", "torchvision"]
+    if profile == "with":
+        names += ["hf_vit", "hf_vit.results.facts", "hf_vit.hub.push", "hf_vit.hub.verify", "hf_vit_cli.main"]
+        names += ["hf_vit.training.trainer.hf_vit_trainer"]
+    else:
         sys.meta_path.insert(0, Bar())
-    for name in ("transformers", "huggingface_hub", "torch", "PIL.Image", "torchvision"):
+    for name in names:
         importlib.import_module(name)
     import transformers
 
     for name in ("AutoImageProcessor", "AutoModelForImageClassification", "ViTImageProcessor", "pipeline"):
         getattr(transformers, name)
-    if profile == "with":
-        for name in (
-            "hf_vit",
-            "hf_vit.results.facts",
-            "hf_vit.hub.push",
-            "hf_vit.hub.verify",
-            "hf_vit.training.trainer.hf_vit_trainer",
-            "hf_vit_cli.main",
-        ):
-            importlib.import_module(name)
+    rehearse(profile)
+    zygote.freeze()
 
 
 def rehearse(profile: str) -> None:
@@ -72,39 +67,24 @@ def rehearse(profile: str) -> None:
             build_app()
             render_card(folder)
             travelling_code(Path(folder), read_config(Path(folder)))
-    gc.collect()
-    gc.freeze()  # what all jobs share is not looked through, and so not copied, by each of them
 
 
-def start(job: dict[str, Any]) -> int:
-    """Fork a process that does the job in its folder; its outputs go to files there."""
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    folder = Path(job["folder"])
-    for stream, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.chdir(folder)
-    os.environ.update(job["environment"])
-    if job["transport"] == "lfs":
-        disable_xet()
-    code = 1
-    try:
-        shorten_waits(job["wait_factor"])
-        module, _, function = job["name"].partition(":")
-        answer = getattr(importlib.import_module(module), function)(**job["arguments"])
-        (folder / "answer.json").write_text(json.dumps(answer))
-        code = 0
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def start(
+    name: str, folder: str, environment: dict[str, str], transport: str, wait_factor: float, arguments: dict[str, Any]
+) -> int:
+    """Fork a process that calls a function, "module:name", in a folder; what it returns is in answer.json there."""
+
+    def work() -> None:
+        os.chdir(folder)
+        os.environ.update(environment)
+        if transport == "lfs":
+            disable_xet()
+        shorten_waits(wait_factor)
+        module, _, function = name.partition(":")
+        answer = getattr(importlib.import_module(module), function)(**arguments)
+        (Path(folder) / "answer.json").write_text(json.dumps(answer))
+
+    return zygote.fork(work, Path(folder))
 
 
 def disable_xet() -> None:
@@ -132,19 +112,5 @@ def wait(pid: int, seconds: float) -> int | None:
     return None
 
 
-def main() -> None:
-    warm_up(sys.argv[1])
-    rehearse(sys.argv[1])
-    channel = os.fdopen(os.dup(1), "w")
-    print(json.dumps({"ready": True}), file=channel, flush=True)
-    for line in sys.stdin:
-        job = json.loads(line)
-        if job["do"] == "import":
-            answer = {"imported": [importlib.import_module(name).__name__ for name in job["names"]]}
-        else:
-            answer = {"pid": start(job)} if job["do"] == "start" else {"code": wait(job["pid"], job["seconds"])}
-        print(json.dumps(answer), file=channel, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    zygote.answer(prepare, warm_up=zygote.warm_up, start=start, wait=wait)
