@@ -167,7 +167,7 @@ class PositionTable(nn.Module):
         elif hasattr(self, "row_position_embeddings"):
             for name, side in (("row", config.grid[0]), ("column", config.grid[1])):
                 table = getattr(self, f"{name}_position_embeddings")
-                resampled = resample_grid(table.transpose(0, 1), (side, 1), self.interpolation).transpose(0, 1)
+                resampled = resample_grid(table, (1, side), self.interpolation)
                 setattr(self, f"{name}_position_embeddings", replace_parameter(table, resampled))
         self.grid = config.grid
 
@@ -181,9 +181,9 @@ def learned_rows(table: PositionTable, grid: Grid, like: torch.Tensor) -> Rows:
 def learned_2d_rows(table: PositionTable, grid: Grid, like: torch.Tensor) -> Rows:
     rows, columns = table.row_position_embeddings[0], table.column_position_embeddings[0]
     if grid != table.grid:
-        # A one-axis table is a grid of width 1.
-        rows = resample_grid(rows[:, None], (grid[0], 1), table.interpolation)[:, 0]
-        columns = resample_grid(columns[:, None], (grid[1], 1), table.interpolation)[:, 0]
+        # A one-axis table is a grid of height 1; of width 1 torch antialiases wrongly (seen in 2.15).
+        rows = resample_grid(rows[None], (1, grid[0]), table.interpolation)[0]
+        columns = resample_grid(columns[None], (1, grid[1]), table.interpolation)[0]
     h, w = grid
     both = torch.cat([rows[:, None].expand(h, w, -1), columns[None].expand(h, w, -1)], dim=-1)
     return both.reshape(1, h * w, -1), getattr(table, "class_position_embedding", None)
