@@ -26,5 +26,13 @@ def shortened(names: list[str], most: int = 10) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
+def amount(number: float) -> str:
+    """A number as people read it: 139.9k, 4.02M, 17.6G."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.4g}{unit}"
+    return str(number)
+
+
 def _text(value: object) -> str:
     return html.escape(str(value))

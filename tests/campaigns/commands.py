@@ -61,6 +61,7 @@ WRITING: dict[str, Command] = {
         earlier=(("bench", "models", "S/16", *_SPEED, "--output", "speed.json"),),
     ),
     "bench-data": Command(("bench", "data", *DATA, "--model", "model", "--seconds", "0.05")),
+    "models-page": Command(("models", ".", "papers", "--search", "Ti/16", "--output", "models.html")),
     "card": Command((*_CARD, "--license", "mit"), earlier=(_CARD,)),
     "convert": Command(_CONVERT),
     "convert-report": Command((*_CONVERT, "--report", "report.json")),
@@ -85,6 +86,7 @@ WRITING: dict[str, Command] = {
 _PUSH = ("push", "model", "alice/my-vit", "--license", "mit")
 SHARING: dict[str, Command] = {
     "push": Command((*_PUSH, "--max-shard-size", "8KB")),
+    "push-collection": Command((*_PUSH, "--collection", "Small models")),
     "verify": Command(("verify", "alice/my-vit"), earlier=(_PUSH,)),
     "verify-results": Command(("verify", "alice/my-vit", "--results", *DATA), earlier=(_EVALUATE, _PUSH)),
     "finetune-push": Command((*_FINETUNE, "--push", "alice/my-vit", "--license", "mit")),
@@ -93,6 +95,7 @@ SHARING: dict[str, Command] = {
 READING: dict[str, Command] = {
     "predict": Command(("predict", "model", "images/red")),
     "recipes": Command(("recipes",)),
+    "models": Command(("models", ".")),
     "cost": Command(("cost", "Ti/4")),
     "data": Command(("data", "images")),
 }

@@ -118,6 +118,7 @@ class Field:
         self.elsewhere.requests.clear()
         before = listing(self.root)
         words = {"repo": repo, "hf": address, "good": self.good, "data": self.data, "image": self.ground.picture}
+        words["place"] = repo.partition("/")[0] if repo == HOSTILE else repo
         outcome, folder = self._run(client, command, words)
         self.hub.clear_faults()
         self.told = outcome.err

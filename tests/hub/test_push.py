@@ -312,3 +312,35 @@ def test_what_a_killed_push_left_is_removed_by_the_next(
     assert list(scratch.iterdir())
     xet_client.run("hub.jobs:push_from", scratch=str(scratch), folder=str(model_folder))
     assert list(scratch.iterdir()) == []
+
+
+def test_a_collection_is_made_once(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
+    """By its title, by its slug, when the answer is lost, and when nothing else is left to do."""
+    hub.fault("/api/collections$", "lost_reply", method="POST")
+    titled, *others = xet_client.run(
+        "hub.jobs:push_many",
+        pushes=[{"folder": str(model_folder), "collection": "Small models"}] * 2
+        + [{"folder": str(model_folder), "repo_id": "alice/second", "collection": "Small models"}],
+    )
+    assert titled["collection"].startswith(f"{hub.endpoint}/collections/alice/small-models-")
+    assert {other["collection"] for other in others} == {titled["collection"]}
+    assert [other["changed"] for other in others] == [False, True]
+    slug = titled["collection"].removeprefix(f"{hub.endpoint}/collections/")
+    items = hub.get(f"/api/collections/{slug}")["items"]
+    assert [(item["id"], item["type"]) for item in items] == [(REPO, "model"), ("alice/second", "model")]
+    words = ["push", str(model_folder), "third", "--collection", slug]
+    done = xet_client.attempt("hub.jobs:command", arguments=words)
+    assert done.code == 0, done.err
+    assert f"in the collection {titled['collection']}" in done.out
+    assert len(hub.get(f"/api/collections/{slug}")["items"]) == 3
+    unknown = xet_client.run("hub.jobs:push", folder=str(model_folder), collection="alice/no-such-collection")
+    assert "adding to the collection failed: " in unknown["error"]
+    assert "main is unchanged" in unknown["error"]
+    refused = xet_client.run("hub.jobs:push", folder=str(model_folder), collection="x", create_pr=True)
+    assert "leave --collection out until it is merged" in refused["error"]
+
+
+def test_a_dry_run_makes_no_collection(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
+    done = xet_client.run("hub.jobs:push", folder=str(model_folder), collection="Small models", dry_run=True)
+    assert (done["commit"], done["collection"]) == (None, None)
+    assert not [entry for entry in hub.log() if "/api/collections" in entry["path"]]

@@ -96,7 +96,7 @@ def _refused(folder: Path, match: str, **options: Any) -> None:
     assert _HF not in str(told.value)
 
 
-@pytest.mark.parametrize("where", ["message", "tag", "revision"])
+@pytest.mark.parametrize("where", ["message", "tag", "revision", "collection"])
 def test_a_token_in_what_a_push_is_called_is_not_shared(where: str, model_folder: Path) -> None:
     _refused(model_folder, "looks like a Hugging Face token", **{where: f"v1_{_HF}"})
 

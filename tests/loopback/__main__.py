@@ -10,6 +10,7 @@ from pathlib import Path
 
 import loopback.accounts
 import loopback.download
+import loopback.listing
 import loopback.upload
 import loopback.xet
 from loopback.handler import Handler, Hub

@@ -55,6 +55,7 @@ class Store:
                 shutil.rmtree(self.root / folder, ignore_errors=True)
                 (self.root / folder).mkdir(parents=True)
             self.repos: dict[str, dict[str, Any]] = {}
+            self.collections: dict[str, dict[str, Any]] = {}
             self.xet: dict[str, dict[str, Any]] = {"files": {}, "of_sha256": {}, "xorbs": {}}
 
     # Blobs

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_vit.comparison.result_files import ModelResult, Share, SpeedResult
+from hf_vit.display import amount
 from hf_vit.results.report import render_report
 
 Rows = list[dict[str, str]]
@@ -145,14 +146,6 @@ def _about_speed(speed: SpeedResult) -> str:
         f"times as fast as {next(iter(speed.rows))}, median and quartiles of the turns; {load}. "
         "Memory: what a forward holds beyond weights and input."
     )
-
-
-def amount(number: float) -> str:
-    """A number as people read it: 139.9k, 4.02M, 17.6G."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.4g}{unit}"
-    return str(number)
 
 
 def _interval(found: Share | None) -> str:

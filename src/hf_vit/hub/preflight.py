@@ -25,6 +25,7 @@ class PushOptions:
     revision: str | None = None
     create_pr: bool = False
     tag: str | None = None
+    collection: str | None = None
     token: str | None = None
 
     def __post_init__(self) -> None:
@@ -35,6 +36,8 @@ class PushOptions:
             raise UserError(f"a pull request is made against main; leave --revision {self.revision} out")
         if self.create_pr and self.tag:
             raise UserError("a proposed commit is not tagged; leave --tag out, and tag it when it is merged")
+        if self.create_pr and self.collection:
+            raise UserError("a proposed commit is in no collection; leave --collection out until it is merged")
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ class PushResult(Displayed):
         left_out: names in the folder that are not shared.
         changed: False if the repository, or an open pull request of it, held exactly this already.
         pull_request: address of the pull request, if the commit is one.
+        collection: address of the collection that the model is in now, if one was named.
     """
 
     repo_id: str
@@ -51,6 +52,7 @@ class PushResult(Displayed):
     left_out: list[str] = field(default_factory=list[str])
     changed: bool = True
     pull_request: str | None = None
+    collection: str | None = None
 
     def overview(self) -> dict[str, object]:
         files = f"{len(self.files):,}, {sum(self.files.values()):,} bytes"
@@ -69,6 +71,7 @@ def push_to_hub(
     revision: str | None = None,
     create_pr: bool = False,
     tag: str | None = None,
+    collection: str | None = None,
     dry_run: bool = False,
     token: str | None = None,
     message: str = "Share the model with hf-vit",
@@ -94,6 +97,8 @@ def push_to_hub(
         revision: branch to push to; made from main if it is not there.
         create_pr: propose the commit as a pull request.
         tag: name for the new commit.
+        collection: title of a collection of the repository's owner, made if there is none, or the slug of one
+            ("user/title-0123456789abcdef01234567"); the model is put into it.
         dry_run: check everything, change nothing.
         token: by default the one you are logged in with.
         message: title of the commit.
@@ -105,10 +110,8 @@ def push_to_hub(
         UserError: says what is wrong, whether the branch was changed, and what to do.
     """
     check_repo_id(repo_id)
-    for what, words in {"name": repo_id, "branch": revision, "tag": tag, "title": message}.items():
-        if words is not None and (kind := secret_in(words)) is not None:
-            raise UserError(f"the {what} that was given looks like {kind}, and all would read it; give another one")
-    options = PushOptions(private, revision, create_pr, tag, token)
+    _refuse_secrets({"name": repo_id, "branch": revision, "tag": tag, "title": message, "collection": collection})
+    options = PushOptions(private, revision, create_pr, tag, collection, token)
 
     def say(line: str) -> None:
         if report is not None:
@@ -121,18 +124,20 @@ def push_to_hub(
         shards.mkdir()
         # Local trouble is told before the Hub is asked anything; the card needs the full name.
         contents = collect(
-            folder,
-            repo_id,
-            scratch=shards,
-            license=license,
-            max_shard_size=max_shard_size,
-            share_images=share_images,
+            folder, repo_id, scratch=shards, license=license, max_shard_size=max_shard_size, share_images=share_images
         )
         api = HfApi(token=token)
         destination = find_destination(api, repo_id, options, say)
         if destination.repo_id != repo_id:
             contents = contents.with_files(tell_of(folder, destination.repo_id, license, share_images))
         return _Push(api, destination, contents, options, say).run(message, dry_run)
+
+
+def _refuse_secrets(public: Mapping[str, str | None]) -> None:
+    """Whatever all will read must be no token: what it is -> its words."""
+    for what, words in public.items():
+        if words is not None and (kind := secret_in(words)) is not None:
+            raise UserError(f"the {what} that was given looks like {kind}, and all would read it; give another one")
 
 
 @contextmanager
@@ -196,6 +201,12 @@ class _Push:
         self.parent = destination.head
 
     def run(self, message: str, dry_run: bool) -> PushResult:
+        result = self._run(message, dry_run)
+        if dry_run or self.options.collection is None:
+            return result
+        return replace(result, collection=self._into_collection(self.options.collection))
+
+    def _run(self, message: str, dry_run: bool) -> PushResult:
         is_there = self.destination.exists and self._holds(self.destination.files)
         self._check_tag(is_there)
         check_card(self.contents.card, self.say)
@@ -383,6 +394,20 @@ class _Push:
             "tagging", lambda: self.api.create_tag(self.repo_id, tag=name, revision=commit, exist_ok=True) or True
         )
 
+    def _into_collection(self, name: str) -> str:
+        """Put the model into a collection, by its slug or title; the address of it."""
+        slug = name
+        if "/" not in name:
+            owner, private = self.repo_id.split("/")[0], self.options.private
+            slug = self._attempt(
+                "making the collection",
+                lambda: self.api.create_collection(name, namespace=owner, private=private, exists_ok=True).slug,
+            )
+        return self._attempt(
+            "adding to the collection",
+            lambda: self.api.add_collection_item(slug, self.repo_id, "model", exists_ok=True).url,
+        )
+
     def _result(self, commit: str | None, changed: bool = True, pull_request: str | None = None) -> PushResult:
         url = f"{self.api.endpoint}/{self.repo_id}" + (f"/tree/{commit}" if commit else "")
         files = {file.path: file.size for file in self.contents.files.values()}
@@ -391,6 +416,8 @@ class _Push:
 
 def describe(result: PushResult) -> str:
     """A few lines for people: what is where."""
+    if result.collection is not None:
+        return f"{describe(replace(result, collection=None))}\nin the collection {result.collection}"
     if result.commit is None:
         return f"nothing was changed (dry run); {result.repo_id} would be at {result.url}"
     if not result.changed:

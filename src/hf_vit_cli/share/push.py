@@ -15,6 +15,9 @@ def push(
     revision: Annotated[str | None, typer.Option(help="Branch; made from main if it is not there.")] = None,
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Propose the change as a pull request.")] = False,
     tag: Annotated[str | None, typer.Option(help="Name for the new commit, for example v1.0.")] = None,
+    collection: Annotated[
+        str | None, typer.Option(help="Put it into this collection: a title, made if there is none, or a slug.")
+    ] = None,
     license: Annotated[str | None, typer.Option(help="Hub license id; else the card's or base model's.")] = None,
     max_shard_size: Annotated[str, typer.Option(help="Larger weight files are split.")] = "5GB",
     share_images: options.ShareImages = False,
@@ -32,6 +35,7 @@ def push(
         revision=revision,
         create_pr=create_pr,
         tag=tag,
+        collection=collection,
         license=license,
         max_shard_size=max_shard_size,
         share_images=share_images,

@@ -16,8 +16,8 @@ _ONE_STEP = ["--steps", "1", "--batch-size", "6", "--evaluations", "1"]
 _COMPARE = ["compare", "--output", "{out}", "--no-robustness", "--speed-turns", "0"]
 _ANALYZE = ["analyze", "--output", "{out}", "--only", "patch_filters", "--num-images", "4"]
 
-# "command parameter" -> arguments; {repo} is the stranger's, {good} a model, {data} and {image} are one's own, {new} is
-# the name of a repository that is not there.
+# "command parameter" -> arguments; {repo} is the stranger's and {place} all that lies beside it, {good} a model, {data}
+# and {image} are one's own, {new} is the name of a repository that is not there.
 MODELS: dict[str, list[str]] = {
     "predict model": ["predict", "{repo}", "{image}"],
     "evaluate model": ["evaluate", "{repo}", "--data", "{data}"],
@@ -41,6 +41,7 @@ MODELS: dict[str, list[str]] = {
     "convert model": ["convert", "{hf}", "{out}"],
     "export model": ["export", "{repo}", "{out}", "--to", "transformers"],
     "verify repo": ["verify", "{repo}"],
+    "models places": ["models", "{place}"],
 }
 # The same of a folder alone.
 FOLDERS: dict[str, list[str]] = {

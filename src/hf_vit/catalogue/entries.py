@@ -1,0 +1,208 @@
+"""Models by what is known of them: the papers' variants, the model folders of a place, the repositories of a user."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, final
+
+import torch
+
+from hf_vit.catalogue.published import TOP1, Score, published_checkpoints, published_scores
+from hf_vit.cost import find_config, forward_flops
+from hf_vit.errors import UserError, one_line
+from hf_vit.families import family_of
+from hf_vit.hub.card_metadata import latest_evaluations
+from hf_vit.hub.model_folder import count_parameters, read_config
+from hf_vit.hub.published_results import ACCURACIES
+from hf_vit.models.configuration_hf_base import HfBaseConfig
+from hf_vit.repositories.reading import CONFIG, reading
+from hf_vit.repositories.retrying import try_again
+from hf_vit.results.facts import DataFact, Facts
+from hf_vit.variants import variant_config, variant_names
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelInfo
+
+PAPERS = "papers"  # what stands for the papers' variants among folders and users
+_CLASSES = 1000  # of the head that parameters and FLOPs of a variant are counted with
+_MOST = 1000  # repositories of a user
+_LONGEST = 200
+
+
+@final
+@dataclass(frozen=True)
+class Entry:
+    """A model, and what is known of it.
+
+    Attributes:
+        kind: a variant of a paper, a folder of this machine, or a repository of the Hub.
+        name: the variant's, the folder's path, or user/name.
+        model_type: as config.json calls the architecture; "" where it is not told.
+        parameters: stored values; of a variant with a head for 1,000 classes.
+        forward_flops: of one image at the size of its configuration, a multiply-add counts 2; None of models that are
+            not at hand, or that this package does not count.
+        scores: its results.
+        checkpoints: where weights are found, as `hf-vit convert` takes them.
+        problem: why nothing is known of a folder.
+    """
+
+    kind: Literal["variant", "folder", "repository"]
+    name: str
+    model_type: str = ""
+    parameters: int | None = None
+    forward_flops: int | None = None
+    scores: tuple[Score, ...] = field(default=())
+    checkpoints: tuple[str, ...] = field(default=())
+    problem: str | None = None
+
+    def judged_by(self, data: str) -> "Entry":
+        """The same with those results alone whose data has this in its name."""
+        return replace(self, scores=tuple(score for score in self.scores if data.lower() in score.data.lower()))
+
+
+def entries_of(place: str) -> Iterator[Entry]:
+    """All models of a place, without FLOPs, which take their time: see `with_flops`.
+
+    Args:
+        place: "papers", a folder, or a user or organisation of the Hub.
+
+    Raises:
+        UserError: there is no such folder and no such user, or the Hub cannot be reached.
+    """
+    if place == PAPERS:
+        return map(_variant, variant_names())
+    folder = Path(place).expanduser()
+    if folder.is_dir():
+        return map(_folder, model_folders(folder))
+    if "/" in place or place.startswith((".", "~")):
+        raise UserError(f"there is no folder {place}; give one, a user or organisation of the Hub, or {PAPERS}")
+    return iter(_repositories(place))
+
+
+def with_flops(entry: Entry) -> Entry:
+    """The same with the FLOPs of a forward pass, where they can be counted."""
+    try:
+        if entry.kind == "variant":
+            return replace(entry, forward_flops=forward_flops(_variant_config(entry.name)))
+        if entry.kind == "folder" and family_of(entry.model_type) is not None:
+            config, task = find_config(entry.name)
+            return replace(entry, forward_flops=forward_flops(config, task=task))
+    except UserError as error:
+        return replace(entry, problem=one_line(error))
+    return entry
+
+
+def _variant_config(name: str) -> HfBaseConfig:
+    return variant_config(name, num_labels=_CLASSES)
+
+
+def _variant(name: str) -> Entry:
+    from transformers import AutoModelForImageClassification
+
+    config = _variant_config(name)
+    with torch.device("meta"):
+        model: Any = AutoModelForImageClassification.from_config(config)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    scores, checkpoints = tuple(published_scores(name)), tuple(published_checkpoints(name))
+    return Entry("variant", name, config.model_type, parameters, None, scores, checkpoints)
+
+
+def model_folders(root: Path) -> list[Path]:
+    """The folders with a config.json in and below `root`; within one of them no other is looked for."""
+    folders = list[Path]()
+    for path, below, files in os.walk(root):
+        below[:] = [] if CONFIG in files else sorted(name for name in below if not name.startswith("."))
+        if CONFIG in files:
+            folders.append(Path(path))
+    return folders
+
+
+def _folder(folder: Path) -> Entry:
+    try:
+        config, facts, parameters = read_config(folder), Facts.load(folder), count_parameters(folder)
+    except (UserError, OSError) as error:
+        return Entry("folder", str(folder), problem=one_line(error))
+    return Entry("folder", str(folder), one_line(config.model_type), parameters, None, tuple(_scores_in(facts)))
+
+
+def _scores_in(facts: Facts) -> Iterator[Score]:
+    for record in latest_evaluations(facts):
+        data = record.data or DataFact(name="unnamed data")
+        for name, metric in ACCURACIES.items():
+            if isinstance(value := record.values.get(name), float | int):
+                yield Score(_data(data.name, data.split), metric.lower(), float(value), one_line(record.command))
+
+
+def _repositories(owner: str) -> list[Entry]:
+    """A user's models by what the Hub tells of them; nothing of theirs is downloaded."""
+    from huggingface_hub import HfApi
+
+    asked: Any = ["cardData", "model-index", "evalResults", "safetensors", "config"]
+
+    def look() -> list["ModelInfo"]:
+        return list(HfApi().list_models(author=owner, expand=asked, limit=_MOST))
+
+    try:
+        with reading(owner):
+            entries = [_repository(info) for info in try_again(look, "listing the models", say=lambda line: None)]
+    except UserError as error:
+        raise UserError(f"there is no folder {owner}, and as a user of the Hub: {error}") from error
+    if not entries:
+        raise UserError(f"there is no folder {owner}, and no user of the Hub of that name has a model to be seen")
+    return entries
+
+
+def _repository(info: "ModelInfo") -> Entry:
+    model_type = (info.config or {}).get("model_type", "")
+    parameters = info.safetensors.total if info.safetensors is not None else None
+    total = parameters if isinstance(parameters, int) else None
+    scores = dict.fromkeys((*_of_index(info), *_of_results(info)))
+    return Entry(
+        "repository", _text(info.id), _text(model_type), total, None, tuple(scores), (f"hf://{_text(info.id)}",)
+    )
+
+
+def _of_index(info: "ModelInfo") -> Iterator[Score]:
+    """Of `model-index`, whoever wrote it."""
+    from huggingface_hub.repocard_data import model_index_to_eval_results
+
+    told: Any = info.model_index or []
+    try:
+        results: Iterable[Any] = model_index_to_eval_results(told)[1] if told else []
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return
+    for result in results:
+        data = _data(result.dataset_name, result.dataset_split)
+        yield from _score(data, result.metric_name or result.metric_type, result.metric_value, result.source_name)
+
+
+def _of_results(info: "ModelInfo") -> Iterator[Score]:
+    """Of `.eval_results`, whose form has no split; what stands in `model-index` as well is told once."""
+    if info.model_index:
+        return
+    for result in info.eval_results or []:
+        yield from _score(_text(result.dataset_id), TOP1, result.value, result.source_name)
+
+
+def _score(data: str, metric: object, value: object, source: object) -> Iterator[Score]:
+    """Of accuracies alone; values above 1 are percents, and plain accuracy is top-1."""
+    name = _text(metric).lower()
+    name = TOP1 if name == "accuracy" else name
+    if "accuracy" not in name or isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value <= 100:
+        return
+    yield Score(data, name, float(value) if value <= 1 else value / 100, _text(source or "its card"))
+
+
+def _data(name: object, split: object) -> str:
+    return _text(f"{name}, split {split}" if split else name)
+
+
+def _text(value: object) -> str:
+    return one_line(value)[:_LONGEST]
+
+
+def is_of_family(entry: Entry, family: str) -> bool:
+    """Whether an entry is of a family, by its name in this package ("hybrid") or its model_type."""
+    known = family_of(entry.model_type)
+    return family in (entry.model_type, known.name if known is not None else None)

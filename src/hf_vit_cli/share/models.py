@@ -1,0 +1,44 @@
+"""`hf-vit models`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hf_vit_cli.result_tables import print_tables
+
+
+def models(
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Folders of models, users or organisations on the Hub, papers: the papers' variants, as by default.",
+            show_default=False,
+        ),
+    ] = None,
+    search: Annotated[str | None, typer.Option(help="Only models with this in their name.")] = None,
+    family: Annotated[
+        str | None, typer.Option(help="plain, hybrid, axial, axial_resnet, bit, or a model_type (vit).")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Only results on data with this in its name.")] = None,
+    max_parameters: Annotated[float | None, typer.Option(help="Only models up to this size (30e6).", min=1)] = None,
+    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Also list where weights are found.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Write a page with a leaderboard a data set: FILE.html.", dir_okay=False)
+    ] = None,
+) -> None:
+    """List models: the papers' variants, folders, a user's repositories; with size, FLOPs, results and checkpoints."""
+    from hf_vit.catalogue.listing import list_models
+
+    listing = list_models(places or (), search=search, family=family, data=data, max_parameters=max_parameters)
+    if output is not None:
+        listing.save_page(output)
+        typer.echo(f"{len(listing.entries):,} models in {output}")
+    elif as_json:
+        typer.echo(listing.to_json())
+    else:
+        print_tables(listing.tables())
+        if checkpoints:
+            for entry in listing.entries:
+                typer.echo("".join(f"{entry.name} {checkpoint}\n" for checkpoint in entry.checkpoints), nl=False)

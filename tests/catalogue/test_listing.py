@@ -1,0 +1,175 @@
+"""Lists of models: the papers', a folder's, a user's; and the page of them, whoever wrote what is in it."""
+
+import gzip
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import timm
+from evaluation.tiny import NAMES
+from hub.conftest import save_model, training_record
+from loopback.client import Client, Loopback
+from safetensors.numpy import load_file
+from timm.models import get_pretrained_cfg
+
+from hf_vit.catalogue.listing import Listing, list_models
+from hf_vit.catalogue.published import published_checkpoints, published_scores
+from hf_vit.cost import forward_flops
+from hf_vit.errors import UserError
+from hf_vit.hub.card import write_card
+from hf_vit.results.facts import DataFact, append_record
+from hf_vit.variants import variant_names
+from hf_vit_cli.main import main
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def judge(folder: Path, top1: float, data: str = "digits", split: str = "test") -> None:
+    fact = DataFact(name=data, fingerprint="f" * 16, split=split, size=360)
+    values = {"top1": top1}
+    append_record(folder, training_record(kind="evaluation", command="hf-vit evaluate x", data=fact, values=values))
+    write_card(folder, license="mit")
+
+
+def test_sizes_are_the_papers() -> None:
+    """arXiv 2010.11929, table 1, in millions."""
+    listing = list_models(search="L/16")
+    sizes = {entry.name: entry.parameters for entry in listing.entries}
+    assert list(sizes) == ["L/16", "R50+L/16"]
+    assert sizes["L/16"] is not None
+    assert sizes["L/16"] / 1e6 == pytest.approx(307, rel=0.01)
+    assert [entry.name for entry in list_models(family="axial_resnet").entries] == [f"AxialResNet-{s}" for s in "SML"]
+    assert [entry.name for entry in list_models(max_parameters=6e6).entries] == ["Ti/16"]
+
+
+def test_published_accuracies() -> None:
+    """The best of the paper, in its tables 2 and 6, and what two of its other tables say of two hybrids."""
+    best = {(score.data, score.source): score.value for score in published_scores("H/14")}
+    assert best["ImageNet", "arXiv 2010.11929, table 2, Ours-JFT (ViT-H/14)"] == 0.8855
+    assert best["ImageNet", "arXiv 2010.11929, table 6, ViT-H/14, 14 epochs on JFT"] == 0.8808
+    assert best["VTAB", "arXiv 2010.11929, table 2, Ours-JFT (ViT-H/14)"] == 0.7763
+    assert [score.value for score in published_scores("R+Ti/16")] == [0.754]
+    assert [score.value for score in published_scores("R50+L/32")] == [0.8568, 0.8599]
+    boards = dict(list_models(search="/16", data="imagenet").leaderboards())
+    values = [score.value for _, score in boards["ImageNet"]]
+    assert values == sorted(values, reverse=True)
+
+
+def test_addresses_are_of_files_that_were_published() -> None:
+    """Those of the original code are in the list of layouts that was recorded; timm has weights for its names."""
+    layouts = set(json.loads(gzip.decompress((GOLDEN / "published_layouts.json.gz").read_bytes())))
+    addresses = [address for name in variant_names() for address in published_checkpoints(name)]
+    assert len(addresses) == len(set(addresses)) > 70
+    original = {address.removeprefix("gs://vit_models/") for address in addresses if "//vit_models/imagenet" in address}
+    assert len(original) == 15
+    assert original <= layouts
+    for address in addresses:
+        if address.startswith("timm:"):
+            released = get_pretrained_cfg(address.removeprefix("timm:"))
+            assert timm.is_model(address.removeprefix("timm:"))
+            assert released is not None
+            assert released.hf_hub_id, address
+        else:
+            assert address.startswith(("gs://vit_models/", "gs://bit_models/", "hf://google/")), address
+
+
+def test_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, top1 in (("worse", 0.5), ("better", 0.75)):
+        judge(save_model(tmp_path / name), top1)
+    judge(save_model(tmp_path / "other"), 0.9, data="photos")
+    judge(save_model(tmp_path / "training"), 0.9, split="train")  # says nothing
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/config.json").write_text("{")
+    (tmp_path / "better/checkpoint").mkdir()
+    (tmp_path / "better/checkpoint/config.json").write_text("{}")
+    listing = list_models([str(tmp_path)])
+    known = {Path(entry.name).name: entry for entry in listing.entries}
+    assert list(known) == ["better", "broken", "other", "training", "worse"]
+    assert "not valid JSON" in (known["broken"].problem or "")
+    values = sum(tensor.size for tensor in load_file(tmp_path / "better/model.safetensors").values())
+    assert known["better"].parameters == values
+    from transformers import AutoConfig
+
+    assert known["better"].forward_flops == forward_flops(AutoConfig.from_pretrained(tmp_path / "better"))
+    assert known["training"].scores == ()
+    board = list_models([str(tmp_path)], data="digits").leaderboards()
+    assert [(data, [Path(entry.name).name for entry, _ in rows]) for data, rows in board] == [
+        ("digits, split test", ["better", "worse"])
+    ]
+    with pytest.raises(SystemExit) as ended:
+        main(["models", str(tmp_path), "--json", "--data", "digits"])
+    assert not ended.value.code
+    told = json.loads(capsys.readouterr().out)
+    assert [(entry["kind"], entry["scores"][0]["value"], entry["scores"][0]["source"]) for entry in told] == [
+        ("folder", 0.75, "hf-vit evaluate x"),
+        ("folder", 0.5, "hf-vit evaluate x"),
+    ]
+
+
+class Page(HTMLParser):
+    """The tags of a page, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags, self.text = list[str](), ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert not [name for name, _ in attrs if name.startswith("on") or name in ("href", "src")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_user_s_repositories(hub: Loopback, xet_client: Client, tmp_path: Path) -> None:
+    """On two pages; one is private, one is of a stranger who writes what may not be read as HTML, or as a number."""
+    for number, name in enumerate(("first", "second", "third")):
+        folder = save_model(tmp_path / name)
+        judge(folder, 0.5 + number / 10)
+        xet_client.run("hub.jobs:push", folder=str(folder), repo_id=f"alice/{name}", private=name == "third")
+    hub.settings("alice/second", listed={"safetensors": {"parameters": {"F32": 7}, "total": 7}})
+    evil = "<script>alert(1)</script>\u202e\x1b[31m"
+    entry = {"task": {"type": "x"}, "dataset": {"type": "d", "name": evil}}
+    metrics = [{"type": "accuracy", "value": value} for value in (91.5, "0.9", 1e9, -1, True, None)]
+    index = [{"name": evil, "results": [{**entry, "metrics": metrics}]}]
+    card = f"---\n{json.dumps({'license': 'mit', 'model-index': index})}\n---\n"
+    hub.plant("acme/evil", {"README.md": card.encode(), "config.json": b"{}"}, like="alice/first")
+    hub.settings("acme/evil", listed={"config": {"model_type": evil}})
+    words = ["models", "alice", "acme", "--output", str(tmp_path / "models.html")]
+    done = xet_client.attempt("hub.jobs:command", arguments=words)
+    assert done.code == 0, done.err
+    assert "4 models in " in done.out
+    page = Page((tmp_path / "models.html").read_text())
+    assert not {"script", "a", "img"} & set(page.tags)
+    assert "<script>alert(1)</script>" in page.text
+    assert not {"\u202e", "\x1b"} & set(page.text)
+    assert "91.50%" in page.text
+    assert "alice/third" in page.text
+    told = json.loads(xet_client.attempt("hub.jobs:command", arguments=["models", "alice", "--json"]).out)
+    assert [(each["name"], each["parameters"], each["scores"][0]["value"]) for each in told] == [
+        ("alice/first", None, 0.5), ("alice/second", 7, 0.6), ("alice/third", None, 0.7),
+    ]  # fmt: skip
+    nobody = xet_client.attempt("hub.jobs:command", arguments=["models", "nobody"])
+    assert (nobody.code, len(nobody.err.splitlines())) == (1, 1)
+    assert "there is no folder nobody, and no user of the Hub of that name has a model to be seen" in nobody.err
+
+
+def test_what_cannot_be_listed(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no folder no/such; give one, a user"):
+        list_models(["no/such"])
+    with pytest.raises(UserError, match="there is no family 'cnn!'; there are plain, hybrid"):
+        list_models(family="cnn!")
+    with pytest.raises(UserError, match=r"ends in \.html"):
+        Listing(("papers",), []).save_page(tmp_path / "models.txt")
+
+
+def test_names_are_text(tmp_path: Path) -> None:
+    judge(save_model(tmp_path / "<b>x", id2label=dict(enumerate(NAMES))), 0.5, data="<i>digits")
+    listing = list_models([str(tmp_path)])
+    listing.save_page(tmp_path / "models.html")
+    page = Page((tmp_path / "models.html").read_text())
+    assert not {"b", "i"} & set(page.tags)
+    assert "<b>x" in page.text
+    assert "<i>digits" in page.text
