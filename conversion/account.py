@@ -133,7 +133,8 @@ def _network(plan: Plan) -> str:
         units = "+".join(map(str, config.stage_depths)) or "no"
         form = "pre" if config.pre_activation else "post"
         return f"{units} {form}-activation units, {config.hidden_size} wide, {size} px"
-    return (
-        f"{config.num_hidden_layers} layers, {config.hidden_size} wide, {config.num_attention_heads} heads, "
-        f"patch {size_text(config.patch_stride)}, {size} px, {config.pooling} pooling"
-    )
+    layers = f"{config.num_hidden_layers} layers, {config.hidden_size} wide"
+    patches = f"patch {size_text(config.patch_stride)}, {size} px"
+    if plan.family == "mixer":
+        return f"{layers}, {config.token_intermediate_size} across the tokens, {patches}"
+    return f"{layers}, {config.num_attention_heads} heads, {patches}, {config.pooling} pooling"

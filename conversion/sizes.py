@@ -51,26 +51,28 @@ class Patches:
         return h, w
 
 
-def table_size(rows: int, patches: Patches, image_size: Pair | None) -> Pair:
+def table_size(rows: int, patches: Patches, image_size: Pair | None, what: str = "position table") -> Pair:
     """(height, width) in px of the images that a table of `rows` patch rows is made for: as declared, or square.
+
+    `what` messages call the table.
 
     Raises:
         UserError: the declared size does not fit, or none is declared and the table is not square.
     """
     if rows < 1:
-        raise UserError("the position table has no row for any patch; the file is damaged or of another kind")
+        raise UserError(f"the {what} has no row for any patch; the file is damaged or of another kind")
     if image_size is not None:
         h, w = patches.grid_of(image_size)
         if h * w != rows:
             raise UserError(
                 f"--image-size {size_text(image_size)} makes {h}x{w} = {h * w} patches of {size_text(patches.stride)} "
-                f"px, but the position table has {rows}; {_fitting(rows, patches)}"
+                f"px, but the {what} has {rows}; {_fitting(rows, patches)}"
             )
         return image_size
     side = math.isqrt(rows)
     if side * side != rows:
         raise UserError(
-            f"the position table has rows for {rows} patches, which make no square; declare the image size the "
+            f"the {what} has rows for {rows} patches, which make no square; declare the image size the "
             f"checkpoint was trained at with --image-size HxW: {_fitting(rows, patches)}"
         )
     return side * patches.stride[0], side * patches.stride[1]

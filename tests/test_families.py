@@ -19,7 +19,7 @@ OUTPUTS = {"model": "last_hidden_state", "classification": "logits", "masked_pre
 @pytest.mark.parametrize("door", AUTO_CLASSES)
 def test_every_family_by_every_door(name: str, door: Door):
     """The Auto class builds the family's class, which computes and is counted; or says that it does not know it."""
-    family, row = FAMILIES[name], (tiny.FAMILIES | tiny.RESNETS)[name]
+    family, row = FAMILIES[name], (tiny.FAMILIES | tiny.OTHERS)[name]
     config, auto_class = row.config(), getattr(transformers, AUTO_CLASSES[door])
     if door in family.not_applicable:
         assert door not in family.classes
@@ -37,7 +37,7 @@ def test_every_family_by_every_door(name: str, door: Door):
         outputs = model(images, output_hidden_states=True)
     if door != "backbone":
         assert outputs[OUTPUTS[door]].shape[0] == len(images)
-    depth = config.num_hidden_layers if family.is_vit else sum(config.stage_depths)
+    depth = config.num_hidden_layers if family.has_tokens else sum(config.stage_depths)
     assert sum(isinstance(module, family.blocks) for module in model.modules()) == depth
     assert len(outputs.hidden_states) == depth + 1
     assert hasattr(model, family.prefix) == (door != "model")

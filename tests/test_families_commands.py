@@ -53,6 +53,7 @@ VARIANTS = {
     "axial": "Axial-Ti/16",
     "axial_resnet": "AxialResNet-S",
     "bit": "BiT-R50x1",
+    "mixer": "Mixer-S/32",
 }
 
 
@@ -70,7 +71,7 @@ def saved(tmp_path_factory) -> dict[str, Path]:
     """A classifier of every family, whose head is not zero."""
     root, folders = tmp_path_factory.mktemp("saved"), {}
     for name, family in FAMILIES.items():
-        row = (tiny.FAMILIES | tiny.RESNETS)[name]
+        row = (tiny.FAMILIES | tiny.OTHERS)[name]
         labels = {"id2label": dict(enumerate(LABELS)), "label2id": {name: index for index, name in enumerate(LABELS)}}
         config = row.config(num_labels=3)
         config = type(config).from_dict({**config.to_dict(), **labels})
@@ -169,7 +170,7 @@ def test_every_family_is_a_backbone_of_a_detector(name, saved, tmp_path):
     assert not info["missing_keys"]
     images = torch.randn(2, 3, *config.nominal_size)
     seen = []
-    if not FAMILIES[name].is_vit:  # of these the test of ViTs' maps (tests/doors/test_backbone.py) knows nothing
+    if not FAMILIES[name].has_tokens:  # of these the test of ViTs' maps (tests/doors/test_backbone.py) knows nothing
         for stage in classifier.base_model.encoder.stages:
             stage.register_forward_hook(lambda module, given, output: seen.append(output))
     with torch.no_grad():

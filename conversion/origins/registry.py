@@ -4,9 +4,17 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from hf_vit.conversion.origins.google import big_vision, bit, bit_paper, vit_jax, vit_jax_hybrid
+from hf_vit.conversion.origins.google import big_vision, bit, bit_paper, mixer, vit_jax, vit_jax_hybrid
 from hf_vit.conversion.origins.origin import Origin
-from hf_vit.conversion.origins.pytorch import dino, mae, open_clip, timm_architectures, timm_hybrid, timm_vit
+from hf_vit.conversion.origins.pytorch import (
+    dino,
+    mae,
+    open_clip,
+    timm_architectures,
+    timm_hybrid,
+    timm_mixer,
+    timm_vit,
+)
 from hf_vit.conversion.origins.transformers import (
     transformers_clip,
     transformers_clip_classifier,
@@ -26,6 +34,7 @@ ORIGINS: tuple[Origin, ...] = (
     big_vision.ORIGIN,
     bit.ORIGIN,
     bit_paper.ORIGIN,
+    mixer.ORIGIN,
     transformers_vit.ORIGIN,
     transformers_deit.ORIGIN,
     transformers_vit_hybrid.ORIGIN,
@@ -37,6 +46,7 @@ ORIGINS: tuple[Origin, ...] = (
     dino.ORIGIN,
     timm_vit.ORIGIN,
     timm_hybrid.ORIGIN,
+    timm_mixer.ORIGIN,
     open_clip.ORIGIN,
 )
 
@@ -71,7 +81,7 @@ class Stranger:
 
 # The first that fits is named.
 STRANGERS = (
-    Stranger("an MLP-Mixer (arXiv 2105.01601), which is no vision transformer", (r"(^|/)MixerBlock_\d+/",)),
+    Stranger("part of an MLP-Mixer (arXiv 2105.01601), whose stem is missing", (r"(^|/)MixerBlock_\d+/",)),
     Stranger("a hybrid ViT of another code (ResNet stem, Transformer), which is not supported", (_STEM, _TRANSFORMER)),
     Stranger("part of a BiT ResNet, whose root is missing", (_STEM,)),
     Stranger("a text tower of big_vision, which is no vision transformer", (r"(^|/)txt/",)),

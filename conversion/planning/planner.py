@@ -157,13 +157,15 @@ def _refuse_pointless(wishes: Wishes, layout: Layout) -> None:
             "a table of relative positions keeps its size here; leave out --resize-to, and give another image_size to "
             "from_pretrained"
         )
-    if layout.origin.has_blocks:
+    family = FAMILIES[layout.origin.family]
+    if family.is_vit:
         return
     if wishes.resize_to is not None:
-        raise UserError("a ResNet has no positions to resample and takes images of any size; leave out --resize-to")
-    if others := _declared_by_people(wishes):
+        why = "takes images of one size" if family.has_tokens else "takes images of any size"
+        raise UserError(f"{family.label} has no positions to resample and {why}; leave out --resize-to")
+    if others := [name for name in _declared_by_people(wishes) if not hasattr(family.config_class, name)]:
         names = ", ".join(DECLARED[name] for name in others)
-        raise UserError(f"a ResNet has no {', '.join(others)}; leave out {names}")
+        raise UserError(f"{family.label} has no {', '.join(others)}; leave out {names}")
 
 
 def _representation(layout: Layout) -> set[str]:
@@ -241,7 +243,7 @@ def _fields(layout: Layout, declared: Declared, wishes: Wishes) -> dict[str, Any
                     f"what lies beside the weights gives {name}={scale[name]!r:.80}; it needs a value for each of the "
                     f"{fields['num_channels']} channels"
                 )
-    if origin.has_blocks and "num_attention_heads" not in fields:
+    if FAMILIES[origin.family].is_vit and "num_attention_heads" not in fields:
         raise UserError(
             f"the weights do not tell the number of heads, and {fields['hidden_size']} channels are no multiple of 64; "
             "declare it with --num-heads, or give the folder with the config.json that lies beside them"

@@ -1,5 +1,6 @@
 """Key tables backwards: from a model's parameters to the arrays of an origin's file."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,17 +38,19 @@ def _sizes(config: Any, state: Mapping[str, torch.Tensor]) -> dict[str, int]:
     patch = config.patch_stride
     if hasattr(config, "stem_patch_size"):
         patch = (config.stem_patch_size, config.stem_patch_size)
+    heads = getattr(config, "num_attention_heads", 1)
     return {
         "P": patch[0],
         "Q": patch[1],
         "C": config.num_channels,
         "D": config.hidden_size,
-        "T": state[POSITION_TABLE].shape[1] if POSITION_TABLE in state else 0,
-        "G": config.num_register_tokens,
-        "A": config.num_attention_heads,
-        "K": config.hidden_size // config.num_attention_heads,
+        "T": state[POSITION_TABLE].shape[1] if POSITION_TABLE in state else math.prod(config.grid),
+        "G": getattr(config, "num_register_tokens", 0),
+        "A": heads,
+        "K": config.hidden_size // heads,
+        "S": getattr(config, "token_intermediate_size", 0),
         "M": config.intermediate_size,
-        "R": config.representation_size or config.hidden_size,
+        "R": getattr(config, "representation_size", None) or config.hidden_size,
         "L": config.num_labels,
         "W": getattr(config, "stem_width", 0),
     }

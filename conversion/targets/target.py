@@ -203,6 +203,8 @@ def _settings(config: PreTrainedConfig) -> dict[str, Any]:
     inherited = {known.name for known in fields(PreTrainedConfig)}  # pyright: ignore[reportArgumentType]
     names = {known.name for known in fields(config)} - inherited - WITHOUT_EFFECT
     settings = {name: getattr(config, name) for name in sorted(names)}
+    if "pooling" not in settings:  # of a Mixer, which has but one way
+        return settings
     if config.has_class_token == (config.pooling == "token"):
         settings["use_class_token"] = None
     if config.num_hidden_groups == config.num_hidden_layers:

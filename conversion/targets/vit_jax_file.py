@@ -7,19 +7,19 @@ import torch
 from transformers.configuration_utils import PreTrainedConfig
 
 from hf_vit.conversion.building.weights import load_weights
-from hf_vit.conversion.origins.google import vit_jax, vit_jax_hybrid
+from hf_vit.conversion.origins.google import mixer, vit_jax, vit_jax_hybrid
 from hf_vit.conversion.planning.planner import plan
 from hf_vit.conversion.readers.npz import NpzReader
 from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Target
 
 FILE = "model.npz"
 
-_TABLES = {"hf_vit": vit_jax.ORIGIN, "hf_hybrid_vit": vit_jax_hybrid.ORIGIN}
+_TABLES = {"hf_vit": vit_jax.ORIGIN, "hf_hybrid_vit": vit_jax_hybrid.ORIGIN, "hf_mixer": mixer.ORIGIN}
 _EXPRESSED = {
     **SIZES,
     "pooling": ("token", "gap"),
     "representation_size": ANY,
-    **dict.fromkeys(("stage_depths", "stem_width", "stem_patch_size"), ANY),
+    **dict.fromkeys(("stage_depths", "stem_width", "stem_patch_size", "token_intermediate_size"), ANY),
 }
 
 
@@ -47,4 +47,6 @@ class VitJaxFile(Target):
 
     def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
         h, w = config.grid
-        return [] if h == w else [f"a patch grid of {h}x{w} (the original reads a table as a square)"]
+        if h == w or config.model_type == "hf_mixer":
+            return []
+        return [f"a patch grid of {h}x{w} (the original reads a table as a square)"]

@@ -18,6 +18,7 @@ TOLERANCE = {
     "plain": {torch.float32: 1e-5, torch.float64: 1e-10},
     "hybrid": {torch.float32: 6e-5, torch.float64: 1e-10},
     "bit": {torch.float32: 6e-5, torch.float64: 1e-10},
+    "mixer": {torch.float32: 1e-5, torch.float64: 1e-10},
 }
 PRECISION = {torch.float32: "float32", torch.float64: "float64"}
 

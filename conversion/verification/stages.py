@@ -20,6 +20,8 @@ def stage_names(plan: Plan) -> list[str]:
     """The stages in the order of the computation."""
     if plan.family == "bit":
         return ["stem", *_resnet_stages(plan.config), "logits_2d", "pooled", "pre_logits", "logits"]
+    if plan.family == "mixer":
+        return ["embedding", *_mixer_stages(plan.config), "pooled", "pre_logits", "logits"]
     blocks = [f"layer_{i}{part}" for i in range(plan.config.num_hidden_layers) for part in ("_attn", "_mlp", "")]
     heads = ("encoded", "pooled", "pre_logits", "logits")
     tables = ("posemb_in", "posemb_out") if plan.config.position_embedding == "learned" else ()
@@ -36,7 +38,7 @@ def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> Stages:
     Raises:
         UserError: the images do not fit the model.
     """
-    run = _run_resnet if plan.family == "bit" else _run_transformer
+    run = {"bit": _run_resnet, "mixer": _run_mixer}.get(plan.family, _run_transformer)
     body = model.base_model
     try:
         with torch.no_grad():
@@ -60,6 +62,11 @@ def _stem_stages(plan: Plan) -> dict[str, str]:
 def _resnet_stages(config: HfBaseConfig) -> dict[str, str]:
     """Stage -> module, for what follows the root; the norm before the head comes with its ReLU still to follow."""
     return _blocks(config, "encoder") | ({"norm_pre_head": "encoder.norm"} if config.pre_activation else {})
+
+
+def _mixer_stages(config: Any) -> dict[str, str]:
+    """Stage -> module, after the patches."""
+    return {f"layer_{i}": f"layers.{i}" for i in range(config.num_hidden_layers)} | {"encoded": "layernorm"}
 
 
 def _run_transformer(model: Any, body: Any, pixel_values: torch.Tensor, plan: Plan) -> Stages:
@@ -94,6 +101,15 @@ def _run_resnet(model: Any, body: Any, pixel_values: torch.Tensor, plan: Plan) -
     stages["logits_2d"] = head(output.last_hidden_state).unflatten(1, grid)
     stages["pooled"] = stages["pre_logits"] = output.pooler_output
     return stages | {"logits": head(output.pooler_output)}
+
+
+def _run_mixer(model: Any, body: Any, pixel_values: torch.Tensor, plan: Plan) -> Stages:
+    watched = {stage: body.get_submodule(name) for stage, name in _mixer_stages(body.config).items()}
+    with _watching({"embedding": body.embeddings.patch_embeddings.projection, **watched}) as stages:
+        output = body(pixel_values)
+    stages["embedding"] = stages["embedding"].permute(0, 2, 3, 1)
+    stages["pooled"] = stages["pre_logits"] = output.pooler_output
+    return stages | {"logits": model.classifier(output.pooler_output) if plan.has_head else output.pooler_output}
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from .models.configuration_hf_axial_resnet import HfAxialResNetConfig
 from .models.configuration_hf_axial_vit import HfAxialViTConfig
 from .models.configuration_hf_bit import HfBitConfig
 from .models.configuration_hf_hybrid_vit import HfHybridViTConfig
+from .models.configuration_hf_mixer import HfMixerConfig
 from .models.configuration_hf_vit import HfViTConfig
 from .models.modeling_hf_axial_resnet import (
     HfAxialResNetBackbone,
@@ -29,6 +30,7 @@ from .models.modeling_hf_hybrid_vit import (
     HfHybridViTForMaskedPatchPrediction,
     HfHybridViTModel,
 )
+from .models.modeling_hf_mixer import HfMixerBackbone, HfMixerForImageClassification, HfMixerModel
 from .models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from .models.pretraining_hf_vit import HfViTForMaskedPatchPrediction
 from .training.finetuning import finetune
@@ -57,6 +59,10 @@ __all__ = [
     "HfHybridViTForImageClassification",
     "HfHybridViTForMaskedPatchPrediction",
     "HfHybridViTModel",
+    "HfMixerBackbone",
+    "HfMixerConfig",
+    "HfMixerForImageClassification",
+    "HfMixerModel",
     "HfViTBackbone",
     "HfViTConfig",
     "HfViTForImageClassification",

@@ -17,6 +17,8 @@ from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
 from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.models.configuration_hf_bit import HfBitConfig
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
+from hf_vit.models.configuration_hf_mixer import HfMixerConfig
+from hf_vit.models.configuration_hf_resnet import HfResNetBaseConfig
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 
 Door = Literal["model", "classification", "masked_prediction", "backbone"]
@@ -55,8 +57,13 @@ class Family:
 
     @property
     def is_vit(self) -> bool:
-        """Whether it is a Vision Transformer, whose `hidden_states` are tokens; the others are ResNets."""
+        """Whether it is a Vision Transformer: it has attention, positions and classes of all doors."""
         return issubclass(self.config_class, HfViTBaseConfig)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether its `hidden_states` are tokens; those of ResNets are maps."""
+        return not issubclass(self.config_class, HfResNetBaseConfig)
 
     @property
     def prefix(self) -> str:
@@ -96,6 +103,9 @@ def _family(name: str, label: str, config_class: type[HfBaseConfig], **not_appli
 _RESNET = {
     "masked_prediction": "a ResNet cuts no patches, so that there is none to mask",
 }
+_MIXER = {
+    "masked_prediction": "an MLP-Mixer has no mask token, it is pre-trained on labels alone",
+}
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
@@ -105,6 +115,7 @@ FAMILIES: Mapping[str, Family] = {
         _family("axial", "An Axial Vision Transformer", HfAxialViTConfig),
         _family("axial_resnet", "A ResNet with axial attention", HfAxialResNetConfig, **_RESNET),
         _family("bit", "A BiT ResNet", HfBitConfig, **_RESNET),
+        _family("mixer", "An MLP-Mixer", HfMixerConfig, **_MIXER),
     )
 }
 

@@ -2,7 +2,7 @@
 
 Sources: B, L, H: arXiv 2010.11929, table 1; Ti, S: arXiv 2106.10270; So400m, g, G, e: arXiv 2106.04560, 2305.13035
 and 2209.06794 with the numbers of the original code's table. Hybrids: 2010.11929 section 3.1 and table 6, 2106.10270.
-BiT: 1912.11370; R50x2 as 2010.11929, table 6. AxialResNet: 2003.07853, section 4.
+BiT: 1912.11370; R50x2 as 2010.11929, table 6. AxialResNet: 2003.07853, section 4. Mixer: 2105.01601, table 1.
 """
 
 import difflib
@@ -62,12 +62,21 @@ RESNETS: dict[str, tuple[str, tuple[int, ...], int]] = {
     **{f"BiT-R152x{factor}": ("bit", (3, 8, 36, 3), 64 * factor) for factor in (2, 4)},
 }
 
+# Size -> layers, width C, widths of the token MLP (D_S) and of the channel MLP (D_C), and the published patches in px.
+MIXERS: dict[str, tuple[int, int, int, int, tuple[int, ...]]] = {
+    "Mixer-S": (8, 512, 256, 2048, (32, 16)),
+    "Mixer-B": (12, 768, 384, 3072, (32, 16)),
+    "Mixer-L": (24, 1024, 512, 4096, (32, 16)),
+    "Mixer-H": (32, 1280, 640, 5120, (14,)),
+}
+
 
 def variant_names() -> list[str]:
     """Every named variant, plain ones first."""
     plain = [f"{size}/{patch}" for size, variant in VARIANTS.items() for patch in variant.patches]
     axial = [f"Axial-{size}/{patch}" for size in AXIAL_SIZES for patch in AXIAL_PATCHES]
-    return [*plain, *HYBRIDS, *axial, *RESNETS]
+    mixers = [f"{size}/{patch}" for size, (*_, patches) in MIXERS.items() for patch in patches]
+    return [*plain, *HYBRIDS, *axial, *RESNETS, *mixers]
 
 
 def looks_like_variant(name: str) -> bool:
@@ -76,9 +85,9 @@ def looks_like_variant(name: str) -> bool:
 
 
 def variant_config(name: str, **overrides: Any) -> HfBaseConfig:
-    """The configuration of a variant such as "B/16", "R50+B/16", "Axial-B/32", "AxialResNet-S" or "BiT-R50x1".
+    """The configuration of a variant: "B/16", "R50+B/16", "Axial-B/32", "AxialResNet-S", "BiT-R50x1", "Mixer-B/16".
 
-    Plain and axial variants take any patch side in px ("Ti/4"); any field may be overridden.
+    Plain and axial variants and Mixers take any patch side in px ("Ti/4"); any field may be overridden.
 
     Raises:
         UserError: there is no such variant; the message names the nearest.
@@ -90,6 +99,11 @@ def variant_config(name: str, **overrides: Any) -> HfBaseConfig:
     if name in RESNETS:
         family, stage_depths, stem_width = RESNETS[name]
         return _config(family, {"stage_depths": stage_depths, "stem_width": stem_width, **overrides})
+    size, _, patch = name.partition("/")
+    if size in MIXERS and patch.isdecimal():
+        layers, width, tokens, channels, _ = MIXERS[size]
+        widths = {"hidden_size": width, "token_intermediate_size": tokens, "intermediate_size": channels}
+        return _config("mixer", {"num_hidden_layers": layers, **widths, "patch_size": int(patch), **overrides})
     match = re.fullmatch(r"(?:ViT-)?(Axial-)?([A-Za-z0-9]+)/(\d+)", name)
     if match is None or match[2] not in VARIANTS:
         nearest = difflib.get_close_matches(name, variant_names(), n=3, cutoff=0.3) or variant_names()

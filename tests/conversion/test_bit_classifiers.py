@@ -167,7 +167,7 @@ def test_misfit_is_named_and_nothing_written(edit, told, arrays, write_npz, tmp_
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"resize_to": (64, 64)}, "a ResNet has no positions to resample"),
+        ({"resize_to": (64, 64)}, "A BiT ResNet has no positions to resample"),
         ({"drop_pre_logits": True}, "no representation layer"),
     ],
 )

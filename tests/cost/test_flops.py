@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from models.families import FAMILIES, RESNETS
+from models.families import FAMILIES, MIXERS, RESNETS
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import ViTConfig
 
@@ -116,6 +116,19 @@ def test_a_stem_by_hand() -> None:
         "convolutions": root + first + second,
         "head": 256 * 3,
     }
+
+
+def test_a_mixer_by_hand() -> None:
+    """2 layers on 4 x 4 patches, 32 wide: an MLP across 16 tokens for every channel, one across channels a token."""
+    width, tokens, across, mlp, layers = 32, 16, 24, 48, 2
+    assert forward_macs(MIXERS["mixer"].config()) == {
+        "patch embeddings": tokens * 3 * 4 * 4 * width,
+        "token MLPs": layers * 2 * width * tokens * across,
+        "MLPs": layers * 2 * tokens * width * mlp,
+        "head": 3 * width,
+    }
+    with pytest.raises(UserError, match="takes no other size"):
+        forward_macs(MIXERS["mixer"].config(), 32)
 
 
 def test_an_axial_resnet_by_hand() -> None:

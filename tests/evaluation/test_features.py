@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 from evaluation.tiny import examine, make_classifier, make_data, make_processor
-from models.families import FAMILIES, RESNETS
+from models.families import FAMILIES, MIXERS, RESNETS
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from transformers import (
@@ -51,9 +51,9 @@ def test_our_resnets_by_block() -> None:
             torch.testing.assert_close(last, found[PRE_LOGITS])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES | MIXERS)
 def test_ours_give_the_pooler_output(family: str) -> None:
-    model = FAMILIES[family].build("classification").eval()
+    model = (FAMILIES | MIXERS)[family].build("classification").eval()
     pixels = torch.randn(2, 3, *_sides(model.config.image_size))
     with torch.no_grad():
         output = model.base_model(pixels, output_hidden_states=True)
@@ -62,7 +62,7 @@ def test_ours_give_the_pooler_output(family: str) -> None:
     assert list(found)[-1] == PRE_LOGITS
     assert len(found) == len(output.hidden_states) + 1
     token = class_token(model)
-    assert (token is None) == (family == "axial")
+    assert (token is None) == (family in ("axial", "mixer"))
     for features, hidden in zip(found.values(), output.hidden_states[:-1], strict=False):
         torch.testing.assert_close(features, hidden.mean(dim=1) if token is None else hidden[:, 0])
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from models.families import FAMILIES, RESNETS, Family
+from models.families import FAMILIES, OTHERS, Family
 from torch import nn
 
 import hf_vit
 from hf_vit.inference.packing import PackedDense
 
-OTHER_FAMILIES = RESNETS
+OTHER_FAMILIES = OTHERS
 
 REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     "train": (lambda model: model.train(), "cannot be trained; load the model again"),
@@ -137,7 +137,7 @@ KERNELS = {"hybrid": "vit.embeddings.patch_embeddings.projection", "axial_resnet
 @torch.no_grad()
 def test_a_kernel_without_values_gives_no_numbers(name: str, part: str):
     """torch's own parts can be moved, and torch takes what is in memory for a kernel on the meta device."""
-    family = (FAMILIES | RESNETS)[name]
+    family = (FAMILIES | OTHERS)[name]
     model = hf_vit.optimize_for_inference(family.build("classification"))
     model.get_submodule(part).to("meta")
     with pytest.raises(ValueError, match="without values"):

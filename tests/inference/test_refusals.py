@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from models.families import FAMILIES, RESNETS, Family, tensors_of
+from models.families import FAMILIES, OTHERS, Family, tensors_of
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -14,7 +14,7 @@ import hf_vit
 from hf_vit.inference import optimize
 from hf_vit.models.modeling_hf_vit import HfViTLayer
 
-OTHER_FAMILIES = RESNETS
+OTHER_FAMILIES = OTHERS
 PLAIN = FAMILIES["plain"]
 
 

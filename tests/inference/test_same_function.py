@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from models.families import FAMILIES, RESNETS, Family, pad, tensors_of
+from models.families import FAMILIES, OTHERS, Family, pad, tensors_of
 
 import hf_vit
 from hf_vit.inference import optimize
@@ -13,7 +13,7 @@ from hf_vit.inference.packing import PackedDense
 from hf_vit.models.modeling_hf_vit import HfViTPooler
 from hf_vit.rewriting.convolutions import StandardizedConv2d
 
-OTHER_FAMILIES = RESNETS
+OTHER_FAMILIES = OTHERS
 
 
 @torch.no_grad()

@@ -183,6 +183,7 @@ class Family:
         choices: name -> config overrides; every test over choices runs for each.
         attentions_of: a layer's map, or a token mask, as its attention modules see it: a list, one entry a module.
         any_size: images of any size fit (SAME padding).
+        one_size: images of the nominal size alone fit; any other grid that is asked for is that one.
         sizes: what `tiny` overrides.
     """
 
@@ -191,6 +192,7 @@ class Family:
     choices: dict[str, dict[str, Any]] = field(default_factory=dict)
     attentions_of: Callable[[Any, Grid], list[Any]] = whole
     any_size: bool = False
+    one_size: bool = False
     sizes: dict[str, Any] = field(default_factory=lambda: TINY)
 
     @property
@@ -231,6 +233,7 @@ class Family:
         self, config: Any, batch: int = 2, grid: tuple[int, int] | None = None, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
         """[B, C, H, W] with values in [-1, 1]; `grid` in patches, by default the nominal one."""
+        grid = None if self.one_size else grid
         (h, w), (stride_h, stride_w) = grid or config.grid, config.patch_stride
         generator = torch.Generator().manual_seed(1)
         images = torch.rand(batch, config.num_channels, h * stride_h, w * stride_w, generator=generator) * 2 - 1
@@ -278,7 +281,6 @@ FAMILIES = {
     ),
 }
 
-# No Vision Transformers: of the contract, what any model keeps. A test module asks for them by `OTHER_FAMILIES`.
 RESNETS = {
     "axial_resnet": Family(
         name="axial_resnet",
@@ -305,10 +307,31 @@ RESNETS = {
     ),
 }
 
+MIXERS = {
+    "mixer": Family(
+        name="mixer",
+        tiny={"patch_size": 4},
+        choices={
+            "default": {},
+            "exact_gelu": {"hidden_act": "gelu"},
+            "no_labels": {"num_labels": 0},
+            "rectangular_patch": {"image_size": (12, 16), "patch_size": (3, 4), "num_channels": 1},
+        },
+        one_size=True,
+        sizes={
+            **{name: size for name, size in TINY.items() if name != "num_attention_heads"},
+            "token_intermediate_size": 24,
+        },
+    ),
+}
+
+# No Vision Transformers: of the contract, what any model keeps. A test module asks for them by `OTHER_FAMILIES`.
+OTHERS = RESNETS | MIXERS
+
 
 @functools.cache
 def built_once(name: str, head: str, choice: str, dtype: torch.dtype) -> Any:
-    return (FAMILIES | RESNETS)[name].build(head, choice, dtype=dtype)
+    return (FAMILIES | OTHERS)[name].build(head, choice, dtype=dtype)
 
 
 # The shared models that the test in progress has asked for, as they were.

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from models.families import FAMILIES, HEADS, RESNETS, Family, tensors_of
+from models.families import FAMILIES, HEADS, OTHERS, Family, tensors_of
 
-OTHER_FAMILIES = RESNETS
-ALL_FAMILIES = FAMILIES | RESNETS
+OTHER_FAMILIES = OTHERS
+ALL_FAMILIES = FAMILIES | OTHERS
 KEYS = Path(__file__).parent / "state_dict_keys.json"
 
 
@@ -114,6 +114,9 @@ def test_another_number_of_labels(family: Family, tmp_path: Path):
 def test_another_size_by_keyword_and_by_config(family: Family, tmp_path: Path):
     model = family.build("classification", dtype=torch.float64)
     model.save_pretrained(tmp_path)
+    if family.one_size:
+        refuses_another_size(model, tmp_path)
+        return
     (stride_h, stride_w), loader = model.config.patch_stride, family.classes["classification"]
     size, images = (5 * stride_h, 6 * stride_w), family.images(model.config, grid=(5, 6), dtype=torch.float64)
     by_keyword = loader.from_pretrained(tmp_path, image_size=size)
@@ -129,6 +132,30 @@ def test_another_size_by_keyword_and_by_config(family: Family, tmp_path: Path):
     again = loader.from_pretrained(tmp_path / "resized")
     assert again.config.grid == (5, 6)
     assert_same_bits(again(images), by_auto(images))
+
+
+def refuses_another_size(model, folder: Path) -> None:
+    """In one line, by every way; the size that it has is none."""
+    loader, height, width = type(model), *model.config.nominal_size
+    assert_same_bits_of(loader.from_pretrained(folder, image_size=[height, width]), model)
+    config = model.config_class.from_pretrained(folder, image_size=2 * height)
+    for attempt in (
+        lambda: loader.from_pretrained(folder, image_size=2 * height),
+        lambda: loader.from_pretrained(folder, patch_size=2),
+        lambda: loader.from_pretrained(folder, config=config),
+        lambda: model.resize_to(image_size=(height, 2 * width)),
+    ):
+        with pytest.raises(ValueError, match="cannot be resized: its token MLP has a weight for every patch") as error:
+            attempt()
+        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="takes no other size"):
+        model(torch.zeros(1, model.config.num_channels, 2 * height, width))
+
+
+def assert_same_bits_of(given: torch.nn.Module, wanted: torch.nn.Module) -> None:
+    left, right = given.state_dict(), wanted.state_dict()
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_state_dict_keys_are_frozen():

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from models.families import FAMILIES, HEADS, RESNETS, Family
+from models.families import FAMILIES, HEADS, OTHERS, Family
 
 import hf_vit.models
 
-OTHER_FAMILIES = RESNETS
+OTHER_FAMILIES = OTHERS
 MODELS = Path(hf_vit.models.__file__).parent
 VIT = {
     *("configuration_hf_base", "configuration_hf_vit", "pretrained_hf_vit", "embeddings_hf_vit", "positions_hf_vit"),
@@ -32,6 +32,9 @@ TRAVELLING = {
     },
     "axial_resnet": {*RESNET, "configuration_hf_axial_resnet", "modeling_hf_axial_resnet"},
     "bit": {*RESNET, "configuration_hf_bit", "modeling_hf_bit", "resnet_hf_vit"},
+    "mixer": {
+        *("configuration_hf_base", "configuration_hf_mixer", "pretrained_hf_vit", "modeling_hf_mixer", "loss_hf_vit"),
+    },
 }
 
 
@@ -48,8 +51,8 @@ def test_everything_in_models_travels():
     assert set().union(*TRAVELLING.values()) == {path.stem for path in MODELS.glob("*.py")} - {"__init__"}
 
 
-def test_no_parameter_of_a_resnet_is_a_vits():
-    for family in RESNETS.values():
+def test_no_parameter_of_another_family_is_a_vits():
+    for family in OTHERS.values():
         for head in family.classes:
             assert not [name for name in family.build(head).state_dict() if "vit" in name]
 
@@ -83,9 +86,9 @@ def test_a_forward_pass_needs_four_files():
         assert entered <= {"modeling_hf_vit", "embeddings_hf_vit", "positions_hf_vit", "configuration_hf_vit"}, choice
 
 
-@pytest.mark.parametrize("name", ["hybrid", "axial", "axial_resnet", "bit"])
+@pytest.mark.parametrize("name", ["hybrid", "axial", "axial_resnet", "bit", "mixer"])
 def test_the_other_families_need_two_more(name: str):
-    family = (FAMILIES | RESNETS)[name]
+    family = (FAMILIES | OTHERS)[name]
     model = family.shared("model")
     assert len(files_that_run(model, pixel_values=family.images(model.config))) <= 6
 

@@ -8,7 +8,7 @@ import torch
 
 import hf_vit
 from hf_vit import VARIANTS, UserError, variant_config
-from hf_vit.variants import HYBRIDS, RESNETS, variant_names
+from hf_vit.variants import HYBRIDS, variant_names
 
 CLASSES = {
     "hf_vit": (hf_vit.HfViTModel, hf_vit.HfViTForImageClassification),
@@ -105,7 +105,9 @@ def formula(name: str) -> int:
     return patches + width + (side * side + 1) * width + layers * block(width, mlp) + 2 * width
 
 
-@pytest.mark.parametrize("name", [name for name in variant_names() if name not in RESNETS])
+@pytest.mark.parametrize(
+    "name", [name for name in variant_names() if not name.startswith(("AxialResNet", "BiT", "Mixer"))]
+)
 def test_count_is_the_formulas(name: str):
     assert count(name) == formula(name)
 
@@ -133,6 +135,29 @@ def test_so400m_with_attention_pooling_is_timms():
     assert count("So400m/14", pooling="map") == sum(parameter.numel() for parameter in theirs.parameters())
 
 
+# Millions without a head: arXiv 2105.01601, table 1.
+MIXERS = {
+    "Mixer-S/32": 19, "Mixer-S/16": 18, "Mixer-B/32": 60, "Mixer-B/16": 59, "Mixer-L/32": 206, "Mixer-L/16": 207,
+    "Mixer-H/14": 431,
+}  # fmt: skip
+
+
+def test_every_mixer_of_the_paper_has_its_count():
+    assert {name for name in variant_names() if name.startswith("Mixer")} == set(MIXERS)
+    for name, millions in MIXERS.items():
+        with torch.device("meta"):
+            model = hf_vit.HfMixerModel(variant_config(name))
+        assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.5)
+
+
+@pytest.mark.parametrize("name", ["S/32", "S/16", "B/32", "B/16", "L/32", "L/16"])
+def test_a_mixer_is_timms(name: str):
+    with torch.device("meta"):
+        theirs = timm.create_model(f"mixer_{name.replace('/', '').lower()}_224")
+        ours = hf_vit.HfMixerForImageClassification(variant_config(f"Mixer-{name}", num_labels=1000))
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
+
+
 def test_every_size_of_the_papers_is_there():
     assert set(PAPERS) == set(VARIANTS)
     for size, (layers, width, mlp, heads) in PAPERS.items():
@@ -158,6 +183,7 @@ def test_overrides_and_free_patch_sizes():
         ("XL/16", "L/16"),
         ("r50+b/16", "R50+B/16"),
         ("R50+B/32", "R26+B/32"),
+        ("Mixer-XL/16", "Mixer-L/16"),
         ("", "B/16"),
     ],
 )

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import transformers
 from loopback.client import Client, Loopback
-from models.families import FAMILIES, HEADS, RESNETS, Family
+from models.families import FAMILIES, HEADS, OTHERS, Family
 from models.jobs import load, outputs_of
 from safetensors.torch import save_file
 
-ALL_FAMILIES = FAMILIES | RESNETS
+ALL_FAMILIES = FAMILIES | OTHERS
 CASES = [
     *((family, head, "default") for family in ALL_FAMILIES for head in ALL_FAMILIES[family].classes),
     # Those that need code which the default does not run.
@@ -76,7 +76,9 @@ def test_from_a_folder(saved: Path, stranger: Client, tmp_path: Path) -> None:
 
 def test_from_a_hub(saved: Path, hub: Loopback, stranger: Client, tmp_path: Path) -> None:
     """As from a folder; the code that the loaded head does not import is fetched from the Hub when it is saved."""
-    heads = dict(zip(ALL_FAMILIES, ("model", "classification", "backbone", "model", "classification"), strict=True))
+    heads = dict(
+        zip(ALL_FAMILIES, ("model", "classification", "backbone", "model", "classification", "model"), strict=True)
+    )
     stranger.run(
         "models.jobs:upload", folders={f"alice/{n}": str(saved / f"{n}-{h}-default") for n, h in heads.items()}
     )

@@ -18,6 +18,7 @@ import torch
 from hybrid.reference import stem_shapes
 from originals.big_vision import as_tower, class_token_apart, stacked, with_map_head
 from originals.bit_paper import as_big_transfer, make_resnet_v2
+from originals.mixer import make_mixer, mixer_of_timm
 from originals.open_clip import both_towers, open_clip_tower
 from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, vit_hybrid_parts
 
@@ -249,6 +250,7 @@ CASES = {
     "bit into a stem": Case(resnet, run=stem_filled),
     "bit_paper": Case(lambda make: make_resnet_v2(depths=(1,), labels=4)),
     "bit_paper of big_transfer": Case(lambda make: as_big_transfer(make_resnet_v2(depths=(1,), labels=4), True)),
+    "mixer": Case(lambda make: make_mixer(prefix="params/"), silent={"params/stem/kernel": PATCH}),
     "transformers_vit": of_transformers_with_files(
         "ViTForImageClassification", PIXELS | {"image_processor_type": "ViTImageProcessor", "size": SQUARE}
     ),
@@ -282,6 +284,7 @@ CASES = {
     ),
     "timm_vit of CLIP": of_torch(lambda: of_timm("vit_base_patch16_clip_224", embed_dim=64, num_heads=1)),
     "timm_hybrid": of_torch(hybrid_of_timm),
+    "timm_mixer": of_torch(mixer_of_timm),
     "mae": encoder(**{"mask_token": np.ones((1, 1, 64), "f4"), "decoder_embed.weight": np.ones((8, 64), "f4")}),
     "dino": encoder("teacher.backbone."),
     "dino of DINOv2": dinov2_in_chunks(),

@@ -53,7 +53,7 @@ def names(shapes: Mapping[str, Shape]) -> KeyNames:
     return KeyNames(weights, ignored, lambda name: prefix + name)
 
 
-def only_prefix(shapes: Mapping[str, Shape], root: str) -> str:
+def only_prefix(shapes: Mapping[str, Shape], root: str, networks: str = "ResNets") -> str:
     """The prefix under which the file has a network.
 
     Raises:
@@ -61,7 +61,7 @@ def only_prefix(shapes: Mapping[str, Shape], root: str) -> str:
     """
     found = [prefix for prefix in vit_jax.PREFIXES if f"{prefix}{root}" in shapes]
     if len(found) != 1:
-        raise UserError(f"the file holds {len(found)} ResNets, under {found}; exactly one is needed")
+        raise UserError(f"the file holds {len(found)} {networks}, under {found}; exactly one is needed")
     return found[0]
 
 

@@ -30,6 +30,7 @@ _PARTS = {
     "pooling": r"\.pooler\b",
     "attention projections": r"\.[qkvo]_proj$",
     "attention": r"\.(attention|row|column)$",
+    "token MLPs": r"\.token_mlp\b",
     "MLPs": r"\.mlp\b",
     "feature pyramid": r"\.pyramid\b",
     "head": r"\.\w*(classifier|prediction_head)\b",

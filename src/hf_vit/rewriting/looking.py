@@ -6,6 +6,7 @@ from torch import nn
 from hf_vit.errors import UserError
 from hf_vit.models.embeddings_hf_vit import HfViTPatchEmbeddings
 from hf_vit.models.modeling_hf_axial_resnet import DenseNorm
+from hf_vit.models.modeling_hf_mixer import HfMixerMLP
 from hf_vit.models.modeling_hf_vit import (
     AttentionPooling,
     HfViTAttention,
@@ -37,6 +38,7 @@ _PARTS: dict[type[nn.Module], _Kinds] = {
     HfViTPatchEmbeddings: {"projection": nn.Conv2d},
     AttentionPooling: {"attention": nn.ModuleDict, "mlp": HfViTMLP},
     nn.ModuleDict: _LINEARS,  # of the pooling's attention
+    HfMixerMLP: {"fc1": nn.Linear, "fc2": nn.Linear},
     DenseNorm: {"dense": nn.Linear, "norm": nn.BatchNorm1d},
 }
 # Where a class comes from -> what to do first. No library is imported to know its classes.

@@ -9,17 +9,19 @@ from torch import nn
 
 from hf_vit.models.embeddings_hf_vit import HfViTPatchEmbeddings
 from hf_vit.models.modeling_hf_axial_resnet import DenseNorm
+from hf_vit.models.modeling_hf_mixer import HfMixerMLP
 from hf_vit.models.modeling_hf_vit import AttentionPooling, HfViTBaseForImageClassification, HfViTLayer
 from hf_vit.models.resnet_hf_vit import StdConv2d
 from hf_vit.rewriting.convolutions import StandardizedConv2d, dense_of_norm
 from hf_vit.rewriting.heads import num_read_tokens, only_for_head
-from hf_vit.rewriting.transformer import FusedLayer, PatchProduct, fused_pooling
+from hf_vit.rewriting.transformer import FusedLayer, PatchProduct, fused_mixer_mlp, fused_pooling
 
 # By exact types; what stands for a module stands for its parts too.
 REPLACEMENTS: dict[type[nn.Module], Callable[[Any, torch.dtype], nn.Module]] = {
     HfViTLayer: FusedLayer.of,
     HfViTPatchEmbeddings: PatchProduct,
     AttentionPooling: fused_pooling,
+    HfMixerMLP: fused_mixer_mlp,
     StdConv2d: StandardizedConv2d.of,
     DenseNorm: dense_of_norm,
 }

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from hf_vit.models.embeddings_hf_vit import HfViTPatchEmbeddings
+from hf_vit.models.modeling_hf_mixer import HfMixerMLP
 from hf_vit.models.modeling_hf_vit import (
     AttentionPooling,
     HfViTAttention,
@@ -90,9 +91,12 @@ class FusedAttention(HfViTAttention, Merged):
 
 @final
 class FusedMLP(Merged):
-    """`HfViTMLP` in evaluation, [.., D] -> [.., D]; a GELU belongs to the first product, the residual to the second."""
+    """`HfViTMLP` or `HfMixerMLP` in evaluation, [.., D] -> [.., D].
 
-    def __init__(self, mlp: HfViTMLP, scale: HfViTLayerScale | None, dtype: torch.dtype) -> None:
+    A GELU belongs to the first product, the residual to the second.
+    """
+
+    def __init__(self, mlp: HfViTMLP | HfMixerMLP, scale: HfViTLayerScale | None, dtype: torch.dtype) -> None:
         super().__init__()
         self.fc1, self.fc2 = dense_of(mlp.fc1, dtype), dense_of(mlp.fc2, dtype, scale)
         self.fc1.approximate = _GELUS.get(type(mlp.activation_fn))
@@ -115,6 +119,11 @@ class FusedSwiGLU(Merged):
     def forward(self, hidden_states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         gate, values = self.gate_up(hidden_states).chunk(2, dim=-1)
         return self.down_proj(F.silu(gate) * values, residual)
+
+
+def fused_mixer_mlp(mlp: HfMixerMLP, dtype: torch.dtype) -> FusedMLP:
+    """One of the two MLPs of a Mixer's block, which adds no residual itself."""
+    return FusedMLP(mlp, None, dtype)
 
 
 FUSED_MLPS: dict[type[nn.Module], Callable[..., nn.Module]] = {HfViTMLP: FusedMLP, HfViTSwiGLU: FusedSwiGLU}

@@ -37,20 +37,16 @@ class Shape:
     def config(self, **fields: Any) -> HfViTBaseConfig:
         config = self.any_config(**fields)
         if not isinstance(config, HfViTBaseConfig):
-            raise UserError(f"{self.variant} is a ResNet, which has no such peer; give a size like S/16")
+            raise UserError(f"{self.variant} is no Vision Transformer and has no such peer; give a size like S/16")
         return config
 
     def any_config(self, **fields: Any) -> HfBaseConfig:
-        """The same, of a ResNet too."""
+        """The same, of any family."""
         return variant_config(self.variant, image_size=self.image_size, num_labels=NUM_LABELS, **fields)
 
     @property
     def is_plain(self) -> bool:
         return type(self.any_config()) is HfViTConfig
-
-    @property
-    def is_resnet(self) -> bool:
-        return not isinstance(self.any_config(), HfViTBaseConfig)
 
     def images(self, batch: int, dtype: torch.dtype, device: str) -> torch.Tensor:
         """[B, 3, H, W] of noise."""
@@ -119,9 +115,9 @@ class MatrixProducts(nn.Module):
 
 
 def _hf_vit(shape: Shape, attention: str = "sdpa", **fields: Any) -> nn.Module:
-    config = shape.any_config() if shape.is_resnet else shape.config(**fields)
-    family: Any = family_of(config.model_type)
-    how = {} if shape.is_resnet else {"attn_implementation": attention}
+    family: Any = family_of(shape.any_config().model_type)
+    config = shape.any_config(**{name: value for name, value in fields.items() if hasattr(family.config_class, name)})
+    how = {"attn_implementation": attention} if family.is_vit else {}
     return Logits(family.classes["classification"]._from_config(config, **how))
 
 
@@ -137,10 +133,12 @@ def _timm(shape: Shape) -> nn.Module:
 
     if shape.variant in _TIMM_HYBRIDS:
         return timm.create_model(_TIMM_HYBRIDS[shape.variant], img_size=shape.image_size)
-    if shape.is_resnet:
+    if shape.variant.startswith("BiT-"):
         return timm.create_model(_timm_bit(shape.variant), num_classes=NUM_LABELS)
-    config = shape.config()
     options: dict[str, Any] = {"img_size": shape.image_size, "num_classes": NUM_LABELS}
+    if shape.variant.startswith("Mixer-"):
+        return timm.create_model(_timm_mixer(shape.variant), **options)
+    config = shape.config()
     if config.hidden_size not in _TIMM_WIDTHS:  # a shape of no name: any of its ViTs with these sizes
         sizes = {"embed_dim": config.hidden_size, "depth": config.num_hidden_layers, "patch_size": config.patch_size}
         return timm.models.VisionTransformer(**options, **sizes, num_heads=config.num_attention_heads)  # pyright: ignore
@@ -151,6 +149,11 @@ def _timm(shape: Shape) -> nn.Module:
 def _timm_bit(variant: str) -> str:
     """BiT-R50x1 -> resnetv2_50x1_bit."""
     return f"resnetv2_{variant.removeprefix('BiT-R')}_bit"
+
+
+def _timm_mixer(variant: str) -> str:
+    """Mixer-B/16 -> mixer_b16_224."""
+    return f"{variant.replace('Mixer-', 'mixer_').replace('/', '').lower()}_224"
 
 
 def _vit_pytorch(shape: Shape) -> nn.Module:
@@ -203,9 +206,13 @@ def obstacle(name: str, shape: Shape, training: bool) -> str | None:
         return "it is for inference"
     if training and name == PRODUCTS:
         return "it has no training step"
-    if shape.is_resnet and plain in ("hf_vit eager", "hf_vit flash", "hf_vit tanh"):
-        return "a ResNet has neither kinds of attention nor a GELU"
-    has_timm = shape.variant in _TIMM_HYBRIDS or shape.variant.startswith("BiT-")
+    config = shape.any_config()
+    if plain in ("hf_vit eager", "hf_vit flash") and not isinstance(config, HfViTBaseConfig):
+        return f"{shape.variant} has no attention"
+    if plain == "hf_vit tanh" and not hasattr(config, "hidden_act"):
+        return f"{shape.variant} has no GELU"
+    mixer = shape.variant.startswith("Mixer-") and shape.variant != "Mixer-H/14"
+    has_timm = shape.variant in _TIMM_HYBRIDS or shape.variant.startswith("BiT-") or mixer
     if not shape.is_plain and plain in (PRODUCTS, *PEERS) and not (plain == "timm" and has_timm):
         return f"{plain} has no {shape.variant}"
     return None

@@ -229,6 +229,8 @@ def _build(
             auto_class: Any = getattr(transformers, AUTO_CLASSES[door])
             return auto_class.from_config(config, dtype=torch.float32)
         config = type(source.config).from_dict({**source.config.to_dict(), **changes})
+        if image_size is not None:
+            config.grid_of(*image_size)  # an MLP-Mixer takes one size
         return _load(source, model_class, config, side, new)
     except StrictDataclassError as error:
         raise UserError(f"{source.name}: {strict_reason(error)}") from error

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from models.families import FAMILIES, RESNETS, Family, randomise
+from models.families import FAMILIES, OTHERS, Family, randomise
 from torch import nn
 from transformers import ViTConfig, ViTForImageClassification, ViTForMaskedImageModeling, ViTModel
 from transformers.initialization import no_init_weights
@@ -51,7 +51,7 @@ def _with_stride(config: Any) -> Any:
 
 
 TRANSFORMERS = TransformersFamily("transformers", {"patch_size": 4}, {"default": {}})
-ALL = {**FAMILIES, **RESNETS, "transformers": TRANSFORMERS}
+ALL = {**FAMILIES, **OTHERS, "transformers": TRANSFORMERS}
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Subject:
 
     @property
     def is_vit(self) -> bool:
-        return self.family not in RESNETS
+        return self.family not in OTHERS
 
     @property
     def is_quantised(self) -> bool:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_vit.analysis.analyses.analysis import Analysis, Arrays, ArraySpec, Context
-from hf_vit.analysis.reading.token_layout import OURS, PREFIX_TOKENS, encoder_of
+from hf_vit.analysis.reading.token_layout import OUR_VITS, PREFIX_TOKENS, encoder_of
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.results.figures import new_figure
 
@@ -38,7 +38,7 @@ def patch_positions(model: nn.Module) -> torch.Tensor | None:
     config: Any = getattr(encoder, "config", None)
     kind = getattr(config, "model_type", None)
     with torch.no_grad():
-        if kind in OURS:
+        if kind in OUR_VITS:
             table, _ = encoder.embeddings.position_table(config.grid, like=next(encoder.parameters()))
             return None if table is None else table[0].unflatten(0, config.grid)
         if kind not in PREFIX_TOKENS:

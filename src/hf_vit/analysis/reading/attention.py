@@ -9,17 +9,17 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from hf_vit.analysis.reading.token_layout import KNOWN, OURS, TokenLayout, encoder_of, kind_of
+from hf_vit.analysis.reading.token_layout import OUR_VITS, PREFIX_TOKENS, TokenLayout, encoder_of, kind_of
 from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_vit import AttentionMaps, attention_probabilities
 
 
 def attention_obstacle(model: nn.Module) -> str | None:
     """Why the attention of a model cannot be read; None if it can."""
-    kind = kind_of(model)
-    if kind in KNOWN:
+    kind, known = kind_of(model), (*OUR_VITS, *PREFIX_TOKENS)
+    if kind in known:
         return None
-    return f"it reads attention maps, which it knows how to find in {', '.join(KNOWN)}, not in {kind}"
+    return f"it reads attention maps, which it knows how to find in {', '.join(known)}, not in {kind}"
 
 
 @final
@@ -46,7 +46,7 @@ class AttentionReader:
         config = self.layout.config
         self.is_axial = config.model_type == "hf_axial_vit"
         self.num_layers, self.num_heads = int(config.num_hidden_layers), int(config.num_attention_heads)
-        self._probabilities = _our_probabilities if config.model_type in OURS else _their_probabilities
+        self._probabilities = _our_probabilities if config.model_type in OUR_VITS else _their_probabilities
 
     def read(self, pixel_values: torch.Tensor, receive: Callable[[int, AttentionMaps], None]) -> None:
         """Run the encoder on [B, C, H, W]; `receive(layer, maps)` gets every layer's map, first layer first."""

@@ -18,7 +18,7 @@ from hf_vit.subjects.layers import layers_of, watch_layers
 _RESNET_LAYERS = r"layer\d\.\d+"  # timm's and torchvision's
 # Families whose layers give maps: ours, and transformers'.
 _RESNETS = (
-    *(family.model_type for family in FAMILIES.values() if not family.is_vit),
+    *(family.model_type for family in FAMILIES.values() if not family.has_tokens),
     *("resnet", "bit", "regnet", "convnext"),
 )
 
@@ -36,7 +36,7 @@ def feature_obstacle(model: nn.Module) -> str | None:
 class FeatureReader:
     """Reads the feature map [B, D, h, w] of every depth from one ordinary forward.
 
-    Depth 0 of a vision transformer is its embeddings (a hybrid's stem included), the others are its layers, patches
+    Depth 0 of a model of tokens is its embeddings (a hybrid's stem included), the others are its layers, patches
     alone; of a ResNet they are its blocks.
     """
 

@@ -1,4 +1,4 @@
-"""Where a vision transformer keeps its patches, told apart by family: grid, patch side, prefix tokens.
+"""Where a model of tokens keeps its patches, told apart by family: grid, patch side, prefix tokens.
 
 Legend: B batch, N tokens, h x w patch grid.
 """
@@ -13,7 +13,8 @@ from hf_vit.families import FAMILIES
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.modeling_hf_vit import class_token_index, patch_token_slice
 
-OURS = tuple(family.model_type for family in FAMILIES.values() if family.is_vit)
+OURS = tuple(family.model_type for family in FAMILIES.values() if family.has_tokens)
+OUR_VITS = tuple(family.model_type for family in FAMILIES.values() if family.is_vit)
 # transformers' families -> tokens before the patches: class, distillation, registers. The class token is the first.
 PREFIX_TOKENS: dict[str, Callable[[Any], int]] = {
     "vit": lambda config: 1,
@@ -51,8 +52,9 @@ class TokenLayout:
         self.class_token: int | None = 0
         if config.model_type in OURS:
             self.patch_px: tuple[int, int] = config.patch_stride
-            self.patch_tokens = patch_token_slice(config)
-            self.class_token = class_token_index(config) if config.has_class_token else None
+            attends = config.model_type in OUR_VITS  # the tokens of a Mixer are its patches
+            self.patch_tokens = patch_token_slice(config) if attends else slice(None)
+            self.class_token = class_token_index(config) if attends and config.has_class_token else None
             self._grid_of = config.grid_of
         else:
             self.patch_px = as_pair(config.patch_size)

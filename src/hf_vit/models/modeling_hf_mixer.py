@@ -1,0 +1,244 @@
+"""The MLP-Mixer, downward: patches, MLP, block, the bare model, classifier and backbone.
+
+Legend: B batch, C channels, H x W px, h x w patch grid, N tokens (one a patch), D hidden size, K labels.
+Sources: Tolstikhin et al., arXiv 2105.01601 (section 2, table 1); stochastic depth 1603.09382. The original JAX code
+(vit_jax/models_mixer.py) fixes what the paper leaves open (tanh GELU, eps 1e-6, initialisation).
+"""
+
+import copy
+from collections.abc import Iterable
+from typing import Any, ClassVar, Unpack
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.backbone_utils import filter_output_hidden_states
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_hf_mixer import HfMixerConfig
+from .loss_hf_vit import classifier_loss
+from .pretrained_hf_vit import HfBaseBackbone, HfPreTrainedModel, lecun_normal_
+
+
+class HfMixerPatchEmbeddings(nn.Module):
+    """Cut an image into patches and project each: [B, C, H, W] -> [B, N, D], row by row."""
+
+    def __init__(self, config: HfMixerConfig) -> None:
+        super().__init__()
+        patch = config.patch_stride
+        self.projection = nn.Conv2d(config.num_channels, config.hidden_size, patch, stride=patch)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.projection(pixel_values.to(self.projection.weight.dtype)).flatten(2).transpose(1, 2)
+
+
+class HfMixerEmbeddings(nn.Module):
+    """Images of the one size that the model takes, to tokens: [B, C, H, W] -> [B, N, D]; there are no positions."""
+
+    def __init__(self, config: HfMixerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.patch_embeddings = HfMixerPatchEmbeddings(config)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        self.check(pixel_values)
+        return self.patch_embeddings(pixel_values)
+
+    def check(self, pixel_values: torch.Tensor) -> None:
+        """Raise a ValueError for what is no batch of images of the model's one size, or without weights."""
+        if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
+            raise ValueError(
+                f"pixel_values of shape {tuple(pixel_values.shape)}; "
+                f"the model needs [B, {self.config.num_channels}, H, W]"
+            )
+        if not pixel_values.is_floating_point():
+            raise ValueError(
+                f"pixel_values are {pixel_values.dtype}; the model needs normalised floats: use the image processor"
+            )
+        self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
+        if self.patch_embeddings.projection.weight.is_meta and not pixel_values.is_meta:
+            # torch takes what is in memory for a kernel without values.
+            raise ValueError("a weight is on the meta device, without values; load all of the model's weights first")
+
+
+class HfMixerMLP(nn.Module):
+    """Two dense layers with an activation between, across the last axis: [.., width] -> [.., width]."""
+
+    def __init__(self, width: int, intermediate_size: int, hidden_act: str) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, intermediate_size)
+        self.activation_fn = ACT2FN[hidden_act]
+        self.fc2 = nn.Linear(intermediate_size, width)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.fc2(self.activation_fn(self.fc1(hidden_states)))
+
+    def init_weights(self) -> None:
+        for dense in (self.fc1, self.fc2):
+            lecun_normal_(dense.weight)
+
+
+class HfMixerLayer(GradientCheckpointingLayer):
+    """Pre-norm block: an MLP across the tokens, then one across the channels, each with a residual.
+
+    [B, N, D] -> [B, N, D]; the token MLP is the same for every channel, the other for every token (equation 1).
+    """
+
+    def __init__(self, config: HfMixerConfig, drop_path_rate: float) -> None:
+        super().__init__()
+        h, w = config.grid
+        self.layernorm_before = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.token_mlp = HfMixerMLP(h * w, config.token_intermediate_size, config.hidden_act)
+        self.layernorm_after = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp = HfMixerMLP(config.hidden_size, config.intermediate_size, config.hidden_act)
+        self.drop_path_rate = drop_path_rate
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        mixed = self.token_mlp(self.layernorm_before(hidden_states).transpose(1, 2)).transpose(1, 2)
+        hidden_states = self.add(hidden_states, mixed)
+        return self.add(hidden_states, self.mlp(self.layernorm_after(hidden_states)))
+
+    def add(self, hidden_states: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
+        """The sum; in training a branch is dropped for a whole image at the block's rate, and keeps its expectation."""
+        if self.training and self.drop_path_rate:
+            keep = torch.empty(branch.shape[0], 1, 1, device=branch.device, dtype=branch.dtype)
+            branch = branch * keep.bernoulli_(1.0 - self.drop_path_rate) / (1.0 - self.drop_path_rate)
+        return hidden_states + branch
+
+
+class HfMixerPreTrainedModel(HfPreTrainedModel):
+    """Abstract: what transformers is told of every model with these blocks, and that all are of one size."""
+
+    config: HfMixerConfig
+    config_class: ClassVar[type] = HfMixerConfig
+    base_model_prefix = "mixer"
+    supports_gradient_checkpointing = True
+    _no_split_modules: ClassVar[list[str]] = ["HfMixerEmbeddings", "HfMixerLayer"]
+    _input_embed_layer = "patch_embeddings"
+    _can_compile_fullgraph = True
+    _can_record_outputs: ClassVar[dict[str, Any]] = {"hidden_states": HfMixerLayer}
+
+    def resize_to(
+        self, image_size: int | Iterable[int] | None = None, patch_size: int | Iterable[int] | None = None
+    ) -> None:
+        """Nothing to do for the model's own sizes, by the name that every model has.
+
+        Raises:
+            ValueError: another size: the token MLP has a weight for every patch.
+        """
+        new = copy.copy(self.config)
+        for name, value in (("image_size", image_size), ("patch_size", patch_size)):
+            if value is not None:
+                setattr(new, name, value if isinstance(value, int) else tuple(value))
+        if (new.nominal_size, new.patch_stride) != (self.config.nominal_size, self.config.patch_stride):
+            raise ValueError(
+                f"image_size={new.image_size}, patch_size={new.patch_size} for an MLP-Mixer of image_size="
+                f"{self.config.image_size}, patch_size={self.config.patch_size}, which cannot be resized: its token "
+                "MLP has a weight for every patch; keep its sizes, or train a new model"
+            )
+
+
+class HfMixerModel(HfMixerPreTrainedModel):
+    """The bare MLP-Mixer: patches -> blocks -> last LayerNorm, and the mean of all tokens."""
+
+    def __init__(self, config: HfMixerConfig) -> None:
+        super().__init__(config)
+        self.embeddings = HfMixerEmbeddings(config)
+        step = config.drop_path_rate / max(config.num_hidden_layers - 1, 1)
+        self.layers = nn.ModuleList([HfMixerLayer(config, i * step) for i in range(config.num_hidden_layers)])
+        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        pixel_values: torch.Tensor,
+        patch_attention_mask: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPooling:
+        """Encode images [B, C, H, W] of the configuration's `image_size`.
+
+        Returns:
+            last_hidden_state [B, N, D], row by row; pooler_output [B, D], their mean; hidden_states where asked for.
+
+        Raises:
+            ValueError: images of another size, or a `patch_attention_mask`, which other families take for padding.
+        """
+        if patch_attention_mask is not None:
+            raise ValueError(f"patch_attention_mask does not go with {type(self).__name__}; give images of one size")
+        hidden_states = self.embeddings(pixel_values)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states)
+        hidden_states = self.layernorm(hidden_states)
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=hidden_states.mean(dim=1))
+
+
+class HfMixerForImageClassification(HfMixerPreTrainedModel):
+    """The MLP-Mixer with a zero-initialised linear classifier on the mean of its tokens."""
+
+    def __init__(self, config: HfMixerConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.mixer = HfMixerModel(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels else nn.Identity()
+        self.post_init()
+
+    def init_heads(self) -> None:
+        if isinstance(self.classifier, nn.Linear):
+            init.zeros_(self.classifier.weight)
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        patch_attention_mask: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> ImageClassifierOutput:
+        """Classify images [B, C, H, W]: logits [B, K], and the loss where there are labels (see the ViT's)."""
+        num_items_in_batch = kwargs.pop("num_items_in_batch", None)
+        outputs = self.mixer(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
+        logits = self.classifier(outputs.pooler_output)
+        loss = classifier_loss(logits, labels, self.config, num_items_in_batch)
+        return ImageClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+
+
+class HfMixerBackbone(HfBaseBackbone, HfMixerPreTrainedModel):
+    """The MLP-Mixer's blocks as feature maps, for detectors and segmenters that take images of one size.
+
+    Config fields:
+        out_features, out_indices: which of "stem" (the embedded patches), "stage1" ... (after each block); a stage's
+            map is what the next block sees.
+
+    Checkpoints of the model and of its classifier load straight into its backbone, and the other way.
+    """
+
+    config: HfMixerConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"classifier\."]
+
+    def __init__(self, config: HfMixerConfig) -> None:
+        super().__init__(config)
+        self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
+        self.mixer = HfMixerModel(config)
+        self.post_init()
+
+    @can_return_tuple
+    @filter_output_hidden_states
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (the mixin's own forward is a placeholder)
+        self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]
+    ) -> BackboneOutput:
+        """Images [B, C, H, W] -> one map [B, D, h, w] for each of `out_features`; hidden_states are the model's."""
+        outputs = self.mixer(pixel_values, return_dict=True, **kwargs)
+        stages = zip(self.stage_names, outputs.hidden_states, strict=True)
+        # transformers writes tuple[Tensor] for a tuple of any length.
+        feature_maps: Any = tuple(
+            state.transpose(1, 2).unflatten(2, self.config.grid).contiguous()
+            for name, state in stages
+            if name in self.out_features
+        )
+        return BackboneOutput(feature_maps=feature_maps, hidden_states=outputs.hidden_states)
