@@ -157,7 +157,9 @@ class ExportResult(Displayed):
         return {"output": self.output, "target": self.target, "largest difference": difference}
 
 
-def export(model: str | Path, output: str | Path, to: str, *, force: bool = False) -> ExportResult:
+def export(
+    model: str | Path, output: str | Path, to: str, *, force: bool = False, static: bool = False
+) -> ExportResult:
     """Write a model in the files of another library; the folder appears complete or not at all.
 
     Args:
@@ -165,12 +167,14 @@ def export(model: str | Path, output: str | Path, to: str, *, force: bool = Fals
         output: new folder.
         to: name of a target, a key of `TARGETS`.
         force: replace `output` where it is a folder that this package wrote.
+        static: a graph (ONNX) for the nominal image size alone.
 
     Raises:
         UserError: there is no such model or target, the target cannot express the model, a library is missing, or the
             written model gives other results.
     """
     target, started = find_target(to), time.perf_counter()
+    target.refuse_options({"static": static})
     target.require_libraries()
     place = free_folder(output, force)
     if Path(model).exists() and place in (Path(model).resolve(), *Path(model).resolve().parents):
@@ -180,7 +184,7 @@ def export(model: str | Path, output: str | Path, to: str, *, force: bool = Fals
         target.refuse_inexpressible(loaded)
         arrays = target.arrays_of(loaded)
         with new_folder(place, force) as folder:
-            outgoing = OutgoingModel(loaded, processor, arrays, folder)
+            outgoing = OutgoingModel(loaded, processor, arrays, folder, static)
             with progress(f"writing {place.name}"), saying_why(place):
                 target.write(outgoing)
             with progress(f"comparing {place.name}"):

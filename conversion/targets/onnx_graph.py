@@ -1,10 +1,13 @@
-"""`model.onnx`: the model as a graph, for any batch size at its nominal image size; checked in onnxruntime."""
+"""`model.onnx`: the model as a graph for batches and images of any size; checked in onnxruntime."""
 
-from typing import final
+import json
+from typing import Any, final
 
 import torch
 from torch import nn
 
+from hf_vit.conversion.targets.graphs.refusing import refuse_other_sizes
+from hf_vit.conversion.targets.graphs.tracing import only_whole_patches, traced_for_any_size
 from hf_vit.conversion.targets.target import OutgoingModel, Target, largest_difference
 
 FILE = "model.onnx"
@@ -30,32 +33,81 @@ class OnnxGraph(Target):
     name = "onnx"
     title = "ONNX"
     libraries = (("onnx", "onnxscript", "onnxruntime"), "export")
+    options = ("static",)
 
     def write(self, outgoing: OutgoingModel) -> None:
         outgoing.model.set_attn_implementation("eager")  # torch's exporter fails on sdpa with a bias
-        images, _ = outgoing.probe()
+        module, dims = _Outcome(outgoing.model, outgoing.has_head).eval(), None
+        if outgoing.static:
+            images, _ = outgoing.probe()
+            given: Any = (module, (images,))
+            dims = ({0: torch.export.Dim("batch")},)
+        else:
+            given = (traced_for_any_size(module, outgoing.config),)
+        output = "logits" if outgoing.has_head else "last_hidden_state"
         program = torch.onnx.export(
-            _Outcome(outgoing.model, outgoing.has_head).eval(),
-            (images,),
+            *given,
             input_names=["pixel_values"],
-            output_names=["logits" if outgoing.has_head else "last_hidden_state"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            output_names=[output],
+            dynamic_shapes=dims,
             dynamo=True,
             verbose=False,
         )
         assert program is not None
-        for node in program.model.graph.all_nodes():
-            node.metadata_props.clear()  # the exporter's stack traces: places on this machine
+        self._finish(program.model, outgoing)
         program.save(str(outgoing.folder / FILE))
         outgoing.processor.save_pretrained(outgoing.folder)
+
+    def _finish(self, model: Any, outgoing: OutgoingModel) -> None:
+        """Names for the axes, sizes that hold, and what the file says of itself."""
+        from onnxscript import ir
+
+        config = outgoing.config
+        inside = list(model.graph.initializers.values())
+        for node in model.graph.all_nodes():
+            node.metadata_props.clear()  # the exporter's stack traces: places on this machine
+            inside += [value for value in node.outputs if not value.is_graph_output()]
+        for value in inside:  # whoever needs shapes infers them, and quantisers change what was said of weights
+            value.metadata_props.clear()
+            value.shape = value.type = None
+        (images,), (output,) = model.graph.inputs, model.graph.outputs
+        height, width = outgoing.nominal_size if outgoing.static else ("height", "width")
+        images.shape = ir.Shape(["batch", config.num_channels, height, width])
+        output.shape = ir.Shape(["batch", *([config.num_labels] if outgoing.has_head else ["tokens", output.shape[2]])])
+        if not outgoing.static:
+            refuse_other_sizes(model, config.patch_stride, only_whole_patches(config))
+        about = {
+            "labels": json.dumps({int(index): label for index, label in config.id2label.items()}, ensure_ascii=False),
+            "processor": json.dumps(outgoing.processor.to_dict(), ensure_ascii=False, default=str),
+            "image_sizes": _sizes_in_words(outgoing),
+        }
+        model.metadata_props.update(about)
 
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
         import onnxruntime
 
         session = onnxruntime.InferenceSession(str(outgoing.folder / FILE), providers=["CPUExecutionProvider"])
         differences: list[float] = []
-        for batch in (1, 3):
-            images, ours = outgoing.probe(batch)
+        for batch, size in zip((1, 3, 2, 1, 2, 1), sizes_to_compare(outgoing), strict=False):
+            images, ours = outgoing.probe(batch, size)
             theirs = session.run(None, {"pixel_values": images.numpy()})[0]
             differences.append(largest_difference(ours, torch.from_numpy(theirs)))
         return max(differences), f"onnxruntime {onnxruntime.__version__}"
+
+
+def _sizes_in_words(outgoing: OutgoingModel) -> str:
+    height, width = outgoing.nominal_size
+    if outgoing.static:
+        return f"{height}x{width} px"
+    height, width = outgoing.config.patch_stride
+    return f"{'multiples of' if only_whole_patches(outgoing.config) else 'at least'} {height}x{width} px"
+
+
+def sizes_to_compare(outgoing: OutgoingModel) -> list[tuple[int, int]]:
+    """(H, W) in px: the nominal size, again with another batch; unless static rectangles, too, smaller and larger."""
+    nominal = outgoing.nominal_size
+    if outgoing.static:
+        return [nominal, nominal]
+    (h, w), (height, width) = outgoing.config.grid, outgoing.config.patch_stride
+    grids = [(max(h // 2, 1), w), (h + 1, max(w - 1, 1)), (h + h // 2, w + 2), (h, 2 * w)]
+    return [nominal, nominal, *((rows * height, columns * width) for rows, columns in grids)]

@@ -52,12 +52,14 @@ class OutgoingModel:
         processor: its `ViTImageProcessor`.
         arrays: key of the target -> contiguous array; empty for a target without key table.
         folder: where the files go.
+        static: for the nominal image size alone.
     """
 
     model: PreTrainedModel
     processor: Any
     arrays: dict[str, torch.Tensor]
     folder: Path
+    static: bool = False
 
     @property
     def config(self) -> Any:
@@ -73,10 +75,10 @@ class OutgoingModel:
         return as_pair(self.config.image_size)
 
     @torch.no_grad()
-    def probe(self, batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    def probe(self, batch: int = 2, size: tuple[int, int] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """(images of noise [B, C, H, W], what the model gives: logits, or tokens of a bare model)."""
         generator = torch.Generator().manual_seed(0)
-        height, width = self.nominal_size
+        height, width = size or self.nominal_size
         images = torch.randn(batch, self.config.num_channels, height, width, generator=generator)
         output = self.model(images)
         return images, output.logits if self.has_head else output.last_hidden_state
@@ -92,6 +94,7 @@ class Target(ABC):
         expresses: field of the config -> values that the target has (`ANY`: all); of a field that is not named, only
             the default.
         libraries: modules that are needed to write or to compare, and the extra of this package that brings them.
+        options: what else `export` takes for this target, by the names of its arguments.
     """
 
     name: ClassVar[str]
@@ -99,6 +102,7 @@ class Target(ABC):
     tables: ClassVar[Mapping[str, Origin] | None] = None
     expresses: ClassVar[Mapping[str, Sequence[Any]]] = MappingProxyType({})
     libraries: ClassVar[tuple[tuple[str, ...], str]] = ((), "")
+    options: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def write(self, outgoing: OutgoingModel) -> None:
@@ -139,6 +143,13 @@ class Target(ABC):
         missing = [name for name in modules if find_spec(name) is None]
         if missing:
             raise UserError(f'the export to {self.title} needs {", ".join(missing)}: pip install "hf-vit[{extra}]"')
+
+    @final
+    def refuse_options(self, given: Mapping[str, bool]) -> None:
+        """Raise a UserError that names an option of other targets."""
+        for name, value in given.items():
+            if value and name not in self.options:
+                raise UserError(f"--{name} does not go with --to {self.name}; leave it out")
 
     @final
     def refuse_inexpressible(self, model: PreTrainedModel) -> None:

@@ -222,33 +222,6 @@ def test_originals_files_come_back_with_the_same_bits(case: str, golden: Path, t
             assert np.array_equal(before[key].reshape(after[name].shape), after[name]), key
 
 
-ONNX = {
-    "HfViTForImageClassification": {"position_embedding": "relative"},
-    "HfViTModel": {"is_causal": True},
-    "HfHybridViTForImageClassification": {**HYBRID},
-    "HfAxialViTForImageClassification": {"pooling": "gap", "patch_size": 4},
-}
-SLOW = ("HfViTModel", "HfHybridViTForImageClassification", "HfAxialViTForImageClassification")
-
-
-@pytest.mark.filterwarnings("ignore")  # of the exporter's own
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] if k in SLOW else []) for k in ONNX])
-def test_onnx(kind: str, tmp_path: Path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    source = make(kind, tmp_path / "source", **ONNX[kind])
-    result = export(source, tmp_path / "exported", "onnx")
-    assert result.difference <= 1e-5
-    session = onnxruntime.InferenceSession(str(tmp_path / "exported" / "model.onnx"))
-    ours = load(source, kind)
-    height, width = (side * stride for side, stride in zip(ours.config.grid, ours.config.patch_stride, strict=True))
-    images = torch.randn(5, 3, height, width)
-    (theirs,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
-    with torch.no_grad():
-        expected = ours(images)[0]
-    assert float((torch.from_numpy(theirs) - expected).abs().max()) <= 1e-5 * max(1.0, float(expected.abs().max()))
-
-
 def test_missing_libraries_are_named(tmp_path: Path, monkeypatch):
     source = make("HfViTModel", tmp_path / "source")
     monkeypatch.setattr("hf_vit.conversion.targets.target.find_spec", lambda name: None)

@@ -11,10 +11,13 @@ def export(
     output: Annotated[Path, typer.Argument(help="New folder for the exported model.")],
     to: Annotated[str, typer.Option(metavar="TARGET", help="transformers, timm, vit_jax or onnx.")],
     force: Annotated[bool, typer.Option("--force", help="Replace what an earlier export wrote.")] = False,
+    static: Annotated[
+        bool, typer.Option("--static", help="With --to onnx: a graph for the nominal image size alone.")
+    ] = False,
 ) -> None:
     """Write a model in the files of another library, and compare its results there; all or nothing."""
     from hf_vit import conversion
 
-    result = conversion.export(model, output, to, force=force)
+    result = conversion.export(model, output, to, force=force, static=static)
     typer.echo(f"results differ by at most {result.difference:.1e} (measured with {result.measured_with})")
     typer.echo(f"saved in {result.output}")

@@ -1,0 +1,1 @@
+"""What a model's graph needs beside the model: operators that every runtime has, sizes to trace and to check it at."""

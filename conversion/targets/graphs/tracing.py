@@ -1,0 +1,88 @@
+"""A model as one graph for batches and images of any size, though torch's exporter drops what Python asks of sizes.
+
+Three things make that right. The graph is traced at a size at which the model goes the general way: unlike the nominal
+one, so that positions are resampled. Where padding depends on the size (a ResNet's), the graph is one for whole
+patches, with which it does not. And what the exporter cannot translate is said in other operators while the model is
+traced; the models know nothing of it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+
+def _interpolate(input: torch.Tensor, size: Any = None, *, mode: str, **options: Any) -> torch.Tensor:
+    """Lines as maps of one row: the exporter divides by zero for a line of one place."""
+    if mode != "linear":
+        return F.interpolate(input, size, mode=mode, **options)
+    return F.interpolate(input[:, :, None], (1, size), mode="bilinear", **options)[:, :, 0]
+
+
+def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Of maps [B, h, w, C] as a convolution: of reshapes that torch proves for every size, tracing takes minutes."""
+    if input.ndim != 4:
+        return F.linear(input, weight, bias)
+    return torch.conv2d(input.permute(0, 3, 1, 2), weight[:, :, None, None], bias).permute(0, 2, 3, 1)
+
+
+def _remainder(input: torch.Tensor, divisor: int) -> torch.Tensor:
+    return input - input // divisor * divisor
+
+
+def _unfold(input: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:
+    """Windows of a table's rows, one beside the other: [L, K] -> [L - size + 1, K, size]."""
+    starts = torch.arange(input.shape[0] - size + 1)
+    return input[starts[:, None] + torch.arange(size)].transpose(1, 2)
+
+
+OTHERWISE: Mapping[Any, Callable[..., torch.Tensor]] = {
+    F.interpolate: _interpolate,
+    F.linear: _linear,
+    torch.Tensor.remainder: _remainder,
+    torch.Tensor.unfold: _unfold,
+}
+
+
+@final
+class _InOtherOperators(TorchFunctionMode):
+    """While it lasts, functions of torch are computed as `OTHERWISE` says."""
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return OTHERWISE.get(func, func)(*args, **(kwargs or {}))
+
+
+def traced_for_any_size(model: nn.Module, config: Any) -> ExportedProgram:
+    """A module that takes images [B, C, H, W], for any B, H and W; see `only_whole_patches`."""
+    height, width = size_to_trace(config.grid, config.patch_stride)
+    dims: dict[int, Any] = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
+    if only_whole_patches(config):
+        stride_h, stride_w = config.patch_stride
+        dims |= {2: stride_h * Dim("rows"), 3: stride_w * Dim("columns")}
+    with torch.no_grad(), _InOtherOperators():
+        return torch.export.export(
+            model,
+            (torch.zeros(2, config.num_channels, height, width),),
+            dynamic_shapes=(dims,),
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=True,  # that it is not the nominal size is no fault
+        )
+
+
+def only_whole_patches(config: Any) -> bool:
+    """Whether sides must be multiples of the patch: where there is a ResNet, whose padding depends on the size."""
+    return getattr(config, "stage_depths", None) is not None
+
+
+def size_to_trace(grid: tuple[int, int], stride: tuple[int, int]) -> tuple[int, int]:
+    """(H, W) in px of whole patches: unlike the nominal sides, and unlike each other: what is equal stays equal."""
+    (rows, columns), (height, width) = (grid[0] + 1, grid[1] + 2), stride
+    while rows * height == columns * width:
+        columns += 1
+    return rows * height, columns * width

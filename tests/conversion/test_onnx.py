@@ -1,0 +1,174 @@
+"""ONNX: one graph for batches and images of any size, in onnxruntime and its own tools."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from models.families import FAMILIES, RESNETS
+from onnxruntime import quantization
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+from transformers import ViTImageProcessor
+
+from hf_vit.conversion.api import export
+from hf_vit.errors import UserError
+from hf_vit_cli.main import main
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own
+
+ONE = {"num_hidden_layers": 1}
+
+
+def saved(name: str, folder: Path, choice: str = "default", head: str = "classification", **fields: Any) -> Any:
+    """A model of random weights far from zero, in a folder with its processor."""
+    model = {**FAMILIES, **RESNETS}[name].build(head, choice, **fields)
+    model.save_pretrained(folder)
+    height, width = model.config.nominal_size
+    ViTImageProcessor(size={"height": height, "width": width}).save_pretrained(folder)
+    return model
+
+
+def opened(folder: Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
+
+
+def answers(session: onnxruntime.InferenceSession, images: torch.Tensor) -> np.ndarray:
+    return session.run(None, {"pixel_values": images.numpy()})[0]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """(a plain classifier for 16x16 px, the folder that it was exported to)."""
+    folder = tmp_path_factory.mktemp("plain")
+    model = saved("plain", folder / "model", **ONE)
+    export(folder / "model", folder / "out", "onnx")
+    return model, folder / "out"
+
+
+# In patches; the nominal grids are 4x4, the hybrid's and the ResNets' of 8 px.
+GRIDS = [(4, 4), (3, 7), (2, 1), (9, 4), (6, 10)]
+
+
+SLOW = (
+    *(("plain", choice) for choice in ("learned_2d", "sincos_2d", "bicubic", "causal_map_2d", "registers_map")),
+    *(("axial", choice) for choice in ("default", "sincos_1d", "map", "resnet_stem")),
+    *(("hybrid", choice) for choice in ("default", "relative", "root_alone")),
+    *(("axial_resnet", "default"), ("bit", "default")),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"), [("plain", "relative"), *(pytest.param(*path, marks=pytest.mark.slow) for path in SLOW)]
+)
+def test_five_sizes_with_one_graph(name: str, choice: str, tmp_path: Path):
+    tolerance = 6e-5 if name in ("hybrid", "bit") else 1e-5
+    model = saved(name, tmp_path / "model", choice, **(ONE if name in FAMILIES else {}))
+    assert export(tmp_path / "model", tmp_path / "out", "onnx").difference <= tolerance
+    same_at_all_sizes(model, opened(tmp_path / "out"), tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "choice"), [("plain", "causal"), ("axial", "default")])
+def test_tokens_of_a_bare_model(name: str, choice: str, tmp_path: Path):
+    model = saved(name, tmp_path / "model", choice, "model", **ONE)
+    export(tmp_path / "model", tmp_path / "out", "onnx")
+    same_at_all_sizes(model, opened(tmp_path / "out"), 1e-5)
+
+
+def same_at_all_sizes(model: Any, session: onnxruntime.InferenceSession, tolerance: float) -> None:
+    generator, (height, width) = torch.Generator().manual_seed(5), model.config.patch_stride
+    for batch, (h, w) in enumerate(GRIDS, start=1):
+        images = torch.rand(batch, model.config.num_channels, h * height, w * width, generator=generator) * 2 - 1
+        with torch.no_grad():
+            wanted = model(images)[0].numpy()
+        np.testing.assert_allclose(answers(session, images), wanted, rtol=0, atol=tolerance * max(1, abs(wanted).max()))
+
+
+def test_the_plain_graph_at_five_sizes_and_with_pixels_left_over(plain: tuple[Any, Path]):
+    model, folder = plain
+    same_at_all_sizes(model, opened(folder), 1e-5)
+    images = torch.randn(2, 3, 19, 22)
+    with torch.no_grad():
+        wanted = model(images).logits.numpy()
+    np.testing.assert_allclose(answers(opened(folder), images), wanted, rtol=0, atol=1e-5)
+
+
+def test_what_the_model_refuses_the_graph_refuses(plain: tuple[Any, Path]):
+    """In its own runtime, by the name of the node; the model raises, too."""
+    model, folder = plain
+    for height, width in ((3, 16), (16, 3), (0, 16)):
+        images = torch.zeros(1, 3, height, width)
+        with pytest.raises(ValueError, match="is smaller than a patch"):
+            model(images)
+        with pytest.raises(InvalidArgument, match="image_sides_are_smaller"):
+            answers(opened(folder), images)
+
+
+def test_what_the_file_says_of_itself(plain: tuple[Any, Path]):
+    model, folder = plain
+    session = opened(folder)
+    (given,), (output,), said = session.get_inputs(), session.get_outputs(), session.get_modelmeta().custom_metadata_map
+    assert (given.name, given.shape) == ("pixel_values", ["batch", 3, "height", "width"])
+    assert (output.name, output.shape) == ("logits", ["batch", 3])
+    assert json.loads(said["labels"]) == {str(index): label for index, label in model.config.id2label.items()}
+    assert json.loads(said["processor"])["size"] == {"height": 16, "width": 16}
+    assert said["image_sizes"] == "at least 4x4 px"
+
+
+class Noise(quantization.CalibrationDataReader):
+    def __init__(self) -> None:
+        self.left = [np.random.default_rng(i).standard_normal((2, 3, 16, 16), dtype=np.float32) for i in range(4)]
+
+    def get_next(self) -> Any:
+        return {"pixel_values": self.left.pop()} if self.left else None
+
+
+def test_onnxruntimes_own_tools_take_the_file(plain: tuple[Any, Path], tmp_path: Path):
+    """Checker, shape inference, preparation, optimiser, both quantisers; what they write runs, at other sizes too."""
+    model, folder = plain
+    file, images = folder / "model.onnx", torch.randn(2, 3, 20, 12)
+    onnx.checker.check_model(file, full_check=True)
+    inferred = onnx.shape_inference.infer_shapes(onnx.load(file), strict_mode=True)
+    assert inferred.graph.value_info
+    with torch.no_grad():
+        wanted = model(images).logits.numpy()
+    quantization.shape_inference.quant_pre_process(file, tmp_path / "prepared.onnx", skip_symbolic_shape=True)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    quantization.quantize_dynamic(file, tmp_path / "dynamic.onnx")
+    quantization.quantize_static(tmp_path / "prepared.onnx", tmp_path / "static.onnx", Noise(), per_channel=True)
+    for name, tolerance in {"prepared": 1e-5, "optimized": 1e-5, "dynamic": 0.2, "static": 0.2}.items():
+        session = onnxruntime.InferenceSession(tmp_path / f"{name}.onnx", providers=["CPUExecutionProvider"])
+        difference = abs(answers(session, images) - wanted).max()
+        assert difference <= tolerance * abs(wanted).max(), name
+        assert difference > 1e-4 or tolerance < 0.1, name  # something was quantised
+
+
+def test_static_is_for_the_nominal_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    model = saved("plain", tmp_path / "model", **ONE)
+    with pytest.raises(SystemExit) as stop:
+        main(["export", str(tmp_path / "model"), str(tmp_path / "out"), "--to", "onnx", "--static"])
+    assert not stop.value.code
+    session, images = opened(tmp_path / "out"), torch.randn(5, 3, 16, 16)
+    assert session.get_inputs()[0].shape == ["batch", 3, 16, 16]
+    with torch.no_grad():
+        np.testing.assert_allclose(answers(session, images), model(images).logits.numpy(), rtol=0, atol=1e-5)
+    assert session.get_modelmeta().custom_metadata_map["image_sizes"] == "16x16 px"
+    with pytest.raises(UserError, match="--static does not go with --to timm; leave it out"):
+        export(tmp_path / "model", tmp_path / "timm", "timm", static=True)
+
+
+@pytest.mark.slow
+def test_a_hybrid_refuses_parts_of_patches(tmp_path: Path):
+    saved("hybrid", tmp_path / "model", **ONE)
+    export(tmp_path / "model", tmp_path / "out", "onnx")
+    with pytest.raises(InvalidArgument, match="must_be_multiples_of_8x8_px"):
+        answers(opened(tmp_path / "out"), torch.zeros(1, 3, 32, 36))
