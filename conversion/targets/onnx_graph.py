@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hf_vit.conversion.targets.graphs.refusing import refuse_other_sizes
-from hf_vit.conversion.targets.graphs.tracing import only_whole_patches, traced_for_any_size
+from hf_vit.conversion.targets.graphs.tracing import only_whole_patches, takes_other_sizes, traced_for_any_size
 from hf_vit.conversion.targets.target import OutgoingModel, Target, largest_difference
 
 FILE = "model.onnx"
@@ -38,7 +38,7 @@ class OnnxGraph(Target):
     def write(self, outgoing: OutgoingModel) -> None:
         outgoing.model.set_attn_implementation("eager")  # torch's exporter fails on sdpa with a bias
         module, dims = _Outcome(outgoing.model, outgoing.has_head).eval(), None
-        if outgoing.static:
+        if _is_of_one_size(outgoing):
             images, _ = outgoing.probe()
             given: Any = (module, (images,))
             dims = ({0: torch.export.Dim("batch")},)
@@ -71,10 +71,10 @@ class OnnxGraph(Target):
             value.metadata_props.clear()
             value.shape = value.type = None
         (images,), (output,) = model.graph.inputs, model.graph.outputs
-        height, width = outgoing.nominal_size if outgoing.static else ("height", "width")
+        height, width = outgoing.nominal_size if _is_of_one_size(outgoing) else ("height", "width")
         images.shape = ir.Shape(["batch", config.num_channels, height, width])
         output.shape = ir.Shape(["batch", *([config.num_labels] if outgoing.has_head else ["tokens", output.shape[2]])])
-        if not outgoing.static:
+        if not _is_of_one_size(outgoing):
             refuse_other_sizes(model, config.patch_stride, only_whole_patches(config))
         about = {
             "labels": json.dumps({int(index): label for index, label in config.id2label.items()}, ensure_ascii=False),
@@ -95,9 +95,13 @@ class OnnxGraph(Target):
         return max(differences), f"onnxruntime {onnxruntime.__version__}"
 
 
+def _is_of_one_size(outgoing: OutgoingModel) -> bool:
+    return outgoing.static or not takes_other_sizes(outgoing.config)
+
+
 def _sizes_in_words(outgoing: OutgoingModel) -> str:
     height, width = outgoing.nominal_size
-    if outgoing.static:
+    if _is_of_one_size(outgoing):
         return f"{height}x{width} px"
     height, width = outgoing.config.patch_stride
     return f"{'multiples of' if only_whole_patches(outgoing.config) else 'at least'} {height}x{width} px"
@@ -106,7 +110,7 @@ def _sizes_in_words(outgoing: OutgoingModel) -> str:
 def sizes_to_compare(outgoing: OutgoingModel) -> list[tuple[int, int]]:
     """(H, W) in px: the nominal size, again with another batch; unless static rectangles, too, smaller and larger."""
     nominal = outgoing.nominal_size
-    if outgoing.static:
+    if _is_of_one_size(outgoing):
         return [nominal, nominal]
     (h, w), (height, width) = outgoing.config.grid, outgoing.config.patch_stride
     grids = [(max(h // 2, 1), w), (h + 1, max(w - 1, 1)), (h + h // 2, w + 2), (h, 2 * w)]

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from models.families import FAMILIES, RESNETS
+from models.families import FAMILIES, OTHERS
 from onnxruntime import quantization
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from transformers import ViTImageProcessor
@@ -25,7 +25,7 @@ ONE = {"num_hidden_layers": 1}
 
 def saved(name: str, folder: Path, choice: str = "default", head: str = "classification", **fields: Any) -> Any:
     """A model of random weights far from zero, in a folder with its processor."""
-    model = {**FAMILIES, **RESNETS}[name].build(head, choice, **fields)
+    model = {**FAMILIES, **OTHERS}[name].build(head, choice, **fields)
     model.save_pretrained(folder)
     height, width = model.config.nominal_size
     ViTImageProcessor(size={"height": height, "width": width}).save_pretrained(folder)
@@ -164,6 +164,13 @@ def test_static_is_for_the_nominal_size(tmp_path: Path, capsys: pytest.CaptureFi
     assert session.get_modelmeta().custom_metadata_map["image_sizes"] == "16x16 px"
     with pytest.raises(UserError, match="--static does not go with --to timm; leave it out"):
         export(tmp_path / "model", tmp_path / "timm", "timm", static=True)
+
+
+def test_a_mixer_has_a_graph_of_its_one_size(tmp_path: Path):
+    model = saved("mixer", tmp_path / "model", **ONE)
+    export(tmp_path / "model", tmp_path / "out", "onnx")
+    height, width = model.config.nominal_size
+    assert opened(tmp_path / "out").get_inputs()[0].shape == ["batch", 3, height, width]
 
 
 @pytest.mark.slow

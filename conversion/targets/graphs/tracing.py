@@ -75,6 +75,15 @@ def traced_for_any_size(model: nn.Module, config: Any) -> ExportedProgram:
         )
 
 
+def takes_other_sizes(config: Any) -> bool:
+    """Whether the model takes images of another than the nominal size; an MLP-Mixer does not."""
+    try:
+        config.grid_of(*size_to_trace(config.grid, config.patch_stride))
+    except ValueError:
+        return False
+    return True
+
+
 def only_whole_patches(config: Any) -> bool:
     """Whether sides must be multiples of the patch: where there is a ResNet, whose padding depends on the size."""
     return getattr(config, "stage_depths", None) is not None
