@@ -51,7 +51,7 @@ def test_published_accuracies() -> None:
     assert best["VTAB", "arXiv 2010.11929, table 2, Ours-JFT (ViT-H/14)"] == 0.7763
     assert [score.value for score in published_scores("R+Ti/16")] == [0.754]
     assert [score.value for score in published_scores("R50+L/32")] == [0.8568, 0.8599]
-    boards = dict(list_models(search="/16", data="imagenet").leaderboards())
+    boards = dict(list_models(search="/16", judged_on="imagenet").leaderboards())
     values = [score.value for _, score in boards["ImageNet"]]
     assert values == sorted(values, reverse=True)
 
@@ -93,12 +93,12 @@ def test_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     assert known["better"].forward_flops == forward_flops(AutoConfig.from_pretrained(tmp_path / "better"))
     assert known["training"].scores == ()
-    board = list_models([str(tmp_path)], data="digits").leaderboards()
+    board = list_models([str(tmp_path)], judged_on="digits").leaderboards()
     assert [(data, [Path(entry.name).name for entry, _ in rows]) for data, rows in board] == [
         ("digits, split test", ["better", "worse"])
     ]
     with pytest.raises(SystemExit) as ended:
-        main(["models", str(tmp_path), "--json", "--data", "digits"])
+        main(["models", str(tmp_path), "--json", "--judged-on", "digits"])
     assert not ended.value.code
     told = json.loads(capsys.readouterr().out)
     assert [(entry["kind"], entry["scores"][0]["value"], entry["scores"][0]["source"]) for entry in told] == [

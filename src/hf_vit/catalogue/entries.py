@@ -56,7 +56,7 @@ class Entry:
     checkpoints: tuple[str, ...] = field(default=())
     problem: str | None = None
 
-    def judged_by(self, data: str) -> "Entry":
+    def judged_on(self, data: str) -> "Entry":
         """The same with those results alone whose data has this in its name."""
         return replace(self, scores=tuple(score for score in self.scores if data.lower() in score.data.lower()))
 

@@ -113,7 +113,7 @@ def list_models(
     *,
     search: str | None = None,
     family: str | None = None,
-    data: str | None = None,
+    judged_on: str | None = None,
     max_parameters: float | None = None,
 ) -> Listing:
     """What models there are, with what is known of each.
@@ -122,7 +122,7 @@ def list_models(
         places: folders, users or organisations of the Hub, and "papers" for the papers' variants; by default these.
         search: only those with this in their name, whatever its case.
         family: only those of this family ("hybrid") or model_type ("hf_hybrid_vit").
-        data: only results on data sets with this in their name, and models that have one.
+        judged_on: only results on data sets with this in their name, and models that have one.
         max_parameters: only models that are known to be no larger.
 
     Returns:
@@ -143,8 +143,8 @@ def list_models(
         entries = [entry for entry in entries if is_of_family(entry, family)]
     if max_parameters is not None:
         entries = [entry for entry in entries if entry.parameters is not None and entry.parameters <= max_parameters]
-    if data is not None:
-        entries = [judged for entry in entries if (judged := entry.judged_by(data)).scores]
+    if judged_on is not None:
+        entries = [judged for entry in entries if (judged := entry.judged_on(judged_on)).scores]
     return Listing(places, list(map(with_flops, entries)))
 
 

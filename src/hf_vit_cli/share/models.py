@@ -20,7 +20,7 @@ def models(
     family: Annotated[
         str | None, typer.Option(help="plain, hybrid, axial, axial_resnet, bit, or a model_type (vit).")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Only results on data with this in its name.")] = None,
+    judged_on: Annotated[str | None, typer.Option(help="Only results on data with this in its name.")] = None,
     max_parameters: Annotated[float | None, typer.Option(help="Only models up to this size (30e6).", min=1)] = None,
     checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Also list where weights are found.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -31,7 +31,9 @@ def models(
     """List models: the papers' variants, folders, a user's repositories; with size, FLOPs, results and checkpoints."""
     from hf_vit.catalogue.listing import list_models
 
-    listing = list_models(places or (), search=search, family=family, data=data, max_parameters=max_parameters)
+    listing = list_models(
+        places or (), search=search, family=family, judged_on=judged_on, max_parameters=max_parameters
+    )
     if output is not None:
         listing.save_page(output)
         typer.echo(f"{len(listing.entries):,} models in {output}")
