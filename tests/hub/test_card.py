@@ -12,12 +12,14 @@ import pytest
 import torch
 import yaml
 from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
+from hub.conftest import training_record
 from huggingface_hub import ModelCard
 
 from hf_vit import HfViTForImageClassification, HfViTModel, push_to_hub, variant_config
 from hf_vit.errors import UserError
 from hf_vit.hub.card import is_rendered, refresh_card, render_card, write_card
 from hf_vit.hub.contents import collect
+from hf_vit.hub.energy import state_power
 from hf_vit.hub.licenses import common_license, license_of, need_license
 from hf_vit.hub.model_folder import count_parameters
 from hf_vit.hub.recipe_in_use import in_use
@@ -432,3 +434,39 @@ def test_the_template_is_installed_with_the_package() -> None:
     from importlib import resources
 
     assert resources.files("hf_vit.model_cards").joinpath("card_template.md").is_file()
+
+
+def test_carbon_is_told_where_power_is_stated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half an hour at 400 W is 0.2 kWh; at 500 g/kWh 100 g."""
+    record = training_record(seconds=1800.0, hardware={"name": "A GPU"}, values={"base_model": "google/vit"})
+    append_record(folder, training_record(seconds=7.0))
+    append_record(folder, record)
+    assert "co2_eq_emissions" not in metadata(render_card(folder))
+    state_power(folder, 400)
+    card = render_card(folder)
+    assert "co2_eq_emissions" not in metadata(card)
+    assert "| energy kwh | 0.2 |" in card
+    command = ["card", str(folder), "--power", "400", "--carbon-intensity", "500"]
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert not ended.value.code
+    assert metadata((folder / "README.md").read_text())["co2_eq_emissions"] == {
+        "emissions": 100.0,
+        "source": "1800 s measured by hf-vit x 400.0 W x 500.0 g/kWh, which the author states",
+        "training_type": "fine-tuning",
+        "hardware_used": "A GPU",
+    }
+    assert [each.values.get("energy") is None for each in Facts.load(folder).records] == [True, False]
+    for wrong in (["--power", "0"], ["--carbon-intensity", "5"], ["--power", "1", "--carbon-intensity", "-1"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["card", str(folder), *wrong])
+        assert ended.value.code == 1
+    assert len(capsys.readouterr().err.strip().splitlines()) == 3
+
+
+def test_power_without_a_measured_training_is_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match="tells of no training whose time was measured"):
+        state_power(folder, 100)
+    append_record(folder, training_record())
+    with pytest.raises(UserError, match="tells of no training whose time was measured"):
+        state_power(folder, 100)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from hf_vit.errors import UserError, one_line
+from hf_vit.hub.energy import emissions
 from hf_vit.hub.model_folder import ModelConfig
 from hf_vit.hub.published_results import hub_dataset, hub_id, index_entries
 from hf_vit.results.facts import DataFact, Facts, Record
@@ -95,6 +96,7 @@ def metadata_of(
     trainings, results = facts.of_kind("training"), indexed_evaluations(facts)
     datasets = {name for record in trainings if record.data and (name := hub_dataset(record.data))}
     bases, relation = _base_models(config, trainings)
+    carbon = emissions(trainings[-1]) if trainings else None
     task = "image-classification" if config.is_classifier else "image-feature-extraction"
     return ModelCardData(
         license=license,
@@ -108,6 +110,7 @@ def metadata_of(
         model_name=repo.rpartition("/")[2] if results else None,
         eval_results=index_entries(results, repo) or None,
         widget=_widget(repo, examples) or None,
+        co2_eq_emissions=carbon,
     )
 
 

@@ -117,7 +117,7 @@ def append_record(folder: str | os.PathLike[str], record: Record) -> None:
     """
     if not Path(folder).is_dir():
         raise UserError(f"there is no folder {folder} to write {FACTS_NAME} into; save the model there first")
-    with _exclusive(Path(folder)):
+    with exclusive(folder):
         facts = Facts.load(folder)
         facts.records.append(record)
         facts.save(folder)
@@ -179,7 +179,7 @@ def new_record(
 
 
 @contextmanager
-def _exclusive(folder: Path) -> Generator[None]:
+def exclusive(folder: str | os.PathLike[str]) -> Generator[None]:
     """Hold the folder's advisory lock, where the system has one; it leaves no lock file behind to be shared."""
     try:
         import fcntl

@@ -12,15 +12,26 @@ def card(
     model: Annotated[Path, typer.Argument(help="Folder of a saved model.", show_default=False)],
     repo: Annotated[str | None, typer.Option(help="Name on the Hub, for the examples: user/name.")] = None,
     license: Annotated[str | None, typer.Option(help="Hub license id, for example apache-2.0 or cc-by-4.0.")] = None,
+    power: Annotated[
+        float | None, typer.Option(help="Mean watts of what trained it, as you state: adds the training's energy.")
+    ] = None,
+    carbon_intensity: Annotated[
+        float | None, typer.Option(help="With --power: grams of CO2 a kWh of that electricity; adds the emissions.")
+    ] = None,
     share_images: options.ShareImages = False,
 ) -> None:
     """Write a model's card, MODEL/README.md, from its recorded facts."""
     from hf_vit.errors import UserError
     from hf_vit.hub.card import write_card
+    from hf_vit.hub.energy import state_power
     from hf_vit.hub.preflight import check_repo_id
 
     if repo is not None:
         check_repo_id(repo)
     if not model.is_dir():
         raise UserError(f"there is no folder {model}; give the folder of a saved model")
+    if power is not None:
+        state_power(model, power, carbon_intensity)
+    elif carbon_intensity is not None:
+        raise UserError("--carbon-intensity is of the energy that --power comes to; add --power, or leave it out")
     print(f"wrote {write_card(model, repo_id=repo, license=license, share_images=share_images)}")
