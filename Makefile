@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test slow lint format bench compat clean
+.PHONY: demo test slow lint format bench compat dist clean
 
 demo: $(VENV)/.base
 	$(BIN)/hf-vit demo --output out/demo
@@ -41,8 +41,18 @@ compat:
 	build/compat/bin/uv pip install --quiet --python build/compat/bin/python --resolution lowest-direct --editable '.[test,peft,quantization]'
 	build/compat/bin/python benchmarks/compat.py --output benchmarks/results/compat.json
 
+# Source distribution, and the wheel that it makes, installed into an environment of its own (some GB) and tried there.
+dist:
+	rm -rf dist build/dist
+	$(PYTHON) -m venv build/dist/builder
+	build/dist/builder/bin/python -m pip install --quiet --disable-pip-version-check build
+	build/dist/builder/bin/python -m build --outdir dist
+	$(PYTHON) -m venv build/dist/fresh
+	build/dist/fresh/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
+	build/dist/fresh/bin/python tests/distribution.py
+
 clean:
-	rm -rf $(VENV) build out
+	rm -rf $(VENV) build dist out
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hf_vit needs Python 3.11 or newer; run make PYTHON=python3.11")'
