@@ -16,7 +16,7 @@ KINDS = {
     "model": ("model", "models", "teacher", "against"),
     "data": ("data", "images", "source"),
     "output": ("output", "report"),
-    "file": ("verify", "labels", "class_map", "cue_conflict", "config", "sources"),
+    "file": ("verify", "labels", "class_map", "cue_conflict", "config", "sources", "real_labels", "mappings"),
     "size": ("image_size", "resize_to"),
     "repository": ("repo", "push"),
     "device": ("device",),

@@ -26,9 +26,11 @@ QUICK: dict[str, list[object]] = {
     "corruptions": ["--kinds", "contrast"],
     "patch-drop": ["--patch-size", 2, "--fill", "black"],
     "multi-label": [],
+    "real": [],
+    "objectnet": [],
 }
-# That of images with several classes has data of its own: tests/training/test_multi_label.py.
-OF_ONE_CLASS = [name for name in PROTOCOLS if name not in ("top1", "multi-label")]
+# Those with data of their own: tests/training/test_multi_label.py, test_imagenet_labels.py.
+OF_ONE_CLASS = [name for name in PROTOCOLS if name not in ("top1", "multi-label", "real", "objectnet")]
 
 
 @pytest.fixture
@@ -207,7 +209,8 @@ def test_the_page_has_every_protocol_and_commands_that_parse() -> None:
         if line.startswith("hf-vit evaluate"):
             context = command.make_context("evaluate", shlex.split(line, comments=True)[2:])
             assert context.params["protocol"] in PROTOCOLS
-    for option in ("--shots", "--trials", "--neighbors", "--epsilons", "--steps", "--kinds", "--patch-size", "--fill"):
+    for option in ("--shots", "--trials", "--neighbors", "--epsilons", "--steps", "--kinds", "--patch-size", "--fill",
+                   "--real-labels", "--mappings"):  # fmt: skip
         assert f"`{option}" in page
 
 

@@ -132,6 +132,34 @@ class Examination:
             for pixel_values, labels, images in self._batches(split, self.model_classes, rows, what):
                 yield finite_logits(self.subject.model, pixel_values).cpu(), labels.cpu(), images
 
+    def data_logits(self, rows: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(logits [B, K] float32, classes of the data [B]) of rows of the split that judges, on the CPU."""
+        with torch.inference_mode():
+            for pixel_values, labels, _ in self._batches(self.split, self.data_classes, rows, "evaluating"):
+                yield finite_logits(self.subject.model, pixel_values).cpu(), labels.cpu()
+
+    def judged_rows(self) -> list[int]:
+        """Rows of the images that judge, ascending.
+
+        Raises:
+            UserError: the split is a stream.
+        """
+        chosen = self._chosen(self.split)
+        return list(range(len(self.labels(self.split)))) if chosen is None else chosen
+
+    def file_names(self) -> list[str]:
+        """The names of the files of all images of the split that judges, row by row.
+
+        Raises:
+            UserError: the split is a stream, or not made of files.
+        """
+        self.labels(self.split)  # refuses streams
+        table: Any = self.data.split(self.split)
+        paths = [row["path"] for row in table.cast_column("image", datasets.Image(decode=False))["image"]]
+        if any(path is None for path in paths):
+            raise UserError(f"the images of '{self.data.name}' have no file names; give a folder of images")
+        return [Path(path).name for path in paths]
+
     def file_name(self, index: int) -> str | None:
         """The name of the file of one of the images that judge; None where the data is not made of files."""
         table = self.data.split(self.split)

@@ -21,7 +21,8 @@ def evaluate(
     protocol: Annotated[
         str,
         typer.Option(
-            help="top1, few-shot, linear-probe, knn, calibration, robustness, corruptions, patch-drop or multi-label."
+            help="top1, few-shot, linear-probe, knn, calibration, robustness, corruptions, patch-drop, multi-label, "
+            "real or objectnet."
         ),
     ] = "top1",
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
@@ -48,6 +49,8 @@ def evaluate(
     kinds: Annotated[list[str] | None, typer.Option(help="corruptions: one kind; repeat for more.")] = None,
     patch_size: Annotated[int | None, typer.Option(help="patch-drop: px; by default the model's.")] = None,
     fill: Annotated[str | None, typer.Option(help="patch-drop: mean (of the image) or black.")] = None,
+    real_labels: Annotated[str | None, typer.Option(metavar="FILE", help="real: real.json as published.")] = None,
+    mappings: Annotated[str | None, typer.Option(metavar="DIR", help="objectnet: its folder of mappings.")] = None,
 ) -> None:
     """Measure an image classifier: accuracy, calibration, every class; or by another protocol."""
     of_protocol: dict[str, Any] = {
@@ -60,6 +63,8 @@ def evaluate(
         "kinds": kinds,
         "patch_size": patch_size,
         "fill": fill,
+        "real_labels": real_labels,
+        "mappings": mappings,
     }
     from hf_vit.evaluation import evaluate as measure
     from hf_vit_cli.command_line import command_line

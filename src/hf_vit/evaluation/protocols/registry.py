@@ -16,7 +16,9 @@ from hf_vit.evaluation.protocols.calibration import calibration
 from hf_vit.evaluation.protocols.corrupted_accuracy import corruptions
 from hf_vit.evaluation.protocols.few_shot import few_shot
 from hf_vit.evaluation.protocols.frame import ProtocolResult
+from hf_vit.evaluation.protocols.imagenet_real import real
 from hf_vit.evaluation.protocols.multi_label import multi_label
+from hf_vit.evaluation.protocols.objectnet import objectnet
 from hf_vit.evaluation.protocols.occlusion import patch_drop
 from hf_vit.evaluation.protocols.probes import linear_probe, nearest_neighbors
 from hf_vit.evaluation.protocols.top1 import top1
@@ -34,6 +36,8 @@ PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
     "corruptions": corruptions,
     "patch-drop": patch_drop,
     "multi-label": multi_label,
+    "real": real,
+    "objectnet": objectnet,
 }
 # Those that look at features: their model needs no head.
 ON_FEATURES = ("few-shot", "linear-probe", "knn")
