@@ -12,7 +12,7 @@ logging.getLogger("torch.utils._pytree").addFilter(lambda record: "is an Enum su
 
 from hf_vit.families import register  # noqa: E402 - it imports transformers
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 register()
