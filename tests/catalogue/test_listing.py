@@ -36,7 +36,7 @@ def test_sizes_are_the_papers() -> None:
     """arXiv 2010.11929, table 1, in millions."""
     listing = list_models(search="L/16")
     sizes = {entry.name: entry.parameters for entry in listing.entries}
-    assert list(sizes) == ["L/16", "R50+L/16"]
+    assert list(sizes) == ["L/16", "R50+L/16", "Mixer-L/16"]
     assert sizes["L/16"] is not None
     assert sizes["L/16"] / 1e6 == pytest.approx(307, rel=0.01)
     assert [entry.name for entry in list_models(family="axial_resnet").entries] == [f"AxialResNet-{s}" for s in "SML"]
@@ -61,8 +61,12 @@ def test_addresses_are_of_files_that_were_published() -> None:
     layouts = set(json.loads(gzip.decompress((GOLDEN / "published_layouts.json.gz").read_bytes())))
     addresses = [address for name in variant_names() for address in published_checkpoints(name)]
     assert len(addresses) == len(set(addresses)) > 70
-    original = {address.removeprefix("gs://vit_models/") for address in addresses if "//vit_models/imagenet" in address}
-    assert len(original) == 15
+    original = {
+        address.replace("gs://vit_models/", "").replace("gs://mixer_models/", "mixer ")
+        for address in addresses
+        if address.startswith("gs://") and "/augreg/" not in address and "bit_models" not in address
+    }
+    assert len(original) == 21
     assert original <= layouts
     for address in addresses:
         if address.startswith("timm:"):
@@ -71,7 +75,9 @@ def test_addresses_are_of_files_that_were_published() -> None:
             assert released is not None
             assert released.hf_hub_id, address
         else:
-            assert address.startswith(("gs://vit_models/", "gs://bit_models/", "hf://google/")), address
+            assert address.startswith(("gs://vit_models/", "gs://mixer_models/", "gs://bit_models/", "hf://google/")), (
+                address
+            )
 
 
 def test_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

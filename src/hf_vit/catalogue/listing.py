@@ -10,7 +10,7 @@ from typing import Any, final
 from hf_vit.catalogue.entries import PAPERS, Entry, entries_of, is_of_family, with_flops
 from hf_vit.catalogue.published import TOP1, Score
 from hf_vit.display import Displayed, amount
-from hf_vit.errors import UserError
+from hf_vit.errors import UserError, one_line
 from hf_vit.evaluation.protocols.frame import Table, percent
 from hf_vit.families import FAMILIES
 from hf_vit.results.report import render_report
@@ -73,13 +73,13 @@ class Listing(Displayed):
         """What a terminal shows: the models, and their results."""
         models = [
             [
-                *(entry.name, entry.problem or entry.model_type, _amount(entry.parameters)),
+                *(one_line(entry.name), entry.problem or entry.model_type, _amount(entry.parameters)),
                 *(_amount(entry.forward_flops), str(len(entry.checkpoints) or "")),
             ]
             for entry in self.entries
         ]
         results = [
-            [entry.name, score.data, f"{percent(score.value)} {score.metric}", score.source]
+            [one_line(entry.name), score.data, f"{percent(score.value)} {score.metric}", score.source]
             for entry in self.entries
             for score in entry.scores
         ]

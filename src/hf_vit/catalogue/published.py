@@ -52,12 +52,16 @@ _TABLE_6 = {
 # Variant -> percent of ImageNet at 384 px.
 _AUGREG_SCORES = {"R+Ti/16": 75.40, "R26+S/32": 83.85, "R50+L/32": 85.99}
 
-# Folder of gs://vit_models -> files; "ViT-B_16-224" was fine-tuned at 224 px, those without a number at 384 px.
-_VIT_MODELS = {
-    "imagenet21k": ("ViT-B_8", "ViT-B_16", "ViT-B_32", "ViT-L_16", "ViT-L_32", "ViT-H_14", "R50+ViT-B_16"),
-    "imagenet21k+imagenet2012": (
+_MIXERS = ("Mixer-B_16", "Mixer-L_16")
+# Folder of gs:// -> files; "ViT-B_16-224" was fine-tuned at 224 px, those beside it without a number at 384 px.
+_FOLDERS = {
+    "vit_models/imagenet21k": ("ViT-B_8", "ViT-B_16", "ViT-B_32", "ViT-L_16", "ViT-L_32", "ViT-H_14", "R50+ViT-B_16"),
+    "vit_models/imagenet21k+imagenet2012": (
         *("ViT-B_8", "ViT-B_16", "ViT-B_16-224", "ViT-B_32", "ViT-L_16", "ViT-L_16-224", "ViT-L_32", "R50+ViT-B_16"),
     ),
+    "mixer_models/imagenet1k": _MIXERS,
+    "mixer_models/imagenet21k": _MIXERS,
+    "mixer_models/sam": ("Mixer-B_16", "Mixer-B_32"),
 }
 # Variant -> (file in gs://vit_models/augreg, learning rate of the one that was fine-tuned).
 _AUGREG = {
@@ -90,6 +94,8 @@ _TIMM = {
     "R26+S/32": "vit_small_r26_s32_224",
     "R50+B/16": "vit_base_r50_s16_224",
     "R50+L/32": "vit_large_r50_s32_224",
+    "Mixer-B/16": "mixer_b16_224",
+    "Mixer-L/16": "mixer_l16_224",
     **{f"BiT-{name}": f"resnetv2_{name[1:]}_bit" for name in _BIT_RELEASED},
 }
 
@@ -109,10 +115,10 @@ def published_scores(variant: str) -> Iterator[Score]:
 
 def published_checkpoints(variant: str) -> Iterator[str]:
     """Of a variant, as `hf-vit convert` takes them."""
-    for folder, files in _VIT_MODELS.items():
+    for folder, files in _FOLDERS.items():
         for file in files:
             if file.removesuffix("-224").replace("ViT-", "").replace("_", "/") == variant:
-                yield f"gs://vit_models/{folder}/{file}.npz"
+                yield f"gs://{folder}/{file}.npz"
     if variant in _AUGREG:
         file, rate = _AUGREG[variant]
         yield f"gs://vit_models/augreg/{file}.npz"
