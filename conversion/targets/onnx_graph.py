@@ -6,9 +6,10 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from hf_vit.conversion.targets.graphs.certificate import certify
 from hf_vit.conversion.targets.graphs.refusing import refuse_other_sizes
 from hf_vit.conversion.targets.graphs.tracing import only_whole_patches, takes_other_sizes, traced_for_any_size
-from hf_vit.conversion.targets.target import OutgoingModel, Target, largest_difference
+from hf_vit.conversion.targets.target import OutgoingModel, Target
 
 FILE = "model.onnx"
 
@@ -84,15 +85,9 @@ class OnnxGraph(Target):
         model.metadata_props.update(about)
 
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
-        import onnxruntime
-
-        session = onnxruntime.InferenceSession(str(outgoing.folder / FILE), providers=["CPUExecutionProvider"])
-        differences: list[float] = []
-        for batch, size in zip((1, 3, 2, 1, 2, 1), sizes_to_compare(outgoing), strict=False):
-            images, ours = outgoing.probe(batch, size)
-            theirs = session.run(None, {"pixel_values": images.numpy()})[0]
-            differences.append(largest_difference(ours, torch.from_numpy(theirs)))
-        return max(differences), f"onnxruntime {onnxruntime.__version__}"
+        file, sizes = outgoing.folder / FILE, sizes_to_compare(outgoing)
+        done = certify(outgoing, file, sizes, self.tolerance(outgoing.config), _sizes_in_words(outgoing))
+        return done.largest_difference, f"onnxruntime {done.versions['onnxruntime']}"
 
 
 def _is_of_one_size(outgoing: OutgoingModel) -> bool:

@@ -75,13 +75,17 @@ class OutgoingModel:
         return as_pair(self.config.image_size)
 
     @torch.no_grad()
-    def probe(self, batch: int = 2, size: tuple[int, int] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(images of noise [B, C, H, W], what the model gives: logits, or tokens of a bare model)."""
+    def probe(self, batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+        """(images of noise [B, C, H, W], what the model gives)."""
         generator = torch.Generator().manual_seed(0)
-        height, width = size or self.nominal_size
+        height, width = self.nominal_size
         images = torch.randn(batch, self.config.num_channels, height, width, generator=generator)
+        return images, self.outcome(images)
+
+    def outcome(self, images: torch.Tensor) -> torch.Tensor:
+        """What the model makes of images [B, C, H, W]: logits, or tokens of a bare model."""
         output = self.model(images)
-        return images, output.logits if self.has_head else output.last_hidden_state
+        return output.logits if self.has_head else output.last_hidden_state
 
 
 class Target(ABC):

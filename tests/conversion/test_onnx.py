@@ -1,6 +1,8 @@
 """ONNX: one graph for batches and images of any size, in onnxruntime and its own tools."""
 
+import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from transformers import ViTImageProcessor
 
 from hf_vit.conversion.api import export
+from hf_vit.conversion.targets.graphs.certificate import Check, verify
+from hf_vit.conversion.targets.target import TOLERANCE
 from hf_vit.errors import UserError
 from hf_vit_cli.main import main
 
@@ -152,11 +156,9 @@ def test_onnxruntimes_own_tools_take_the_file(plain: tuple[Any, Path], tmp_path:
         assert difference > 1e-4 or tolerance < 0.1, name  # something was quantised
 
 
-def test_static_is_for_the_nominal_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_static_is_for_the_nominal_size(tmp_path: Path):
     model = saved("plain", tmp_path / "model", **ONE)
-    with pytest.raises(SystemExit) as stop:
-        main(["export", str(tmp_path / "model"), str(tmp_path / "out"), "--to", "onnx", "--static"])
-    assert not stop.value.code
+    run("export", tmp_path / "model", tmp_path / "out", "--to", "onnx", "--static")
     session, images = opened(tmp_path / "out"), torch.randn(5, 3, 16, 16)
     assert session.get_inputs()[0].shape == ["batch", 3, 16, 16]
     with torch.no_grad():
@@ -164,6 +166,79 @@ def test_static_is_for_the_nominal_size(tmp_path: Path, capsys: pytest.CaptureFi
     assert session.get_modelmeta().custom_metadata_map["image_sizes"] == "16x16 px"
     with pytest.raises(UserError, match="--static does not go with --to timm; leave it out"):
         export(tmp_path / "model", tmp_path / "timm", "timm", static=True)
+
+
+def run(*arguments: object) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    assert not stop.value.code
+
+
+def test_the_certificate_is_of_what_the_model_gives(plain: tuple[Any, Path]):
+    """Its checks, done again by hand: images from its own recipe, the model, the recorded results."""
+    model, folder = plain
+    certificate = json.loads((folder / "export.json").read_text())
+    assert certificate["sha256"] == hashlib.sha256((folder / "model.onnx").read_bytes()).hexdigest()
+    assert certificate["versions"]["onnxruntime"] == onnxruntime.__version__
+    sizes = [(check["batch"], check["height"], check["width"]) for check in certificate["checks"]]
+    assert sizes == [(1, 16, 16), (3, 16, 16), (2, 8, 16), (1, 20, 12), (2, 24, 24), (1, 16, 32), (2, 16, 16)]
+    with np.load(folder / "export.npz") as results:
+        for check, result in zip(certificate["checks"], results.values(), strict=True):
+            images = Check(**check).images()
+            with torch.no_grad():
+                np.testing.assert_allclose(model(images).logits.numpy(), result, rtol=0, atol=1e-5)
+            assert check["largest_difference"] <= certificate["tolerance"] == 1e-5
+            assert images.isnan().any() == (check["pixels"] == "not finite") == np.isnan(result[0]).all()
+            assert images.nan_to_num().abs().max() <= 1
+            assert np.isfinite(result[1:]).all()
+
+
+def test_verify_repeats_the_checks(plain: tuple[Any, Path], capsys: pytest.CaptureFixture[str]):
+    run("verify", plain[1])
+    assert "7 checks repeated with onnxruntime" in capsys.readouterr().out
+
+
+def edit_graph(folder: Path) -> None:
+    proto = onnx.load(folder / "model.onnx")
+    proto.producer_name = "someone else"
+    onnx.save(proto, folder / "model.onnx")
+
+
+def other_results(folder: Path) -> None:
+    with np.load(folder / "export.npz") as results:
+        np.savez(folder / "export.npz", *(result + 1e-3 for result in results.values()))
+
+
+DAMAGES: dict[str, tuple[Any, str]] = {
+    "graph": (edit_graph, r"is not the file that export\.json certifies: it was changed"),
+    "results": (other_results, r"gives other results here, \d\.\de-0[34] from the model's; 1e-05 is allowed"),
+    "no graph": (lambda folder: (folder / "model.onnx").unlink(), r"lacks model\.onnx or export\.npz, whole"),
+    "half of it": (
+        lambda folder: (folder / "export.npz").write_bytes(b"PK"),
+        r"lacks model\.onnx or export\.npz, whole",
+    ),
+    "certificate": (
+        lambda folder: (folder / "export.json").write_text("{}"),
+        r"export\.json is no result of this version",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_was_changed_is_refused_in_one_line(damage: str, plain: tuple[Any, Path], tmp_path: Path):
+    folder = shutil.copytree(plain[1], tmp_path / "copy")
+    change, message = DAMAGES[damage]
+    change(folder)
+    with pytest.raises(UserError, match=message):
+        verify(folder)
+
+
+def test_a_missed_bound_stops_the_export_with_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    saved("plain", tmp_path / "model", **ONE)
+    monkeypatch.setitem(TOLERANCE, "hf_vit", 1e-12)
+    with pytest.raises(UserError, match=r"gives other results, \d\.\de-0\d apart .* so nothing is written"):
+        export(tmp_path / "model", tmp_path / "out", "onnx", static=True)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_mixer_has_a_graph_of_its_one_size(tmp_path: Path):
