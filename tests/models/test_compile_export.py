@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from models.families import FAMILIES, Family, training_loss
+from models.families import FAMILIES, MIXERS, Family, training_loss
 
 # Those whose forward takes another path; a few for every run, the rest with the slow tests.
-FEW = [("plain", "default"), ("hybrid", "default"), ("axial", "default")]
+FEW = [("plain", "default"), ("hybrid", "default"), ("axial", "default"), ("mixer", "default")]
 MORE = [
     *(("plain", choice) for choice in ("relative", "causal_map_2d", "sincos_2d", "distillation", "gap", "learned_2d")),
     *(("plain", choice) for choice in ("registers_map", "norm_after_map", "swiglu")),
@@ -36,7 +36,7 @@ def _fresh_compiler():
 @pytest.mark.parametrize(("name", "choice"), PATHS)
 def test_fullgraph(name: str, choice: str):
     """The plain family at another size too: tables are resampled in the graph, one graph a size."""
-    family = FAMILIES[name]
+    family = (FAMILIES | MIXERS)[name]
     model = family.build("classification", choice, **ONE)
     compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)
     for grid in (None, (3, 5)) if name == "plain" else (None,):
