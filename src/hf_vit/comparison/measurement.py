@@ -83,19 +83,26 @@ def measure_model(
     split = inputs.data.split or ""
     examination = Examination(subject, data, split, None, settings.batch_size, settings.seed, progress)
     attacks = settings.epsilons if subject.is_differentiable else ()
-    notes = [] if subject.is_differentiable else ["not attacked: its choice of colours has no gradient"]
+    notes, is_graph = list[str](), subject.is_graph
+    if is_graph:
+        notes = ["a graph: not attacked, parameters and FLOPs not counted"]
+    elif not subject.is_differentiable:
+        notes = ["not attacked: its choice of colours has no gradient"]
     subject, probe = answering(subject, inputs.model.judged_by, examination, settings.probe_images)
     examination = replace(examination, subject=subject)
     top1, top5, loss, ece = _judge(examination)
     robust = _robustness(replace(examination, num_images=settings.robustness_images), settings, attacks)
     pixel_values = sample(subject, data, split, 1)
-    with evaluating(subject.model):
-        flops = counted_flops(subject.model, lambda: subject.model(pixel_values))
+    flops = parameters = None
+    if not is_graph:
+        with evaluating(subject.model):
+            flops = counted_flops(subject.model, lambda: subject.model(pixel_values))
+        parameters = sum(parameter.numel() for parameter in subject.model.parameters())
     height, width = pixel_values.shape[-2:]
     return ModelResult(
         inputs=inputs,
         image_size=(height, width),
-        parameters=sum(parameter.numel() for parameter in subject.model.parameters()),
+        parameters=parameters,
         flops=flops,
         top1=top1,
         top5=top5,

@@ -71,6 +71,8 @@ def _speed(axes: "Axes", results: Sequence[ModelResult], speed: SpeedResult) -> 
 
 def _compute(axes: "Axes", results: Sequence[ModelResult]) -> None:
     for result in results:
+        if result.flops is None:
+            continue
         axes.plot(result.flops, 100 * result.top1.value, marker="o", color="tab:blue")
         axes.annotate(
             f" {result.name}", (result.flops, 100 * result.top1.value), fontsize=8, va="center", parse_math=False

@@ -99,8 +99,8 @@ class ModelResult(_ComparisonDocument):
 
     Attributes:
         image_size: (H, W) px that the model is fed with.
-        parameters: of the model with what answers.
-        flops: of one image's forward pass, 2 a multiply-add, as torch counts them.
+        parameters: of the model with what answers; None of a graph.
+        flops: of one image's forward pass, 2 a multiply-add, as torch counts them; None of a graph.
         top1: share of images whose most likely class is right.
         top5: share whose class is among the five most likely; None below five classes.
         loss: mean negative log-likelihood of the true class, nats.
@@ -113,8 +113,8 @@ class ModelResult(_ComparisonDocument):
 
     inputs: ComparisonInputs
     image_size: tuple[int, int]
-    parameters: int
-    flops: int
+    parameters: int | None
+    flops: int | None
     top1: Share
     top5: Share | None
     loss: float

@@ -95,8 +95,8 @@ def _row(result: ModelResult, speed: SpeedResult | None) -> dict[str, str]:
         "kind": model.kind,
         "judged by": model.judged_by,
         "px": "x".join(map(str, result.image_size)),
-        "parameters": amount(result.parameters),
-        "FLOPs": amount(result.flops),
+        "parameters": _amount(result.parameters),
+        "FLOPs": _amount(result.flops),
         "top-1 (%)": _interval(result.top1),
         "top-5 (%)": _interval(result.top5),
         "calibration error (%)": _percent(result.ece),
@@ -150,6 +150,10 @@ def _about_speed(speed: SpeedResult) -> str:
 
 def _interval(found: Share | None) -> str:
     return "" if found is None else f"{100 * found.value:.2f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+
+
+def _amount(number: int | None) -> str:
+    return "" if number is None else amount(number)
 
 
 def _percent(value: float | None) -> str:

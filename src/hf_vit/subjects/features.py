@@ -32,7 +32,8 @@ def pre_logits(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
         return timm_model.forward_head(timm_model.forward_features(pixel_values), pre_logits=True)
     if not hasattr(model, "base_model"):
         raise UserError(
-            f"the features of a {type(model).__name__} cannot be read; needed: a model of hf_vit, transformers or timm"
+            f"the features of a {type(model).__name__} cannot be read; needed: a model of hf_vit, transformers or timm "
+            "(of a graph, the one that was exported)"
         )
     encoder: Any = model.base_model
     if encoder is model:

@@ -19,6 +19,7 @@ from hf_vit.conversion.loading import convert_on_the_way
 from hf_vit.data import eval_transform
 from hf_vit.errors import UserError
 from hf_vit.subjects.device import pick_device
+from hf_vit.subjects.exported_graphs import GraphForImageClassification, graph_file
 from hf_vit.subjects.image_gpt import ImageGPTFeatures
 from hf_vit.subjects.labels import label_names_of, match_labels
 from hf_vit.subjects.libraries import library_of
@@ -109,8 +110,13 @@ class Subject:
 
     @property
     def is_differentiable(self) -> bool:
-        """Whether its answers have a gradient with respect to the pixels; an ImageGPT chooses colours."""
-        return not isinstance(self.model, ImageGPTFeatures)
+        """Whether its answers have a gradient with respect to the pixels; an ImageGPT's and a graph's have none."""
+        return not (isinstance(self.model, ImageGPTFeatures) or self.is_graph)
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether it answers and shows nothing else: no features, no layers, no gradients, no weights."""
+        return isinstance(self.model, GraphForImageClassification)
 
     @property
     def configuration(self) -> dict[str, Any] | None:
@@ -152,8 +158,8 @@ def open_subject(
     runs (a file, an architecture that transformers has given up, a model of timm without timm) is converted on the way.
 
     Args:
-        source: a folder (timm's too), a Hub id, "timm:NAME" or "timm:NAME@FILE", whatever else `hf-vit convert` reads,
-            a pair (model, image processor) or a `Subject`.
+        source: a folder (timm's too), a graph of `hf-vit export --to onnx` or its folder, a Hub id, "timm:NAME" or
+            "timm:NAME@FILE", whatever else `hf-vit convert` reads, a pair (model, image processor) or a `Subject`.
         device: torch device; by default a GPU where there is one. Models made in Python stay where they are.
         as_classifier: refuse a folder or name that stands for no trained image classifier.
         inside: its layers will be read; those of timm's models are known once they are converted, where they can be.
@@ -167,6 +173,8 @@ def open_subject(
         model, processor = cast("tuple[nn.Module, Any]", source)
         return _of_transformers(model, processor, type(model).__name__, None)
     name = str(source)
+    if (file := graph_file(name)) is not None:
+        return _of_graph(file, device, inside)
     library, takes_pixels = library_of(name, stored_config(name))
     if not takes_pixels or (inside and library == "timm"):
         try:
@@ -199,6 +207,15 @@ def _of_foreign(source: str, device: str | None, as_classifier: bool) -> Subject
     model.to(place)
     subject = _of_transformers(model, converted.processor(), name, folder if is_folder else None)
     return replace(subject, origin=converted.plan.origin)
+
+
+def _of_graph(file: Path, device: str | None, inside: bool) -> Subject:
+    if inside:
+        raise UserError(f"{file} is a graph, whose layers cannot be read; give the model that was exported")
+    if device is not None and pick_device(device).type != "cpu":
+        raise UserError(f"{file} is a graph, which runs on the CPU; leave --device {device} out")
+    graph = GraphForImageClassification(file)
+    return _of_transformers(graph, graph.processor, f"{file.resolve().parent.name}/{file.name}", None)
 
 
 def _of_image_gpt(model: nn.Module, processor: Any, name: str, folder: Path | None) -> Subject:

@@ -132,6 +132,8 @@ def robustness(examination: Examination, *, epsilons: Sequence[float] = EPSILONS
             f"epsilons {list(epsilons)} (1/255) must lie in 0 < epsilon <= 255, steps {steps} be at least 1; "
             "choose others"
         )
+    if not examination.subject.is_differentiable:
+        raise UserError(f"{examination.subject.name} has no gradients to attack it by; give the model it was made of")
     scale, model = PixelScale.of(examination.subject), examination.subject.model
     hits, images = np.zeros((2, len(sizes) + 1)), 0
     for values, labels in examination.judging("attacking"):

@@ -1,0 +1,116 @@
+"""A graph that was exported is a subject like any other: commands take `model.onnx`, and answer as for its model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from models.families import FAMILIES
+from PIL import Image
+from training.conftest import make_colour_folder
+
+from hf_vit import conversion
+from hf_vit.data import make_processor
+from hf_vit.errors import UserError
+from hf_vit.subjects.subject import open_subject
+from hf_vit_cli.main import main
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's exporter
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A classifier of colours (random weights), its graph, and images."""
+    root = tmp_path_factory.mktemp("graph")
+    names = {"id2label": {0: "blue", 1: "green", 2: "red"}, "label2id": {"blue": 0, "green": 1, "red": 2}}
+    model = FAMILIES["plain"].build("classification", **names, num_hidden_layers=1)
+    model.save_pretrained(root / "model")
+    make_processor(model.config).save_pretrained(root / "model")
+    conversion.export(root / "model", root / "out", "onnx")
+    return {
+        "MODEL": root / "model",
+        "GRAPH": root / "out/model.onnx",
+        "FOLDER": root / "out",
+        "DATA": make_colour_folder(root / "colours", count=10),
+    }
+
+
+def run(*words: object) -> Any:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    return ended.value.code
+
+
+def test_the_same_answers_as_the_model(places: dict[str, Path]):
+    graph, model = open_subject(places["GRAPH"]), open_subject(places["MODEL"], "cpu")
+    images = [Image.open(path).convert("RGB") for path in sorted(places["DATA"].rglob("*.png"))[:5]]
+    assert graph.label_sets == model.label_sets
+    assert torch.equal(graph.prepare(images), model.prepare(images))
+    with torch.no_grad():
+        given, wanted = (one.model(one.pixel_values(images)).logits for one in (graph, model))
+    torch.testing.assert_close(given, wanted, rtol=0, atol=1e-5)
+    assert graph.fingerprint != model.fingerprint
+
+
+@pytest.mark.parametrize("which", ["GRAPH", "FOLDER"])
+def test_predict(which: str, places: dict[str, Path], capsys: pytest.CaptureFixture[str]):
+    image = next(places["DATA"].rglob("*.png"))
+    assert not run("predict", places["MODEL"], image)
+    wanted = capsys.readouterr().out
+    assert not run("predict", places[which], image)
+    assert capsys.readouterr().out == wanted
+
+
+def test_evaluate(places: dict[str, Path], tmp_path: Path):
+    for name in ("MODEL", "GRAPH"):
+        assert not run("evaluate", places[name], "--data", places["DATA"], "--output", tmp_path / name)
+    written = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("MODEL", "GRAPH")]
+    assert written[0] == written[1]
+
+
+def test_compare(places: dict[str, Path], tmp_path: Path):
+    """Not attacked, as a graph has no gradients; all else as the model."""
+    words = ("--speed-turns", "1", "--corruption", "contrast", "--epsilon", "1")
+    assert not run(
+        "compare", places["GRAPH"], places["MODEL"], "--data", places["DATA"], "--output", tmp_path / "out", *words
+    )
+    assert json.loads((tmp_path / "out/speed.json").read_text())["rows"]
+    of_graph, of_model = json.loads((tmp_path / "out/comparison.json").read_text())["models"]
+    assert of_graph["top1"] == of_model["top1"]
+    assert (of_graph["parameters"], of_graph["flops"], of_graph["fgsm"]) == (None, None, None)
+    assert of_graph["notes"][-1] == "a graph: not attacked, parameters and FLOPs not counted"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("embed", "GRAPH", "--data", "DATA", "--output", "OUT"), "is a graph, which has no embeddings"),
+        (("evaluate", "GRAPH", "--data", "DATA", "--protocol", "knn"), "(of a graph, the one that was exported)"),
+        (("analyze", "GRAPH", "--images", "DATA", "--output", "OUT"), "is a graph, whose layers cannot be read"),
+        (("evaluate", "GRAPH", "--data", "DATA", "--protocol", "robustness"), "has no gradients"),
+    ],
+    ids=lambda given: given[0] if isinstance(given, tuple) else "",
+)
+def test_what_needs_the_inside_is_refused_in_one_line(
+    words: tuple[str, ...], message: str, places: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run(*({**places, "OUT": tmp_path / "out"}.get(word, word) for word in words)) == 1
+    told = capsys.readouterr().err
+    assert message in told
+    assert "Traceback" not in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_files_are_refused(places: dict[str, Path], tmp_path: Path):
+    (tmp_path / "text.onnx").write_text("no graph")
+    with pytest.raises(UserError, match=r"text\.onnx cannot be read by onnxruntime"):
+        open_subject(tmp_path / "text.onnx")
+    proto = onnx.load(places["GRAPH"])
+    del proto.metadata_props[:]
+    onnx.save(proto, tmp_path / "other.onnx")
+    with pytest.raises(UserError, match=r"other\.onnx does not say its labels; give a graph that hf-vit export"):
+        open_subject(tmp_path / "other.onnx")
+    with pytest.raises(UserError, match=r"the graph refuses images of 1x16 px: .*image_sides_are_smaller_than_4x4_px"):
+        open_subject(places["GRAPH"]).model(torch.zeros(1, 3, 1, 16))
