@@ -28,6 +28,8 @@ from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.writing import new_file, saying_why
 
+SPELLINGS = ("newer", "older")
+
 
 def convert(
     source: str | Path,
@@ -158,7 +160,13 @@ class ExportResult(Displayed):
 
 
 def export(
-    model: str | Path, output: str | Path, to: str, *, force: bool = False, static: bool = False
+    model: str | Path,
+    output: str | Path,
+    to: str,
+    *,
+    force: bool = False,
+    static: bool = False,
+    spelling: str | None = None,
 ) -> ExportResult:
     """Write a model in the files of another library; the folder appears complete or not at all.
 
@@ -168,13 +176,16 @@ def export(
         to: name of a target, a key of `TARGETS`.
         force: replace `output` where it is a folder that this package wrote.
         static: a graph (ONNX) for the nominal image size alone.
+        spelling: of the keys of vit_jax, "newer" (by default) or "older", as released files have it.
 
     Raises:
         UserError: there is no such model or target, the target cannot express the model, a library is missing, or the
             written model gives other results.
     """
     target, started = find_target(to), time.perf_counter()
-    target.refuse_options({"static": static})
+    target.refuse_options({"static": static, "spelling": spelling})
+    if spelling not in (None, *SPELLINGS):
+        raise UserError(f"--spelling {spelling!r} is none; give one of {', '.join(SPELLINGS)}")
     target.require_libraries()
     place = free_folder(output, force)
     if Path(model).exists() and place in (Path(model).resolve(), *Path(model).resolve().parents):
@@ -184,7 +195,7 @@ def export(
         target.refuse_inexpressible(loaded)
         arrays = target.arrays_of(loaded)
         with new_folder(place, force) as folder:
-            outgoing = OutgoingModel(loaded, processor, arrays, folder, static)
+            outgoing = OutgoingModel(loaded, processor, arrays, folder, static, spelling or SPELLINGS[0])
             with progress(f"writing {place.name}"), saying_why(place):
                 target.write(outgoing)
             with progress(f"comparing {place.name}"):

@@ -53,6 +53,7 @@ class OutgoingModel:
         arrays: key of the target -> contiguous array; empty for a target without key table.
         folder: where the files go.
         static: for the nominal image size alone.
+        spelling: of an original's keys, where it has several.
     """
 
     model: PreTrainedModel
@@ -60,6 +61,7 @@ class OutgoingModel:
     arrays: dict[str, torch.Tensor]
     folder: Path
     static: bool = False
+    spelling: str = "newer"
 
     @property
     def config(self) -> Any:
@@ -149,7 +151,7 @@ class Target(ABC):
             raise UserError(f'the export to {self.title} needs {", ".join(missing)}: pip install "hf-vit[{extra}]"')
 
     @final
-    def refuse_options(self, given: Mapping[str, bool]) -> None:
+    def refuse_options(self, given: Mapping[str, object]) -> None:
         """Raise a UserError that names an option of other targets."""
         for name, value in given.items():
             if value and name not in self.options:

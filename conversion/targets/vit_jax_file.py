@@ -1,4 +1,4 @@
-"""`model.npz` for Google's vision_transformer (vit_jax), in the newer (linen) spelling of its keys."""
+"""`model.npz` for Google's vision_transformer (vit_jax), in the newer (linen) spelling of its keys or the older."""
 
 from typing import Any, final
 
@@ -14,6 +14,12 @@ from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Target
 
 FILE = "model.npz"
 
+# The older spelling numbers the modules of a block in one sequence; released files have it, and timm reads it alone.
+_OLDER = {
+    "/MultiHeadDotProductAttention_0/": "/MultiHeadDotProductAttention_1/",
+    "/LayerNorm_1/": "/LayerNorm_2/",
+    "/MlpBlock_0/": "/MlpBlock_3/",
+}
 _TABLES = {"hf_vit": vit_jax.ORIGIN, "hf_hybrid_vit": vit_jax_hybrid.ORIGIN, "hf_mixer": mixer.ORIGIN}
 _EXPRESSED = {
     **SIZES,
@@ -31,9 +37,14 @@ class VitJaxFile(Target):
     title = "Google's vision_transformer"
     tables = _TABLES
     expresses = _EXPRESSED
+    options = ("spelling",)
 
     def write(self, outgoing: OutgoingModel) -> None:
-        arrays: dict[str, Any] = {key: value.numpy() for key, value in outgoing.arrays.items()}
+        others = _OLDER if outgoing.spelling == "older" else {}
+        arrays: dict[str, Any] = {}
+        for key, value in outgoing.arrays.items():
+            part = next((part for part in others if part in key), "")
+            arrays[key.replace(part, others[part]) if part else key] = value.numpy()
         np.savez(outgoing.folder / FILE, **arrays)
         outgoing.processor.save_pretrained(outgoing.folder)
 

@@ -222,6 +222,35 @@ def test_originals_files_come_back_with_the_same_bits(case: str, golden: Path, t
             assert np.array_equal(before[key].reshape(after[name].shape), after[name]), key
 
 
+@pytest.mark.parametrize("pooling", ["token", "gap"])
+def test_timms_own_reader_reads_the_older_spelling(pooling: str, tmp_path: Path):
+    """As released files are spelt; the newer spelling, which timm cannot read, is the default."""
+    fields = {"hidden_size": 192, "patch_size": 16, "image_size": 64, "pooling": pooling}
+    source = make("HfViTForImageClassification", tmp_path / "source", **fields, num_labels=5)
+    export(source, tmp_path / "newer", "vit_jax")
+    export(source, tmp_path / "older", "vit_jax", spelling="older")
+    kinds = {"global_pool": "token"} if pooling == "token" else {"global_pool": "avg", "class_token": False}
+    size = {
+        "img_size": 64,
+        "num_classes": 5,
+        "depth": 2,
+        "num_heads": 3,
+        "mlp_ratio": 20 / 192,
+        "act_layer": "gelu_tanh",
+    }
+    theirs = timm.create_model("vit_tiny_patch16_224", **size, **kinds, fc_norm=False).eval()
+    with pytest.raises(KeyError):
+        theirs.load_pretrained(tmp_path / "newer" / "model.npz")
+    theirs.load_pretrained(tmp_path / "older" / "model.npz")
+    ours, images = load(source, "HfViTForImageClassification").double(), torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs.double()(images), ours(images).logits, rtol=0, atol=1e-10)
+    with pytest.raises(UserError, match="--spelling 'oldest' is none; give one of newer, older"):
+        export(source, tmp_path / "other", "vit_jax", spelling="oldest")
+    with pytest.raises(UserError, match="--spelling does not go with --to timm; leave it out"):
+        export(source, tmp_path / "other", "timm", spelling="older")
+
+
 def test_missing_libraries_are_named(tmp_path: Path, monkeypatch):
     source = make("HfViTModel", tmp_path / "source")
     monkeypatch.setattr("hf_vit.conversion.targets.target.find_spec", lambda name: None)

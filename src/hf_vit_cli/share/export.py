@@ -14,10 +14,13 @@ def export(
     static: Annotated[
         bool, typer.Option("--static", help="With --to onnx: a graph for the nominal image size alone.")
     ] = False,
+    spelling: Annotated[
+        str | None, typer.Option(metavar="SPELLING", help="With --to vit_jax: newer (default) or older keys.")
+    ] = None,
 ) -> None:
     """Write a model in the files of another library, and compare its results there; all or nothing."""
     from hf_vit import conversion
 
-    result = conversion.export(model, output, to, force=force, static=static)
+    result = conversion.export(model, output, to, force=force, static=static, spelling=spelling)
     typer.echo(f"results differ by at most {result.difference:.1e} (measured with {result.measured_with})")
     typer.echo(f"saved in {result.output}")
