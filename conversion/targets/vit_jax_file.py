@@ -1,5 +1,6 @@
 """`model.npz` for Google's vision_transformer (vit_jax), in the newer (linen) spelling of its keys or the older."""
 
+import re
 from typing import Any, final
 
 import numpy as np
@@ -20,6 +21,7 @@ _OLDER = {
     "/LayerNorm_1/": "/LayerNorm_2/",
     "/MlpBlock_0/": "/MlpBlock_3/",
 }
+_GROUP_NORM = re.compile(r"(^|/)gn(\d|_root|_proj)/(scale|bias)$")
 _TABLES = {"hf_vit": vit_jax.ORIGIN, "hf_hybrid_vit": vit_jax_hybrid.ORIGIN, "hf_mixer": mixer.ORIGIN}
 _EXPRESSED = {
     **SIZES,
@@ -43,6 +45,8 @@ class VitJaxFile(Target):
         others = _OLDER if outgoing.spelling == "older" else {}
         arrays: dict[str, Any] = {}
         for key, value in outgoing.arrays.items():
+            if _GROUP_NORM.search(key):  # maps have four axes there
+                value = value.reshape(1, 1, 1, -1)
             part = next((part for part in others if part in key), "")
             arrays[key.replace(part, others[part]) if part else key] = value.numpy()
         np.savez(outgoing.folder / FILE, **arrays)
