@@ -119,7 +119,8 @@ def refuse(watcher: Watcher, prepared: Prepared, what: str, at: int) -> str:
     assert outcome.code == 1, outcome
     line = check_line(outcome)
     reason = os.strerror(errno.ENOSPC if what == "FULL" else getattr(errno, what))
-    assert reason in line or "for want of space" in line, f"the reason is missing: {line}"
+    told = (reason, "for want of space", "MiB free and")  # the last before a training starts
+    assert any(one in line for one in told), f"the reason is missing: {line}"
     assert re.search(r"; (free|make|have|raise|choose)", line), f"the remedy is missing: {line}"
     return f"{left}, {go_on(watcher, prepared)}"
 

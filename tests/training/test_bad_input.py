@@ -182,6 +182,7 @@ def test_full_disk_is_told_beforehand(refused, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**30, 2**30 - 5 * 2**20, 5 * 2**20))
     message = refused()
     assert "has 5.0 MiB free and training needs about" in message
+    assert message.endswith("; free some space or choose another place\n")  # bench data has no --output
 
 
 def test_needed_space_is_counted_in_whole(tmp_path, monkeypatch):

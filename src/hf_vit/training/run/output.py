@@ -170,7 +170,7 @@ def need_space(folder: Path, needed: int) -> None:
     if free < needed:
         raise UserError(
             f"the disk of {folder} has {_size(free)} free and training needs about {_size(needed)} (the model and "
-            "three checkpoints with optimizer state); free some space or choose another --output"
+            "three checkpoints with optimizer state); free some space or choose another place"
         )
 
 
