@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch
 
-from hf_vit import HfAxialViTConfig, HfHybridViTConfig
+from hf_vit import HfAxialViTConfig, HfHybridViTConfig, HfViTConfig
 from hf_vit.training import FinetuneOptions, finetune
-from hf_vit.training.demonstration import digits_config
 
 WIDTHS = {
     "image_size": 16,
@@ -25,7 +24,7 @@ WIDTHS = {
 }
 # 4x4 tokens each. An axial block holds two halves, each the size of a ViT's block; the hybrid's stem is about one.
 CONFIGS = {
-    "vit-digits": digits_config(),
+    "vit-digits": HfViTConfig(**WIDTHS, patch_size=4, num_hidden_layers=6),
     "hybrid-digits": HfHybridViTConfig(**WIDTHS, stage_depths=(1,), stem_width=32, num_hidden_layers=4),
     "axial-digits": HfAxialViTConfig(**WIDTHS, patch_size=4, num_hidden_layers=3),
 }

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hf_vit import HfViTForImageClassification, UserError
+from hf_vit import HfHybridViTForImageClassification, UserError
 from hf_vit.data import make_processor
 from hf_vit.results.facts import Facts, append_record, new_record
 from hf_vit.training.demonstration import FRESH_PROGRAM, claim_output, digits_config, look_afresh, train_digits
@@ -61,7 +61,7 @@ def test_fresh_program_would_notice_an_importable_package(tmp_path):
 
 @pytest.mark.slow
 def test_promised_accuracy_and_time(tmp_path):
-    """Over three seeds at least 98% of the test images on average; one run takes at most two minutes on two cores."""
+    """Over three seeds at least 99% of the test images on average; one run takes at most two minutes on two cores."""
     accuracies, seconds = [], []
     for seed in range(3):
         start = time.perf_counter()
@@ -77,7 +77,7 @@ def test_promised_accuracy_and_time(tmp_path):
         seconds.append(time.perf_counter() - start)
         accuracies.append(float(re.search(r"accuracy ([\d.]+)%", done.stdout)[1]))
     print(accuracies, seconds)
-    assert sum(accuracies) / 3 >= 98.0
+    assert sum(accuracies) / 3 >= 99.0
     assert seconds[0] <= 120
 
 
@@ -117,7 +117,7 @@ def test_an_earlier_demonstration_stays_until_the_new_one_takes_its_place(tmp_pa
 
 
 def test_a_full_disk_of_the_fresh_process_is_told_in_a_line(tmp_path, monkeypatch):
-    model = HfViTForImageClassification(digits_config())
+    model = HfHybridViTForImageClassification(digits_config())
     result = SimpleNamespace(model=model, processor=make_processor(model.config))
     (tmp_path / "config.json").touch()
     said = "Traceback (most recent call last):\n  ...\nOSError: [Errno 28] No space left on device"
