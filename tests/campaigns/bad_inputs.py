@@ -13,21 +13,23 @@ from PIL import Image
 # What the bad value of an option or argument is drawn from, by its name; a number by its type. Whatever is added to the
 # program must be added here, or the campaign says so.
 KINDS = {
-    "model": ("model", "models", "teacher", "against"),
+    "model": ("model", "models", "teacher", "against", "other"),
     "data": ("data", "images", "source"),
     "output": ("output", "report"),
     "file": ("verify", "labels", "class_map", "cue_conflict", "config", "sources", "real_labels", "mappings"),
     "size": ("image_size", "resize_to"),
     "repository": ("repo", "push"),
+    "place": ("places",),
     "device": ("device",),
     "name": (
         "recipe", "distillation", "precision", "optimizer", "schedule", "loss", "tune", "objective", "target", "mode",
         "normalization", "name", "protocol", "split", "fill", "picture_format", "hidden_act", "pooling", "to", "kinds",
         "only", "corruption", "variants", "work", "dtype", "contestant", "report_to", "image_column", "label_column",
+        "family",
     ),
     "text": ("sweep_rates", "device_flops", "sha256", "license", "revision", "tag", "max_shard_size", "prefix"),
 }  # fmt: skip
-FREE = ("unit",)  # any text will do
+FREE = ("unit", "search", "judged_on", "collection")  # any text will do, or is shown as it is
 ENDLESS = ("steps", "epochs", "seeds", "turns", "builds", "trials", "seconds", "speed_turns")  # many take their time
 
 VALUES: dict[str, tuple[str, ...]] = {
@@ -59,6 +61,10 @@ VALUES: dict[str, tuple[str, ...]] = {
     "repository": (
         "", "a/b/c", "user/", "/name", "user/na me", "user/..", "-user/x", "user/" + "x" * 200,
         "user/x.git",
+    ),
+    "place": (
+        "no/such/folder", "../..", "-/-", "user/" + "x" * 300, "notes.txt", "/dev/null", "pipe", "loop", "dangling",
+        "https://huggingface.co/user", "line\nbreak", "ünï", "\x1b[31mred",
     ),
     "device": ("", "quantum", "cuda", "cuda:9", "cuda:x", "mps", "meta", "cpu:x", "gpu", "-1"),
     "name": ("", "nosuch", "TOP1", "adam w", "x" * 300, "-1"),
@@ -96,6 +102,8 @@ GOOD: dict[str, dict[str, list[str]]] = {
     "convert": {"model": ["checkpoint.npz"], "output": ["out"]},
     "export": {"model": ["model"], "output": ["out"], "to": ["--to", "transformers"]},
     "card": {"model": ["model"]},
+    "diff": {"model": ["model"], "other": ["model_2"], "output": ["--output", "out"]},
+    "models": {"places": ["model"]},
     "push": {"model": ["model"], "repo": ["user/name"], "license": ["--license", "mit"]},
     "verify": {"repo": ["user/name"]},
     "bench models": {
@@ -110,6 +118,9 @@ BESIDE = {
     ("evaluate", "shots"): "--protocol few-shot", ("evaluate", "trials"): "--protocol few-shot",
     ("evaluate", "neighbors"): "--protocol knn", ("evaluate", "epsilons"): "--protocol robustness",
     ("evaluate", "steps"): "--protocol robustness", ("evaluate", "kinds"): "--protocol corruptions",
+    ("evaluate", "real_labels"): "--protocol real", ("evaluate", "mappings"): "--protocol objectnet",
+    ("diff", "image_column"): "--data colours", ("diff", "label_column"): "--data colours",
+    ("diff", "num_images"): "--data colours", ("card", "carbon_intensity"): "--power 30",
     ("evaluate", "patch_size"): "--protocol patch-drop", ("evaluate", "fill"): "--protocol patch-drop",
     ("finetune", "temperature"): "--teacher model_2", ("finetune", "distillation"): "--teacher model_2",
     ("finetune", "distillation_weight"): "--teacher model_2", ("finetune", "bce_threshold"): "--loss bce",

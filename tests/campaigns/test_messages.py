@@ -82,13 +82,17 @@ def all_cases() -> list[str]:
     ]
 
 
+# An argument that can be repeated, by its name as an option.
+WRITTEN = {"models": "model", "sources": "source", "variants": "variant", "places": "place"}
+
+
 def words_of(case: str) -> tuple[list[str], str]:
     """What is typed, and the bad value."""
     command, name, written = case.split("/", 2)
     value = ast.literal_eval(written)
     good = [word for other, words in GOOD[command].items() if other not in (name, REPLACES.get(name)) for word in words]
     good += BESIDE.get((command, name), "").split()
-    option = "--" + {"models": "model", "sources": "source", "variants": "variant"}.get(name, name).replace("_", "-")
+    option = "--" + WRITTEN.get(name, name).replace("_", "-")
     if (command, name) == ("predict", "images"):
         option = "--image"
     hint = HINTS[command][name]
