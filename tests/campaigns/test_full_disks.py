@@ -35,7 +35,7 @@ def test_refused_at_every_stage(watcher: Watcher, has_disk: bool, prepared: Call
         for place, name in enumerate(WRITING):
             command = prepared(name)
             few = 6 // strikes.THINNED + 1
-            numbers = {"ENOSPC": strikes.every_change(command, name, "ENOSPC", 4 * strikes.THINNED)}
+            numbers = {"ENOSPC": strikes.every_change(command, name, "ENOSPC")}
             if has_disk:
                 numbers["FULL"] = strikes.some_changes(command, name, "FULL", few)
             for what in ERRORS if strikes.THINNED == 1 else ERRORS[place % len(ERRORS) :][:1]:
