@@ -1,0 +1,69 @@
+"""How good is the demonstration? Its models' answers over the seeds, beside two classifiers of scikit-learn.
+
+    hf-vit demo --seeds 10 --output out/seeds
+    python benchmarks/demo.py out/seeds [--output benchmarks/results/demo.json]
+
+Reads what facts.json of every seed says of the 360 test images, and fits a support vector machine and the 3 nearest
+neighbours on the pixels of the same training images. Their settings are common ones for these digits, not tuned here.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.svm import SVC
+
+from hf_vit.data import load_data
+from hf_vit.results.facts import Facts
+
+PEERS = {"SVC(C=10, gamma=0.001)": SVC(C=10, gamma=0.001), "3 nearest neighbours": KNeighborsClassifier(3)}
+
+
+def seed_of(folder: Path) -> dict[str, Any]:
+    """What the facts of one seed's model say."""
+    facts = Facts.load(folder)
+    training, test = facts.of_kind("training")[-1], facts.of_kind("evaluation")[-1]
+    assert test.data is not None
+    return {
+        "seed": training.seed,
+        "test_accuracy": test.values["top1"],
+        "images": test.data.size,
+        "validation_accuracy": training.values["validation_accuracy"],
+        "recipe": training.values["recipe"],
+        "training_seconds": training.seconds,
+        "date": f"{training.date:%Y-%m-%d}",
+        "hardware": training.hardware,
+        "versions": training.versions,
+    }
+
+
+def peers() -> dict[str, int]:
+    """How many of the test images each peer has wrong."""
+    splits: Any = load_data("digits").splits
+    pixels = {
+        name: np.stack([np.asarray(row["image"].convert("L"), dtype=float).ravel() / 255 * 16 for row in splits[name]])
+        for name in ("train", "test")
+    }
+    labels = {name: np.array(splits[name]["label"]) for name in pixels}
+    fitted = {name: peer.fit(pixels["train"], labels["train"]) for name, peer in PEERS.items()}
+    return {name: int((peer.predict(pixels["test"]) != labels["test"]).sum()) for name, peer in fitted.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "demo.json")
+    arguments = parser.parse_args()
+    seeds = sorted((seed_of(folder) for folder in arguments.folder.glob("seed-*")), key=lambda one: one["seed"])
+    mean = sum(one["test_accuracy"] for one in seeds) / len(seeds)
+    found = {"mean_test_accuracy": mean, "seeds": seeds, "wrong_of_360": peers()}
+    arguments.output.write_text(json.dumps(found, indent=1) + "\n")
+    worst = min(one["test_accuracy"] for one in seeds)
+    print(f"{len(seeds)} seeds: mean {mean:.2%}, worst {worst:.2%}; wrong of 360: {found['wrong_of_360']}")
+
+
+if __name__ == "__main__":
+    main()
