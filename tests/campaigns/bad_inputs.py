@@ -25,7 +25,7 @@ KINDS = {
         "recipe", "distillation", "precision", "optimizer", "schedule", "loss", "tune", "objective", "target", "mode",
         "normalization", "name", "protocol", "split", "fill", "picture_format", "hidden_act", "pooling", "to", "kinds",
         "only", "corruption", "variants", "work", "dtype", "contestant", "report_to", "image_column", "label_column",
-        "family",
+        "family", "spelling",
     ),
     "text": ("sweep_rates", "device_flops", "sha256", "license", "revision", "tag", "max_shard_size", "prefix"),
 }  # fmt: skip

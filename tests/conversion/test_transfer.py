@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from originals.bit_paper import as_big_transfer, make_resnet_v2
+from originals.mixer import mixer_of_timm
 from originals.open_clip import open_clip_tower
 from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, vit_hybrid_parts
 
@@ -89,6 +90,8 @@ def files(golden: Path) -> dict[str, tuple[dict[str, tuple[int, ...]], Companion
         "vit_jax_hybrid": (shapes_of(np.load(golden / "hybrid_r50.ckpt.npz")), alone),
         "big_vision": (shapes_of(np.load(golden / "bv_map_sincos_rep_scan.ckpt.npz")), alone),
         "bit": (shapes_of(np.load(golden / "bit_v1.ckpt.npz")), alone),
+        "mixer": (shapes_of(np.load(golden / "mixer.ckpt.npz")), alone),
+        "timm_mixer": (shapes_of(mixer_of_timm().state_dict()), alone),
         "bit_paper": (shapes_of(as_big_transfer(make_resnet_v2())), alone),
         "transformers_vit": (shapes_of(vit.state_dict()), Companions(vit.config.to_dict())),
         "transformers_deit": (shapes_of(deit.state_dict()), Companions(deit.config.to_dict())),

@@ -87,7 +87,7 @@ class TestExport:
         ("name", "choice"), [FEW[0], *(pytest.param(*path, marks=pytest.mark.slow) for path in [*FEW[1:], *MORE])]
     )
     def test_torch_export(self, name: str, choice: str):
-        family = FAMILIES[name]
+        family = (FAMILIES | MIXERS)[name]
         model = family.build("classification", choice, **ONE)
         program = exported(family, model, "Dynamo")
         for batch in (1, 5):
@@ -105,7 +105,7 @@ class TestExport:
     def test_onnx(self, name: str, choice: str, tmp_path: Path):
         import onnxruntime
 
-        family = FAMILIES[name]
+        family = (FAMILIES | MIXERS)[name]
         model = family.build("classification", choice, **ONE)
         exported(family, model, "Onnx").save_pretrained(tmp_path)
         session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
