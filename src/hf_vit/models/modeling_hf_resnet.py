@@ -9,15 +9,13 @@ from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import nn
-from transformers import initialization as init
 from transformers.backbone_utils import filter_output_hidden_states
-from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_resnet import HfResNetBaseConfig
-from .loss_hf_vit import classifier_loss
-from .pretrained_hf_vit import HfBaseBackbone, HfPreTrainedModel
+from .pretrained_hf_vit import HfBaseBackbone, HfPooledForImageClassification, HfPreTrainedModel
 
 
 class HfResNetPreTrainedModel(HfPreTrainedModel):
@@ -79,36 +77,10 @@ class HfResNetBaseModel(HfResNetPreTrainedModel):
         return BaseModelOutputWithPooling(last_hidden_state=features, pooler_output=features.mean(dim=1))
 
 
-class HfResNetBaseForImageClassification(HfResNetPreTrainedModel):
+class HfResNetBaseForImageClassification(HfResNetPreTrainedModel, HfPooledForImageClassification):
     """Abstract: a family's model with a zero-initialised linear head."""
 
     model_class: ClassVar[type[HfResNetBaseModel]]
-
-    def __init__(self, config: HfResNetBaseConfig) -> None:
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.resnet = self.model_class(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels else nn.Identity()
-        self.post_init()
-
-    def init_heads(self) -> None:
-        if isinstance(self.classifier, nn.Linear):
-            init.zeros_(self.classifier.weight)
-
-    @can_return_tuple
-    def forward(
-        self,
-        pixel_values: torch.Tensor,
-        labels: torch.Tensor | None = None,
-        patch_attention_mask: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> ImageClassifierOutput:
-        """Classify images [B, C, H, W]: logits [B, K], and the loss where there are labels (see the ViT's)."""
-        num_items_in_batch = kwargs.pop("num_items_in_batch", None)
-        outputs = self.resnet(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
-        logits = self.classifier(outputs.pooler_output)
-        loss = classifier_loss(logits, labels, self.config, num_items_in_batch)
-        return ImageClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
 class HfResNetBaseBackbone(HfBaseBackbone, HfResNetPreTrainedModel):

@@ -7,16 +7,19 @@ Sources: the original code's initialisation (arXiv 2010.11929); resizing: 2010.1
 import copy
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import nn
 from transformers import initialization as init
 from transformers.backbone_utils import BackboneMixin
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.modeling_utils import PreTrainedModel
+from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .configuration_hf_base import HfBaseConfig
+from .loss_hf_vit import classifier_loss
 
 SIZE_KEYS = ("image_size", "patch_size")
 HUB_KEYS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
@@ -130,6 +133,38 @@ class HfPreTrainedModel(PreTrainedModel):
         for name in SIZE_KEYS:
             if getattr(self.config, name) != getattr(new, name):
                 setattr(self.config, name, getattr(new, name))
+
+
+class HfPooledForImageClassification(HfPreTrainedModel):
+    """Abstract: a family's model, by its `base_model_prefix`, with a zero-initialised linear head on what it pools."""
+
+    model_class: ClassVar[type[HfPreTrainedModel]]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        setattr(self, self.base_model_prefix, self.model_class(config))
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels else nn.Identity()
+        self.post_init()
+
+    def init_heads(self) -> None:
+        if isinstance(self.classifier, nn.Linear):
+            init.zeros_(self.classifier.weight)
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        patch_attention_mask: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> ImageClassifierOutput:
+        """Classify images [B, C, H, W]: logits [B, K], and the loss where there are labels (see the ViT's)."""
+        num_items_in_batch = kwargs.pop("num_items_in_batch", None)
+        outputs = self.base_model(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
+        logits = self.classifier(outputs.pooler_output)
+        loss = classifier_loss(logits, labels, self.config, num_items_in_batch)
+        return ImageClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
 class HfBaseBackbone(BackboneMixin, HfPreTrainedModel):

@@ -48,7 +48,6 @@ class ProtocolResult(Displayed, ABC):
     def tables(self, judged: str) -> list[Table]:
         """What a terminal shows; `judged`: the images, for a title."""
 
-    @abstractmethod
     def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
         """File -> picture; None where there is nothing to draw, so that one of an earlier run goes.
 
@@ -56,6 +55,7 @@ class ProtocolResult(Displayed, ABC):
             stem: of the file of a protocol that has one picture.
             judged: the images, for a title.
         """
+        return {}
 
     def record(self, protocol: str, settings: dict[str, Any], pictures: list[str]) -> dict[str, Any]:
         """The values of a record in facts.json; `pictures`: the files that lie beside the weights."""

@@ -9,14 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _PUBLISHED = re.compile(r"ILSVRC2012_val_0*([1-9]\d*)\.\w+")
 
@@ -53,9 +50,6 @@ class RealResult(ProtocolResult):
             ["reassessed labels (ReaL)", f"{self.num_labelled:,}", real],
         ]
         return [Table(["labels", "images", "accuracy"], rows, f"{self.title}: {judged}")]
-
-    def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
-        return {}
 
 
 def real(examination: Examination, *, real_labels: str | os.PathLike[str] | None = None) -> RealResult:

@@ -19,7 +19,6 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from PIL.Image import Image
 
 FOLDERS, CLASSES = "folder_to_objectnet_label.json", "objectnet_to_imagenet_1k.json"
@@ -68,9 +67,6 @@ class ObjectNetResult(ProtocolResult):
         title = f"the {len(worst)} worst of {len(self.per_class)} classes"
         classes = [[name, percent(value)] for name, value in worst]
         return [Table([], rows, judged), Table(["class", "top-1 accuracy"], classes, title)]
-
-    def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
-        return {}
 
 
 def objectnet(examination: Examination, *, mappings: str | os.PathLike[str] | None = None) -> ObjectNetResult:
