@@ -129,6 +129,7 @@ BESIDE = {
     ("analyze", "cue_conflict"): "--only shape_bias", ("analyze", "rollout_identity"): "--only attention_rollout",
     ("soup", "models"): "model_2", ("compare", "models"): "model_2", ("analyze", "against"): "--only cka",
     ("analyze", "cka_batch_size"): "--only cka", ("verify", "data"): "--results", ("verify", "device"): "--results",
+    ("export", "spelling"): "--to vit_jax",
 }  # fmt: skip
 for _name in ("temperature", "encoder_momentum", "projection_size", "hidden_size", "normalization"):
     BESIDE["pretrain", _name] = "--objective contrastive"

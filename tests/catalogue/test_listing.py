@@ -129,6 +129,17 @@ class Page(HTMLParser):
         self.text += data
 
 
+def test_a_folder_is_listed_without_its_warnings(tmp_path: Path) -> None:
+    """18 px hold two patches of 8 px and leave some over, and a field is misspelt: warnings are errors here."""
+    save_model(tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    fields = json.loads(config.read_text()) | {"hiden_size": 3, "image_size": 18}
+    config.write_text(json.dumps(fields))
+    (entry,) = list_models([str(tmp_path)]).entries
+    assert not entry.problem
+    assert entry.forward_flops
+
+
 def test_a_user_s_repositories(hub: Loopback, xet_client: Client, tmp_path: Path) -> None:
     """On two pages; one is private, one is of a stranger who writes what may not be read as HTML, or as a number."""
     for number, name in enumerate(("first", "second", "third")):

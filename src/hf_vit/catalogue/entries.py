@@ -1,6 +1,7 @@
 """Models by what is known of them: the papers' variants, the model folders of a place, the repositories of a user."""
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -83,11 +84,13 @@ def entries_of(place: str) -> Iterator[Entry]:
 def with_flops(entry: Entry) -> Entry:
     """The same with the FLOPs of a forward pass, where they can be counted."""
     try:
-        if entry.kind == "variant":
-            return replace(entry, forward_flops=forward_flops(_variant_config(entry.name)))
-        if entry.kind == "folder" and family_of(entry.model_type) is not None:
-            config, task = find_config(entry.name)
-            return replace(entry, forward_flops=forward_flops(config, task=task))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a configuration has to say is for those who load it, not for a list
+            if entry.kind == "variant":
+                return replace(entry, forward_flops=forward_flops(_variant_config(entry.name)))
+            if entry.kind == "folder" and family_of(entry.model_type) is not None:
+                config, task = find_config(entry.name)
+                return replace(entry, forward_flops=forward_flops(config, task=task))
     except UserError as error:
         return replace(entry, problem=one_line(error))
     return entry
