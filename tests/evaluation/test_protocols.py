@@ -28,9 +28,10 @@ QUICK: dict[str, list[object]] = {
     "multi-label": [],
     "real": [],
     "objectnet": [],
+    "vtab": [],
 }
-# Those with data of their own: tests/training/test_multi_label.py, test_imagenet_labels.py.
-OF_ONE_CLASS = [name for name in PROTOCOLS if name not in ("top1", "multi-label", "real", "objectnet")]
+# Those with data of their own: tests/training/test_multi_label.py, test_imagenet_labels.py, test_vtab.py.
+OF_ONE_CLASS = [name for name in PROTOCOLS if name not in ("top1", "multi-label", "real", "objectnet", "vtab")]
 
 
 @pytest.fixture

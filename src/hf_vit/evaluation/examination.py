@@ -108,8 +108,9 @@ class Examination:
         )
 
     def judged_digests(self) -> list[str]:
-        """SHA-256 of the files of the images that judge; of a stream, whose images are not known before, none."""
-        seen, rows = self.data.seen.get(self.split, []), self._chosen(self.split)
+        """SHA-256 of the files of the images that judge; of those not looked at before, as in a stream, none."""
+        seen = self.data.seen.get(self.split, [])
+        rows = self._chosen(self.split) if seen else None
         return [image.digest for image in (seen if rows is None else [seen[row] for row in rows])]
 
     def judging(self, what: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -22,7 +22,7 @@ def evaluate(
         str,
         typer.Option(
             help="top1, few-shot, linear-probe, knn, calibration, robustness, corruptions, patch-drop, multi-label, "
-            "real or objectnet."
+            "real, objectnet or vtab."
         ),
     ] = "top1",
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",

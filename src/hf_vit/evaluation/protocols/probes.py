@@ -137,7 +137,7 @@ class Probe:
 
     def score(self, features: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
         """Share of right answers."""
-        return float(self.pipeline.score(features, labels))
+        return float((self.pipeline.predict(features) == labels).mean())
 
 
 @final

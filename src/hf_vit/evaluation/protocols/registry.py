@@ -22,6 +22,8 @@ from hf_vit.evaluation.protocols.objectnet import objectnet
 from hf_vit.evaluation.protocols.occlusion import patch_drop
 from hf_vit.evaluation.protocols.probes import linear_probe, nearest_neighbors
 from hf_vit.evaluation.protocols.top1 import top1
+from hf_vit.evaluation.protocols.vtab.data import load_vtab
+from hf_vit.evaluation.protocols.vtab.protocol import vtab
 from hf_vit.evaluation.reading import evaluating
 from hf_vit.results.facts import Facts, Record
 from hf_vit.subjects.subject import open_subject
@@ -38,9 +40,10 @@ PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
     "multi-label": multi_label,
     "real": real,
     "objectnet": objectnet,
+    "vtab": vtab,
 }
 # Those that look at features: their model needs no head.
-ON_FEATURES = ("few-shot", "linear-probe", "knn")
+ON_FEATURES = ("few-shot", "linear-probe", "knn", "vtab")
 
 
 @final
@@ -116,16 +119,16 @@ def evaluate_protocol(
         if subject.folder is not None:
             Facts.load(subject.folder)  # damaged facts are told before the work, not after it
         if isinstance(data, str):
-            size = subject.image_size
-            data = load_data(
-                data,
-                streaming=streaming,
-                skip_bad_images=skip_bad_images,
-                image_size=size,
-                image_column=image_column,
-                label_column=label_column,
-                multi_label=function is multi_label,
-            )
+            reading: dict[str, Any] = {
+                "streaming": streaming,
+                "skip_bad_images": skip_bad_images,
+                "image_column": image_column,
+                "label_column": label_column,
+            }
+            if function is vtab:
+                data = _vtab_data(data, seed, reading)
+            else:
+                data = load_data(data, image_size=subject.image_size, multi_label=function is multi_label, **reading)
         examination = Examination(subject, data, split, num_images, batch_size, seed, progress, num_workers)
         started = time.perf_counter()
         result = function(examination, **options)
@@ -136,6 +139,13 @@ def _protocol(name: str) -> Callable[..., ProtocolResult]:
     if name not in PROTOCOLS:
         raise UserError(f"there is no protocol '{name}'; there are {', '.join(PROTOCOLS)}")
     return PROTOCOLS[name]
+
+
+def _vtab_data(root: str, seed: int, reading: Mapping[str, object]) -> ImageData:
+    if given := [name for name, value in reading.items() if value]:
+        shown = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UserError(f"the tasks of VTAB are read as they were published, without {shown}; leave that out")
+    return load_vtab(root, seed)
 
 
 def _settings(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,462 @@
+"""VTAB-1k on small copies in the layouts of the published archives, and beside a probe that is written out here."""
+
+import importlib.util
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from evaluation import vtab_copies as copies
+from evaluation.tiny import make_classifier, make_processor
+from evaluation.vtab_copies import number_of
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from hf_vit.errors import UserError
+from hf_vit.evaluation import evaluate_protocol
+from hf_vit.evaluation.protocols.vtab import data as vtab_data
+from hf_vit.evaluation.protocols.vtab import natural, specialized, structured
+from hf_vit.evaluation.protocols.vtab.images import LabelledImages
+from hf_vit.evaluation.protocols.vtab.protocol import VtabResult, group_means
+from hf_vit.evaluation.protocols.vtab.tasks import GROUPS, PUBLISHED, TASKS
+from hf_vit.results.facts import Facts
+from hf_vit_cli.main import main
+
+NAMES = [task.name for task in TASKS]
+
+
+def pairs(images: LabelledImages) -> list[tuple[int, int]]:
+    """(what the picture shows, its class) of every row."""
+    return [(number_of(image), label) for image, label in (images[row] for row in range(len(images)))]
+
+
+def test_the_tasks_are_those_of_the_paper():
+    assert [sum(task.group == group for task in TASKS) for group in GROUPS] == [7, 4, 8]
+    assert len(set(NAMES)) == 19
+    classes = [[task.num_classes for task in TASKS if task.group == group] for group in GROUPS]
+    assert classes == [[102, 100, 47, 102, 37, 397, 10], [2, 10, 45, 5], [8, 6, 6, 16, 16, 4, 18, 9]]
+
+
+@pytest.mark.parametrize(
+    ("model", "mean"),
+    [("ViT-H/14, JFT", 77.63), ("ViT-L/16, ImageNet-21k", 72.72), ("ResNet-50, ImageNet", 66.37)],
+)
+def test_the_published_tasks_have_the_published_mean(model: str, mean: float):
+    """Of ViT: arXiv 2010.11929, table 2; of ResNet-50 the mean of the page's unrounded numbers."""
+    assert np.mean(PUBLISHED[model]) == pytest.approx(mean, abs=0.05)
+    assert {len(values) for values in PUBLISHED.values()} == {19}
+
+
+def test_caltech101_has_thirty_images_a_class_to_learn_from(tmp_path: Path):
+    copies.caltech101(tmp_path)
+    parts = natural.caltech101(tmp_path)
+    assert np.bincount([label for _, label in pairs(parts.train)]).tolist() == [30, 30, 30]
+    assert np.bincount([label for _, label in pairs(parts.test)]).tolist() == [4, 4, 4]
+    assert all(seen == label for images in (parts.train, parts.test) for seen, label in pairs(images))
+
+
+def test_cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    copies.cifar100(tmp_path, monkeypatch)
+    parts = natural.cifar100(tmp_path)
+    assert pairs(parts.train) == [(row, 99 - row) for row in range(12)]
+    assert pairs(parts.test) == [(row, 99 - row) for row in range(5)]
+
+
+def test_sets_with_three_published_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    copies.dtd(tmp_path)
+    copies.flowers102(tmp_path, monkeypatch)
+    for part in vars(natural.dtd(tmp_path)).values():
+        assert pairs(part) == [(0, 0), (1, 1), (2, 2)]
+    parts = natural.flowers102(tmp_path)
+    assert pairs(parts.train) == [(2, 2), (1, 1)]
+    assert pairs(parts.validation) == [(0, 0), (1, 1)]
+    assert pairs(parts.test) == [(0, 0), (2, 2)]
+
+
+def test_sets_with_two_published_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    copies.pets(tmp_path)
+    copies.svhn(tmp_path, monkeypatch)
+    parts = natural.pets(tmp_path)
+    assert pairs(parts.train) == [(0, 0), (0, 0), (1, 1), (1, 1)]
+    assert pairs(parts.test) == [(0, 0), (1, 1)]
+    parts = natural.svhn(tmp_path)
+    assert pairs(parts.train) == [(digit, digit) for digit in (1, 2, 3, 4, 5, 6, 7, 8, 9, 0)]
+    assert pairs(parts.test) == [(digit, digit) for digit in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("copy", "read", "test"),
+    [
+        (copies.sun397, natural.sun397, 3),
+        (copies.eurosat, specialized.eurosat, 6),
+        (copies.resisc45, specialized.resisc45, 3),
+    ],
+)
+def test_sets_without_published_parts(tmp_path: Path, copy: Callable[..., None], read: Callable[..., Any], test: int):
+    copy(tmp_path)
+    parts, again = read(tmp_path), read(tmp_path)
+    assert parts.validation is None
+    assert len(parts.test) == test == (len(parts.train) + test) * 20 // 100
+    assert not set(parts.train.files) & set(parts.test.files)
+    assert parts.test.files == again.test.files
+    assert all(seen == label for images in (parts.train, parts.test) for seen, label in pairs(images))
+
+
+def test_camelyon_is_read_with_h5py_or_asks_for_it(tmp_path: Path):
+    place = tmp_path / "pcam"
+    place.mkdir()
+    if importlib.util.find_spec("h5py") is None:
+        with pytest.raises(UserError, match=r"Camelyon needs .* pip install 'hf-vit\[vtab\]'"):
+            vtab_data.load_vtab(tmp_path)
+        return
+    import h5py  # pyright: ignore[reportMissingImports]
+
+    for number, split in enumerate(("train", "valid", "test")):
+        images = np.stack([np.asarray(copies.picture(number + row)) for row in range(2)])
+        for kind, key, array in (("x", "x", images), ("y", "y", np.array([1, 0]).reshape(2, 1, 1, 1))):
+            with h5py.File(place / f"camelyonpatch_level_2_split_{split}_{kind}.h5", "w") as file:
+                file[key] = array
+    parts = specialized.camelyon(tmp_path)
+    assert [pairs(part) for part in vars(parts).values()] == [[(n, 1), (n + 1, 0)] for n in range(3)]
+
+
+def test_retinopathy_takes_its_parts_from_the_leaderboards(tmp_path: Path):
+    copies.retinopathy(tmp_path)
+    parts = specialized.retinopathy(tmp_path)
+    labels = [[label for _, label in (part[row] for row in range(len(part)))] for part in vars(parts).values()]
+    assert labels == [[0, 4], [2], [1, 3]]
+
+
+def test_a_retina_is_scaled_centred_and_freed_of_its_mean():
+    """An eye of 50 px on black, with a bright spot: 300 px of it are shown to 90%, gray but for the spot."""
+    rows, columns = np.ogrid[:120, :160]
+    distance = np.hypot(rows - 60, columns - 80)
+    pixels = np.where(distance <= 50, 150, 0)[..., None].repeat(3, axis=-1).astype(np.uint8)
+    pixels[58:62, 88:92] = 220
+    shown = np.asarray(specialized.scaled_retina(Image.fromarray(pixels))).astype(int)
+    assert shown.shape == (540, 540, 3)
+    assert (shown[0, 0] == 128).all()
+    assert abs(int(shown[270, 150, 0]) - 128) <= 4
+    assert shown[270, 330].min() > 200  # (90 - 80) px * 300/50 right of the middle
+
+
+def test_clevr_counts_objects_and_bins_the_closest(tmp_path: Path):
+    copies.clevr(tmp_path)
+    parts = structured.clevr_count(tmp_path)
+    assert pairs(parts.train) == [(number, number) for number in range(8)]
+    assert pairs(parts.test) == [(0, 0), (1, 1), (2, 2)]
+    # Depths 7.9, 8.4, 8.9, ... 11.4 against the ends 0, 8, 8.5, 9, 9.5, 10.
+    assert pairs(structured.clevr_distance(tmp_path).train) == list(enumerate([0, 1, 2, 3, 4, 5, 5, 5]))
+
+
+@pytest.mark.parametrize(("value", "label"), [(0.1, 0), (8.0, 0), (8.0001, 1), (10.0, 4), (10.5, 5)])
+def test_a_depth_on_the_end_of_a_bin_is_of_the_nearer_one(value: float, label: int):
+    thresholds = np.array([0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0])
+    assert structured.bin_of(value, structured.CLEVR_DEPTHS) == label
+    assert label == np.where((thresholds - value) < 0)[0].max()  # as the paper's code says it
+
+
+def example_writer() -> Callable[[bytes, int, str], bytes]:
+    """tf.train.Example as protobuf's own library writes it, from the published description of the message."""
+    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tf", syntax="proto3")
+    kinds = descriptor_pb2.FieldDescriptorProto
+
+    def message(name: str, *fields: tuple[str, int, int, int, str]) -> Any:
+        described = file.message_type.add(name=name)
+        for field, number, kind, label, of in fields:
+            described.field.add(name=field, number=number, type=kind, label=label, type_name=of or None)
+        return described
+
+    one, many = kinds.LABEL_OPTIONAL, kinds.LABEL_REPEATED
+    message("BytesList", ("value", 1, kinds.TYPE_BYTES, many, ""))
+    message("Int64List", ("value", 1, kinds.TYPE_INT64, many, ""))
+    lists = (("bytes_list", 1, "BytesList"), ("int64_list", 3, "Int64List"))
+    message("Feature", *((name, number, kinds.TYPE_MESSAGE, one, f".tf.{of}") for name, number, of in lists))
+    features = message("Features", ("feature", 1, kinds.TYPE_MESSAGE, many, ".tf.Features.FeatureEntry"))
+    entry = features.nested_type.add(name="FeatureEntry", options=descriptor_pb2.MessageOptions(map_entry=True))
+    entry.field.add(name="key", number=1, type=kinds.TYPE_STRING, label=one)
+    entry.field.add(name="value", number=2, type=kinds.TYPE_MESSAGE, label=one, type_name=".tf.Feature")
+    message("Example", ("features", 1, kinds.TYPE_MESSAGE, one, ".tf.Features"))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    class_of = message_factory.GetMessageClass(pool.FindMessageTypeByName("tf.Example"))
+
+    def write(image: bytes, label: int, name: str) -> bytes:
+        values: Any = class_of()
+        values.features.feature["image"].bytes_list.value.append(image)
+        values.features.feature["filename"].bytes_list.value.append(name.encode())
+        values.features.feature["label"].int64_list.value.append(label)
+        return values.SerializeToString()
+
+    return write
+
+
+def test_dmlab_is_read_from_records(tmp_path: Path):
+    copies.dmlab(tmp_path, example_writer())
+    parts = structured.dmlab(tmp_path)
+    assert [pairs(part) for part in vars(parts).values()] == [[(0, 0), (5, 5)], [(1, 1)], [(2, 2), (3, 3), (4, 4)]]
+
+
+def test_dsprites_bins_positions_by_two_and_angles_by_two_and_a_half(tmp_path: Path):
+    copies.dsprites(tmp_path)
+    for read, label_of in (
+        (structured.dsprites_location, lambda number: number % 32 // 2),
+        (structured.dsprites_orientation, lambda number: int(number % 40 / 2.5)),
+    ):
+        parts = read(tmp_path)
+        assert (len(parts.train), len(parts.test)) == (288, 32)
+        seen = []
+        for images in (parts.train, parts.test):
+            for image, label in (images[row] for row in range(len(images))):
+                bits = np.asarray(image)[0, :9] // 255
+                seen.append(int((bits.astype(int) << np.arange(9)).sum()))
+                assert label == label_of(seen[-1])
+        assert sorted(seen) == list(range(320))
+
+
+def test_kitti_bins_the_closest_vehicle_and_parts_by_drives(tmp_path: Path):
+    copies.kitti(tmp_path)
+    parts = structured.kitti(tmp_path)
+    order = np.random.default_rng(1).permutation(40)
+    drives = []
+    for images in (parts.train, parts.validation, parts.test):
+        assert all(label == copies.KITTI_SCENES[seen][1] for seen, label in pairs(images))
+        drives.append({int(order[int(file.stem)]) // 4 for file in images.files})
+    assert [len(each) for each in drives] == [8, 1, 1]
+    assert set.union(*drives) == set(range(10))
+    names = np.array([f"2011_09_26_drive_{number:04d}_sync" for number in range(10)])
+    np.random.seed(123)  # as TensorFlow Datasets does it
+    assert drives[2] == {int(np.random.choice(names, 1, replace=False)[0].split("_")[4])}
+
+
+def test_small_norb_reads_the_first_camera(tmp_path: Path):
+    copies.small_norb(tmp_path)
+    parts = structured.norb_azimuth(tmp_path)
+    assert pairs(parts.train) == [(number % 18, number % 18) for number in range(36)]
+    assert (len(parts.validation), len(parts.test)) == (18, 18)
+    parts = structured.norb_elevation(tmp_path)
+    assert all(seen % 9 == label for part in vars(parts).values() for seen, label in pairs(part))
+    assert {label for _, label in pairs(parts.train)} == set(range(9))
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """The tasks judge by so many images as the small copies have; 20 and 10 images are drawn."""
+
+    def shrink(**num_test: int) -> None:
+        tasks = [replace(task, num_test=num_test.get(task.folder.replace("-", "_"), task.num_test)) for task in TASKS]
+        monkeypatch.setattr(vtab_data, "TASKS", tuple(tasks))
+        monkeypatch.setattr(vtab_data, "TRAIN", 20)
+        monkeypatch.setattr(vtab_data, "VALIDATION", 10)
+
+    return shrink
+
+
+def features_of(model: Any, images: Sequence[Image.Image]) -> np.ndarray:
+    with torch.no_grad():
+        pixels = make_processor()([image.convert("RGB") for image in images], return_tensors="pt")
+        return model.vit(**pixels).last_hidden_state[:, 0].numpy()
+
+
+def test_the_probe_learns_from_800_chooses_by_200_and_learns_again_from_all(tmp_path: Path, small):
+    copies.small_norb(tmp_path, count=60)
+    small(smallnorb=30)
+    data, model = vtab_data.load_vtab(tmp_path, seed=3), make_classifier()
+    run = evaluate_protocol("vtab", (model, make_processor()), str(tmp_path), seed=3, progress=False)
+    for name, task in data.tasks.items():
+        found = {}
+        for split in ("train", "validation", "test"):
+            rows = [task.split(split)[row] for row in range(task.num_examples(split))]
+            found[split] = features_of(model, [row["image"] for row in rows]), np.array([row["label"] for row in rows])
+        assert [len(labels) for _, labels in found.values()] == [20, 10, 30]
+        both = [np.concatenate(each) for each in zip(found["train"], found["validation"], strict=True)]
+
+        def accuracy(learned, judged, strength: float) -> float:
+            scaler = StandardScaler().fit(learned[0])
+            regression = LogisticRegression(C=strength, max_iter=1000).fit(scaler.transform(learned[0]), learned[1])
+            return float((regression.predict(scaler.transform(judged[0])) == judged[1]).mean())
+
+        strength = max((0.01, 0.1, 1.0, 10.0), key=lambda c: accuracy(found["train"], found["validation"], c))
+        assert run.result.strengths[name] == strength
+        assert run.result.accuracy[name] == pytest.approx(accuracy(both, found["test"], strength))
+    assert run.result.num_images == 60
+    assert list(run.result.accuracy) == ["sNORB-Azim", "sNORB-Elev"]
+
+
+def test_the_draw_is_of_the_seed_and_takes_no_image_twice(tmp_path: Path, small):
+    copies.eurosat(tmp_path)
+    with pytest.raises(UserError, match="6 images that judge instead of the published 5,400; copy all of it"):
+        vtab_data.load_vtab(tmp_path)
+    small(eurosat=6)
+    with pytest.raises(UserError, match="too few images to draw 20 and 10 from"):
+        vtab_data.load_vtab(tmp_path)
+    copies.folders(tmp_path / "eurosat/2750", ["Highway", "River"], 10)
+    small(eurosat=10)
+    first, again, other = (vtab_data.load_vtab(tmp_path, seed).tasks["EuroSAT"] for seed in (0, 0, 1))
+    rows = {
+        name: [list(data.split(split).with_format(None)["row"]) for split in ("train", "validation", "test")]
+        for name, data in {"first": first, "again": again, "other": other}.items()
+    }
+    assert rows["first"] == rows["again"] != rows["other"]
+    assert rows["first"][2] == rows["other"][2]
+    assert not set(rows["first"][0]) & set(rows["first"][1])
+    assert first.fingerprint == again.fingerprint
+
+
+def test_means_are_of_complete_groups_alone():
+    accuracy = {task.name: (index + 1) / 20 for index, task in enumerate(TASKS)}
+    assert group_means(accuracy) == pytest.approx(
+        {"natural": 0.2, "specialized": 0.475, "structured": 0.775, "all 19 tasks": 0.5}
+    )
+    lacking = {name: value for name, value in accuracy.items() if name != "DMLab"}
+    assert group_means(lacking) == pytest.approx({"natural": 0.2, "specialized": 0.475})
+    result = VtabResult(9, lacking, dict.fromkeys(lacking, 1.0), ["DMLab"], 0)
+    assert set(result.headline()) == {f"VTAB-1k linear probe accuracy, {name}" for name in ("natural", "specialized")}
+    *groups, overall = result.tables("somewhere")
+    assert [table.title for table in groups] == list(GROUPS)
+    dmlab = next(row for row in groups[-1].rows if row[0] == "DMLab")
+    assert dmlab[1:] == ["-", "26.60%", "36.30%", "41.90%", "53.10%"]
+    assert [table.rows[-1][:2] for table in groups] == [["mean", "20.00%"], ["mean", "47.50%"], ["mean", "-"]]
+    assert list(overall.rows[0])[::5] == ["mean", "77.63%"]
+    assert overall.rows[0][1] == "-"
+    assert overall.title.endswith("; missing: DMLab")
+
+
+def typed(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        main(["evaluate", *map(str, arguments), "--protocol", "vtab", "--device", "cpu"])
+    shown = capfd.readouterr()
+    return int(stopped.value.code or 0), shown.out, shown.err
+
+
+@pytest.mark.filterwarnings("ignore:The number of unique classes")  # of 20 images in place of 800
+def test_typed(tmp_path: Path, small, save_classifier, capfd: pytest.CaptureFixture[str]):
+    copies.small_norb(tmp_path / "vtab", count=60)
+    small(smallnorb=30)
+    model = save_classifier()
+    code, out, err = typed(capfd, model, "--data", tmp_path / "vtab", "--output", tmp_path / "out", "--num-images", 7)
+    assert code == 0, err
+    assert "note: 17 of 19 tasks are missing: Caltech101, CIFAR-100" in err
+    assert "linear probe" in out
+    assert "fine-tuned" in out
+    (record,) = Facts.load(model).of_kind("evaluation")
+    assert record.values["missing"] == [name for name in NAMES if not name.startswith("sNORB")]
+    assert record.values["means"] == {}
+    assert record.data is not None
+    assert record.data.size == 14
+    assert (tmp_path / "out/vtab.json").is_file()
+    for option, told in (
+        (["--split", "validation"], "has no split 'validation'"),
+        (["--streaming"], "without --streaming"),
+        (["--label-column", "x", "--skip-bad-images"], "without --skip-bad-images, --label-column"),
+    ):
+        code, _, err = typed(capfd, model, "--data", tmp_path / "vtab", *option)
+        assert code != 0
+        assert told in err
+
+
+def _without(name: str) -> Callable[[Path], None]:
+    def remove(root: Path) -> None:
+        place = root / name
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+
+    return remove
+
+
+def _text(name: str) -> Callable[[Path], None]:
+    def write(root: Path) -> None:
+        (root / name).write_bytes(b"no such thing")
+
+    return write
+
+
+def _cut(name: str) -> Callable[[Path], None]:
+    return lambda root: (root / name).write_bytes((root / name).read_bytes()[:-9])
+
+
+NORB = "smallnorb/smallnorb-5x01235x9x18x6x2x96x96-testing-{}.mat"
+SPRITES = "dsprites/dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
+DAMAGE = {
+    "norb lacks a file": (copies.small_norb, _without(NORB.format("info")), "sNORB-Azim needs"),
+    "norb of text": (copies.small_norb, _text(NORB.format("dat")), "is no matrix of small NORB"),
+    "norb cut": (copies.small_norb, _cut(NORB.format("dat")), "sNORB-Azim needs"),
+    "norb packed": (copies.small_norb, _text(NORB.format("info")), "unpacked"),
+    "sprites of text": (copies.dsprites, _text(SPRITES), "dSpr-Loc needs"),
+    "sprites cut": (copies.dsprites, _cut(SPRITES), "dSpr-Loc needs"),
+    "no sprites": (copies.dsprites, _without(SPRITES), "github.com/google-deepmind/dsprites-dataset"),
+    "records cut": (lambda root: copies.dmlab(root, example_writer()), _cut("dmlab/dmlab-test.tfrecord"),
+                    "dmlab-test.tfrecord ends within a record"),
+    "records lack": (lambda root: copies.dmlab(root, example_writer()), _without("dmlab/dmlab-validation.tfrecord"),
+                     "there is no dmlab-validation.tfrecord"),
+    "no mapping": (copies.kitti, _without("Kitti/raw/mapping"), "raw/mapping/ of devkit_object.zip"),
+    "no labels": (copies.kitti, _without("Kitti/raw/training/label_2/000003.txt"), "000003.txt"),
+    "no kitti": (copies.kitti, _without("Kitti/raw"), "Dataset not found); copy all of it"),
+    "no class": (copies.eurosat, _without("eurosat/2750"), "Dataset not found); copy all of it"),
+    "csv of text": (copies.retinopathy, _text("diabetic-retinopathy-detection/trainLabels.csv"), "Retinopathy needs"),
+    "no solution": (copies.retinopathy, _without("diabetic-retinopathy-detection/retinopathy_solution.csv"),
+                    "posted there, with the column Usage"),
+    "no scenes": (copies.clevr, _without("clevr/CLEVR_v1.0/scenes/CLEVR_val_scenes.json"), "Clevr-Count needs"),
+    "no names": (copies.sun397, _without("SUN397/ClassName.txt"), "Sun397 needs"),
+    "no list": (copies.dtd, _without("dtd/dtd/labels/val1.txt"), "DTD needs"),
+    "no annotations": (copies.pets, _without("oxford-iiit-pet/annotations"), "Pets needs"),
+    "a set of text": (copies.small_norb, lambda root: (shutil.rmtree(root / "smallnorb"), _text("smallnorb")(root)),
+                      "sNORB-Azim needs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", list(DAMAGE))
+def test_a_damaged_copy_is_refused_in_one_line_before_any_work(tmp_path: Path, damage: str):
+    copy, harm, told = DAMAGE[damage]
+    copy(tmp_path)
+    harm(tmp_path)
+    with pytest.raises(UserError) as error:
+        vtab_data.load_vtab(tmp_path)
+    message = str(error.value)
+    assert told in message
+    assert "copy all of it" in message
+    assert "download=True" not in message
+    assert "\n" not in message
+
+
+def test_a_file_that_a_list_names_is_missed_before_any_work(tmp_path: Path, small):
+    copies.retinopathy(tmp_path)
+    place = tmp_path / "diabetic-retinopathy-detection"
+    with (place / "trainLabels.csv").open("a") as file:
+        file.writelines(f"{number}_left,0\n" for number in range(11, 31))
+    with (place / "retinopathy_solution.csv").open("a") as file:
+        file.writelines(f"{number}_left,0,Public\n" for number in range(31, 51))
+    small(diabetic_retinopathy_detection=2)
+    with pytest.raises(
+        UserError, match=r"where diabetic-retinopathy-detection/train/\d+_left.jpeg and \d+ others lack"
+    ):
+        vtab_data.load_vtab(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["no/such/folder", "notes.txt", "empty"])
+def test_a_root_without_tasks_is_refused(tmp_path: Path, name: str, save_classifier, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("notes")
+    Path("empty").mkdir()
+    code, out, err = typed(capfd, save_classifier(), "--data", name)
+    assert code != 0
+    assert not out
+    assert err.count("\n") == 1
+    assert "at least one of the folders caltech101, cifar-100-python" in err
+
+
+def test_a_damaged_image_is_named(tmp_path: Path, small):
+    copies.eurosat(tmp_path)
+    copies.folders(tmp_path / "eurosat/2750", ["Highway", "River"], 10)
+    small(eurosat=10)
+    for path in tmp_path.rglob("*.jpg"):
+        path.write_bytes(b"no image")
+    subject = (make_classifier(), make_processor())
+    with pytest.raises(UserError, match=r"eurosat/2750/.*\.jpg is no readable image"):
+        evaluate_protocol("vtab", subject, str(tmp_path), progress=False)
