@@ -1,5 +1,6 @@
 """`model.npz` for Google's vision_transformer (vit_jax), in the newer (linen) spelling of its keys or the older."""
 
+import math
 import re
 from typing import Any, final
 
@@ -61,7 +62,8 @@ class VitJaxFile(Target):
         return 0.0 if same else float("nan"), "the way back, parameter by parameter"
 
     def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
-        h, w = config.grid
-        if h == w or config.model_type == "hf_mixer":
+        """A table for images of the same size is read as it is, for another as a square's: that fails, or goes wrong."""
+        (h, w), side = config.grid, math.isqrt(math.prod(config.grid))
+        if h == w or side**2 != h * w or config.model_type == "hf_mixer":
             return []
-        return [f"a patch grid of {h}x{w} (the original reads a table as a square)"]
+        return [f"a patch grid of {h}x{w} (the original takes its {h * w} rows for {side}x{side})"]

@@ -222,27 +222,27 @@ def test_originals_files_come_back_with_the_same_bits(case: str, golden: Path, t
             assert np.array_equal(before[key], after[name]), key
 
 
-@pytest.mark.parametrize("pooling", ["token", "gap"])
-def test_timms_own_reader_reads_the_older_spelling(pooling: str, tmp_path: Path):
-    """As released files are spelt; the newer spelling, which timm cannot read, is the default."""
-    fields = {"hidden_size": 192, "patch_size": 16, "image_size": 64, "pooling": pooling}
+@pytest.mark.parametrize(("pooling", "size"), [("token", (64, 64)), ("gap", (64, 64)), ("token", (32, 96))])
+def test_timms_own_reader_reads_the_older_spelling(pooling: str, size: tuple[int, int], tmp_path: Path):
+    """As released files are spelt; the newer spelling, which timm cannot read, is the default. A table of any grid."""
+    fields = {"hidden_size": 192, "patch_size": 16, "image_size": size, "pooling": pooling}
     source = make("HfViTForImageClassification", tmp_path / "source", **fields, num_labels=5)
     export(source, tmp_path / "newer", "vit_jax")
     export(source, tmp_path / "older", "vit_jax", spelling="older")
     kinds = {"global_pool": "token"} if pooling == "token" else {"global_pool": "avg", "class_token": False}
-    size = {
-        "img_size": 64,
+    sizes = {
+        "img_size": size,
         "num_classes": 5,
         "depth": 2,
         "num_heads": 3,
         "mlp_ratio": 20 / 192,
         "act_layer": "gelu_tanh",
     }
-    theirs = timm.create_model("vit_tiny_patch16_224", **size, **kinds, fc_norm=False).eval()
+    theirs = timm.create_model("vit_tiny_patch16_224", **sizes, **kinds, fc_norm=False).eval()
     with pytest.raises(KeyError):
         theirs.load_pretrained(tmp_path / "newer" / "model.npz")
     theirs.load_pretrained(tmp_path / "older" / "model.npz")
-    ours, images = load(source, "HfViTForImageClassification").double(), torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    ours, images = load(source, "HfViTForImageClassification").double(), torch.randn(2, 3, *size, dtype=torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(theirs.double()(images), ours(images).logits, rtol=0, atol=1e-10)
     with pytest.raises(UserError, match="--spelling 'oldest' is none; give one of newer, older"):
@@ -304,7 +304,10 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         dict.fromkeys(("transformers", "vit_jax"), "position_on_class_token=False"),
     ),
     "token beside the mean": ({"pooling": "gap", "use_class_token": True}, {"vit_jax": "use_class_token=True"}),
-    "grid": ({"image_size": (12, 8)}, {"vit_jax": "a patch grid of 3x2"}),
+    "grid": (
+        {"image_size": (32, 8)},
+        {"vit_jax": "a patch grid of 8x2 (the original takes its 16 rows for 4x4)"},
+    ),
     "eps": ({"layer_norm_eps": 1e-12}, dict.fromkeys(("timm", "vit_jax"), "layer_norm_eps=1e-12")),
     "GELU": ({"hidden_act": "gelu"}, {"vit_jax": "hidden_act='gelu'"}),
     "activation": ({"hidden_act": "mish"}, {"timm": "hidden_act='mish'"}),
