@@ -62,7 +62,7 @@ class VitJaxFile(Target):
         return 0.0 if same else float("nan"), "the way back, parameter by parameter"
 
     def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
-        """A table for images of the same size is read as it is, for another as a square's: that fails, or goes wrong."""
+        """For images of the same size a table is read as it is; for others as a square's, which fails or goes wrong."""
         (h, w), side = config.grid, math.isqrt(math.prod(config.grid))
         if h == w or side**2 != h * w or config.model_type == "hf_mixer":
             return []
