@@ -65,7 +65,7 @@ $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing hf_vit and its test tools into $(VENV) (a few minutes the first time) ..."
-	$(PIP_INSTALL) --editable '.[test,docs,export,peft,quantization]'
+	$(PIP_INSTALL) --editable '.[test,docs,export,openvino,peft,quantization]'
 	touch $@ $(VENV)/.base
 
 # transformers' own model tests, of the installed version; they are in its source distribution alone.

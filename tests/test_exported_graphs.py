@@ -1,14 +1,17 @@
-"""A graph that was exported is a subject like any other: commands take `model.onnx`, and answer as for its model."""
+"""A graph that was exported is a subject like any other: commands take its file, and answer as for its model."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
 from models.families import FAMILIES
 from PIL import Image
+from pyarrow import parquet
 from training.conftest import make_colour_folder
 
 from hf_vit import conversion
@@ -20,18 +23,21 @@ from hf_vit_cli.main import main
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's exporter
 
 
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A classifier of colours (random weights), its graph, and images."""
+FILES = {"onnx": "model.onnx", "openvino": "openvino_model.xml"}
+
+
+@pytest.fixture(scope="module", params=FILES)
+def places(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A classifier of colours (random weights), its graph for a runtime, and images."""
     root = tmp_path_factory.mktemp("graph")
     names = {"id2label": {0: "blue", 1: "green", 2: "red"}, "label2id": {"blue": 0, "green": 1, "red": 2}}
     model = FAMILIES["plain"].build("classification", **names, num_hidden_layers=1)
     model.save_pretrained(root / "model")
     make_processor(model.config).save_pretrained(root / "model")
-    conversion.export(root / "model", root / "out", "onnx")
+    conversion.export(root / "model", root / "out", request.param)
     return {
         "MODEL": root / "model",
-        "GRAPH": root / "out/model.onnx",
+        "GRAPH": root / "out" / FILES[request.param],
         "FOLDER": root / "out",
         "DATA": make_colour_folder(root / "colours", count=10),
     }
@@ -83,11 +89,28 @@ def test_compare(places: dict[str, Path], tmp_path: Path):
     assert of_graph["notes"][-1] == "a graph: not attacked, parameters and FLOPs not counted"
 
 
+def test_embed(places: dict[str, Path], tmp_path: Path):
+    tables = []
+    for name in ("MODEL", "GRAPH"):
+        assert not run("embed", places[name], "--data", places["DATA"], "--output", tmp_path / name, "--split", "test")
+        (file,) = (tmp_path / name).glob("*.parquet")
+        tables.append(parquet.read_table(file))
+    of_model, of_graph = (np.stack(table["embedding"].to_pylist()) for table in tables)
+    np.testing.assert_allclose(of_graph, of_model, rtol=0, atol=1e-5)
+    assert of_model.std() > 0.1
+
+
+def test_protocols_that_judge_features(places: dict[str, Path], tmp_path: Path):
+    words = ("--data", places["DATA"], "--protocol", "knn", "--neighbors", "3", "--output")
+    for name in ("MODEL", "GRAPH"):
+        assert not run("evaluate", places[name], *words, tmp_path / name)
+    of_model, of_graph = (json.loads((tmp_path / name / "knn.json").read_text()) for name in ("MODEL", "GRAPH"))
+    assert of_graph["values"] == of_model["values"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("embed", "GRAPH", "--data", "DATA", "--output", "OUT"), "is a graph, which has no embeddings"),
-        (("evaluate", "GRAPH", "--data", "DATA", "--protocol", "knn"), "(of a graph, the one that was exported)"),
         (("analyze", "GRAPH", "--images", "DATA", "--output", "OUT"), "is a graph, whose layers cannot be read"),
         (("evaluate", "GRAPH", "--data", "DATA", "--protocol", "robustness"), "has no gradients"),
     ],
@@ -104,13 +127,22 @@ def test_what_needs_the_inside_is_refused_in_one_line(
 
 
 def test_other_files_are_refused(places: dict[str, Path], tmp_path: Path):
-    (tmp_path / "text.onnx").write_text("no graph")
-    with pytest.raises(UserError, match=r"text\.onnx cannot be read by onnxruntime"):
-        open_subject(tmp_path / "text.onnx")
-    proto = onnx.load(places["GRAPH"])
-    del proto.metadata_props[:]
-    onnx.save(proto, tmp_path / "other.onnx")
-    with pytest.raises(UserError, match=r"other\.onnx does not say its labels; give a graph that hf-vit export"):
-        open_subject(tmp_path / "other.onnx")
+    graph = places["GRAPH"]
+    file = tmp_path / f"text{graph.suffix}"
+    file.write_text("no graph")
+    with pytest.raises(UserError, match=rf"text\{graph.suffix} cannot be read by (onnxruntime|openvino)"):
+        open_subject(file)
     with pytest.raises(UserError, match=r"the graph refuses images of 1x16 px: .*image_sides_are_smaller_than_4x4_px"):
-        open_subject(places["GRAPH"]).model(torch.zeros(1, 3, 1, 16))
+        open_subject(graph).model(torch.zeros(1, 3, 1, 16))
+
+
+def test_a_graph_of_another_hand_is_refused(places: dict[str, Path], tmp_path: Path):
+    file = shutil.copytree(places["FOLDER"], tmp_path / "out") / places["GRAPH"].name
+    if file.suffix == ".onnx":
+        proto = onnx.load(file)
+        del proto.metadata_props[:]
+        onnx.save(proto, file)
+    else:
+        file.write_text(file.read_text().replace("<labels ", "<names "))
+    with pytest.raises(UserError, match=r"does not say its labels; give a graph that hf-vit export --to"):
+        open_subject(file)

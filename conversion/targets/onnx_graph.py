@@ -8,6 +8,7 @@ from torch import nn
 
 from hf_vit.conversion.targets.graphs.certificate import certify
 from hf_vit.conversion.targets.graphs.refusing import refuse_other_sizes
+from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, Runtime
 from hf_vit.conversion.targets.graphs.tracing import only_whole_patches, takes_other_sizes, traced_for_any_size
 from hf_vit.conversion.targets.target import OutgoingModel, Target
 
@@ -16,15 +17,21 @@ FILE = "model.onnx"
 
 @final
 class _Outcome(nn.Module):
-    """Pixels in, plain tensors out: logits of a classifier, tokens of a bare model."""
+    """Pixels in, tensors out: of a classifier logits and the features that its head sees, else tokens."""
 
     def __init__(self, model: nn.Module, has_head: bool) -> None:
         super().__init__()
         self.model, self.has_head = model, has_head
 
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        output = self.model(pixel_values)
-        return output.logits if self.has_head else output.last_hidden_state
+    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not self.has_head:
+            return (self.model(pixel_values).last_hidden_state,)
+        seen: list[torch.Tensor] = []
+        classifier: Any = self.model.classifier
+        handle = classifier.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+        logits = self.model(pixel_values).logits
+        handle.remove()
+        return logits, *seen
 
 
 @final
@@ -45,11 +52,10 @@ class OnnxGraph(Target):
             dims = ({0: torch.export.Dim("batch")},)
         else:
             given = (traced_for_any_size(module, outgoing.config),)
-        output = "logits" if outgoing.has_head else "last_hidden_state"
         program = torch.onnx.export(
             *given,
             input_names=["pixel_values"],
-            output_names=[output],
+            output_names=["logits", "features"] if outgoing.has_head else ["last_hidden_state"],
             dynamic_shapes=dims,
             dynamo=True,
             verbose=False,
@@ -71,10 +77,12 @@ class OnnxGraph(Target):
         for value in inside:  # whoever needs shapes infers them, and quantisers change what was said of weights
             value.metadata_props.clear()
             value.shape = value.type = None
-        (images,), (output,) = model.graph.inputs, model.graph.outputs
+        (images,), (output, *features) = model.graph.inputs, model.graph.outputs
         height, width = outgoing.nominal_size if _is_of_one_size(outgoing) else ("height", "width")
         images.shape = ir.Shape(["batch", config.num_channels, height, width])
         output.shape = ir.Shape(["batch", *([config.num_labels] if outgoing.has_head else ["tokens", output.shape[2]])])
+        for each in features:
+            each.shape = ir.Shape(["batch", each.shape[1]])
         if not _is_of_one_size(outgoing):
             refuse_other_sizes(model, config.patch_stride, only_whole_patches(config))
         about = {
@@ -85,9 +93,13 @@ class OnnxGraph(Target):
         model.metadata_props.update(about)
 
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
-        file, sizes = outgoing.folder / FILE, sizes_to_compare(outgoing)
-        done = certify(outgoing, file, sizes, self.tolerance(outgoing.config), _sizes_in_words(outgoing))
-        return done.largest_difference, f"onnxruntime {done.versions['onnxruntime']}"
+        return compare_graph(outgoing, ONNXRUNTIME, self.tolerance(outgoing.config))
+
+
+def compare_graph(outgoing: OutgoingModel, runtime: Runtime, tolerance: float) -> tuple[float, str]:
+    """Certify the graph that was written for a runtime; see `Target.compare`."""
+    done = certify(outgoing, runtime, sizes_to_compare(outgoing), tolerance, _sizes_in_words(outgoing))
+    return done.largest_difference, done.measured_with
 
 
 def _is_of_one_size(outgoing: OutgoingModel) -> bool:

@@ -1,6 +1,7 @@
 """The targets by name."""
 
 from hf_vit.conversion.targets.onnx_graph import OnnxGraph
+from hf_vit.conversion.targets.openvino_graph import OpenVinoGraph
 from hf_vit.conversion.targets.target import Target
 from hf_vit.conversion.targets.timm_folder import TimmFolder
 from hf_vit.conversion.targets.transformers_folder import TransformersFolder
@@ -8,7 +9,7 @@ from hf_vit.conversion.targets.vit_jax_file import VitJaxFile
 from hf_vit.errors import UserError
 
 TARGETS: dict[str, Target] = {
-    target.name: target for target in (TransformersFolder(), TimmFolder(), VitJaxFile(), OnnxGraph())
+    target.name: target for target in (TransformersFolder(), TimmFolder(), VitJaxFile(), OnnxGraph(), OpenVinoGraph())
 }
 
 

@@ -154,7 +154,7 @@ def _tells_the_facts(file: Path) -> bool:
 
 
 def _is_of_model(name: str) -> bool:
-    return name.endswith((".safetensors", ".py", "config.json", ".npz", ".onnx"))
+    return name.endswith((".safetensors", ".py", "config.json", ".npz", ".onnx", ".xml", ".bin"))
 
 
 def check_done(prepared: Prepared, place: Path) -> None:

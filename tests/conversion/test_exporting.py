@@ -443,6 +443,8 @@ def test_results_that_differ_are_not_delivered(tmp_path: Path, capsys, monkeypat
     assert error.count("\n") == 1
     with pytest.raises(UserError, match="nan apart"):
         export(source, tmp_path / "out", "vit_jax")
-    with pytest.raises(UserError, match=r"--to 'keras' is no target; give one of transformers, timm, vit_jax, onnx"):
+    with pytest.raises(
+        UserError, match=r"--to 'keras' is no target; give one of transformers, timm, vit_jax, onnx, openvino"
+    ):
         export(source, tmp_path / "out", "keras")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]

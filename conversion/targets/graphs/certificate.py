@@ -4,7 +4,6 @@
 kept: they follow from the check.
 """
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel
 
+from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Runtime
 from hf_vit.conversion.targets.target import OutgoingModel, largest_difference
 from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
@@ -58,7 +58,8 @@ class Certificate(Document):
     """What `export.json` holds.
 
     Attributes:
-        sha256: of the graph's file.
+        sha256: of the graph's file; of OpenVINO's two, one after the other.
+        runtime: the package that ran the graph.
         tolerance: bound of every check.
         versions, hardware: with and on which the model and the graph were run.
     """
@@ -67,12 +68,17 @@ class Certificate(Document):
 
     file: str
     sha256: str
+    runtime: str = "onnxruntime"
     model_type: str
     image_sizes: str
     tolerance: float
     checks: list[Check]
     versions: dict[str, str]
     hardware: dict[str, Any]
+
+    @property
+    def measured_with(self) -> str:
+        return f"{self.runtime} {self.versions[self.runtime]}"
 
     @property
     def largest_difference(self) -> float:
@@ -82,9 +88,10 @@ class Certificate(Document):
 
 
 def certify(
-    outgoing: OutgoingModel, file: Path, sizes: list[tuple[int, int]], tolerance: float, words: str
+    outgoing: OutgoingModel, runtime: Runtime, sizes: list[tuple[int, int]], tolerance: float, words: str
 ) -> Certificate:
-    """Run the model and its graph at these sizes (H, W), and write the certificate beside `file`."""
+    """Run the model and its graph at these sizes (H, W), and write the certificate beside the graph."""
+    file = outgoing.folder / runtime.file
     given = [
         Check(batch=batch, channels=outgoing.config.num_channels, height=height, width=width)
         for batch, (height, width) in zip(BATCHES, sizes, strict=False)
@@ -92,18 +99,19 @@ def certify(
     given.append(given[0].model_copy(update={"batch": 2, "pixels": "not finite"}))
     with torch.no_grad():
         results = [outgoing.outcome(check.images()) for check in given]
-    np.savez(file.parent / RESULTS, *(result.numpy() for result in results))
+    np.savez(outgoing.folder / RESULTS, *(result.numpy() for result in results))
     certificate = Certificate(
         file=file.name,
-        sha256=_sha256(file),
+        sha256=runtime.sha256(file),
+        runtime=runtime.package,
         model_type=outgoing.config.model_type,
         image_sizes=words,
         tolerance=tolerance,
-        checks=list(_compared(file, given, results)),
-        versions=versions_with_runtime(),
+        checks=list(_compared(runtime, file, given, results)),
+        versions=_versions(runtime),
         hardware=hardware(),
     )
-    certificate.write(file.parent / NAME)
+    certificate.write(outgoing.folder / NAME)
     return certificate
 
 
@@ -115,10 +123,15 @@ def verify(folder: Path) -> Certificate:
     """
     certificate = Certificate.read(folder / NAME)
     if certificate is None:
-        raise UserError(f"{folder} has no {NAME}; give a folder that hf-vit export --to onnx wrote")
+        targets = [runtime.target for runtime in RUNTIMES.values()]
+        raise UserError(f"{folder} has no {NAME}; give a folder that hf-vit export --to {' or '.join(targets)} wrote")
     file = folder / Path(certificate.file).name
+    if certificate.runtime not in RUNTIMES:
+        raise UserError(f"{folder / NAME} is for {certificate.runtime!r}, which is none of {', '.join(RUNTIMES)}")
+    runtime = RUNTIMES[certificate.runtime]
+    runtime.require(file)
     try:
-        sha256 = _sha256(file)
+        sha256 = runtime.sha256(file)
         with np.load(folder / RESULTS) as arrays:
             results = [torch.from_numpy(arrays[name]) for name in arrays.files]
         if len(results) != len(certificate.checks):
@@ -127,10 +140,8 @@ def verify(folder: Path) -> Certificate:
         raise UserError(f"{folder} lacks {file.name} or {RESULTS}, whole; export the model again") from error
     if sha256 != certificate.sha256:
         raise UserError(f"{file} is not the file that {NAME} certifies: it was changed; export the model again")
-    checks = list(_compared(file, certificate.checks, results))
-    repeated = certificate.model_copy(
-        update={"checks": checks, "versions": versions_with_runtime(), "hardware": hardware()}
-    )
+    checks = list(_compared(runtime, file, certificate.checks, results))
+    repeated = certificate.model_copy(update={"checks": checks, "versions": _versions(runtime), "hardware": hardware()})
     if not repeated.largest_difference <= certificate.tolerance:  # NaN, too
         raise UserError(
             f"{file} gives other results here, {repeated.largest_difference:.1e} from the model's; "
@@ -139,21 +150,11 @@ def verify(folder: Path) -> Certificate:
     return repeated
 
 
-def versions_with_runtime() -> dict[str, str]:
-    import onnxruntime
-
-    return {**versions(), "onnxruntime": onnxruntime.__version__}
+def _versions(runtime: Runtime) -> dict[str, str]:
+    return {**versions(), runtime.package: runtime.version()}
 
 
-def _compared(file: Path, checks: list[Check], results: list[torch.Tensor]) -> Iterator[Check]:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+def _compared(runtime: Runtime, file: Path, checks: list[Check], results: list[torch.Tensor]) -> Iterator[Check]:
+    graph = runtime.open(file)
     for check, ours in zip(checks, results, strict=True):
-        (theirs,) = session.run(None, {session.get_inputs()[0].name: check.images().numpy()})
-        yield check.compared(ours, torch.from_numpy(theirs))
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+        yield check.compared(ours, graph.run(check.images())[graph.outputs[0]])

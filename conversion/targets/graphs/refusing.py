@@ -1,4 +1,4 @@
-"""What a graph refuses: ONNX has no operator that raises, but every runtime refuses an index outside of a table."""
+"""What a graph refuses: ONNX has no operator that raises, but every runtime refuses to reshape to more values."""
 
 from typing import Any
 
@@ -27,9 +27,8 @@ def refuse_other_sizes(model: Any, stride: tuple[int, int], whole: bool) -> None
     if whole:
         nothing = add("Constant", value_ints=[0, 0])
         wrong = add("Or", wrong, add("Less", nothing, add("Mod", sides, patch)))
-    only = add("Constant", value_ints=[0])
-    nothing = add("Gather", only, add("Cast", wrong, to=int(ir.DataType.INT64)))
-    shape = add("Concat", add("Shape", images, start=0, end=2), add("Add", sides, nothing), axis=0)
+    longer = add("Add", sides, add("Cast", wrong, to=int(ir.DataType.INT64)))
+    shape = add("Concat", add("Shape", images, start=0, end=2), longer, axis=0)
     checked = add("Reshape", images, shape)
     checked.dtype, checked.shape = images.dtype, images.shape
     for node, index in users:

@@ -16,6 +16,7 @@ from torch import nn
 
 from hf_vit.conversion.fetch.addresses import TIMM
 from hf_vit.conversion.loading import convert_on_the_way
+from hf_vit.conversion.targets.graphs.runtimes import Runtime
 from hf_vit.data import eval_transform
 from hf_vit.errors import UserError
 from hf_vit.subjects.device import pick_device
@@ -115,7 +116,7 @@ class Subject:
 
     @property
     def is_graph(self) -> bool:
-        """Whether it answers and shows nothing else: no features, no layers, no gradients, no weights."""
+        """Whether it answers and shows nothing else but features: no layers, no gradients, no weights."""
         return isinstance(self.model, GraphForImageClassification)
 
     @property
@@ -158,7 +159,7 @@ def open_subject(
     runs (a file, an architecture that transformers has given up, a model of timm without timm) is converted on the way.
 
     Args:
-        source: a folder (timm's too), a graph of `hf-vit export --to onnx` or its folder, a Hub id, "timm:NAME" or
+        source: a folder (timm's too), a graph of `hf-vit export` or its folder, a Hub id, "timm:NAME" or
             "timm:NAME@FILE", whatever else `hf-vit convert` reads, a pair (model, image processor) or a `Subject`.
         device: torch device; by default a GPU where there is one. Models made in Python stay where they are.
         as_classifier: refuse a folder or name that stands for no trained image classifier.
@@ -173,8 +174,8 @@ def open_subject(
         model, processor = cast("tuple[nn.Module, Any]", source)
         return _of_transformers(model, processor, type(model).__name__, None)
     name = str(source)
-    if (file := graph_file(name)) is not None:
-        return _of_graph(file, device, inside)
+    if (graph := graph_file(name)) is not None:
+        return _of_graph(*graph, device, inside)
     library, takes_pixels = library_of(name, stored_config(name))
     if not takes_pixels or (inside and library == "timm"):
         try:
@@ -209,12 +210,12 @@ def _of_foreign(source: str, device: str | None, as_classifier: bool) -> Subject
     return replace(subject, origin=converted.plan.origin)
 
 
-def _of_graph(file: Path, device: str | None, inside: bool) -> Subject:
+def _of_graph(runtime: Runtime, file: Path, device: str | None, inside: bool) -> Subject:
     if inside:
         raise UserError(f"{file} is a graph, whose layers cannot be read; give the model that was exported")
     if device is not None and pick_device(device).type != "cpu":
         raise UserError(f"{file} is a graph, which runs on the CPU; leave --device {device} out")
-    graph = GraphForImageClassification(file)
+    graph = GraphForImageClassification(runtime, file)
     return _of_transformers(graph, graph.processor, f"{file.resolve().parent.name}/{file.name}", None)
 
 

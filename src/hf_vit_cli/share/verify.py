@@ -10,7 +10,10 @@ from hf_vit_cli import options
 
 def verify(
     repo: Annotated[
-        str, typer.Argument(help="Name on the Hub, user/name, or a folder of export --to onnx.", show_default=False)
+        str,
+        typer.Argument(
+            help="Name on the Hub, user/name, or a folder of export --to onnx or openvino.", show_default=False
+        ),
     ],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit; by default main.")] = None,
     trust_remote_code: Annotated[
@@ -31,7 +34,6 @@ def verify(
     from hf_vit.audit.results import describe as describe_findings
     from hf_vit.conversion.targets.graphs.certificate import NAME as CERTIFICATE
     from hf_vit.conversion.targets.graphs.certificate import verify as verify_export
-    from hf_vit.conversion.targets.registry import find_target
     from hf_vit.errors import UserError
     from hf_vit.hub.preflight import check_repo_id
     from hf_vit.hub.verify import describe, verify_repo
@@ -39,11 +41,9 @@ def verify(
     if (Path(repo) / CERTIFICATE).is_file():
         if revision or trust_remote_code or results or data or device:
             raise UserError(f"{repo} is an exported folder, whose certificate takes no options; leave them out")
-        find_target("onnx").require_libraries()
         done = verify_export(Path(repo))
-        runtime = f"onnxruntime {done.versions['onnxruntime']}"
         typer.echo(
-            f"{len(done.checks)} checks repeated with {runtime}: results differ by at most "
+            f"{len(done.checks)} checks repeated with {done.measured_with}: results differ by at most "
             f"{done.largest_difference:.1e} ({done.tolerance:.0e} is allowed)"
         )
         return

@@ -133,8 +133,6 @@ def _open(model: str, predictions: bool, device: str | None) -> "Subject":
     from hf_vit.subjects.subject import open_subject
 
     subject = open_subject(model, device)
-    if subject.is_graph and not predictions:
-        raise UserError(f"{model} is a graph, which has no embeddings; give the model that was exported")
     if predictions and not subject.label_sets:
         raise UserError(f"{model} is no classifier, so it predicts no classes; leave --predictions out for embeddings")
     return subject

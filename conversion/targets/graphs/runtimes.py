@@ -1,0 +1,129 @@
+"""The runtimes that graphs are run in, one class and one line in `RUNTIMES` each: a file in, a function out."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+import torch
+
+from hf_vit.errors import UserError
+
+Outputs = dict[str, torch.Tensor]
+FRAMEWORK = "framework"  # under which OpenVINO keeps the metadata of the ONNX graph that it read
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A file that was opened.
+
+    Attributes:
+        run: images, of the graph's input -> outputs by name; raises what the runtime raises.
+        outputs: their names.
+        about: what the file says of itself.
+    """
+
+    run: Callable[[torch.Tensor], Outputs]
+    outputs: list[str]
+    about: Mapping[str, str]
+
+
+class Runtime(ABC):
+    """Abstract: what runs graphs of one kind, on the CPU.
+
+    Attributes:
+        package: as it is called on PyPI and in certificates.
+        target: what `hf-vit export --to` calls its files.
+        file: name of a folder's graph.
+        extra: of this package, with which the runtime comes.
+    """
+
+    package: ClassVar[str]
+    target: ClassVar[str]
+    file: ClassVar[str]
+    extra: ClassVar[str]
+
+    @abstractmethod
+    def open(self, file: Path) -> Graph:
+        """Read a file; raises what the runtime raises."""
+
+    def parts(self, file: Path) -> list[Path]:
+        """All files of a graph."""
+        return [file]
+
+    @final
+    def sha256(self, file: Path) -> str:
+        """Of all parts, one after the other."""
+        digest = hashlib.sha256()
+        for part in self.parts(file):
+            with part.open("rb") as opened:
+                while block := opened.read(2**20):
+                    digest.update(block)
+        return digest.hexdigest()
+
+    @final
+    def version(self) -> str:
+        return version(self.package)
+
+    @final
+    def require(self, file: Path) -> None:
+        """Raise a UserError where the runtime is missing."""
+        if find_spec(self.package) is None:
+            raise UserError(f'{file} needs {self.package}: pip install "hf-vit[{self.extra}]"')
+
+
+@final
+class OnnxRuntime(Runtime):
+    """`model.onnx`."""
+
+    package, target, file, extra = "onnxruntime", "onnx", "model.onnx", "export"
+
+    def open(self, file: Path) -> Graph:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # what is wrong is said once, by the error
+        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        return Graph(partial(_run_onnx, session, names), names, session.get_modelmeta().custom_metadata_map)
+
+
+def _run_onnx(session: Any, names: list[str], images: torch.Tensor) -> Outputs:
+    arrays = session.run(names, {session.get_inputs()[0].name: images.numpy()})
+    return {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
+
+
+@final
+class OpenVino(Runtime):
+    """`openvino_model.xml`, with its weights beside it; computed in float32, where OpenVINO would choose bfloat16."""
+
+    package, target, file, extra = "openvino", "openvino", "openvino_model.xml", "openvino"
+
+    def open(self, file: Path) -> Graph:
+        import openvino
+
+        model = openvino.Core().read_model(file)
+        compiled = openvino.compile_model(
+            model, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+        )
+        names = [output.get_any_name() for output in model.outputs]
+        keys = model.get_rt_info([FRAMEWORK]).value if model.has_rt_info([FRAMEWORK]) else {}
+        about = {key: model.get_rt_info([FRAMEWORK, key]).astype(str) for key in keys}
+        return Graph(partial(_run_openvino, compiled, names), names, about)
+
+    def parts(self, file: Path) -> list[Path]:
+        return [file, file.with_suffix(".bin")]
+
+
+def _run_openvino(compiled: Any, names: list[str], images: torch.Tensor) -> Outputs:
+    results = compiled([images.numpy()])
+    return {name: torch.from_numpy(results[name].copy()) for name in names}
+
+
+ONNXRUNTIME, OPENVINO = OnnxRuntime(), OpenVino()
+RUNTIMES: dict[str, Runtime] = {runtime.package: runtime for runtime in (ONNXRUNTIME, OPENVINO)}
