@@ -126,6 +126,21 @@ def test_published_prices(run) -> None:
     assert len(json.loads(run("cost", "L/16", "--mode", "corrected", "--json")[1])["corrections"]) == 4
 
 
+def test_this_machine_beside_the_tpu_cores(run) -> None:
+    """680 core-days of L/16 are 340 of a device of two cores' peak; of 1567 exaFLOPs, at 123 TFLOP/s, 147.4 days."""
+    code, out, _ = run("cost", "L/16", "--mode", "tpu", "--device-flops", 123e12)
+    assert code == 0
+    for words in ("680", "61.5 TFLOPs/s", "26.67 TFLOPs/s, 43%", "2 TPU cores", "340.0 days", "147.4 days"):
+        assert words in out, words
+    measured = json.loads(run("cost", "H/14", "--mode", "tpu", "--json")[1])
+    assert measured["device_flops"] > 1e8
+    assert measured["days"] == pytest.approx(2500 * 61.5e12 / measured["device_flops"])
+    assert measured["least_days"] == pytest.approx(measured["days"] * measured["tpu_utilisation"])
+    fails(run("cost", "B/16", "--mode", "tpu"), "B/16", "L/16 and H/14")
+    fails(run("cost", "L/16", "--mode", "tpu", "--device-flops", 0), "above 0")
+    fails(run("cost", "L/16", "--mode", "tpu", "--devices", 4), "--devices", "mode tpu has its own numbers")
+
+
 def test_cost_refuses_in_one_line(run, tmp_path: Path) -> None:
     folder = trained(tmp_path / "model")
     fails(run("cost", "Q/16"), "Q/16")

@@ -8,8 +8,10 @@ from hf_vit.cost.points import read_points
 from hf_vit.cost.runs import MeasuredRun, find_config, measured_run
 from hf_vit.cost.scaling_law import ScalingLaw, fit_scaling_law, plot_scaling_law
 from hf_vit.cost.summary import CostSummary, cost_summary
+from hf_vit.cost.tpu import BesideTpu, beside_tpu
 
 __all__ = [
+    "BesideTpu",
     "BlogEstimate",
     "CorrectedEstimate",
     "Correction",
@@ -17,6 +19,7 @@ __all__ = [
     "CostSummary",
     "MeasuredRun",
     "ScalingLaw",
+    "beside_tpu",
     "blog_estimate",
     "corrected_estimate",
     "cost_summary",

@@ -172,7 +172,7 @@ def _core_days(model: str) -> float:
     if name not in CORE_DAYS:
         known = " and ".join(CORE_DAYS)
         raise UserError(
-            f"modes blog and corrected price the runs whose TPU core-days the paper states, {known}, not '{model}'; "
+            f"modes blog, corrected and tpu are of the runs whose core-days the paper states, {known}, not '{model}'; "
             "use --mode flops, which needs FLOP/s and a price"
         )
     return CORE_DAYS[name]

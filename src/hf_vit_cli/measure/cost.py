@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.cost_rows import Rows, dollars, flops, rate_of, time_rows
+from hf_vit_cli.cost_rows import Rows, dollars, duration, flops, rate_of, time_rows
 
 if TYPE_CHECKING:
-    from hf_vit.cost import BlogEstimate, CorrectedEstimate, CostSummary
+    from hf_vit.cost import BesideTpu, BlogEstimate, CorrectedEstimate, CostSummary
 
 
 _TRAINING = "A training (mode flops)"
@@ -35,12 +35,15 @@ def cost(
     ] = None,
     price: Annotated[float | None, typer.Option(rich_help_panel=_TRAINING, help="Dollars a device-hour.")] = None,
     mode: Annotated[
-        str, typer.Option(help="flops; or blog, corrected: published prices of the original L/16 and H/14.")
+        str,
+        typer.Option(
+            help="flops; blog, corrected: prices of the original L/16 and H/14; tpu: those beside this machine."
+        ),
     ] = "flops",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Count FLOPs; estimate time and money of a training, beside what a finished one took."""
-    from hf_vit.cost import blog_estimate, corrected_estimate, cost_summary
+    from hf_vit.cost import beside_tpu, blog_estimate, corrected_estimate, cost_summary
     from hf_vit.errors import UserError
 
     asked: dict[str, Any] = {
@@ -48,7 +51,7 @@ def cost(
         "images": images,
         "epochs": epochs,
         "devices": devices,
-        "device_flops": _rate(device_flops),
+        "device_flops": None if device_flops is None else _rate(device_flops),
         "utilisation": utilisation,
         "price": price,
     }
@@ -56,12 +59,21 @@ def cost(
         summary = cost_summary(model, **asked)
         _show(model, summary, _summary_rows(summary), as_json)
         return
-    if mode not in ("blog", "corrected"):
-        raise UserError(f"mode '{mode}' is unknown; choose flops, blog or corrected")
-    unused = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value is not None]
+    if mode not in ("blog", "corrected", "tpu"):
+        raise UserError(f"mode '{mode}' is unknown; choose flops, blog, corrected or tpu")
+    rate = _rate(device_flops or "here") if mode == "tpu" else 0.0
+    unused = [
+        f"--{name.replace('_', '-')}"
+        for name, value in asked.items()
+        if value is not None and (mode, name) != ("tpu", "device_flops")
+    ]
     if unused:
         raise UserError(f"{', '.join(unused)} would change nothing: mode {mode} has its own numbers; use --mode flops")
-    if mode == "blog":
+    if mode == "tpu":
+        beside = beside_tpu(model, rate)
+        what = "this machine's matrix products" if device_flops in (None, "here") else "a device of"
+        _show(f"{model}, beside TPUv3 cores", beside, _tpu_rows(beside, what), as_json)
+    elif mode == "blog":
         found = blog_estimate(model)
         _show(f"{model}, as the blog post reckoned", found, _blog_rows(found), as_json)
     else:
@@ -69,12 +81,10 @@ def cost(
         _show(f"{model}, corrected", corrected, _corrected_rows(corrected), as_json)
 
 
-def _rate(text: str | None) -> float | None:
+def _rate(text: str) -> float:
     """The number after --device-flops, or this machine's."""
     from hf_vit.errors import UserError
 
-    if text is None:
-        return None
     if text == "here":
         import torch
 
@@ -120,6 +130,17 @@ def _blog_rows(found: "BlogEstimate") -> Rows:
         ("time on four V100", f"{found.gpu_days:.1f} days"),
         ("price on four V100", f"{dollars(found.gpu_dollars)}"),
         *((f"assumption {number}", text) for number, text in enumerate(found.assumptions, start=1)),
+    ]
+
+
+def _tpu_rows(found: "BesideTpu", what: str) -> Rows:
+    return [
+        ("TPUv3-core-days (paper, table 2)", f"{found.core_days:,g}"),
+        ("peak of a TPU core (data sheet)", f"{flops(found.tpu_core_flops)}/s"),
+        ("sustained by a TPU core", f"{flops(found.sustained_flops)}/s, {found.tpu_utilisation:.0%} of its peak"),
+        (what, f"{flops(found.device_flops)}/s, {found.cores:.3g} TPU cores"),
+        ("time there at the same share", duration(found.days * 86400)),
+        ("time there at its whole rate", duration(found.least_days * 86400)),
     ]
 
 
