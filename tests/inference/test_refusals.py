@@ -217,7 +217,7 @@ def test_what_is_no_model_of_the_package(given: Any):
         ({"engine": "onnxruntime"}, "engine='onnxruntime': there is 'auto' and 'torch'"),
         ({"engine": None}, "engine=None"),
         ({"quantize": "int8"}, "quantize='int8': there is None alone"),
-        ({"merge_tokens": 0.5}, "merge_tokens=0.5"),
+        ({"merge_tokens": 0.5}, "merge_tokens=0.5: give a number of tokens"),
     ],
 )
 def test_options_that_there_are_not(option: dict[str, Any], message: str):

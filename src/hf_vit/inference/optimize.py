@@ -10,6 +10,7 @@ from hf_vit.errors import UserError, enough_memory
 from hf_vit.inference.compiling import compile_frozen
 from hf_vit.inference.freezing import check_not_frozen, freeze
 from hf_vit.inference.memory import memory_changes
+from hf_vit.inference.merging import check_mergeable, merging_changes
 from hf_vit.inference.packing import pack
 from hf_vit.rewriting.looking import check_rewritable
 from hf_vit.rewriting.planning import plan_for
@@ -19,7 +20,7 @@ ENGINES = ("auto", "torch")
 
 
 def optimize_for_inference(
-    model: Model, *, engine: str = "auto", compile: bool = False, quantize: None = None, merge_tokens: None = None
+    model: Model, *, engine: str = "auto", compile: bool = False, quantize: None = None, merge_tokens: int | None = None
 ) -> Model:
     """Make a model faster at inference, in place: same inputs, same outputs up to rounding, no more training or saving.
 
@@ -40,7 +41,10 @@ def optimize_for_inference(
         compile: instead of packing weights, compile with torch's inductor and the weights frozen into the graph. It
             needs a C++ compiler, a slow first call for every input shape, and weights twice in memory. Which of the two
             is faster depends on the processor (`hf-vit bench models`).
-        quantize, merge_tokens: None; there is nothing else yet.
+        quantize: None; there is nothing else yet.
+        merge_tokens: how many patch tokens every block merges into others (token merging, arXiv 2210.09461), for
+            Vision Transformers and hybrids: other outputs, within what the model's accuracy allows, in less time.
+            `attention_maps` stay maps over all patches. Hidden states, backbones and padding are refused.
 
     Returns:
         `model`, in evaluation mode and frozen: what would train, cast, move, copy or save it raises UserError and
@@ -50,13 +54,17 @@ def optimize_for_inference(
         UserError: an option that there is not; a model that cannot be optimized without losing something (the message
             names the part and the remedy); too little memory.
     """
-    _check_options(engine, quantize, merge_tokens)
+    _check_options(engine, quantize)
     check_not_frozen(model)
     dtype, device = check_rewritable(model)
+    if merge_tokens is not None:
+        check_mergeable(model, merge_tokens)
     is_emulated = dtype == torch.bfloat16 and device.type == "cpu" and emulates_bfloat16()
     # A compiler cannot look into packed weights, and folds by itself what depends on weights alone.
     with enough_memory("the model's weights a second time", "use the model as it is, or where there is more"):
         plan = plan_for(model, torch.float32 if is_emulated else dtype, finish=_as_it_is if compile else pack)
+    if merge_tokens is not None:
+        plan.changes += merging_changes(model, plan.changes, merge_tokens)
     if not compile:
         plan.changes += memory_changes(model)
     plan.carry_out()
@@ -71,9 +79,8 @@ def _as_it_is(part: nn.Module) -> nn.Module:
     return part
 
 
-def _check_options(engine: str, quantize: object, merge_tokens: object) -> None:
+def _check_options(engine: str, quantize: object) -> None:
     if engine not in ENGINES:
         raise UserError(f"engine={engine!r}: there is {' and '.join(map(repr, ENGINES))}")
-    for name, value in (("quantize", quantize), ("merge_tokens", merge_tokens)):
-        if value is not None:
-            raise UserError(f"{name}={value!r}: there is None alone")
+    if quantize is not None:
+        raise UserError(f"quantize={quantize!r}: there is None alone")

@@ -547,6 +547,20 @@ class HfViTBaseModel(HfViTPreTrainedModel):
                 "model.set_attn_implementation('eager')"
             )
 
+    def wanted_layers(self, layers: Iterable[int] | None) -> set[int]:
+        """Indices from 0 on; negative ones count from the end, None means all.
+
+        Raises:
+            ValueError: there is no such layer.
+        """
+        depth = self.config.num_hidden_layers
+        wanted = set(range(depth)) if layers is None else {i + depth if i < 0 else i for i in layers}
+        if not wanted or not wanted <= set(range(depth)):
+            raise ValueError(
+                f"layers={layers} of a model with {depth} layers; indices run from {-depth} to {depth - 1}"
+            )
+        return wanted
+
     def attention_maps(
         self,
         pixel_values: torch.Tensor,
@@ -563,12 +577,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         Raises:
             ValueError: there is no such layer.
         """
-        depth = self.config.num_hidden_layers
-        wanted = set(range(depth)) if layers is None else {i + depth if i < 0 else i for i in layers}
-        if not wanted or not wanted <= set(range(depth)):
-            raise ValueError(
-                f"layers={layers} of a model with {depth} layers; indices run from {-depth} to {depth - 1}"
-            )
+        wanted = self.wanted_layers(layers)
         tokens = self.embed(pixel_values, patch_attention_mask)
         hidden_states, attention_mask = tokens.hidden_states, self._attention_mask(tokens)
         maps: dict[int, Any] = {}

@@ -129,7 +129,6 @@ def fused_mixer_mlp(mlp: HfMixerMLP, dtype: torch.dtype) -> FusedMLP:
 FUSED_MLPS: dict[type[nn.Module], Callable[..., nn.Module]] = {HfViTMLP: FusedMLP, HfViTSwiGLU: FusedSwiGLU}
 
 
-@final
 class FusedLayer(HfViTLayer):
     """`HfViTLayer` in evaluation: the same norms, attention and MLP, each of which adds its residual.
 
