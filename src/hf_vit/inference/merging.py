@@ -148,7 +148,7 @@ class MergingModel(HfViTBaseModel):
         self, pixel_values: torch.Tensor, layers: Iterable[int] | None = None, patch_attention_mask: Any = None
     ) -> AttentionMaps:
         """See `HfViTModel.attention_maps`; the maps are over all patches of the image, also where some were merged."""
-        wanted = self.wanted_layers(layers)
+        wanted = self._wanted_layers(layers)
         tokens, groups = self.embed(pixel_values, patch_attention_mask), self.groups()
         hidden_states, maps = tokens.hidden_states, dict[int, Any]()
         for index, layer in enumerate(self.layer_sequence()):

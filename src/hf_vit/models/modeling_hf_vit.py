@@ -547,7 +547,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
                 "model.set_attn_implementation('eager')"
             )
 
-    def wanted_layers(self, layers: Iterable[int] | None) -> set[int]:
+    def _wanted_layers(self, layers: Iterable[int] | None) -> set[int]:
         """Indices from 0 on; negative ones count from the end, None means all.
 
         Raises:
@@ -577,7 +577,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         Raises:
             ValueError: there is no such layer.
         """
-        wanted = self.wanted_layers(layers)
+        wanted = self._wanted_layers(layers)
         tokens = self.embed(pixel_values, patch_attention_mask)
         hidden_states, attention_mask = tokens.hidden_states, self._attention_mask(tokens)
         maps: dict[int, Any] = {}
