@@ -32,6 +32,10 @@ LABELS = ("blue", "green", "red")
 SHORT = ("--steps", "1", "--batch-size", "4", "--evaluations", "1", "--precision", "fp32", "--device", "cpu")
 COMMANDS = {
     "finetune": ("finetune", "MODEL", "--data", "DATA", "--output", "OUT", *SHORT),
+    "noisy-student": ("finetune", "MODEL", "--data", "DATA", "--output", "OUT", *SHORT, "--teacher", "MODEL",
+                      "--unlabelled", "DATA", "--confidence", "0", "--drop-path", "0"),
+    "meta-pseudo-labels": ("finetune", "MODEL", "--data", "DATA", "--output", "OUT", *SHORT, "--teacher", "MODEL",
+                           "--unlabelled", "DATA", "--self-training", "meta-pseudo-labels"),
     "evaluate": ("evaluate", "MODEL", "--data", "DATA", "--output", "OUT"),
     "predict": ("predict", "MODEL", "IMAGE"),
     "embed": ("embed", "MODEL", "--data", "DATA", "--output", "OUT"),
@@ -96,7 +100,7 @@ def test_every_command_takes_every_family(command, name, saved, data, tmp_path):
     with pytest.raises(SystemExit) as ended:
         main([str(places.get(word, word)) for word in words])
     assert not ended.value.code
-    if command == "finetune":
+    if COMMANDS[command][0] == "finetune":
         folder = tmp_path / "out"
         assert [record.kind for record in Facts.load(folder).records] == ["training", "evaluation"]
         assert json.loads((folder / "config.json").read_text())["model_type"] == FAMILIES[name].model_type

@@ -14,7 +14,7 @@ from PIL import Image
 # program must be added here, or the campaign says so.
 KINDS = {
     "model": ("model", "models", "teacher", "against", "other"),
-    "data": ("data", "images", "source"),
+    "data": ("data", "images", "source", "unlabelled"),
     "output": ("output", "report"),
     "file": ("verify", "labels", "class_map", "cue_conflict", "config", "sources", "real_labels", "mappings"),
     "size": ("image_size", "resize_to"),
@@ -25,7 +25,7 @@ KINDS = {
         "recipe", "distillation", "precision", "optimizer", "schedule", "loss", "tune", "objective", "target", "mode",
         "normalization", "name", "protocol", "split", "fill", "picture_format", "hidden_act", "pooling", "to", "kinds",
         "only", "corruption", "variants", "work", "dtype", "contestant", "report_to", "image_column", "label_column",
-        "family", "spelling",
+        "family", "spelling", "self_training", "pseudo_labels",
     ),
     "text": ("sweep_rates", "device_flops", "sha256", "license", "revision", "tag", "max_shard_size", "prefix"),
 }  # fmt: skip
@@ -131,6 +131,11 @@ BESIDE = {
     ("analyze", "cka_batch_size"): "--only cka", ("verify", "data"): "--results", ("verify", "device"): "--results",
     ("export", "spelling"): "--to vit_jax",
 }  # fmt: skip
+for _name in ("self_training", "unlabelled_ratio", "pseudo_labels", "confidence", "images_per_class", "head_dropout"):
+    BESIDE["finetune", _name] = "--teacher model_2 --unlabelled flat"
+for _name in ("uda_weight", "uda_temperature", "uda_threshold"):
+    BESIDE["finetune", _name] = "--teacher model_2 --unlabelled flat --self-training meta-pseudo-labels"
+BESIDE["finetune", "unlabelled"] = "--teacher model_2"
 for _name in ("temperature", "encoder_momentum", "projection_size", "hidden_size", "normalization"):
     BESIDE["pretrain", _name] = "--objective contrastive"
 

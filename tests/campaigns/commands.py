@@ -75,6 +75,9 @@ WRITING: dict[str, Command] = {
     "export-force": Command((*_EXPORT["timm"], "--force"), earlier=(("export", "other", "out", "--to", "timm"),)),
     "finetune": Command(_FINETUNE),
     "finetune-sweep": Command(("finetune", "--model", "model", *DATA, *INTO, *TRAINING, "--sweep-rates", "0.001,0.01")),
+    "finetune-meta-pseudo-labels": Command(
+        (*_FINETUNE, "--teacher", "model", "--unlabelled", "images", "--self-training", "meta-pseudo-labels")
+    ),
     "pretrain-masked-patch": Command(("pretrain", "--model", "model", *DATA, *INTO, *TRAINING)),
     "pretrain-next-patch": Command(
         ("pretrain", "--model", "model", *DATA, *INTO, *TRAINING, "--objective", "next-patch")

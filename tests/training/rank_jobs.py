@@ -110,6 +110,19 @@ def contrast(folder: Path, output: Path) -> None:
     pretrain(tiny_config(), str(folder / "colours"), output, **settings)
 
 
+def noisy_student(folder: Path, output: Path) -> None:
+    """Batches of 8 labelled and 16 unlabelled images, of which each process has half."""
+    from hf_vit.training import FinetuneOptions, SelfTrainingOptions
+    from hf_vit.training import finetune as run
+
+    told = SelfTrainingOptions(
+        folder / "ddp", str(folder / "colours-0"), unlabelled_ratio=2, confidence=0.0, head_dropout=0.0
+    )
+    options = FinetuneOptions(device="cpu", precision="fp32")
+    settings = SETTINGS | dict(batch_size=8, evaluations=1, steps=3)
+    run(tiny_config(), str(folder / "colours"), output, self_training=told, options=options, **settings)
+
+
 def sharded(folder: Path) -> None:
     """FSDP2: torch's fully_shard around every block and the whole; saved whole by the first process."""
     from torch.distributed import device_mesh
@@ -191,6 +204,7 @@ def main() -> None:
         read_lanes(folder, "single", 2, 5)
         misfits(folder)
         contrast(folder, folder / "contrast")
+        noisy_student(folder, folder / "noisy")
         sharded(folder)
     torch.distributed.destroy_process_group()
 

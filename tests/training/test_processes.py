@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from training.rank_jobs import FSDP2, SETTINGS, contrast, tiny_config
+from training.rank_jobs import FSDP2, SETTINGS, contrast, noisy_student, tiny_config
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_vit import HfViTForImageClassification, UserError
@@ -95,6 +95,15 @@ def test_contrast_on_two_processes_is_that_of_one(two, tmp_path):
     folder, _ = two
     contrast(folder, tmp_path / "contrast")
     ours, theirs = (load_file(place / "contrast" / "model.safetensors") for place in (tmp_path, folder))
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight, theirs[name], atol=2e-6, rtol=0)
+
+
+def test_a_noisy_student_of_two_processes_is_that_of_one(two, tmp_path):
+    folder, _ = two
+    noisy_student(folder, tmp_path / "noisy")
+    ours, theirs = (load_file(place / "noisy" / "model.safetensors") for place in (tmp_path, folder))
+    assert any(weight.any() for weight in ours.values())
     for name, weight in ours.items():
         torch.testing.assert_close(weight, theirs[name], atol=2e-6, rtol=0)
 

@@ -26,7 +26,7 @@ class TransformedImages(torch.utils.data.Dataset[dict[str, Any]]):
     loader workers share it. Call `set_epoch` at the start of every epoch (accelerate does it in a single process).
 
     Args:
-        table: with the columns "image" and "label".
+        table: with the columns "image" and "label"; without labels they are None.
         transform: from `train_transform` or `eval_transform`.
         cache_bytes: 0 keeps nothing.
     """
@@ -36,7 +36,7 @@ class TransformedImages(torch.utils.data.Dataset[dict[str, Any]]):
     ) -> None:
         self.table = table
         self.transform = transform
-        self.labels: list[int] = list(table["label"])
+        self.labels: list[Any] = list(table["label"]) if "label" in table.column_names else [None] * len(table)
         self._images = table.select_columns(["image"])
         self._prepared = self._prepare_all(cache_bytes)
 
@@ -57,8 +57,12 @@ class TransformedImages(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """{"pixel_values", "label", "index", "mixable"} for each index; torch's loader fetches whole batches so."""
+        return self.varied(indices, indices)
+
+    def varied(self, indices: Sequence[int], keys: Sequence[int]) -> list[dict[str, Any]]:
+        """The same, varied by other numbers than their own: an image can come twice in an epoch, and look different."""
         prepared = self._load(indices) if self._prepared is None else [self._prepared[index] for index in indices]
-        values = self.transform.finish(prepared, np.asarray(indices, dtype=np.uint64))
+        values = self.transform.finish(prepared, np.asarray(keys, dtype=np.uint64))
         mixable = self.transform.mixable
         return [
             {"pixel_values": value, "label": self.labels[index], "index": index, "mixable": mixable}

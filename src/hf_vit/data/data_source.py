@@ -85,6 +85,21 @@ def resolve_source(source: str) -> DataSource:
     return DataSource("hub", source)
 
 
+def image_files(root: Path) -> list[Path]:
+    """The images of a folder, wherever in it they lie; of its train folder alone where there are folders of splits.
+
+    None of a folder of tables or lists, which tell of their images themselves.
+    """
+    files, _ = _walk(root)
+    tables = tuple(suffix for kind, suffixes in _FILES if kind != "list" for suffix in suffixes)
+    if any(parts[-1].lower().endswith(tables) or parts[-1].lower() in _LISTS for parts in files):
+        return []
+    images = [parts for parts in files if Path(parts[-1]).suffix.lower() in IMAGE_SUFFIXES]
+    if any(len(parts) > 1 and split_name(parts[0]) for parts in images):
+        images = [parts for parts in images if split_name(parts[0]) == "train"]
+    return [root.joinpath(*parts) for parts in images]
+
+
 def _looks_like_a_path(source: str) -> bool:
     if source.startswith(("/", "./", "../", "~", ".\\", "..\\")):
         return True

@@ -2,13 +2,15 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.data.builtin import digits, photos
-from hf_vit.data.checks import keep_good, scan, short_name
+from hf_vit.data.checks import Seen, keep_good, scan, short_name
 from hf_vit.data.copies import tell_copies
-from hf_vit.data.data_source import DataSource, resolve_source
+from hf_vit.data.data_source import BUILTIN_NAMES, DataSource, image_files, resolve_source
 from hf_vit.data.fingerprints import content_fingerprint, digests_of, file_states, states_fingerprint
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabelled
@@ -88,6 +90,80 @@ def load_data(
     for note in data.notes:
         logger.info(note)
     return data
+
+
+@dataclass(frozen=True)
+class UnlabelledImages:
+    """Images whose classes nobody looks at.
+
+    Attributes:
+        name: for people and for facts.json.
+        table: with the column "image".
+        seen: what the scan saw, row by row.
+        left_out: how many were left out: unreadable, or excluded by their content.
+    """
+
+    name: str
+    table: "Dataset"
+    seen: list[Seen]
+    left_out: int = 0
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits of a hash over the images' contents; names and order do not matter."""
+        return hashlib.sha256("\n".join(sorted(image.digest for image in self.seen)).encode()).hexdigest()[:16]
+
+    def without(self, digests: Collection[str]) -> "UnlabelledImages":
+        """Those whose contents are none of these."""
+        rows = [row for row, image in enumerate(self.seen) if image.digest not in digests]
+        if len(rows) == len(self.seen):
+            return self
+        left_out = self.left_out + len(self.seen) - len(rows)
+        return UnlabelledImages(self.name, self.table.select(rows), [self.seen[row] for row in rows], left_out)
+
+
+def load_unlabelled(
+    source: str,
+    *,
+    image_size: tuple[int, int] | None = None,
+    min_size: tuple[int, int] = (1, 1),
+    skip_bad_images: bool = False,
+    image_column: str | None = None,
+) -> UnlabelledImages:
+    """Load images to learn from without labels, every one of which is looked at.
+
+    Args:
+        source: a folder of images, in class folders or not; or as in `load_data`, whose labels do not count. Of a
+            source with splits the training images are taken, of any other all.
+        image_size, skip_bad_images, image_column: see `load_data`.
+        min_size: (height, width) px that an image has at least.
+
+    Raises:
+        UserError: there are none, or one cannot be read.
+    """
+    from datasets import Dataset, Features, Image, concatenate_datasets
+
+    root = Path(source).expanduser()
+    paths = image_files(root) if source.strip() and source not in BUILTIN_NAMES and root.is_dir() else []
+    if paths:
+        stored = {"image": [{"bytes": None, "path": str(path)} for path in paths]}
+        table = Dataset.from_dict(stored, features=Features({"image": Image(decode=False)}))
+        name, seen, skipped = root.resolve().name, scan(table, "unlabelled"), 0
+    else:
+        data = load_data(
+            source,
+            image_size=image_size,
+            skip_bad_images=skip_bad_images,
+            image_column=image_column,
+            multi_label=True,
+        )
+        parts = [cast("Dataset", data.split(split)).select_columns(["image"]) for split in ("train", *data.cut)]
+        table, name, skipped = concatenate_datasets(parts), data.name, len(data.skipped)
+        seen = [image for split in ("train", *data.cut) for image in data.seen[split]]
+    rows, bad = keep_good({"unlabelled": seen}, min_size, skip_bad_images)
+    chosen = rows["unlabelled"]
+    table = table.select(chosen).cast_column("image", Image())
+    return UnlabelledImages(name, table, [seen[row] for row in chosen], skipped + len(bad))
 
 
 def _read(source: DataSource, named: NamedColumns, streaming: bool, skip_bad_images: bool, seed: int) -> ImageData:

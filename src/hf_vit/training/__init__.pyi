@@ -5,6 +5,7 @@ from .run.options import FinetuneOptions
 from .tasks.classification import FinetuneResult
 from .tasks.distillation import DistillationOptions, DistillationTrainer
 from .tasks.pretext import PretrainResult
+from .tasks.self_training import SelfTrainingOptions
 from .trainer.hf_vit_trainer import HfViTTrainer
 from .trainer.replaying import Replay, replay
 
@@ -18,6 +19,7 @@ __all__ = [
     "PretrainResult",
     "Recipe",
     "Replay",
+    "SelfTrainingOptions",
     "find_recipe",
     "finetune",
     "pretrain",

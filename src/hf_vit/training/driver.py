@@ -196,7 +196,7 @@ def prepare(task: Task[Any], job: Job, start: Start, say: Say) -> Run:
         bf16=use_bf16(job.options, cast(HfViTBaseConfig, model.config)),
         checkpoint=checkpoint,
     )
-    need_space_for(run)
+    need_space_for(run, task.kept_bytes())
     enter_run(run)
     say(task.describe(run))
     return run
@@ -256,7 +256,7 @@ def _write(task: Task[Result], run: Run, result: Result, folder: Path) -> None:
         ),
     )
     base = run.source.checkpoint
-    write_trained(folder, [image.digest for image in run.data.seen.get("train", ())], [base] if base else [])
+    write_trained(folder, task.learnt_from(run), [base] if base else [])
     task.write(run, result, folder)
     write_card(folder, share_images=run.options.share_images)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hf_vit.errors import UserError
 from hf_vit.hub.card import refresh_card
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.training.driver import Job, carry_out, train_once
@@ -14,6 +15,7 @@ from hf_vit.training.sweeping import Sweep, rates_of
 from hf_vit.training.tasks.classification import FinetuneResult
 from hf_vit.training.tasks.distillation import DistillationOptions
 from hf_vit.training.tasks.registry import TASKS, TaskChoices
+from hf_vit.training.tasks.self_training import SelfTrainingOptions
 from hf_vit.training.trainer.sharing import share_finished
 
 
@@ -22,8 +24,9 @@ def finetune(
     data: str,
     output: str | Path,
     *,
-    recipe: str | Recipe = "default-small",
+    recipe: str | Recipe | None = None,
     distillation: DistillationOptions | None = None,
+    self_training: SelfTrainingOptions | None = None,
     lr_sweep: bool | Sequence[float] = False,
     options: FinetuneOptions | None = None,
     command: str | Sequence[str] | None = None,
@@ -40,8 +43,9 @@ def finetune(
         model: a folder, a variant such as "S/16" or "Ti/4" (fresh weights), a Hub id, or a configuration.
         data: see `hf_vit.data.load_data`.
         output: a new or empty folder, or with `resume` that of the run.
-        recipe: a name of `RECIPES`, or a recipe.
+        recipe: a name of `RECIPES`, or a recipe; None: "default-small", with `self_training` that of its kind's name.
         distillation: a teacher, and what is learnt from it beside the labels.
+        self_training: a teacher, and images that it labels.
         lr_sweep: True tries every learning rate of the recipe's grid on the validation split, a sequence those; the
             best run is kept, and it alone looks at the test split.
         options: how to run it, if not by keyword.
@@ -55,10 +59,18 @@ def finetune(
             model is complete then).
     """
     say, (options, values) = told_by_first(report), chosen_options(options, settings)
-    chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(**values)
+    line = TASKS[_task_name(distillation, self_training)]
+    named = line.recipe if recipe is None else recipe
+    chosen = (find_recipe(named) if isinstance(named, str) else named).override(**values)
     train = train_once if lr_sweep is False else Sweep(rates_of(chosen, lr_sweep))
-    name = "classification" if distillation is None else "distillation"
-    task = TASKS[name].make(TaskChoices(distillation=distillation, device=options.device))
+    task = line.make(
+        TaskChoices(
+            distillation=distillation,
+            self_training=self_training,
+            skip_bad_images=options.skip_bad_images,
+            device=options.device,
+        )
+    )
     result: FinetuneResult = carry_out(task, Job(model, data, Path(output), chosen, options, command), say, train)
     if options.push is None or not is_first():
         return result
@@ -67,3 +79,11 @@ def finetune(
         result.folder, options.push, say, private=options.private, share_images=options.share_images
     )
     return replace(result, pushed=shared)
+
+
+def _task_name(distillation: DistillationOptions | None, self_training: SelfTrainingOptions | None) -> str:
+    if distillation is not None and self_training is not None:
+        raise UserError("a teacher teaches by distillation or labels images; give distillation or self_training")
+    if self_training is not None:
+        return self_training.kind
+    return "classification" if distillation is None else "distillation"

@@ -1,6 +1,6 @@
 """`hf-vit finetune`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,12 +11,16 @@ from hf_vit_cli.result_tables import print_tables
 from hf_vit_cli.stopping import stoppable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.table import Table
 
     from hf_vit.training import FinetuneResult
     from hf_vit.training.tasks.distillation import DistillationOptions
+    from hf_vit.training.tasks.self_training import SelfTrainingOptions
 
 _TEACHER = "Learning from a teacher (docs/distillation.md)"
+_UNLABELLED = "Learning from images that the teacher labels (docs/self_training.md)"
 
 
 def finetune(
@@ -25,7 +29,12 @@ def finetune(
     data: options.Data,
     output: options.Output,
     config: Config = None,
-    recipe: Annotated[str, typer.Option(help="Settings by name; hf-vit recipes shows them.")] = "default-small",
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="Settings by name; hf-vit recipes shows them. By default default-small, or that of its name."
+        ),
+    ] = None,
     image_size: options.ImageSize = None,
     teacher: Annotated[
         str | None, typer.Option(rich_help_panel=_TEACHER, help="Image classifier: folder, Hub id or timm:NAME.")
@@ -39,6 +48,43 @@ def finetune(
     ] = None,
     distillation_weight: Annotated[
         float | None, typer.Option(rich_help_panel=_TEACHER, help="Share of the loss; by default .5 (hard) or .1.")
+    ] = None,
+    self_training: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_UNLABELLED, help="noisy-student (the default) or meta-pseudo-labels."),
+    ] = None,
+    unlabelled: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_UNLABELLED, help="A folder of images, or as --data; labels do not count."),
+    ] = None,
+    unlabelled_ratio: Annotated[
+        int | None,
+        typer.Option(rich_help_panel=_UNLABELLED, help="Unlabelled images a labelled one; by default 3, or 4 (meta)."),
+    ] = None,
+    pseudo_labels: Annotated[
+        str | None, typer.Option(rich_help_panel=_UNLABELLED, help="Noisy student: soft (the default) or hard.")
+    ] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(rich_help_panel=_UNLABELLED, help="Noisy student: how sure a label must be; by default .3."),
+    ] = None,
+    images_per_class: Annotated[
+        int | None,
+        typer.Option(rich_help_panel=_UNLABELLED, help="Noisy student: at most; by default of the largest class."),
+    ] = None,
+    head_dropout: Annotated[
+        float | None,
+        typer.Option(rich_help_panel=_UNLABELLED, help="Noisy student: before the head; by default .5."),
+    ] = None,
+    uda_weight: Annotated[
+        float | None,
+        typer.Option(rich_help_panel=_UNLABELLED, help="Meta pseudo labels: of consistency; by default 1."),
+    ] = None,
+    uda_temperature: Annotated[
+        float | None, typer.Option(rich_help_panel=_UNLABELLED, help="Of its targets; by default .75.")
+    ] = None,
+    uda_threshold: Annotated[
+        float | None, typer.Option(rich_help_panel=_UNLABELLED, help="How sure they must be; by default .6.")
     ] = None,
     lr_sweep: Annotated[
         bool, typer.Option("--lr-sweep", help="Try the recipe's grid of learning rates on the validation split.")
@@ -114,7 +160,8 @@ def finetune(
 
     chosen = options.finetune_options(context.params)
     overrides = {name: value for name, value in context.params.items() if name in OVERRIDABLE}
-    learning = parse_distillation(teacher, distillation, temperature, distillation_weight)
+    labelling = parse_self_training(context.params)
+    learning = None if labelling else parse_distillation(teacher, distillation, temperature, distillation_weight)
     with stoppable(lambda: way_on(output)):
         result = run(
             model,
@@ -122,6 +169,7 @@ def finetune(
             output,
             recipe=recipe,
             distillation=learning,
+            self_training=labelling,
             lr_sweep=lr_sweep if sweep_rates is None else parse_rates(sweep_rates),
             options=chosen,
             command=command_line(context),
@@ -154,6 +202,32 @@ def parse_distillation(
     from hf_vit.training.tasks.distillation import DistillationOptions
 
     return DistillationOptions(teacher, kind or "logit", temperature, weight)  # pyright: ignore[reportArgumentType]
+
+
+def parse_self_training(parameters: "Mapping[str, Any]") -> "SelfTrainingOptions | None":
+    """What the flags say of images without labels; None where none was given.
+
+    Raises:
+        UserError: one is missing, is of distillation, or is out of range.
+    """
+    from dataclasses import fields
+
+    from hf_vit.errors import UserError
+    from hf_vit.training.tasks.self_training import SelfTrainingOptions
+
+    names = ["self_training", *(field.name for field in fields(SelfTrainingOptions) if field.name in parameters)]
+    given = {name: parameters[name] for name in names if name != "teacher" and parameters[name] is not None}
+    if not given:
+        return None
+    if parameters["teacher"] is None or "unlabelled" not in given:
+        raise UserError(f"--{next(iter(given)).replace('_', '-')} needs a --teacher and --unlabelled images")
+    if others := [
+        name for name in ("distillation", "temperature", "distillation_weight") if parameters[name] is not None
+    ]:
+        flag = others[0].replace("_", "-")
+        raise UserError(f"--{flag} is of a teacher without --unlabelled images; leave one of the two out")
+    kind = given.pop("self_training", "noisy-student")
+    return SelfTrainingOptions(parameters["teacher"], kind=kind, **given)
 
 
 def parse_rates(text: str) -> list[float]:

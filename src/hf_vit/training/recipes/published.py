@@ -240,6 +240,47 @@ _LION = Recipe(
     patience=10,
 )
 
+# What the papers tell of noise; the rest is default-small's, as theirs is of EfficientNets and ImageNet.
+_SELF_TRAINING = tuple(
+    Recipe(
+        name=name,
+        source=f"{source}; the other values: default-small's, as the source's are of EfficientNets on ImageNet",
+        summary=f"{summary} on a few thousand images, on one machine (--self-training {name})",
+        learning_rate=3e-4,
+        learning_rates=(1e-4, 3e-4, 1e-3),
+        weight_decay=0.05,
+        warmup=0.1,
+        epochs=30,
+        batch_size=64,
+        label_smoothing=smoothing,
+        drop_path=drop_path,
+        augmentation=AugmentationConfig(
+            random_resized_crop=(0.5, 1.0), horizontal_flip=0.5, randaugment=_randaugment(magnitude)
+        ),
+        patience=10,
+    )
+    for name, source, summary, magnitude, smoothing, drop_path in (
+        (
+            "noisy-student",
+            "arXiv 1911.04252, section 3.1: RandAugment of two layers (27 as torchvision's strongest, 10) and "
+            "stochastic depth .2; label smoothing .1: its code",
+            "Noisy Student",
+            27,
+            0.1,
+            0.2,
+        ),
+        (
+            "meta-pseudo-labels",
+            "the code of arXiv 2003.10580: RandAugment of two layers (17 as torchvision's strongest, 10), no "
+            "label smoothing",
+            "Meta Pseudo Labels",
+            17,
+            0.0,
+            None,
+        ),
+    )
+)
+
 _SELF_SUPERVISED = (
     Recipe(
         name="vit-self-supervised",
@@ -272,5 +313,6 @@ PUBLISHED: tuple[Recipe, ...] = (
     _DEIT,
     *(_resnet_strikes_back(*row) for row in _RSB_TABLE_2),
     _LION,
+    *_SELF_TRAINING,
     *_SELF_SUPERVISED,
 )

@@ -50,7 +50,8 @@ def is_complete(checkpoint: Path) -> bool:
         random_states = list(checkpoint.glob("rng_state*.pth"))
         # "optimizer.bin" is that of sharded weights, brought together.
         optimizer = [path for name in _OPTIMIZERS if (path := checkpoint / name).exists()]
-        zipped = [checkpoint / "scheduler.pt", *optimizer, *random_states, *checkpoint.glob("stream_*.pt")]
+        others = [*checkpoint.glob("stream_*.pt"), *checkpoint.glob("teacher.pt")]
+        zipped = [checkpoint / "scheduler.pt", *optimizer, *random_states, *others]
         weights = list(checkpoint.glob("*.safetensors"))
         return (
             isinstance(state, dict)

@@ -145,8 +145,12 @@ def move_into(source: Path, target: Path, last: str = "config.json") -> None:
     source.rmdir()
 
 
-def need_space_for(run: Run) -> None:
+def need_space_for(run: Run, beside: int = 0) -> None:
     """Raise before training if the disk has no room for the finished model and three checkpoints (one being written).
+
+    Args:
+        run: what is about to be trained.
+        beside: bytes of a checkpoint beside the model's weights and their optimizer's.
 
     Raises:
         UserError: see `need_space`.
@@ -156,7 +160,7 @@ def need_space_for(run: Run) -> None:
     if run.recipe.average_decay is not None or run.recipe.tune == "lora":
         state += weights  # what training goes on from, beside what is released
     # 16 MiB for processor, code, pictures and the files' own overhead.
-    need_space(run.output, weights + 3 * (weights + state) + (16 << 20))
+    need_space(run.output, weights + 3 * (weights + state + beside) + (16 << 20))
 
 
 def need_space(folder: Path, needed: int) -> None:

@@ -8,8 +8,11 @@ from hf_vit.training.tasks.classification import Classification
 from hf_vit.training.tasks.contrast import Contrast
 from hf_vit.training.tasks.distillation import Distillation, DistillationOptions
 from hf_vit.training.tasks.masking import NextPatch, RandomMasking
+from hf_vit.training.tasks.meta_pseudo_labels import MetaPseudoLabels
 from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
+from hf_vit.training.tasks.noisy_student import NoisyStudent
 from hf_vit.training.tasks.patch_prediction import PatchPrediction
+from hf_vit.training.tasks.self_training import SelfTraining, SelfTrainingOptions
 from hf_vit.training.tasks.task import Task
 
 
@@ -19,12 +22,15 @@ class TaskChoices:
 
     Attributes:
         distillation, device: the teacher, and where it computes.
+        self_training, skip_bad_images: the teacher and the unlabelled images, and what becomes of unreadable ones.
         target, masking, static_masks: of patch prediction.
         contrastive: of contrast.
         fields: of the model's configuration, in place of those it has.
     """
 
     distillation: DistillationOptions | None = None
+    self_training: SelfTrainingOptions | None = None
+    skip_bad_images: bool = False
     device: str | None = None
     target: str = "mean_color"
     masking: RandomMasking | None = None
@@ -53,9 +59,19 @@ def _distillation(told: TaskChoices) -> Distillation:
     return Distillation(told.distillation, told.device)
 
 
+def _self_training(kind: type[SelfTraining]) -> Callable[[TaskChoices], SelfTraining]:
+    def make(told: TaskChoices) -> SelfTraining:
+        assert told.self_training is not None
+        return kind(told.self_training, told.device, told.skip_bad_images)
+
+    return make
+
+
 TASKS: dict[str, TaskLine] = {
     "classification": TaskLine(lambda told: Classification(), "default-small", has_labels=True),
     "distillation": TaskLine(_distillation, "default-small", has_labels=True),
+    "noisy-student": TaskLine(_self_training(NoisyStudent), "noisy-student", has_labels=True),
+    "meta-pseudo-labels": TaskLine(_self_training(MetaPseudoLabels), "meta-pseudo-labels", has_labels=True),
     "masked-patch": TaskLine(
         lambda told: PatchPrediction(told.target, told.masking or RandomMasking(), told.static_masks, told.fields),
         "pretrain-small",

@@ -151,6 +151,18 @@ class Task(ABC, Generic[Result]):
         """How images are seen in training, and how in validation."""
         return train_transform(run.processor, run.recipe.augmentation, run.options.seed), eval_transform(run.processor)
 
+    def training_images(self, run: Run, transform: Any) -> Any:
+        """The data set that is trained on."""
+        return transform_split(run.data, "train", transform, seed=run.options.seed)
+
+    def learnt_from(self, run: Run) -> list[str]:
+        """SHA-256 of every image that was trained on, as far as they are known."""
+        return [image.digest for image in run.data.seen.get("train", ())]
+
+    def kept_bytes(self) -> int:
+        """What a checkpoint holds beside weights and optimizer of the module that is trained."""
+        return 0
+
     def describe(self, run: Run) -> str:
         """What is about to be trained, in one line."""
         return run.describe()
@@ -175,7 +187,7 @@ class Task(ABC, Generic[Result]):
         trainer = self.trainer_class(
             model=run.model,
             args=training_arguments(run, **self.arguments),
-            train_dataset=transform_split(run.data, "train", training, seed=run.options.seed),
+            train_dataset=self.training_images(run, training),
             eval_dataset=transform_split(run.data, "validation", judging),
             data_collator=self.collator(run),
             processing_class=run.processor,

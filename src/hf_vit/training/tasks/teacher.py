@@ -23,7 +23,7 @@ _MODES = {"nearest": "nearest-exact", "bilinear": "bilinear"}
 @final
 @dataclass(frozen=True)
 class Teacher:
-    """A classifier that is asked and never trained.
+    """A classifier that is asked; only meta pseudo labels train it.
 
     Attributes:
         subject: the model.
@@ -58,12 +58,24 @@ class Teacher:
     @torch.no_grad()
     def answer(self, values: torch.Tensor, scale: PixelScale) -> torch.Tensor:
         """Logits [B, K], float32, of images [B, C, H, W] as a student of this `scale` takes them."""
+        return self.logits(values, scale)
+
+    @torch.no_grad()
+    def classify(self, images: Sequence[Image.Image]) -> torch.Tensor:
+        """Logits [B, K], float32 on the CPU, of images as its own processor prepares them."""
+        return self._of(self.subject.pixel_values(images)).cpu()
+
+    def logits(self, values: torch.Tensor, scale: PixelScale) -> torch.Tensor:
+        """What `answer` gives, with gradients."""
         pixels = scale.pixels(values.float())
         if self.size is not None and tuple(pixels.shape[2:]) != self.size:
             smooth: dict[str, Any] = {} if self.mode == "nearest-exact" else {"antialias": True}
             # Bicubic overshoots; an image does not.
             pixels = F.interpolate(pixels, self.size, mode=self.mode, **smooth).clamp(0, 1)
-        output = self.subject.model(self.scale.values(pixels).to(self.subject.dtype))
+        return self._of(self.scale.values(pixels).to(self.subject.dtype))
+
+    def _of(self, values: torch.Tensor) -> torch.Tensor:
+        output = self.subject.model(values)
         logits: torch.Tensor = getattr(output, "logits", output)
         return logits.float() if self.columns is None else logits[:, list(self.columns)].float()
 
