@@ -55,6 +55,7 @@ VARIANTS = {
     "plain": "Ti/16",
     "hybrid": "R+Ti/16",
     "axial": "Axial-Ti/16",
+    "local": "Local-Ti/16",
     "axial_resnet": "AxialResNet-S",
     "bit": "BiT-R50x1",
     "mixer": "Mixer-S/32",

@@ -10,6 +10,7 @@ from .models.configuration_hf_axial_resnet import HfAxialResNetConfig
 from .models.configuration_hf_axial_vit import HfAxialViTConfig
 from .models.configuration_hf_bit import HfBitConfig
 from .models.configuration_hf_hybrid_vit import HfHybridViTConfig
+from .models.configuration_hf_local_vit import HfLocalViTConfig
 from .models.configuration_hf_mixer import HfMixerConfig
 from .models.configuration_hf_vit import HfViTConfig
 from .models.modeling_hf_axial_resnet import (
@@ -29,6 +30,12 @@ from .models.modeling_hf_hybrid_vit import (
     HfHybridViTForImageClassification,
     HfHybridViTForMaskedPatchPrediction,
     HfHybridViTModel,
+)
+from .models.modeling_hf_local_vit import (
+    HfLocalViTBackbone,
+    HfLocalViTForImageClassification,
+    HfLocalViTForMaskedPatchPrediction,
+    HfLocalViTModel,
 )
 from .models.modeling_hf_mixer import HfMixerBackbone, HfMixerForImageClassification, HfMixerModel
 from .models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
@@ -59,6 +66,11 @@ __all__ = [
     "HfHybridViTForImageClassification",
     "HfHybridViTForMaskedPatchPrediction",
     "HfHybridViTModel",
+    "HfLocalViTBackbone",
+    "HfLocalViTConfig",
+    "HfLocalViTForImageClassification",
+    "HfLocalViTForMaskedPatchPrediction",
+    "HfLocalViTModel",
     "HfMixerBackbone",
     "HfMixerConfig",
     "HfMixerForImageClassification",

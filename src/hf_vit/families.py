@@ -17,6 +17,7 @@ from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
 from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.models.configuration_hf_bit import HfBitConfig
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
+from hf_vit.models.configuration_hf_local_vit import HfLocalViTConfig
 from hf_vit.models.configuration_hf_mixer import HfMixerConfig
 from hf_vit.models.configuration_hf_resnet import HfResNetBaseConfig
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, HfViTConfig
@@ -113,6 +114,7 @@ FAMILIES: Mapping[str, Family] = {
         _family("plain", "A Vision Transformer", HfViTConfig),
         _family("hybrid", "A hybrid Vision Transformer (ResNet stem)", HfHybridViTConfig),
         _family("axial", "An Axial Vision Transformer", HfAxialViTConfig),
+        _family("local", "A Local Vision Transformer", HfLocalViTConfig),
         _family("axial_resnet", "A ResNet with axial attention", HfAxialResNetConfig, **_RESNET),
         _family("bit", "A BiT ResNet", HfBitConfig, **_RESNET),
         _family("mixer", "An MLP-Mixer", HfMixerConfig, **_MIXER),

@@ -2,6 +2,7 @@
 
 Sources: B, L, H: arXiv 2010.11929, table 1; Ti, S: arXiv 2106.10270; So400m, g, G, e: arXiv 2106.04560, 2305.13035
 and 2209.06794 with the numbers of the original code's table. Hybrids: 2010.11929 section 3.1 and table 6, 2106.10270.
+Local: 2010.11929's sizes.
 BiT: 1912.11370; R50x2 as 2010.11929, table 6. AxialResNet: 2003.07853, section 4. Mixer: 2105.01601, table 1.
 """
 
@@ -51,6 +52,9 @@ HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
 AXIAL_SIZES = ("Ti", "S", "B")  # published: B/32 and B/16 (2010.11929, appendix D.6); the smaller ones are ours
 AXIAL_PATCHES = (32, 16)
 
+LOCAL_SIZES = ("Ti", "S", "B")  # ours: the plain sizes with attention in a window of 7 (1906.05909)
+LOCAL_PATCHES = (16, 8)
+
 # Name -> (family, stage depths, channels of the root).
 RESNETS: dict[str, tuple[str, tuple[int, ...], int]] = {
     **{
@@ -75,8 +79,9 @@ def variant_names() -> list[str]:
     """Every named variant, plain ones first."""
     plain = [f"{size}/{patch}" for size, variant in VARIANTS.items() for patch in variant.patches]
     axial = [f"Axial-{size}/{patch}" for size in AXIAL_SIZES for patch in AXIAL_PATCHES]
+    local = [f"Local-{size}/{patch}" for size in LOCAL_SIZES for patch in LOCAL_PATCHES]
     mixers = [f"{size}/{patch}" for size, (*_, patches) in MIXERS.items() for patch in patches]
-    return [*plain, *HYBRIDS, *axial, *RESNETS, *mixers]
+    return [*plain, *HYBRIDS, *axial, *local, *RESNETS, *mixers]
 
 
 def looks_like_variant(name: str) -> bool:
@@ -85,9 +90,9 @@ def looks_like_variant(name: str) -> bool:
 
 
 def variant_config(name: str, **overrides: Any) -> HfBaseConfig:
-    """The configuration of a variant: "B/16", "R50+B/16", "Axial-B/32", "AxialResNet-S", "BiT-R50x1", "Mixer-B/16".
+    """The configuration of a variant: "B/16", "R50+B/16", "Axial-B/32", "Local-B/8", "AxialResNet-S", "BiT-R50x1", ...
 
-    Plain and axial variants and Mixers take any patch side in px ("Ti/4"); any field may be overridden.
+    Plain, axial and local variants and Mixers take any patch side in px ("Ti/4"); any field may be overridden.
 
     Raises:
         UserError: there is no such variant; the message names the nearest.
@@ -104,12 +109,12 @@ def variant_config(name: str, **overrides: Any) -> HfBaseConfig:
         layers, width, tokens, channels, _ = MIXERS[size]
         widths = {"hidden_size": width, "token_intermediate_size": tokens, "intermediate_size": channels}
         return _config("mixer", {"num_hidden_layers": layers, **widths, "patch_size": int(patch), **overrides})
-    match = re.fullmatch(r"(?:ViT-)?(Axial-)?([A-Za-z0-9]+)/(\d+)", name)
+    match = re.fullmatch(r"(?:ViT-)?(Axial-|Local-)?([A-Za-z0-9]+)/(\d+)", name)
     if match is None or match[2] not in VARIANTS:
         nearest = difflib.get_close_matches(name, variant_names(), n=3, cutoff=0.3) or variant_names()
         raise UserError(f"no variant '{name}'; the name is SIZE/PATCH, for example {', '.join(nearest)}")
     fields = {**_widths(VARIANTS[match[2]]), "patch_size": int(match[3]), **overrides}
-    return _config("axial" if match[1] else "plain", fields)
+    return _config({"Axial-": "axial", "Local-": "local"}.get(match[1], "plain"), fields)
 
 
 def _config(family: str, fields: dict[str, Any]) -> HfBaseConfig:

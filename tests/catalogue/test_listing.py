@@ -40,7 +40,7 @@ def test_sizes_are_the_papers() -> None:
     assert sizes["L/16"] is not None
     assert sizes["L/16"] / 1e6 == pytest.approx(307, rel=0.01)
     assert [entry.name for entry in list_models(family="axial_resnet").entries] == [f"AxialResNet-{s}" for s in "SML"]
-    assert [entry.name for entry in list_models(max_parameters=6e6).entries] == ["Ti/16"]
+    assert [entry.name for entry in list_models(max_parameters=6e6).entries] == ["Ti/16", "Local-Ti/16", "Local-Ti/8"]
 
 
 def test_published_accuracies() -> None:

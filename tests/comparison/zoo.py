@@ -67,6 +67,7 @@ TRANSFORMERS: dict[str, Callable[[Sequence[str]], nn.Module]] = {
         "HfHybridViTConfig", "HfHybridViTForImageClassification", stage_depths=(1,), stem_width=32, **_BODY
     ),
     "axial": _hf_vit("HfAxialViTConfig", "HfAxialViTForImageClassification", patch_size=8, **_BODY),
+    "local": _hf_vit("HfLocalViTConfig", "HfLocalViTForImageClassification", patch_size=8, **_BODY),
     "axial_resnet": _hf_vit(
         "HfAxialResNetConfig", "HfAxialResNetForImageClassification", stage_depths=(1,), stem_width=16
     ),

@@ -370,6 +370,7 @@ def test_preprocessing_in_timms_words(fields: dict[str, Any], mode: str | None, 
 
 def test_other_families_and_heads_are_refused_by_name(tmp_path: Path):
     axial = make("HfAxialViTForImageClassification", tmp_path / "axial", pooling="gap")
+    local = make("HfLocalViTForImageClassification", tmp_path / "local")
     constants = {"group_norm_eps": 1e-5, "weight_standardization": "variance"}
     hybrid = make("HfHybridViTForImageClassification", tmp_path / "hybrid", **HYBRID, **constants)
     original = {"stage_depths": (), "image_size": 32, "patch_size": None}
@@ -381,6 +382,7 @@ def test_other_families_and_heads_are_refused_by_name(tmp_path: Path):
         (axial, "transformers", "model_type='hf_axial_vit'"),
         (axial, "vit_jax", "model_type='hf_axial_vit'"),
         (axial, "timm", "model_type='hf_axial_vit'"),
+        *((local, target, "model_type='hf_local_vit'") for target in ("transformers", "vit_jax", "timm")),
         (hybrid, "timm", "stage_depths=(2, 1) (it has () or (2, 2, 2, 2) or (3, 4, 9) or (3, 4, 6, 3))"),
         (hybrid, "timm", "stem_width=32 (it has 64)"),
         (originals, "timm", "group_norm_eps=1e-06 (it has 1e-05)"),

@@ -62,6 +62,7 @@ GRIDS = [(4, 4), (3, 7), (2, 1), (9, 4), (6, 10)]
 SLOW = (
     *(("plain", choice) for choice in ("learned_2d", "sincos_2d", "bicubic", "causal_map_2d", "registers_map")),
     *(("axial", choice) for choice in ("default", "sincos_1d", "map", "resnet_stem")),
+    *(("local", choice) for choice in ("default", "gap", "criss_cross", "strided")),
     *(("hybrid", choice) for choice in ("default", "relative", "root_alone")),
     *(("axial_resnet", "default"), ("bit", "default")),
 )

@@ -20,6 +20,7 @@ TINY = {
     "HfViT": {**SMALL, "patch_size": 16},
     "HfHybridViT": {**SMALL, "stage_depths": (1, 1, 1), "stem_width": 32},
     "HfAxialViT": {**SMALL, "patch_size": 16, "pooling": "gap"},
+    "HfLocalViT": {**SMALL, "patch_size": 16, "attention_window": 3},
 }
 
 
@@ -31,7 +32,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def tiny_config() -> Callable[..., Any]:
-    """The config of a family ("HfViT", "HfHybridViT", "HfAxialViT") for 64x64 px, 4 layers, stride 16 px."""
+    """The config of a family of `TINY` for 64x64 px, 4 layers, stride 16 px."""
 
     def build(family: str = "HfViT", **overrides: Any) -> Any:
         return getattr(hf_vit, f"{family}Config")(**{**TINY[family], **overrides})

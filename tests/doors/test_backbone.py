@@ -21,6 +21,7 @@ CHOICES = {
     "shared layers": {"num_hidden_groups": 2, "position_embedding": "learned_2d"},
     "hybrid": {"family": "HfHybridViT"},
     "axial": {"family": "HfAxialViT"},
+    "local": {"family": "HfLocalViT"},
 }
 
 
@@ -119,7 +120,7 @@ def test_padded_batch_gives_each_image_its_own_maps(tiny_config):
 
 
 @pytest.mark.parametrize("pyramid", [False, True])
-@pytest.mark.parametrize("choice", ["token", "map", "hybrid", "axial"])
+@pytest.mark.parametrize("choice", ["token", "map", "hybrid", "axial", "local"])
 def test_every_parameter_learns_and_checkpointing_changes_nothing(choice, pyramid, tiny_config):
     pixel_values = torch.randn(2, 3, 64, 64)
     gradients = []

@@ -69,7 +69,7 @@ DECODERS = {
     "TrOCR, cross_attention_hidden_size": (TrOCRConfig, TROCR, TrOCRForCausalLM, False),
 }
 PAIRS = [("HfViT", name) for name in DECODERS] + [
-    (family, "GPT-2, projected") for family in ("HfHybridViT", "HfAxialViT")
+    (family, "GPT-2, projected") for family in ("HfHybridViT", "HfAxialViT", "HfLocalViT")
 ]
 
 

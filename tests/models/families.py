@@ -146,6 +146,7 @@ ATTENTION = (
     *("gap", "map", "map_with_class_token", "relative", "relative_gap", "causal", "causal_gap", "causal_map_2d"),
     *("distillation", "causal_distillation", "two_groups_of_three", "no_qkv_bias", "rectangular", "rectangular_patch"),
     *("registers", "registers_map", "relative_bias", "relative_bias_gap", "map_with_registers"),
+    *("criss_cross", "strided"),
 )
 # What a block holds and how often it runs.
 BLOCKS = (
@@ -278,6 +279,17 @@ FAMILIES = {
             "resnet_stem": {"stage_depths": (1,), "stem_width": 16},
         },
         attentions_of=lines_of,
+    ),
+    "local": Family(
+        name="local",
+        tiny={"patch_size": 4, "attention_window": 3, "attention_stride": 3},
+        choices={
+            **some("gap", "map_with_class_token", "learned_2d", "sincos_2d", "distillation", "registers_gap", "swiglu"),
+            **some("norm_after_pooling", "no_qkv_bias"),
+            "rectangular_patch": {"image_size": (12, 16), "patch_size": (3, 4)},
+            "criss_cross": {"attention_pattern": "criss_cross"},
+            "strided": {"attention_pattern": "strided"},
+        },
     ),
 }
 

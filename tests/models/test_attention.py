@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 from models.families import ATTENTION, FAMILIES, Family, pad
+from models.patterns import pairs_that_see
 from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hf_vit.models.modeling_hf_vit import eager_attention_forward
+from hf_vit.models.modeling_hf_vit import HfViTAttention, eager_attention_forward
 
 
 @pytest.fixture(params=["whole", "padded"])
@@ -110,7 +111,7 @@ def test_attention_maps_equal_torchs_own_attention(family: Family, choice: str):
     images = family.images(model.config, dtype=torch.float64)
     maps, seen = model.attention_maps(images), []
     for module in model.modules():
-        if type(module).__name__ == "HfViTAttention":
+        if isinstance(module, HfViTAttention):
             module.register_forward_pre_hook(lambda module, inputs: seen.append((module, inputs[0])))
     model(images)
     for layer in maps:
@@ -145,8 +146,12 @@ def torchs_map(config, attention, normed: torch.Tensor) -> torch.Tensor:
 
 
 def additive_mask(config, attention, normed: torch.Tensor) -> torch.Tensor | None:
-    """[B*A, N, N]: causal order, or q . (embedding of the offset) or its bias by a loop over pairs of patches."""
+    """[B*A, N, N]: causal order, q . (embedding of the offset) or its bias by a loop over pairs of patches, or what a
+    local model sees.
+    """
     tokens, batch = normed.shape[:2]
+    if config.model_type == "hf_local_vit":
+        return torch.zeros(tokens, tokens, dtype=torch.float64).masked_fill(~pairs_that_see(config), -torch.inf)
     if config.is_causal:
         return torch.full((tokens, tokens), -torch.inf, dtype=torch.float64).triu(1)
     if not config.position_embedding.startswith("relative"):

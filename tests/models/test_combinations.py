@@ -13,6 +13,8 @@ from hf_vit import (
     HfAxialViTForImageClassification,
     HfHybridViTConfig,
     HfHybridViTForImageClassification,
+    HfLocalViTConfig,
+    HfLocalViTForImageClassification,
     HfViTConfig,
     HfViTForImageClassification,
 )
@@ -25,6 +27,7 @@ FAMILIES = {
         {"stage_depths": (1, 1), "stem_width": 32, "stem_patch_size": 2},
     ),
     "axial": (HfAxialViTConfig, HfAxialViTForImageClassification, {"patch_size": 16}),
+    "local": (HfLocalViTConfig, HfLocalViTForImageClassification, {"patch_size": 16}),
 }
 TINY = {
     "image_size": 32,
@@ -38,7 +41,7 @@ TINY = {
 
 def read_table() -> list[tuple[str, str, str]]:
     text = (Path(__file__).parents[2] / "docs" / "combinations.md").read_text()
-    rows = re.findall(r"^\| `(.+?)` \| (\w+) \| (\w+) \| (\w+) \|$", text, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(.+?)` \| (\w+) \| (\w+) \| (\w+) \| (\w+) \|$", text, flags=re.MULTILINE)
     assert len(rows) >= 25
     return [(family, fields, cell) for fields, *cells in rows for family, cell in zip(FAMILIES, cells, strict=True)]
 

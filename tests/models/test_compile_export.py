@@ -8,12 +8,13 @@ import torch
 from models.families import FAMILIES, MIXERS, Family, training_loss
 
 # Those whose forward takes another path; a few for every run, the rest with the slow tests.
-FEW = [("plain", "default"), ("hybrid", "default"), ("axial", "default"), ("mixer", "default")]
+FEW = [("plain", "default"), ("hybrid", "default"), ("axial", "default"), ("mixer", "default"), ("local", "default")]
 MORE = [
     *(("plain", choice) for choice in ("relative", "causal_map_2d", "sincos_2d", "distillation", "gap", "learned_2d")),
     *(("plain", choice) for choice in ("registers_map", "norm_after_map", "swiglu")),
     *(("plain", choice) for choice in ("relative_bias", "positions_of_registers", "no_last_norm")),
     *(("hybrid", "relative"), ("axial", "sincos_1d"), ("axial", "map")),
+    *(("local", "criss_cross"), ("local", "strided"), ("local", "gap")),
 ]
 PATHS = [*FEW, *(pytest.param(*path, marks=pytest.mark.slow) for path in MORE)]
 

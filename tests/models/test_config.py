@@ -155,7 +155,18 @@ WRONG_AXIAL: list[tuple[dict, list[str]]] = [
 ]
 
 
-OF_ITS_OWN = {"plain": WRONG_PLAIN, "hybrid": WRONG_HYBRID, "axial": WRONG_AXIAL}
+WRONG_LOCAL: list[tuple[dict, list[str]]] = [
+    ({"attention_pattern": "dilated"}, ["attention_pattern", "local", "strided", "criss_cross"]),
+    ({"attention_window": 4}, ["attention_window=4", "odd number of tokens"]),
+    ({"attention_window": -1}, ["attention_window=-1", "odd number of tokens"]),
+    ({"attention_window": 3.0}, ["attention_window", "int", "float"]),
+    ({"attention_stride": 0}, ["attention_stride=0", "at least 1"]),
+    ({"is_causal": True}, ["is_causal=True", "local", "all directions"]),
+    ({"position_embedding": "relative"}, ["position_embedding='relative'", "local", "use 'learned_2d'"]),
+    ({"position_embedding": "relative_bias"}, ["position_embedding='relative_bias'", "local", "use 'learned_2d'"]),
+]
+
+OF_ITS_OWN = {"plain": WRONG_PLAIN, "hybrid": WRONG_HYBRID, "axial": WRONG_AXIAL, "local": WRONG_LOCAL}
 
 
 def test_wrong_values_say_field_value_and_need(family: Family, subtests: pytest.Subtests):

@@ -6,6 +6,8 @@ import pytest
 import torch
 from models.families import BLOCKS, TABLES, Family, checkpoint_activations, pad, tensors_of, training_loss
 
+from hf_vit.models.modeling_hf_vit import HfViTAttention
+
 
 def test_shapes(family: Family, head: str, choice: str):
     model = family.shared(head, choice)
@@ -175,6 +177,6 @@ def test_checkpointing_changes_no_gradient(family: Family, head: str, choice: st
 def count_calls(model) -> list[str]:
     calls: list[str] = []
     for module in model.modules():
-        if type(module).__name__ == "HfViTAttention":
+        if isinstance(module, HfViTAttention):
             module.register_forward_hook(lambda module, inputs, output: calls.append("call"))
     return calls

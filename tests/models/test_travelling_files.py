@@ -30,6 +30,7 @@ TRAVELLING = {
         *(*VIT, "configuration_hf_axial_vit", "modeling_hf_axial_vit"),
         *("configuration_hf_axial_resnet", "modeling_hf_axial_resnet", "configuration_hf_resnet", "modeling_hf_resnet"),
     },
+    "local": {*VIT, "configuration_hf_local_vit", "modeling_hf_local_vit"},
     "axial_resnet": {*RESNET, "configuration_hf_axial_resnet", "modeling_hf_axial_resnet"},
     "bit": {*RESNET, "configuration_hf_bit", "modeling_hf_bit", "resnet_hf_vit"},
     "mixer": {

@@ -13,6 +13,7 @@ from hf_vit.variants import HYBRIDS, variant_names
 CLASSES = {
     "hf_vit": (hf_vit.HfViTModel, hf_vit.HfViTForImageClassification),
     "hf_hybrid_vit": (hf_vit.HfHybridViTModel, hf_vit.HfHybridViTForImageClassification),
+    "hf_local_vit": (hf_vit.HfLocalViTModel, hf_vit.HfLocalViTForImageClassification),
     "hf_axial_vit": (hf_vit.HfAxialViTModel, hf_vit.HfAxialViTForImageClassification),
 }
 
@@ -95,8 +96,8 @@ def formula(name: str) -> int:
         places = 7 if name.endswith("/32") or side == 8 else 14
         patches = stem_count + channels * side * side * width + width
         return patches + width + (places**2 + 1) * width + layers * block(width, mlp) + 2 * width
-    axial = name.startswith("Axial-")
-    size, patch = name.removeprefix("Axial-").split("/")
+    axial = name.startswith("Axial-")  # a local model's weights are a plain one's
+    size, patch = name.removeprefix("Axial-").removeprefix("Local-").split("/")
     layers, width, mlp, _ = PAPERS[size]
     side = 224 // int(patch)
     patches = int(patch) ** 2 * 3 * width + width
@@ -173,6 +174,7 @@ def test_overrides_and_free_patch_sizes():
     assert variant_config("B/16").to_dict() == hf_vit.HfViTConfig().to_dict()
     assert variant_config("R50+B/16").to_dict() == hf_vit.HfHybridViTConfig().to_dict()
     assert variant_config("Axial-B/16").to_dict() == hf_vit.HfAxialViTConfig().to_dict()
+    assert variant_config("Local-B/16").to_dict() == hf_vit.HfLocalViTConfig().to_dict()
 
 
 @pytest.mark.parametrize(

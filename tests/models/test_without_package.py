@@ -77,7 +77,11 @@ def test_from_a_folder(saved: Path, stranger: Client, tmp_path: Path) -> None:
 def test_from_a_hub(saved: Path, hub: Loopback, stranger: Client, tmp_path: Path) -> None:
     """As from a folder; the code that the loaded head does not import is fetched from the Hub when it is saved."""
     heads = dict(
-        zip(ALL_FAMILIES, ("model", "classification", "backbone", "model", "classification", "model"), strict=True)
+        zip(
+            ALL_FAMILIES,
+            ("model", "classification", "backbone", "masked_prediction", "model", "classification", "model"),
+            strict=True,
+        )
     )
     stranger.run(
         "models.jobs:upload", folders={f"alice/{n}": str(saved / f"{n}-{h}-default") for n, h in heads.items()}

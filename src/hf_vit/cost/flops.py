@@ -92,8 +92,9 @@ def training_flops(
 def _count(family: Family, config: str, size: tuple[int, int], task: Door) -> Macs:
     """Of a configuration as JSON; the cost of a training asks for the same count again and again."""
     auto_class: Any = getattr(transformers, AUTO_CLASSES[task])
+    how = {"attn_implementation": "sdpa"} if family.is_vit else {}
     with torch.device("meta"), loading(f"the configuration of '{family.model_type}'"):
-        model = auto_class.from_config(family.config_class.from_dict(json.loads(config)), attn_implementation="eager")
+        model = auto_class.from_config(family.config_class.from_dict(json.loads(config)), **how)
     model.eval().requires_grad_(False)  # the counter looks for gradient functions, which `no_grad` leaves out
     pixel_values = torch.zeros(1, model.config.num_channels, *size, dtype=model.dtype, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:

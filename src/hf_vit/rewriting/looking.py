@@ -9,7 +9,6 @@ from hf_vit.models.modeling_hf_axial_resnet import DenseNorm
 from hf_vit.models.modeling_hf_mixer import HfMixerMLP
 from hf_vit.models.modeling_hf_vit import (
     AttentionPooling,
-    HfViTAttention,
     HfViTDropPath,
     HfViTLayer,
     HfViTLayerScale,
@@ -18,21 +17,21 @@ from hf_vit.models.modeling_hf_vit import (
 )
 from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
 from hf_vit.rewriting.planning import REPLACEMENTS
-from hf_vit.rewriting.transformer import FUSED_MLPS
+from hf_vit.rewriting.transformer import FUSED_ATTENTIONS, FUSED_MLPS
 
 # What becomes part of something else, by exact types: a forward pass calls these modules no more.
 _Kinds = dict[str, type[nn.Module] | tuple[type[nn.Module], ...]]
 _LINEARS: _Kinds = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), nn.Linear)
 _PARTS: dict[type[nn.Module], _Kinds] = {
     HfViTLayer: {
-        "attention": HfViTAttention,
+        "attention": tuple(FUSED_ATTENTIONS),
         "mlp": tuple(FUSED_MLPS),
         "layer_scale1": HfViTLayerScale,
         "layer_scale2": HfViTLayerScale,
         "dropout": nn.Dropout,
         "drop_path": HfViTDropPath,
     },
-    HfViTAttention: _LINEARS,
+    **dict.fromkeys(FUSED_ATTENTIONS, _LINEARS),
     HfViTMLP: {"fc1": nn.Linear, "fc2": nn.Linear, "dropout": nn.Dropout},
     HfViTSwiGLU: {**dict.fromkeys(("gate_proj", "up_proj", "down_proj"), nn.Linear), "dropout": nn.Dropout},
     HfViTPatchEmbeddings: {"projection": nn.Conv2d},

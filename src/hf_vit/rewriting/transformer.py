@@ -4,7 +4,7 @@ Legend: B batch, C channels, H x W px, h x w patch grid, P patch side, N tokens,
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Self, final
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from hf_vit.models.embeddings_hf_vit import HfViTPatchEmbeddings
+from hf_vit.models.modeling_hf_local_vit import HfLocalViTAttention
 from hf_vit.models.modeling_hf_mixer import HfMixerMLP
 from hf_vit.models.modeling_hf_vit import (
     AttentionPooling,
@@ -43,14 +44,13 @@ def dense_of_all(linears: Sequence[nn.Linear], dtype: torch.dtype) -> Dense:
     return Dense(torch.cat(weights).to(dtype), None if biases[0] is None else torch.cat(biases).to(dtype))
 
 
-@final
 class FusedAttention(HfViTAttention, Merged):
     """`HfViTAttention` whose q, k and v are one product, and whose output projection adds the residual."""
 
     qkv: nn.Module
 
     @classmethod
-    def of(cls, attention: HfViTAttention, scale: HfViTLayerScale | None, dtype: torch.dtype) -> "FusedAttention":
+    def of(cls, attention: HfViTAttention, scale: HfViTLayerScale | None, dtype: torch.dtype) -> Self:
         new = derived(cls, attention, without=("q_proj", "k_proj", "v_proj", "o_proj"))
         new.qkv = dense_of_all((attention.q_proj, attention.k_proj, attention.v_proj), dtype)
         new.o_proj = dense_of(attention.o_proj, dtype, scale)
@@ -90,6 +90,17 @@ class FusedAttention(HfViTAttention, Merged):
 
 
 @final
+class FusedLocalAttention(FusedAttention, HfLocalViTAttention):
+    """The same of `HfLocalViTAttention`, whose special tokens see all."""
+
+    def attend_first(self, num_queries: int, hidden_states: torch.Tensor, attention_mask: Any) -> torch.Tensor:
+        dense = isinstance(attention_mask, torch.Tensor)
+        return super().attend_first(
+            num_queries, hidden_states, attention_mask if dense else attention_mask.special_mask
+        )
+
+
+@final
 class FusedMLP(Merged):
     """`HfViTMLP` or `HfMixerMLP` in evaluation, [.., D] -> [.., D].
 
@@ -126,6 +137,10 @@ def fused_mixer_mlp(mlp: HfMixerMLP, dtype: torch.dtype) -> FusedMLP:
     return FusedMLP(mlp, None, dtype)
 
 
+FUSED_ATTENTIONS: dict[type[nn.Module], type[FusedAttention]] = {
+    HfViTAttention: FusedAttention,
+    HfLocalViTAttention: FusedLocalAttention,
+}
 FUSED_MLPS: dict[type[nn.Module], Callable[..., nn.Module]] = {HfViTMLP: FusedMLP, HfViTSwiGLU: FusedSwiGLU}
 
 
@@ -140,7 +155,7 @@ class FusedLayer(HfViTLayer):
     @classmethod
     def of(cls, layer: HfViTLayer, dtype: torch.dtype) -> "FusedLayer":
         new = derived(cls, layer, without=("layer_scale1", "layer_scale2", "dropout", "drop_path"))
-        new.attention = FusedAttention.of(layer.attention, layer.layer_scale1, dtype)
+        new.attention = FUSED_ATTENTIONS[type(layer.attention)].of(layer.attention, layer.layer_scale1, dtype)
         new.mlp = FUSED_MLPS[type(layer.mlp)](layer.mlp, layer.layer_scale2, dtype)
         new.num_read = None
         return new

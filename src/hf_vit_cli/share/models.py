@@ -18,7 +18,7 @@ def models(
     ] = None,
     search: Annotated[str | None, typer.Option(help="Only models with this in their name.")] = None,
     family: Annotated[
-        str | None, typer.Option(help="plain, hybrid, axial, axial_resnet, bit, mixer, or a model_type (vit).")
+        str | None, typer.Option(help="plain, hybrid, axial, local, axial_resnet, bit, mixer, or a model_type (vit).")
     ] = None,
     judged_on: Annotated[str | None, typer.Option(help="Only results on data with this in its name.")] = None,
     max_parameters: Annotated[float | None, typer.Option(help="Only models up to this size (30e6).", min=1)] = None,

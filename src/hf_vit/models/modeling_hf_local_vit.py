@@ -1,0 +1,307 @@
+"""The Local-ViT: the plain ViT whose patches see a part of the image, computed without the parts they do not see.
+
+Legend: B batch, N tokens, S special tokens, h x w patch grid, D hidden size, A heads, K head size; T tiles of n queries
+and m keys; R lines of L tokens.
+Sources: arXiv 1906.05909 (local), 1904.10509 (strided), 1811.11721 (criss-cross); the halo of keys around a tile of
+queries is 2103.12731's.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .backbone_hf_vit import HfViTBaseBackbone
+from .configuration_hf_local_vit import HfLocalViTConfig
+from .embeddings_hf_vit import HfViTPatchEmbeddings, Tokens
+from .modeling_hf_vit import (
+    HfViTAttention,
+    HfViTBaseForImageClassification,
+    HfViTBaseModel,
+    HfViTForImageClassification,
+    HfViTLayer,
+    HfViTPreTrainedModel,
+    attention_probabilities,
+    eager_attention_forward,
+)
+from .positions_hf_vit import Grid
+from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
+
+TILE = 8  # patches a side of a tile of queries; 4 and 16 are slower with a window of 7
+
+
+def sees(config: HfLocalViTConfig, query: torch.Tensor, key: torch.Tensor, width: int) -> torch.Tensor:
+    """Whether patches see others: numbers in raster order, on a grid of `width` columns, that broadcast -> bool."""
+    if config.attention_pattern == "strided":
+        apart = (query - key).abs()
+        return (apart < config.attention_stride) | (apart % config.attention_stride == 0)
+    rows, columns = (query // width - key // width).abs(), (query % width - key % width).abs()
+    if config.attention_pattern == "criss_cross":
+        return (rows == 0) | (columns == 0)
+    reach = config.attention_window // 2
+    return (rows <= reach) & (columns <= reach)
+
+
+def additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to logits: 0 where attention is allowed, the lowest number elsewhere.
+
+    What may see nothing, padding, sees everything: nothing is NaN.
+    """
+    allowed = allowed | ~allowed.any(dim=-1, keepdim=True)
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
+
+
+def own_raster(exists: torch.Tensor) -> torch.Tensor:
+    """[B, h*w] bool, False on padding -> which patch comes when in each image's own raster order, padding behind it."""
+    return exists.int().argsort(dim=1, descending=True, stable=True)
+
+
+def dense_mask(config: HfLocalViTConfig, tokens: Tokens) -> torch.Tensor:
+    """[B or 1, 1, N, N], the pattern as a mask for all pairs of tokens."""
+    hidden_states, special = tokens.hidden_states, config.num_special_tokens
+    numbers = torch.arange(tokens.grid[0] * tokens.grid[1], device=hidden_states.device)[None]
+    if tokens.token_mask is not None and config.attention_pattern == "strided":
+        numbers = own_raster(tokens.token_mask[:, special:]).argsort(dim=1)
+    allowed = sees(config, numbers[:, :, None], numbers[:, None], tokens.grid[1])
+    allowed = F.pad(allowed, (special, 0, special, 0), value=True)
+    if tokens.token_mask is not None:
+        allowed = allowed & tokens.token_mask[:, None]
+    return additive(allowed, hidden_states.dtype)[:, None]
+
+
+class Tiles(NamedTuple):
+    """Local attention by tiles: the patches of a square, and around them all that one of these sees.
+
+    Attributes:
+        special_mask: [B, 1, S, N], of the special tokens as queries; None where nothing is padded.
+        queries: [T, n] patches; past the last row or column the last ones again.
+        keys: [T, S + m] tokens, special ones first.
+        mask: [B*T, 1, n, S + m], of both.
+        places: [h*w], where each patch stands among the queries of all tiles.
+    """
+
+    special_mask: torch.Tensor | None
+    queries: torch.Tensor
+    keys: torch.Tensor
+    mask: torch.Tensor
+    places: torch.Tensor
+
+
+class Lines(NamedTuple):
+    """Criss-cross and strided attention by lines of L tokens: one sees what is near it, and its column over all lines.
+
+    Attributes:
+        special_mask: [B, 1, S, N], of the special tokens as queries; None where nothing is padded.
+        mask: [B or 1, 1, R, L, S + m + R]; of the m near tokens those of the own column count there alone.
+        order: [B, h*w], which patch stands where along the lines; None for the order they come in.
+    """
+
+    special_mask: torch.Tensor | None
+    mask: torch.Tensor
+    order: torch.Tensor | None
+
+
+def tiles_of(config: HfLocalViTConfig, tokens: Tokens, special_mask: torch.Tensor | None) -> Tiles:
+    (h, w), device, special = map(torch.sym_int, tokens.grid), tokens.hidden_states.device, config.num_special_tokens
+    offsets, reach = torch.arange(TILE, device=device), config.attention_window // 2
+    queries, keys = [], []
+    for side in (h, w):
+        starts = TILE * torch.arange((side + TILE - 1) // TILE, device=device)[:, None]
+        extent = torch.sym_min(TILE + 2 * reach, side)
+        queries.append((starts + offsets).clamp(max=side - 1))
+        keys.append((starts - reach).clamp(min=0, max=side - extent) + torch.arange(extent, device=device))
+    queries, keys = (  # [tiles down, tiles across, rows, columns] -> [T, rows * columns]
+        (rows[:, None, :, None] * w + columns[None, :, None]).flatten(2).flatten(0, 1)
+        for rows, columns in (queries, keys)
+    )
+    allowed = F.pad(sees(config, queries[:, :, None], keys[:, None], w), (special, 0), value=True)[None]
+    keys = torch.cat([torch.arange(special, device=device).expand(keys.shape[0], -1), keys + special], dim=1)
+    if tokens.token_mask is not None:
+        allowed = allowed & tokens.token_mask[:, keys][:, :, None]
+    mask = additive(allowed, tokens.hidden_states.dtype).expand(tokens.hidden_states.shape[0], -1, -1, -1)
+    rows, columns = torch.arange(h, device=device)[:, None], torch.arange(w, device=device)
+    tile = rows // TILE * ((w + TILE - 1) // TILE) + columns // TILE
+    places = (tile * TILE + rows % TILE) * TILE + columns % TILE
+    return Tiles(special_mask, queries + special, keys, mask.flatten(0, 1)[:, None], places.flatten())
+
+
+def lines_of(config: HfLocalViTConfig, tokens: Tokens, special_mask: torch.Tensor | None) -> Lines:
+    (h, w), device, special = map(torch.sym_int, tokens.grid), tokens.hidden_states.device, config.num_special_tokens
+    strided = config.attention_pattern == "strided"
+    length: Any = torch.sym_min(config.attention_stride, h * w) if strided else w  # a symbol in a graph
+    rest = -(h * w) % length
+    exists, order = torch.ones(1, h * w, dtype=torch.bool, device=device), None
+    if tokens.token_mask is not None:
+        exists = tokens.token_mask[:, special:]
+        if strided:
+            order = own_raster(exists)
+            exists = exists.gather(1, order)
+    exists = F.pad(exists, (0, rest)).unflatten(1, (-1, length))  # [B or 1, R, L]
+    numbers = torch.arange(h * w + rest, device=device).unflatten(0, (-1, length))
+    near = near_lines(numbers[None, None, ..., None], strided)[0, 0, ..., 0]  # [R, m]
+    query, key = numbers[:, :, None], near[:, None]
+    allowed = sees(config, query, key, w) & (query % length != key % length)
+    allowed = allowed & near_lines(exists[:, None, ..., None], strided)[:, 0, :, None, :, 0]
+    column = exists.transpose(1, 2)[:, None].expand(-1, exists.shape[1], -1, -1)
+    allowed = torch.cat([F.pad(allowed, (special, 0), value=True), column], dim=-1)
+    return Lines(special_mask, additive(allowed, tokens.hidden_states.dtype)[:, None], order)
+
+
+def near_lines(lines: torch.Tensor, with_neighbours: bool) -> torch.Tensor:
+    """[B, A, R, L, K] -> the tokens near each line, [B, A, R, m, K]: its own, or also those of the lines beside it."""
+    if not with_neighbours:
+        return lines
+    count, padded = lines.shape[2], F.pad(lines, (0, 0, 0, 0, 1, 1))
+    return torch.cat([padded[:, :, start : start + count] for start in range(3)], dim=3)
+
+
+class HfLocalViTAttention(HfViTAttention):
+    """Self-attention in which a patch sees the patches of `attention_pattern` and the special tokens.
+
+    Under "eager" by the formula for all pairs, with a mask; else by `Tiles` or `Lines`, without the pairs that see
+    nothing of each other.
+    """
+
+    config: HfLocalViTConfig
+
+    def attend(
+        self, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if isinstance(attention_mask, torch.Tensor):
+            return super().attend(hidden_states, attention_mask, *args, **kwargs)
+        query, key, value = self.project(hidden_states)
+        by_parts: Any = self.attend_tiles if isinstance(attention_mask, Tiles) else self.attend_lines
+        attended = by_parts(query, key, value, attention_mask)
+        if special := self.config.num_special_tokens:
+            of_special = self.interface(query[:, :, :special], key, value, attention_mask.special_mask)
+            attended = torch.cat([of_special, attended], dim=1)
+        return attended.flatten(2), None
+
+    def interface(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The attention implementation on [.., A, n, K] and [.., A, m, K]: [.., n, A, K]."""
+        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation or "eager", eager_attention_forward
+        )
+        dropout = self.attention_dropout if self.training else 0.0
+        return attention_interface(self, query, key, value, mask, scaling=self.scaling, dropout=dropout)[0]
+
+    def attend_tiles(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tiles: Tiles) -> torch.Tensor:
+        """[B, A, N, K] -> [B, h*w, A, K]."""
+
+        def cut(tensor: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+            chosen = tensor.transpose(1, 2).index_select(1, tokens.flatten())
+            return chosen.unflatten(1, (-1, tokens.shape[1])).flatten(0, 1).transpose(1, 2)
+
+        attended = self.interface(cut(query, tiles.queries), cut(key, tiles.keys), cut(value, tiles.keys), tiles.mask)
+        return attended.unflatten(0, (query.shape[0], -1)).flatten(1, 2).index_select(1, tiles.places)
+
+    def attend_lines(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lines: Lines) -> torch.Tensor:
+        """[B, A, N, K] -> [B, h*w, A, K]; one softmax over three sets of keys, which no attention kernel has."""
+        special, count = self.config.num_special_tokens, query.shape[2] - self.config.num_special_tokens
+        length, strided = lines.mask.shape[3], self.config.attention_pattern == "strided"
+        order = None if lines.order is None else lines.order[:, None, :, None].expand_as(query[:, :, special:])
+
+        def fold(tensor: torch.Tensor) -> torch.Tensor:
+            """[B, A, N, K] -> [B, A, R, L, K], patches alone."""
+            patches = tensor[:, :, special:] if order is None else tensor[:, :, special:].gather(2, order)
+            return F.pad(patches, (0, 0, 0, -count % length)).unflatten(2, (-1, length))
+
+        queries, keys, values = fold(query * self.scaling), fold(key), fold(value)
+        near_keys, near_values = near_lines(keys, strided), near_lines(values, strided)
+        of_special = queries @ key[:, :, None, :special].transpose(3, 4)
+        near = queries @ near_keys.transpose(3, 4)
+        columns = (queries.transpose(2, 3) @ keys.permute(0, 1, 3, 4, 2)).transpose(2, 3)
+        logits = torch.cat([of_special, near, columns], dim=-1) + lines.mask
+        probabilities = torch.softmax(logits, dim=-1).to(query.dtype)
+        probabilities = F.dropout(probabilities, p=self.attention_dropout, training=self.training)
+        of_special, near, columns = probabilities.split([special, near.shape[-1], columns.shape[-1]], dim=-1)
+        attended = of_special @ value[:, :, None, :special] + near @ near_values
+        attended = attended + (columns.transpose(2, 3) @ values.transpose(2, 3)).transpose(2, 3)
+        attended = attended.flatten(2, 3)[:, :, :count]
+        if order is not None:
+            attended = torch.zeros_like(attended).scatter(2, order, attended)
+        return attended.transpose(1, 2)
+
+    def probabilities(
+        self,
+        hidden_states: torch.Tensor,
+        token_mask: torch.Tensor | None,
+        grid: Grid,
+        image_grids: list[Grid] | None,
+    ) -> torch.Tensor:
+        """As the plain attention's, 0 where the pattern sees nothing."""
+        query, key = self.query_and_key(hidden_states)
+        mask = dense_mask(self.config, Tokens(query[:, 0], grid, token_mask))
+        return attention_probabilities(query, key, self.scaling, mask)
+
+
+class HfLocalViTPreTrainedModel(HfViTPreTrainedModel):
+    """Abstract: what every model of the local family shares."""
+
+    config: HfLocalViTConfig
+    config_class = HfLocalViTConfig
+    _supports_flash_attn = False  # its kernels take no mask
+
+
+class HfLocalViTModel(HfLocalViTPreTrainedModel, HfViTBaseModel):
+    """The bare Local-ViT: tokens and the pooled output. "eager" attention alone needs N x N memory."""
+
+    def build_patch_embeddings(self, config: HfLocalViTConfig) -> nn.Module:
+        return HfViTPatchEmbeddings(config)
+
+    def build_layer(self, config: HfLocalViTConfig, drop_path_rate: float) -> nn.Module:
+        layer = HfViTLayer(config, drop_path_rate)
+        layer.attention = HfLocalViTAttention(config)
+        return layer
+
+    def _attention_mask(self, tokens: Tokens) -> torch.Tensor | Tiles | Lines:
+        if (self.config._attn_implementation or "eager") == "eager":
+            return dense_mask(self.config, tokens)
+        special_mask = None
+        if tokens.token_mask is not None:
+            allowed = tokens.token_mask[:, None, None].expand(-1, -1, self.config.num_special_tokens, -1)
+            special_mask = additive(allowed, tokens.hidden_states.dtype)
+        by_parts = tiles_of if self.config.attention_pattern == "local" else lines_of
+        return by_parts(self.config, tokens, special_mask)
+
+
+class HfLocalViTForImageClassification(HfLocalViTPreTrainedModel, HfViTBaseForImageClassification):
+    """The Local-ViT with a linear classifier on the pooled output."""
+
+    model_class = HfLocalViTModel
+
+    @classmethod
+    def from_vit(cls, checkpoint: str | HfViTForImageClassification, **overrides: Any) -> Self:
+        """Start from a plain ViT, whose weights all fit; the image size may be changed afterwards with `resize_to`.
+
+        Args:
+            checkpoint: a `HfViTForImageClassification`, or what its `from_pretrained` takes.
+            overrides: fields of the new config, for example attention_window.
+
+        Raises:
+            StrictDataclassError: the ViT has what a local model cannot hold (causal attention, relative positions).
+        """
+        vit = HfViTForImageClassification.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
+        foreign = ("model_type", "architectures", "auto_map")
+        fields: dict[str, Any] = {k: v for k, v in vit.config.to_dict().items() if k not in foreign}
+        model = cls(HfLocalViTConfig.from_dict({**fields, **overrides}))
+        model.to(vit.dtype)  # pyright: ignore[reportCallIssue, reportArgumentType] (transformers wraps it untyped)
+        model.load_state_dict(vit.state_dict())
+        return model
+
+
+class HfLocalViTForMaskedPatchPrediction(HfLocalViTPreTrainedModel, HfViTBaseForMaskedPatchPrediction):
+    """The Local-ViT with a head that predicts patches; see `HfViTForMaskedPatchPrediction`."""
+
+    model_class = HfLocalViTModel
+
+
+class HfLocalViTBackbone(HfLocalViTPreTrainedModel, HfViTBaseBackbone):
+    """The Local-ViT as a backbone; see `HfViTBackbone`."""
+
+    model_class = HfLocalViTModel
