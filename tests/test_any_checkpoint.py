@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from originals.kinds import HEADLESS, KINDS, LABELS, NAMELESS, RUN_BY_THEIR_LIBRARY, UNNAMED
+from pages.models import save_runtime
 from PIL import Image
 from training.conftest import make_colour_folder
 from transformers import AutoModel, BertConfig, BertModel, SwinConfig
@@ -25,6 +26,7 @@ COMMANDS: dict[str, tuple[bool, tuple[str, ...]]] = {
     "pretrain": (True, ("pretrain", "--model", "MODEL", "--data", "DATA", "--output", "OUT", *SHORT)),
     "cost": (True, ("cost", "MODEL")),
     "export": (True, ("export", "MODEL", "OUT", "--to", "onnx")),
+    "page": (True, ("page", "MODEL", "--output", "OUT", "--runtime", "RUNTIME")),
     "analyze": (False, ("analyze", "MODEL", "--images", "DATA", "--output", "OUT", "--only", "attention_distance")),
     "evaluate": (False, ("evaluate", "MODEL", "--data", "DATA", "--output", "OUT")),
     "predict": (False, ("predict", "MODEL", "IMAGE")),
@@ -72,13 +74,13 @@ def run(*words: str) -> int:
 def test_every_command_takes_every_kind(command, kind, kinds, data, tmp_path, capsys):
     if kind in (*HEADLESS, *NAMELESS) and command in NEED_A_HEAD:
         return  # refused below
-    if command == "export" and kind not in EXPORTED:
+    if command in ("export", "page") and kind not in EXPORTED:
         return
     needs_ours, words = COMMANDS[command]
     source, converted = kinds[kind]
     images = data["unnamed" if kind in UNNAMED else "named"]
     places = {"MODEL": source, "DATA": images, "OUT": tmp_path / "out", "CONVERTED": converted}
-    places["IMAGE"] = next(images.glob("*/*.png"))
+    places |= {"IMAGE": next(images.glob("*/*.png")), "RUNTIME": save_runtime(tmp_path / "runtime")}
     assert run(*(str(places.get(word, word)) for word in words)) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if "converted on the way" in line]
     is_read_inside = command == "analyze" and "timm" in kind

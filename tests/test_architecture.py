@@ -30,7 +30,7 @@ RANKS = {
     "cost": 9,
     "hub": 10,
     "evaluation": 11,
-    **dict.fromkeys(("training", "analysis", "speed", "audit", "catalogue"), 12),
+    **dict.fromkeys(("training", "analysis", "speed", "audit", "catalogue", "pages"), 12),
     "comparison": 13,
     "hf_vit_cli": 14,
     "__main__": 15,

@@ -12,6 +12,7 @@ import torch
 from hub.conftest import training_record
 from loopback.client import content_hash
 from models import families as tiny
+from pages.models import save_runtime
 from PIL import Image
 from training.conftest import make_colour_folder
 from transformers import (
@@ -49,6 +50,7 @@ COMMANDS = {
     "cost": ("cost", "MODEL"),
     "card": ("card", "MODEL"),
     "export": ("export", "MODEL", "OUT", "--to", "onnx"),
+    "page": ("page", "MODEL", "--output", "OUT", "--runtime", "RUNTIME"),
 }  # fmt: skip
 # Of every family the smallest by name.
 VARIANTS = {
@@ -93,6 +95,7 @@ def saved(tmp_path_factory) -> dict[str, Path]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_takes_every_family(command, name, saved, data, tmp_path):
     places = {"MODEL": saved[name], "DATA": data, "OUT": tmp_path / "out", "IMAGE": next(data.glob("*/*.png"))}
+    places["RUNTIME"] = save_runtime(tmp_path / "runtime")
     second = "plain" if name != "plain" else "axial"
     places |= {"SECOND": saved[second], "VARIANT": VARIANTS[name]}
     words = [*COMMANDS[command]]

@@ -21,7 +21,7 @@ COMMANDS: dict[str, str] = {
     **dict.fromkeys(("demo", "finetune", "pretrain", "recipes", "soup"), "train"),
     **dict.fromkeys(("data", "evaluate", "predict", "embed", "analyze", "compare", "diff"), "measure"),
     **dict.fromkeys(("cost", "scaling-law"), "measure"),
-    **dict.fromkeys(("convert", "export", "card", "push", "verify", "models"), "share"),
+    **dict.fromkeys(("convert", "export", "page", "card", "push", "verify", "models"), "share"),
     "bench": "measure",
 }
 # What reads from the Hub -> where its verbosity is looked for.

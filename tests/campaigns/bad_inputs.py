@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from pages.models import save_runtime
 from PIL import Image
 
 # What the bad value of an option or argument is drawn from, by its name; a number by its type. Whatever is added to the
@@ -16,6 +17,7 @@ KINDS = {
     "model": ("model", "models", "teacher", "against", "other"),
     "data": ("data", "images", "source", "unlabelled"),
     "output": ("output", "report"),
+    "runtime": ("runtime",),
     "file": ("verify", "labels", "class_map", "cue_conflict", "config", "sources", "real_labels", "mappings"),
     "size": ("image_size", "resize_to"),
     "repository": ("repo", "push"),
@@ -57,6 +59,7 @@ VALUES: dict[str, tuple[str, ...]] = {
         "dangling", "list.json", "number.json", "broken.json", "deep.json", "image.png", "a" * 300, "other.npz",
         "zero.npz", "table.csv",
     ),
+    "runtime": ("", "no-such-folder", "empty", "notes.txt", "model", "/dev/null", "pipe", "loop", "dangling"),
     "size": ("", "0", "-1", "3x", "x3", "nan", "1e3", "3x3x3", "99999999", "0x8", "8 8", "eight"),
     "repository": (
         "", "a/b/c", "user/", "/name", "user/na me", "user/..", "-user/x", "user/" + "x" * 200,
@@ -101,6 +104,10 @@ GOOD: dict[str, dict[str, list[str]]] = {
     "scaling-law": {"sources": ["runs.csv"], "output": ["--output", "out.png"]},
     "convert": {"model": ["checkpoint.npz"], "output": ["out"]},
     "export": {"model": ["model"], "output": ["out"], "to": ["--to", "transformers"]},
+    "page": {
+        "models": ["model"], "output": ["--output", "out"], "images": ["--images", "colours"],
+        "runtime": ["--runtime", "runtime"],
+    },
     "card": {"model": ["model"]},
     "diff": {"model": ["model"], "other": ["model_2"], "output": ["--output", "out"]},
     "models": {"places": ["model"]},
@@ -148,6 +155,7 @@ def prepare(root: Path, checkpoint: Path) -> None:
     _models(root)
     shutil.copy(checkpoint, root / "checkpoint.npz")
     (root / "empty").mkdir()
+    save_runtime(root / "runtime")
     (root / "taken").mkdir()
     (root / "taken" / "mine.txt").write_text("mine")
     os.mkfifo(root / "pipe")

@@ -72,6 +72,7 @@ WRITING: dict[str, Command] = {
         earlier=((*_CONVERT, "--report", "report.json"),),
     ),
     **{f"export-{name}": Command(arguments) for name, arguments in _EXPORT.items()},
+    "page": Command(("page", "model", *INTO, "--runtime", "runtime")),
     "export-force": Command((*_EXPORT["timm"], "--force"), earlier=(("export", "other", "out", "--to", "timm"),)),
     "finetune": Command(_FINETUNE),
     "finetune-sweep": Command(("finetune", "--model", "model", *DATA, *INTO, *TRAINING, "--sweep-rates", "0.001,0.01")),
@@ -110,6 +111,7 @@ READING: dict[str, Command] = {
 def template(folder: Path) -> Path:
     """What a place holds at first."""
     import torch
+    from pages.models import save_runtime
     from training.conftest import COLOURS, make_colour_folder
 
     from hf_vit import HfViTConfig, HfViTForImageClassification
@@ -138,6 +140,7 @@ def template(folder: Path) -> Path:
         facts = new_record("training", values={"steps": seed}, command="hf-vit finetune", data=DataFact(name="colours"))
         append_record(folder / name, facts)
     shutil.copyfile(Path(__file__).parents[1] / "golden" / "vit_tok.ckpt.npz", folder / "source.npz")
+    save_runtime(folder / "runtime")
     points = "\n".join(f"{compute},{0.5 * compute**-0.3 + 0.05}" for compute in (1, 3, 10, 30, 100, 300))
     (folder / "points.csv").write_text(f"compute,error\n{points}\n")
     return folder

@@ -26,6 +26,7 @@ from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
 from hub.conftest import save_model
 from loopback.client import Client, Loopback, Outcome
 from loopback.elsewhere import Elsewhere
+from pages.models import save_runtime
 
 TOKEN = "hf_alice_write"
 GOOD, THEIRS, HOSTILE = "alice/good", "alice/theirs", "mallory/hostile"
@@ -51,7 +52,7 @@ class Field:
             (self.data / name).mkdir(parents=True)
             for number, image in enumerate(make_images(8, seed=label)):
                 image.save(self.data / name / f"{number}.png")
-        self.good = save_model(root / "good")
+        self.good, self.runtime = save_model(root / "good"), save_runtime(root / "runtime")
         theirs = root / "theirs"
         make_classifier().save_pretrained(theirs)
         make_processor().save_pretrained(theirs)
@@ -118,6 +119,7 @@ class Field:
         self.elsewhere.requests.clear()
         before = listing(self.root)
         words = {"repo": repo, "hf": address, "good": self.good, "data": self.data, "image": self.ground.picture}
+        words["runtime"] = self.runtime
         words["place"] = repo.partition("/")[0] if repo == HOSTILE else repo
         outcome, folder = self._run(client, command, words)
         self.hub.clear_faults()

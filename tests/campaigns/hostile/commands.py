@@ -16,8 +16,8 @@ _ONE_STEP = ["--steps", "1", "--batch-size", "6", "--evaluations", "1"]
 _COMPARE = ["compare", "--output", "{out}", "--no-robustness", "--speed-turns", "0"]
 _ANALYZE = ["analyze", "--output", "{out}", "--only", "patch_filters", "--num-images", "4"]
 
-# "command parameter" -> arguments; {repo} is the stranger's and {place} all that lies beside it, {good} a model, {data}
-# and {image} are one's own, {new} is the name of a repository that is not there.
+# "command parameter" -> arguments; {repo} is the stranger's, {place} all that lies beside it, {good} a model; {data},
+# {image} and {runtime} are one's own, {new} is the name of a repository that is not there.
 MODELS: dict[str, list[str]] = {
     "predict model": ["predict", "{repo}", "{image}"],
     "evaluate model": ["evaluate", "{repo}", "--data", "{data}"],
@@ -40,6 +40,7 @@ MODELS: dict[str, list[str]] = {
     "bench data model": ["bench", "data", "{repo}", "--data", "{data}", "--seconds", "0.05"],
     "convert model": ["convert", "{hf}", "{out}"],
     "export model": ["export", "{repo}", "{out}", "--to", "transformers"],
+    "page models": ["page", "{repo}", "--output", "{out}", "--runtime", "{runtime}"],
     "verify repo": ["verify", "{repo}"],
     "models places": ["models", "{place}"],
 }
@@ -57,6 +58,7 @@ DATA: dict[str, list[str]] = {
     "analyze images": [*_ANALYZE, "{good}", "--images", "{repo}"],
     "compare data": [*_COMPARE, "{good}", "{good}", "--data", "{repo}"],
     "diff data": ["diff", "{good}", "{good}", "--data", "{repo}"],
+    "page images": ["page", "{good}", "--images", "{repo}", "--output", "{out}", "--runtime", "{runtime}"],
     "soup data": ["soup", "{good}", "{good}", "--output", "{out}", "--data", "{repo}"],
     "finetune data": ["finetune", "{good}", "--data", "{repo}", "--output", "{out}", *_ONE_STEP],
     "finetune data --streaming": [

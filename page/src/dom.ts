@@ -1,0 +1,18 @@
+// Elements whose words are text, whatever a model calls itself or its classes.
+
+export function element<Name extends keyof HTMLElementTagNameMap>(
+  name: Name,
+  attributes: Record<string, string> = {},
+  ...children: (Node | string)[]
+): HTMLElementTagNameMap[Name] {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+export function part<Kind extends Element>(selector: string): Kind {
+  const there = document.querySelector<Kind>(selector);
+  if (there === null) throw new Error(`the page has no ${selector}`);
+  return there;
+}

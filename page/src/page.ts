@@ -1,0 +1,124 @@
+// The page: images come in, up to two models look at them side by side.
+
+import { element, part } from "./dom.ts";
+import { listenForImages, showExamples } from "./input.ts";
+import type { Page } from "./model.ts";
+import { type Area, Panel } from "./panel.ts";
+import { decoded } from "./preprocessing.ts";
+import type { Pixels } from "./resize.ts";
+import { type ViewName, viewsOf } from "./views.ts";
+
+const HINTS = {
+  looking:
+    "Point at a patch, or move over the image with the arrow keys; leave it (Esc) to see what the output looks at.",
+  painting: "Drag over the image to hide patches; drag over hidden ones to bring them back. On the keyboard: space.",
+};
+
+const areas: Area[] = [];
+const panels: Panel[] = [];
+let image: Pixels | null = null;
+let view: ViewName = "image";
+
+function notice(words: string): void {
+  const place = part<HTMLElement>("#notice");
+  place.textContent = words;
+  place.hidden = words === "";
+}
+
+async function receive(file: Blob): Promise<void> {
+  try {
+    image = await decoded(file);
+  } catch (error) {
+    notice(error instanceof Error ? error.message : String(error));
+    return;
+  }
+  notice("");
+  forget();
+  for (const panel of panels) panel.look(image);
+}
+
+function forget(): void {
+  areas.length = 0;
+  part<HTMLButtonElement>("#restore").disabled = true;
+}
+
+function change(): void {
+  part<HTMLButtonElement>("#restore").disabled = areas.length === 0;
+  for (const panel of panels) panel.hide(false);
+}
+
+function show(name: ViewName): void {
+  view = name;
+  for (const panel of panels) panel.show(name);
+}
+
+function place(page: Page, slot: number, number: number): void {
+  const model = page.models[number];
+  const picker = page.models.length > 2 ? pick(page, slot, number) : null;
+  const panel = new Panel(model, areas, change, picker);
+  panels[slot]?.root.replaceWith(panel.root);
+  panels[slot]?.close();
+  if (panels[slot] === undefined) part("#panels").append(panel.root);
+  panels[slot] = panel;
+  panel.show(view);
+  if (image !== null) panel.look(image);
+}
+
+function pick(page: Page, slot: number, number: number): HTMLElement {
+  const options = page.models.map(({ name }, index) => element("option", { value: `${index}` }, name));
+  const select = element("select", { "aria-label": "Model" }, ...options);
+  select.value = `${number}`;
+  select.addEventListener("change", () => place(page, slot, Number(select.value)));
+  return select;
+}
+
+function drawViews(page: Page): void {
+  const views = viewsOf(page.models);
+  view = views.some(([name]) => name === "attention") ? "attention" : "image";
+  for (const [name, title] of views) {
+    const input = element("input", { type: "radio", name: "view", value: name });
+    input.checked = name === view;
+    input.addEventListener("change", () => show(name));
+    part("#views").append(element("label", {}, input, element("span", {}, title)));
+  }
+}
+
+function listenToControls(): void {
+  const strength = part<HTMLInputElement>("#strength");
+  const paint = part<HTMLInputElement>("#paint");
+  const follow = () => part<HTMLElement>("#panels").style.setProperty("--strength", `${Number(strength.value) / 100}`);
+  const toggle = () => {
+    document.body.classList.toggle("painting", paint.checked);
+    part("#hint").textContent = paint.checked ? HINTS.painting : HINTS.looking;
+  };
+  strength.addEventListener("input", follow);
+  paint.addEventListener("change", toggle);
+  part("#restore").addEventListener("click", () => {
+    forget();
+    for (const panel of panels) panel.hide(true);
+  });
+  follow();
+  toggle();
+}
+
+async function start(): Promise<void> {
+  if (typeof WebAssembly === "undefined" || typeof OffscreenCanvas === "undefined") {
+    notice("This browser cannot run the model: it lacks WebAssembly or canvases. A current one can.");
+    return;
+  }
+  const page: Page = await (await fetch("page.json")).json();
+  document.title = page.models.map(({ name }) => name).join(", ");
+  if (page.models.length > 1) part("#title").textContent = "What the models see";
+  notice("");
+  drawViews(page);
+  listenToControls();
+  page.models.slice(0, 2).forEach((_, number) => {
+    place(page, number, number);
+  });
+  part<HTMLElement>("#panels").dataset.count = `${panels.length}`;
+  listenForImages(receive, notice);
+  showExamples(page.examples, receive);
+  if (page.examples[0]) await receive(await (await fetch(page.examples[0].file)).blob());
+}
+
+start().catch((error) => notice(`The page cannot be shown: ${error instanceof Error ? error.message : error}`));

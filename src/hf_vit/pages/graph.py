@@ -1,0 +1,110 @@
+"""The graph that a page runs: one image in, logits out, and what happens inside beside them.
+
+Legend: C channels, H x W px, h x w patch grid, N tokens, D hidden size, A heads, K labels.
+"""
+
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import nn
+from transformers.modeling_utils import PreTrainedModel
+
+from hf_vit.families import family_of
+
+
+@final
+class _Inside(nn.Module):
+    """[1, C, H, W] -> a tensor for each of `names`, without the axis of the images."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model, config = model, _config(model)
+        family = family_of(config.model_type)
+        assert family is not None
+        self.has_tokens, self.has_attention = family.has_tokens, family.is_vit
+        kinds = ("row_attention", "column_attention") if is_axial(config) else ("attention",)
+        layers = range(config.num_hidden_layers) if self.has_tokens else ()
+        self.names = ["logits"]
+        if self.has_attention:
+            self.names += [f"{kind}_{layer}" for layer in layers for kind in kinds]
+        self.names += [f"hidden_{depth}" for depth in range(len(layers) + 1) if self.has_tokens]
+
+    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        asked = {"output_attentions": True} if self.has_attention else {}
+        output = self.model(pixel_values, output_hidden_states=self.has_tokens, **asked)
+        maps = output.attentions if self.has_attention else ()
+        if not is_axial(self.model.config):  # whose lines stand where the images do
+            maps = [each[0] for each in maps]
+        hidden_states = output.hidden_states if self.has_tokens else ()
+        return (output.logits[0], *maps, *(each[0] for each in hidden_states))
+
+
+def is_axial(config: Any) -> bool:
+    """Whether a layer attends along rows, then along columns."""
+    return config.model_type == "hf_axial_vit"
+
+
+def numbers_inside(config: Any) -> int:
+    """How many numbers attentions and hidden states of one image are: what a browser must hold beside the weights."""
+    family = family_of(config.model_type)
+    if family is None or not family.has_tokens:
+        return 0
+    (h, w), depth = config.grid, config.num_hidden_layers
+    attention = 0
+    if family.is_vit:
+        tokens = h * w + 1
+        attention = config.num_attention_heads * (h * w * (h + w) if is_axial(config) else tokens * tokens)
+    return depth * attention + (depth + 1) * h * w * config.hidden_size
+
+
+def write_graph(model: PreTrainedModel, file: Path) -> list[str]:
+    """Write a classifier as a graph of one image of its nominal size.
+
+    Returns:
+        The names of its outputs: logits [K]; attention_LAYER [A, N, N], or of an axial model row_attention_LAYER
+        [h, A, w, w] and column_attention_LAYER [w, A, h, h]; hidden_DEPTH [N, D], 0 before the first layer;
+        positions [h*w, D], what is added to the patches.
+    """
+    model.set_attn_implementation("eager")  # the others give no attentions
+    module, config = _Inside(model).eval(), _config(model)
+    height, width = config.image_size if isinstance(config.image_size, tuple | list) else (config.image_size,) * 2
+    image = torch.zeros(1, config.num_channels, height, width)
+    with torch.no_grad():
+        program = torch.onnx.export(
+            module, (image,), input_names=["pixel_values"], output_names=module.names, dynamo=True, verbose=False
+        )
+    assert program is not None
+    graph: Any = program.model.graph
+    for node in graph.all_nodes():
+        node.metadata_props.clear()  # the exporter's stack traces: places on this machine
+    positions = _positions(model) if module.has_attention else None
+    if positions is not None:
+        _add_constant(graph, "positions", positions)
+    program.save(str(file), external_data=False)
+    return [output.name for output in graph.outputs]
+
+
+def _add_constant(graph: Any, name: str, values: torch.Tensor) -> None:
+    """An output that is the same for every image."""
+    from onnxscript import ir
+
+    table = ir.Value(name=f"{name}_table", const_value=ir.tensor(values.numpy(), name=f"{name}_table"))
+    graph.register_initializer(table)
+    node = ir.node("Identity", [table])
+    node.outputs[0].name, node.outputs[0].dtype = name, ir.DataType.FLOAT
+    node.outputs[0].shape = ir.Shape(list(values.shape))
+    graph.append(node)
+    graph.outputs.append(node.outputs[0])
+
+
+def _config(model: PreTrainedModel) -> Any:
+    return model.config
+
+
+def _positions(model: PreTrainedModel) -> torch.Tensor | None:
+    """[h*w, D] of the nominal grid, None where nothing is added to the patches."""
+    encoder: Any = model.base_model
+    with torch.no_grad():
+        table, _ = encoder.embeddings.position_table(model.config.grid, like=next(encoder.parameters()))
+    return None if table is None else table[0].detach().clone()

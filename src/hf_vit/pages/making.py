@@ -1,0 +1,146 @@
+"""`hf-vit page`: the folder of a static page, complete or not at all."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from hf_vit.conversion.loading import open_model
+from hf_vit.conversion.progress import progress, without_transformers_bars
+from hf_vit.conversion.targets.onnx_graph import OnnxGraph
+from hf_vit.conversion.targets.target import has_head
+from hf_vit.data.images import to_rgb
+from hf_vit.data.load import load_data
+from hf_vit.display import Displayed
+from hf_vit.errors import UserError
+from hf_vit.pages.description import description
+from hf_vit.pages.graph import numbers_inside, write_graph
+from hf_vit.pages.runtime import check_runtime, copy_runtime
+from hf_vit.results.delivery import free_folder, new_folder
+from hf_vit.results.writing import saying_why
+
+STATIC = ("index.html", "style.css", "page.js", "worker.js")
+LARGEST_BYTES = (
+    10**9
+)  # weights and maps: a browser's WebAssembly has 4 GB, and holds the file beside what it reads of it
+NUM_EXAMPLES, _EXAMPLE_PX = 10, 640
+
+
+@dataclass(frozen=True, repr=False)
+class PageResult(Displayed):
+    """What was written.
+
+    Attributes:
+        output: the folder.
+        models: their names.
+        megabytes: of the folder, without the runtime's files.
+    """
+
+    output: Path
+    models: list[str]
+    megabytes: float
+
+    def overview(self) -> dict[str, object]:
+        size = f"{self.megabytes:.1f} MB, and the runtime"
+        return {"output": self.output, "models": ", ".join(self.models), "size": size}
+
+
+def make_page(
+    models: Sequence[str | Path],
+    output: str | Path,
+    *,
+    images: str | None = None,
+    runtime: str | Path | None = None,
+) -> PageResult:
+    """Write a page that runs classifiers in the visitor's browser; the folder appears complete or not at all.
+
+    Args:
+        models: folders, Hub ids, or anything that `from_hub` loads; several are shown beside each other.
+        output: new folder.
+        images: data whose test images become examples on the page, as `load_data` takes it.
+        runtime: folder with the files of ONNX Runtime Web; by default they are fetched once and kept.
+
+    Raises:
+        UserError: there is no such model, it is no classifier or too large for a browser, the page cannot prepare
+            images as its processor does, or the runtime cannot be had.
+    """
+    place = free_folder(output)
+    check_runtime(runtime)
+    OnnxGraph().require_libraries()
+    with without_transformers_bars(), new_folder(place) as folder:
+        names = _distinct_names(models)
+        described = [
+            _write_model(model, name, folder / "models" / str(number))
+            for number, (model, name) in enumerate(zip(models, names, strict=True))
+        ]
+        with saying_why(place):
+            _write_json(folder / "page.json", {"models": described, "examples": _write_examples(images, folder)})
+            for file in STATIC:
+                (folder / file).write_bytes((resources.files("hf_vit.pages") / "static" / file).read_bytes())
+            size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            with progress("fetching the runtime"):
+                copy_runtime(folder / "runtime", runtime)
+    return PageResult(Path(output), names, size / 1e6)
+
+
+def _distinct_names(models: Sequence[str | Path]) -> list[str]:
+    """The last part of a model's place; the whole of it where two have the same."""
+    last = [Path(str(model)).name or str(model) for model in models]
+    return [name if last.count(name) == 1 else str(model) for name, model in zip(last, models, strict=True)]
+
+
+def _write_model(source: str | Path, name: str, folder: Path) -> dict[str, Any]:
+    loaded, processor = open_model(source)
+    if not has_head(loaded) or not type(loaded).__name__.endswith("ForImageClassification"):
+        raise UserError(f"{source} is no image classifier; give one, or fine-tune it (hf-vit finetune)")
+    if loaded.config.num_channels != 3:
+        raise UserError(
+            f"{source} takes images of {loaded.config.num_channels} channels; the page shows RGB, which has 3"
+        )
+    _refuse_large(loaded, name)
+    about = description(loaded, processor, name, Path(source) if Path(source).is_dir() else None)
+    with progress(f"exporting {name}"), saying_why(folder):
+        folder.mkdir(parents=True)
+        about["outputs"] = write_graph(loaded, folder / "model.onnx")
+        about["bytes"] = (folder / "model.onnx").stat().st_size
+    about["folder"] = f"models/{folder.name}"
+    return about
+
+
+def _refuse_large(model: Any, name: str) -> None:
+    weights, inside = 4 * model.num_parameters(), 4 * numbers_inside(model.config)
+    if weights + inside > LARGEST_BYTES:
+        raise UserError(
+            f"{name} is too large for a browser: {weights / 1e6:,.0f} MB of weights and {inside / 1e6:,.0f} MB of "
+            f"maps, of which {LARGEST_BYTES / 1e6:,.0f} MB fit; give a smaller model or a smaller image size"
+        )
+
+
+def _write_examples(data: str | None, folder: Path) -> list[dict[str, str]]:
+    """Images of the test split, one class after the other."""
+    if data is None:
+        return []
+    images = load_data(data)
+    split: Any = images.split("test" if "test" in images.splits else next(iter(images.splits)))
+    seen: dict[str, list[Image.Image]] = {}
+    for row in split:
+        label = row["label"] if isinstance(row["label"], list) else [row["label"]]
+        seen.setdefault(", ".join(images.label_names[index] for index in label), []).append(row["image"])
+        if len(seen) >= min(NUM_EXAMPLES, len(images.label_names)):
+            break
+    (folder / "examples").mkdir()
+    written: list[dict[str, str]] = []
+    for number, (label, (image, *_)) in enumerate(sorted(seen.items())):
+        picture, file = to_rgb(image), f"examples/{number}.png"
+        picture.thumbnail((_EXAMPLE_PX, _EXAMPLE_PX))
+        picture.save(folder / file)
+        written.append({"file": file, "label": label})
+    return written
+
+
+def _write_json(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

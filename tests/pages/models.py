@@ -1,0 +1,58 @@
+"""Tiny classifiers of every family, saved with a processor, and images to give them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from models import families
+from PIL import Image
+from transformers import ViTImageProcessor
+
+from hf_vit.pages.runtime import FILES
+
+FAMILIES = families.FAMILIES | families.OTHERS
+LABELS = ("cat", "dog", "owl")
+
+
+def save_classifier(folder: Path, family: str, choice: str, labels: tuple[str, ...] = LABELS, **settings: Any) -> Path:
+    """A classifier of `models.families`; `settings` are its processor's."""
+    model = FAMILIES[family].build("classification", choice)
+    if model.config.num_labels:
+        model.config.id2label = dict(enumerate(labels))
+        model.config.label2id = {label: index for index, label in enumerate(labels)}
+    model.save_pretrained(folder)
+    height, width = np.broadcast_to(model.config.image_size, 2).tolist()
+    ViTImageProcessor(
+        **{"size": {"height": height, "width": width}, "do_convert_rgb": True, **settings}
+    ).save_pretrained(folder)
+    return folder
+
+
+def save_runtime(folder: Path) -> Path:
+    """A runtime of small files, for whoever does not run the page: `--runtime` copies whatever they hold."""
+    folder.mkdir(parents=True)
+    for name in FILES:
+        (folder / name).write_text(f"contents of {name}")
+    return folder
+
+
+def save_images(folder: Path) -> list[Path]:
+    """Ten images of several sizes and modes: noise, edges and gradients, transparent, turned by EXIF, tiny and wide."""
+    generator = np.random.default_rng(0)
+    folder.mkdir()
+    sizes = [(16, 16), (31, 47), (8, 8), (1, 1), (3, 200), (480, 640), (257, 129), (64, 64), (50, 40), (1000, 700)]
+    files: list[Path] = []
+    for number, (height, width) in enumerate(sizes):
+        y, x = np.mgrid[:height, :width]
+        noise = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        ramp = np.stack([x * 255 // max(width - 1, 1), y * 255 // max(height - 1, 1), (x // 3 + y // 5) % 2 * 255], -1)
+        image = Image.fromarray(noise if number % 2 else ramp.astype(np.uint8))
+        options: dict[str, Any] = {}
+        if number == 7:
+            image.putalpha(Image.fromarray(generator.choice(np.array([0, 255], dtype=np.uint8), (height, width))))
+        if number == 8:
+            options["exif"] = Image.Exif()
+            options["exif"][0x0112] = 6
+        files.append(folder / f"{number}.png")
+        image.save(files[-1], **options)
+    return files

@@ -1,0 +1,242 @@
+"""The page in Chromium gives what the model gives in Python, from the file to the last number. See `make browser`."""
+
+import filecmp
+import json
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hub.conftest import training_record
+from pages.browser import NODE, PAGE, RUNTIME, Browser, browser, served
+from pages.models import FAMILIES, save_classifier, save_images
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+from hf_vit.analysis.analyses.positions import patch_positions, position_similarity
+from hf_vit.analysis.analyses.rollout import rollout_step
+from hf_vit.analysis.reading.token_layout import TokenLayout
+from hf_vit.data import make_processor
+from hf_vit.data.images import to_rgb
+from hf_vit.pages import making
+from hf_vit.pages.description import description
+from hf_vit.pages.making import make_page
+from hf_vit.results.facts import DataFact, Facts
+
+pytestmark = pytest.mark.browser
+HOSTILE = ("<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "&lt;b&gt;\u202e")
+CROPPED = {"size": {"shortest_edge": 24}, "do_center_crop": True, "crop_size": {"height": 16, "width": 16}}
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "plain": ("plain", "default", {}),
+    "registers": ("plain", "registers_gap", {"resample": 3}),
+    "axial": ("axial", "default", {"resample": 3, "image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]}),
+    "hybrid": ("hybrid", "default", {}),
+    "mixer": ("mixer", "default", {}),
+    "bit": ("bit", "default", {}),
+    "cropped": ("plain", "causal", CROPPED),
+    "cropped bicubic": ("plain", "default", {**CROPPED, "resample": 3}),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return save_images(tmp_path_factory.mktemp("images") / "images")
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Generator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def test_committed_scripts_are_those_of_the_sources(tmp_path: Path):
+    subprocess.run([NODE, "build.mjs", tmp_path], cwd=PAGE, check=True)
+    committed = Path(making.__file__).parent / "static"
+    same, other, missing = filecmp.cmpfiles(tmp_path, committed, making.STATIC, shallow=False)
+    assert (sorted(same), other, missing) == (sorted(making.STATIC), [], [])
+
+
+@pytest.mark.parametrize("query", [None, 5])
+@pytest.mark.parametrize(
+    ("family", "choice"),
+    [("plain", "default"), ("plain", "causal_distillation"), ("plain", "registers_gap"), ("axial", "default")],
+)
+def test_maps_are_those_of_analyze(family: str, choice: str, query: int | None):
+    model = FAMILIES[family].build("classification", choice)
+    image = FAMILIES[family].images(model.config, 1)
+    with torch.no_grad():
+        hidden, maps = model(image, output_hidden_states=True).hidden_states[1], model.attention_maps(image)
+    about = description(model, make_processor(model.config), "tiny", None)
+    outputs = {"hidden_1": hidden[0]}
+    for layer in maps:
+        if isinstance(maps[layer], tuple):
+            rows, columns = (lines[0].transpose(0, 1) for lines in maps[layer])
+            outputs |= {f"row_attention_{layer}": rows, f"column_attention_{layer}": columns}
+        else:
+            outputs[f"attention_{layer}"] = maps[layer][0]
+    positions = patch_positions(model)
+    if positions is not None:
+        outputs["positions"] = positions.flatten(0, 1)
+    given = _maps_of(about, outputs, query)
+    patches = TokenLayout(model)
+
+    def asked(rows: torch.Tensor) -> torch.Tensor:
+        """Of [N, N] to the patches: from the patch, from the class token, or the mean from all patches."""
+        mine = rows[:, patches.patch_tokens]
+        if query is not None:
+            return mine[patches.patch_tokens][query]
+        return mine[patches.patch_tokens].mean(0) if patches.class_token is None else mine[patches.class_token]
+
+    rolled = None
+    for layer in maps:
+        rolled = rollout_step(rolled, maps, layer, 0.5)
+    assert rolled is not None
+    np.testing.assert_allclose(given["rollout"], asked(rolled[0]), atol=1e-6)
+    if about["attention"] == "full" or query is None:
+        np.testing.assert_allclose(given["attention"], asked(maps.dense(1)[0].mean(0)), atol=1e-6)
+    vectors = hidden[0, patches.patch_tokens]
+    of = vectors.mean(0) if query is None else vectors[query]
+    np.testing.assert_allclose(given["features"], torch.cosine_similarity(of[None], vectors), atol=1e-5)
+    if positions is not None and query is not None:
+        expected = position_similarity(positions).flatten(2).flatten(0, 1)[query]
+        np.testing.assert_allclose(given["positions"], expected, atol=1e-5)
+
+
+def _maps_of(about: dict[str, Any], outputs: dict[str, torch.Tensor], query: int | None) -> dict[str, list[float]]:
+    written = {name: {"dims": list(each.shape), "data": each.flatten().tolist()} for name, each in outputs.items()}
+    asked = {"model": about | {"outputs": list(outputs)}, "outputs": written, "query": query, "layer": 1, "head": None}
+    command = [NODE, "tests/maps.mjs"]
+    done = subprocess.run(command, cwd=PAGE, input=json.dumps(asked), capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_to_python(kind: str, files: list[Path], window: Browser, tmp_path: Path):
+    family, choice, settings = KINDS[kind]
+    folder = save_classifier(tmp_path / "model", family, choice, **settings)
+    make_page([folder], tmp_path / "page", runtime=RUNTIME)
+    model = AutoModelForImageClassification.from_pretrained(folder, attn_implementation="eager").eval()
+    processor = AutoImageProcessor.from_pretrained(folder)
+    with served(tmp_path / "page") as address:
+        window("said")
+        window("open", url=address)
+        for file in files:
+            window("give", file=str(file))
+            (given,) = window.results()
+            with Image.open(file) as opened:
+                expected = processor(images=to_rgb(opened), return_tensors="pt")["pixel_values"]
+            assert_equal(given, expected, model, np.array(processor.image_std))
+        said = window("said")
+    assert any(request.endswith(".wasm") for request in said["requests"])
+    assert [request for request in said["requests"] if not request.startswith((address, f"blob:{address}"))] == []
+    assert said["errors"] == []
+
+
+def assert_equal(given: dict[str, Any], expected: torch.Tensor, model: Any, std: np.ndarray) -> None:
+    pixels = given["pixels"].reshape(expected.shape[1:])
+    levels = np.abs(pixels - expected[0].numpy()) * std[:, None, None] * 255
+    assert levels.max() < 1e-3  # of the 8 bits: no pixel is another
+    with torch.no_grad():
+        output = model(expected, output_hidden_states=True)
+        maps = model.attention_maps(expected) if hasattr(model, "attention_maps") else {}
+    np.testing.assert_allclose(given["outputs"]["logits"], output.logits[0], atol=1e-4, rtol=1e-4)
+    for layer in maps:
+        found = maps[layer]
+        if isinstance(found, tuple):
+            for name, lines in zip(("row_attention", "column_attention"), found, strict=True):
+                np.testing.assert_allclose(given["outputs"][f"{name}_{layer}"], lines[0].transpose(0, 1), atol=1e-4)
+        else:
+            np.testing.assert_allclose(given["outputs"][f"attention_{layer}"], found[0], atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """The address of a page of two models: a plain one with hostile labels beside an axial one."""
+    root = tmp_path_factory.mktemp("hostile")
+    plain = save_classifier(root / "<img src=x onerror=alert(2)>", "plain", "default", HOSTILE)
+    axial = save_classifier(root / "axial", "axial", "default")
+    record = training_record(kind="evaluation", values={"top1": 0.5, "ece": 0.0625, "images_per_second": 1234.4})
+    record.data = DataFact(name="<b>digits</b>", split="test", size=360)
+    Facts(records=[record]).save(plain)
+    make_page([plain, axial], root / "page", images="digits", runtime=RUNTIME)
+    with served(root / "page") as address:
+        yield address
+
+
+def test_words_of_a_model_are_text(hostile: str, window: Browser):
+    window("said")
+    window("open", url=hostile)
+    window.results(2)
+    shown = window.text()
+    for label in HOSTILE:
+        assert label in shown
+    assert "<img src=x onerror=alert(2)>" in shown
+    assert "of 360 images (<b>digits</b>, test)" in shown
+    assert "50.0%" in shown
+    assert "6.2%" in shown
+    assert "1,234 images/s" in shown
+    assert window("evaluate", script="document.querySelectorAll('main img, main script, main b').length") == 0
+    assert window("said")["errors"] == []
+
+
+def test_patches_are_painted_away_live(hostile: str, window: Browser):
+    """In both models at once, by the keyboard; what is fed then is the image with the mean colour there."""
+    window("open", url=hostile)
+    before = {result["model"]: result for result in window.results(2)}
+    for key in ("ArrowRight", "ArrowRight", "Space"):  # the first patch, the second, hidden
+        window("press", selector=".stage", key=key)
+    after = {result["model"]: result for result in window.results(2)}
+    for model, result in after.items():
+        clear, hidden = (each["pixels"].reshape(3, 16, 16) for each in (before[model], result))
+        expected = clear.copy()
+        expected[:, :4, 4:8] = clear.mean(axis=(1, 2))[:, None, None]
+        np.testing.assert_allclose(hidden, expected, atol=1e-5)
+        assert not np.array_equal(result["outputs"]["logits"], before[model]["outputs"]["logits"])
+    assert "1 patch is hidden" in window("evaluate", script="document.querySelector('.stage').ariaLabel")
+    window("click", selector="#restore")
+    for result in window.results(2):
+        np.testing.assert_array_equal(result["pixels"], before[result["model"]]["pixels"])
+
+
+def test_every_view_is_told_in_words(hostile: str, window: Browser):
+    window("open", url=hostile)
+    window.results(2)
+    labels = []
+    for view in ("attention", "rollout", "features", "positions"):
+        window("click", selector=f"#views input[value={view}]")
+        window("press", selector=".stage", key="ArrowRight")
+        labels.append(window("evaluate", script="document.querySelector('.stage').ariaLabel"))
+        assert "from row 1, column" in labels[-1]
+        assert "highest at row" in labels[-1]
+        assert "row 1, column" in window.text(".legend")
+    assert [label.split(". ")[1].split(" ")[0] for label in labels] == ["Attention", "Rollout", "Features", "Positions"]
+
+
+def test_broken_image_is_told_in_a_sentence(hostile: str, window: Browser, tmp_path: Path):
+    window("open", url=hostile)
+    window.results(2)
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
+    window("give", file=str(tmp_path / "broken.png"))
+    window("wait", selector="#notice:not([hidden])")
+    assert window.text("#notice") == "This file is no image that the browser can read. Try a JPEG, PNG or WebP file."
+    window("click", selector="#examples button")
+    window.results(2)
+    assert window("evaluate", script="document.querySelector('#notice').hidden")
+
+
+def test_nothing_is_wider_than_a_phone(hostile: str, window: Browser, tmp_path: Path):
+    window("open", url=hostile)
+    window.results(2)
+    for scheme in ("light", "dark"):
+        window("look", file=str(tmp_path / f"{scheme}.png"), width=360, height=740, scheme=scheme)
+        assert window("evaluate", script="document.documentElement.scrollWidth") <= 360
+
+
+def test_browser_without_webassembly_is_told(hostile: str, window: Browser):
+    window("without", name="WebAssembly")
+    window("open", url=hostile)
+    window("wait", selector="#notice:not([hidden])")
+    assert "This browser cannot run the model" in window.text("#notice")
