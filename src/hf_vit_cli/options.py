@@ -48,13 +48,21 @@ ReportTo = Annotated[str, typer.Option(help="tensorboard (OUTPUT/runs), wandb, t
 Epochs = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)]
 Steps = Annotated[int | None, typer.Option(rich_help_panel=_RECIPE, help="Instead of epochs.")]
 BatchSize = Annotated[int | None, typer.Option(rich_help_panel=_RECIPE, help="Images a step.")]
-Optimizer = Annotated[str | None, typer.Option(rich_help_panel=_RECIPE, help="adamw, sgd, lamb or lion.")]
+Optimizer = Annotated[str | None, typer.Option(rich_help_panel=_RECIPE, help="adamw, sgd, lamb, lion or muon.")]
 LearningRate = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="After warm-up.")]
 WeightDecay = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE)]
-Momentum = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Of SGD.")]
-Beta1 = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Of AdamW, LAMB and Lion.")]
-Beta2 = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Of AdamW, LAMB and Lion.")]
-Schedule = Annotated[str | None, typer.Option(rich_help_panel=_RECIPE, help="cosine, linear, constant.")]
+Momentum = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Of SGD and Muon.")]
+Beta1 = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Of the others, and of Muon's AdamW.")]
+Beta2 = Annotated[float | None, typer.Option(rich_help_panel=_RECIPE, help="Of the others, and of Muon's AdamW.")]
+Schedule = Annotated[
+    str | None, typer.Option(rich_help_panel=_RECIPE, help="cosine, linear, constant or warmup_stable_decay.")
+]
+Cooldown = Annotated[
+    float | None, typer.Option(rich_help_panel=_RECIPE, help="Of warmup_stable_decay: share if below 1, else steps.")
+]
+MinLearningRate = Annotated[
+    float | None, typer.Option(rich_help_panel=_RECIPE, help="Where cosine and warmup_stable_decay end.")
+]
 Warmup = Annotated[
     float | None, typer.Option(rich_help_panel=_RECIPE, help="Share of all steps if below 1, else steps.")
 ]
@@ -80,6 +88,9 @@ BalancedSampling = Annotated[
         help="Every class is drawn as often as the others.",
         show_default=False,
     ),
+]
+RepeatedAugmentation = Annotated[
+    int | None, typer.Option(rich_help_panel=_RECIPE, help="How often an image comes in its batch, varied anew.")
 ]
 NewHead = Annotated[
     bool | None,
@@ -132,6 +143,16 @@ RandomResizedCrop = Annotated[
 ]
 Randaugment = Annotated[
     tuple[int, int] | None, typer.Option(rich_help_panel=_IMAGES, help="Layers and magnitude; 0 0: off.")
+]
+RandomCrop = Annotated[
+    int | None, typer.Option(rich_help_panel=_IMAGES, help="Of the whole image and so many px of reflected edge.")
+]
+AutoAugment = Annotated[
+    str | None,
+    typer.Option(rich_help_panel=_IMAGES, help="timm's policy: rand-m9-mstd0.5-inc1, 3a; none: off."),
+]
+ColorJitter = Annotated[
+    float | None, typer.Option(rich_help_panel=_IMAGES, help="Of brightness, contrast, saturation; 0: off.")
 ]
 RandomErasing = Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Probability.")]
 HorizontalFlip = Annotated[float | None, typer.Option(rich_help_panel=_IMAGES, help="Probability.")]

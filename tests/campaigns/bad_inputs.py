@@ -27,7 +27,7 @@ KINDS = {
         "recipe", "distillation", "precision", "optimizer", "schedule", "loss", "tune", "objective", "target", "mode",
         "normalization", "name", "protocol", "split", "fill", "picture_format", "hidden_act", "pooling", "to", "kinds",
         "only", "corruption", "variants", "work", "dtype", "contestant", "report_to", "image_column", "label_column",
-        "family", "spelling", "self_training", "pseudo_labels",
+        "family", "spelling", "self_training", "pseudo_labels", "auto_augment",
     ),
     "text": ("sweep_rates", "device_flops", "sha256", "license", "revision", "tag", "max_shard_size", "prefix"),
 }  # fmt: skip
@@ -132,6 +132,8 @@ BESIDE = {
     ("finetune", "temperature"): "--teacher model_2", ("finetune", "distillation"): "--teacher model_2",
     ("finetune", "distillation_weight"): "--teacher model_2", ("finetune", "bce_threshold"): "--loss bce",
     ("finetune", "lora_rank"): "--tune lora", ("finetune", "lora_alpha"): "--tune lora",
+    ("finetune", "cooldown"): "--schedule warmup_stable_decay",
+    ("pretrain", "cooldown"): "--schedule warmup_stable_decay",
     ("finetune", "momentum"): "--optimizer sgd", ("analyze", "class_map"): "--cue-conflict cues --only shape_bias",
     ("analyze", "cue_conflict"): "--only shape_bias", ("analyze", "rollout_identity"): "--only attention_rollout",
     ("soup", "models"): "model_2", ("compare", "models"): "model_2", ("analyze", "against"): "--only cka",

@@ -120,7 +120,10 @@ def test_what_the_file_says_of_itself(plain: tuple[Any, Path]):
     session = opened(folder)
     (given,), outputs, said = session.get_inputs(), session.get_outputs(), session.get_modelmeta().custom_metadata_map
     assert (given.name, given.shape) == ("pixel_values", ["batch", 3, "height", "width"])
-    assert [(output.name, output.shape) for output in outputs] == [("logits", ["batch", 3]), ("features", ["batch", 32])]
+    assert [(output.name, output.shape) for output in outputs] == [
+        ("logits", ["batch", 3]),
+        ("features", ["batch", 32]),
+    ]
     assert json.loads(said["labels"]) == {str(index): label for index, label in model.config.id2label.items()}
     assert json.loads(said["processor"])["size"] == {"height": 16, "width": 16}
     assert said["image_sizes"] == "at least 4x4 px"

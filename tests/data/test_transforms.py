@@ -1,5 +1,6 @@
 """Transforms: the saved processor's numbers exactly; variations that are what they say, seeded and resumable."""
 
+import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -299,6 +300,83 @@ def test_randaugment_is_torchvisions_under_the_images_own_seed():
     assert not torch.equal(ours, pixels)
 
 
+def test_a_policy_is_timms_under_the_images_own_seed():
+    from timm.data import auto_augment
+
+    pixels = torch.randint(0, 256, (6, 3, 20, 24), dtype=torch.uint8)
+    keys = random_keys(1, 2, np.arange(6, dtype=np.uint64))
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    ours = Augmenter(AugmentationConfig(auto_augment="rand-m9-mstd0.5-inc1"), (20, 24), None, (10, 20, 30))(
+        list(pixels), keys
+    )
+    assert states[:2] == (random.getstate(), np.random.get_state()[1].tolist())
+    assert torch.equal(states[2], torch.get_rng_state())
+    # 0.45 of the shorter side is 9 px.
+    theirs = auto_augment.rand_augment_transform(
+        "rand-m9-mstd0.5-inc1", {"translate_const": 9, "img_mean": (10, 20, 30)}
+    )
+    for image, varied, key in zip(pixels, ours, keys.tolist(), strict=True):
+        random.seed(key ^ 4)
+        np.random.seed((key ^ 4) & 0xFFFFFFFF)
+        expected = np.asarray(theirs(Image.fromarray(image.permute(1, 2, 0).numpy())))
+        assert np.array_equal(varied.permute(1, 2, 0).numpy(), expected)
+    random.setstate(states[0])
+    assert not torch.equal(ours, pixels)
+
+
+@pytest.mark.parametrize("policy", ["rand-m10-n3-p1-inc1", "rand-m0-n3-p1-mmax20", "original"])
+def test_a_posterisation_to_no_bits_is_black(policy):
+    """What timm asks for at its strongest level, and Pillow refuses."""
+    pixels = torch.full((3, 8, 8), 77, dtype=torch.uint8)
+    varied = spread(AugmentationConfig(auto_augment=policy), pixels, 200)
+    black = (varied == 0).flatten(1).all(1)
+    assert black.any() or policy == "original"
+    assert not black.all()
+
+
+def test_three_augment_greys_solarises_or_blurs():
+    """arXiv 2204.07118, section 3: each image gets one of the three, with equal probability."""
+    pixels = torch.randint(0, 256, (3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    varied = spread(AugmentationConfig(auto_augment="3a"), pixels, 300)
+    solarised = torch.where(pixels < 128, pixels, 255 - pixels)
+    grey = (varied == varied[:, :1]).flatten(1).all(1)
+    turned = (varied == solarised).flatten(1).all(1)
+    contrast = varied.float().flatten(1).std(1) / pixels.float().std()
+    blurred = ~grey & ~turned & (contrast <= 1.001)
+    assert (grey.int() + turned.int() + blurred.int() == 1).all()
+    # Of 300 a third each: standard deviation 8.
+    assert all(abs(int(kind.sum()) - 100) < 35 for kind in (grey, turned, blurred))
+
+
+def test_simple_random_crops_show_the_image_moved_by_at_most_its_reflected_edge():
+    wide = Image.fromarray(np.arange(12 * 24 * 3, dtype=np.uint8).reshape(12, 24, 3))
+    transform = train_transform(make_processor(CONFIG), AugmentationConfig(random_crop=4))
+    transform.set_epoch(0)
+    (prepared,) = transform.prepare([wide])
+    assert prepared.shape == (3, 24, 48), "the shorter side has the model's 24 px, the longer its ratio"
+    padded = np.pad(prepared.numpy(), ((0, 0), (4, 4), (4, 4)), mode="reflect")
+    crops = {(y, x): padded[:, y : y + 24, x : x + 24] for y in range(9) for x in range(33)}
+    places = set()
+    for values in transform.finish([prepared] * 40, np.arange(40, dtype=np.uint64)):
+        shown = ((values + 1) * 127.5).round().numpy()
+        places |= {place for place, crop in crops.items() if np.array_equal(crop, shown)}
+    assert len(places) > 20
+    assert max(y for y, _ in places) > 4 > min(y for y, _ in places)
+    with pytest.raises(UserError, match="random_crop = 24; needed: less than 24 px"):
+        train_transform(make_processor(CONFIG), AugmentationConfig(random_crop=24))
+
+
+def test_colour_jitter_is_torchvisions_under_the_images_own_seed():
+    from torchvision.transforms import v2
+
+    pixels = torch.randint(0, 256, (4, 3, 9, 9), dtype=torch.uint8)
+    keys = random_keys(0, 1, np.arange(4, dtype=np.uint64))
+    ours = Augmenter(AugmentationConfig(color_jitter=0.3), (9, 9), None)(list(pixels), keys)
+    for image, varied, key in zip(pixels, ours, keys.tolist(), strict=True):
+        torch.manual_seed((key ^ 5) & 0x7FFF_FFFF_FFFF_FFFF)
+        assert torch.equal(v2.ColorJitter(0.3, 0.3, 0.3)(image), varied)
+
+
 def test_erasing_puts_noise_into_a_rectangle_of_its_share_of_images():
     grey = Image.new("RGB", (24, 24), (128, 128, 128))
     transform = train_transform(make_processor(CONFIG), AugmentationConfig(random_erasing=0.25))
@@ -326,6 +404,9 @@ def test_erasing_puts_noise_into_a_rectangle_of_its_share_of_images():
         ("horizontal_flip", 1.5),
         ("randaugment", (2, 40)),
         ("random_erasing", 1.5),
+        ("random_crop", -1),
+        ("auto_augment", "nothing"),
+        ("color_jitter", 1.5),
         ("mixup_alpha", -1.0),
         ("cutmix_alpha", -0.1),
         ("shift_px", -1),
@@ -346,6 +427,8 @@ EVERYTHING = AugmentationConfig(
     random_resized_crop=(0.5, 1.0),
     horizontal_flip=0.5,
     randaugment=(2, 10),
+    auto_augment="rand-m9-mstd0.5-inc1",
+    color_jitter=0.3,
     random_erasing=0.5,
     shift_px=2,
     rotation_degrees=10,

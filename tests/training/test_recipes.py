@@ -1,14 +1,23 @@
 import inspect
 import math
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 from pydantic import ValidationError
-from torchvision.transforms import v2
+from timm.data.auto_augment import rand_augment_transform
+from training.recipe_sources import SOURCES, UNNAMED
+from transformers import TrainingArguments, get_scheduler
 
 from hf_vit import UserError
 from hf_vit.data.augmentation import AugmentationConfig
+from hf_vit.data.auto_augment import open_policy
+from hf_vit.training.model_source import find_model
 from hf_vit.training.recipes.registry import OVERRIDABLE, RECIPES, find_recipe
+from hf_vit.training.run.arguments import schedule_of
+from hf_vit.training.tasks.classification import build_for_classes
+from hf_vit.training.trainer.optimizers import optimizer_of
 
 
 def test_every_recipe_cites_its_source_and_is_frozen():
@@ -18,14 +27,6 @@ def test_every_recipe_cites_its_source_and_is_frozen():
         assert recipe.summary
         with pytest.raises(ValidationError, match="frozen"):
             recipe.learning_rate = 1.0
-
-
-def test_vit_finetune_is_table_4():
-    values = find_recipe("vit-finetune").settings()
-    table = dict(optimizer="sgd", momentum=0.9, batch_size=512, schedule="cosine", weight_decay=0.0, clip=1.0)
-    assert {key: values[key] for key in table} == table
-    assert values["image_size"] == [384, 384]
-    assert values["learning_rate"] in (0.001, 0.003, 0.01, 0.03)
 
 
 def test_override_changes_only_what_is_given():
@@ -51,6 +52,13 @@ def test_crop_can_be_switched_off():
     )
 
 
+def test_one_random_crop_replaces_the_other_and_a_policy_can_be_switched_off():
+    padded = find_recipe("deit").override(random_crop=4, auto_augment="none").augmentation
+    assert (padded.random_crop, padded.random_resized_crop, padded.auto_augment) == (4, None, None)
+    resized = find_recipe("deit3-i21k").override(random_resized_crop=(0.5, 1.0)).augmentation
+    assert (resized.random_crop, resized.random_resized_crop) == (None, (0.5, 1.0))
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -61,7 +69,7 @@ def test_crop_can_be_switched_off():
         (dict(steps=0), "steps = 0"),
         (dict(batch_size=0), "batch_size = 0"),
         (dict(dropout=1.0), "dropout = 1.0.*less than 1"),
-        (dict(optimizer="adam"), "optimizer = 'adam'.*'adamw', 'sgd', 'lamb' or 'lion'"),
+        (dict(optimizer="adam"), "optimizer = 'adam'.*'adamw', 'sgd', 'lamb', 'lion' or 'muon'"),
         (dict(schedule="cosin"), "schedule"),
         (dict(horizontal_flip=2.0), "horizontal_flip"),
         (dict(leaning_rate=1.0), "did you mean learning_rate"),
@@ -97,66 +105,38 @@ def test_command_lists_recipes_and_prints_every_value_of_one(command):
     assert command("recipes", "nonsense")[0] == 1
 
 
-# arXiv 2010.11929, table 3, typed from the paper once more: (epochs, rate, schedule, decay, dropout) of a row.
-TABLE_3 = {
-    "vit-jft-b": (7, 8e-4, "linear", 0.1, 0.0),
-    "vit-jft-l32": (7, 6e-4, "linear", 0.1, 0.0),
-    "vit-jft-l16": (14, 4e-4, "linear", 0.1, 0.0),
-    "vit-jft-h14": (14, 3e-4, "linear", 0.1, 0.0),
-    "hybrid-jft-b": (7, 8e-4, "linear", 0.1, 0.0),
-    "hybrid-jft-l32": (7, 2e-4, "linear", 0.1, 0.0),
-    "hybrid-jft-l16": (14, 4e-4, "linear", 0.1, 0.0),
-    "vit-i21k-b": (90, 1e-3, "linear", 0.03, 0.1),
-    "vit-i21k-l": (90, 1e-3, "linear", 0.03, 0.1),
-    "vit-i1k": (300, 3e-3, "cosine", 0.3, 0.1),
-}
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_value_is_as_its_source_has_it(name):
+    values = RECIPES[name].settings()
+    del values["name"], values["source"]
+    expected = dict(UNNAMED)
+    for named in SOURCES[name].values():
+        expected |= named
+    assert values.keys() == expected.keys()
+    wrong = {key: (value, expected[key]) for key, value in values.items() if value != pytest.approx(expected[key])}
+    assert not wrong, f"value in the recipe, in the source: {wrong}"
 
 
-@pytest.mark.parametrize("name", TABLE_3)
-def test_table_3(name):
-    recipe = find_recipe(name)
-    row = (recipe.epochs, recipe.learning_rate, recipe.schedule, recipe.weight_decay, recipe.dropout)
-    assert row == TABLE_3[name]
-    assert (recipe.batch_size, recipe.warmup, recipe.image_size) == (4096, 10_000, (224, 224))
-    assert (recipe.optimizer, recipe.beta1, recipe.beta2) == ("adamw", 0.9, 0.999)
-    assert recipe.clip == (1.0 if name == "vit-i1k" else 0.0)
+def test_every_source_is_of_a_recipe():
+    assert SOURCES.keys() == RECIPES.keys()
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "grid"),
-    [
-        ("vit-finetune-imagenet", 20_000, (0.003, 0.01, 0.03, 0.06)),
-        ("vit-finetune-cifar", 10_000, (0.001, 0.003, 0.01, 0.03)),
-        ("vit-finetune-pets", 500, (0.001, 0.003, 0.01, 0.03)),
-    ],
+    ("policy", "degrees"), [("rand-m9-mstd0-inc1", 27), ("rand-m0-n2-p1", 0), ("rand-m20-n2-p1-mmax20", 60)]
 )
-def test_table_4(name, steps, grid):
-    recipe = find_recipe(name)
-    assert (recipe.steps, recipe.learning_rates) == (steps, grid)
-    assert recipe.learning_rate in grid
-    assert (recipe.optimizer, recipe.momentum, recipe.batch_size, recipe.clip) == ("sgd", 0.9, 512, 1.0)
-    assert recipe.warmup < steps
+def test_randaugment_turns_as_far_as_in_the_sources(policy: str, degrees: float):
+    """At 10 of the sources' scale by 30 degrees; AugReg's strong levels go beyond."""
+    transform = rand_augment_transform(policy, {"translate_const": 100, "img_mean": (0, 0, 0)})
+    turn = next(op for op in transform.ops if op.name == "Rotate")
+    upper = turn.magnitude_max or 10
+    assert abs(turn.level_fn(min(turn.magnitude, upper), {})[0]) == pytest.approx(degrees)
 
 
-def test_strong_augmentation_is_stronger():
-    levels = ["none", "light1", "light2", "medium1", "medium2", "strong1", "strong2"]
-    strengths = []
-    for level in levels:
-        plain, regularized = find_recipe(f"augreg-{level}"), find_recipe(f"augreg-{level}-dropout")
-        assert plain.augmentation == regularized.augmentation
-        assert (plain.dropout, plain.drop_path, regularized.dropout, regularized.drop_path) == (0.0, 0.0, 0.1, 0.1)
-        strengths.append((plain.augmentation.mixup_alpha, plain.augmentation.randaugment or (0, -1)))
-    assert strengths == sorted(strengths)
-    # Above 10 of the paper's scale torchvision has nothing stronger: medium1 is light2, strong1 is medium2.
-    assert len(set(strengths)) == len(levels) - 2
-
-
-@pytest.mark.parametrize(("name", "degrees"), [("deit", 27), ("rsb-a1", 21), ("rsb-a3", 18), ("augreg-light2", 30)])
-def test_randaugment_is_as_strong_as_in_the_source(name: str, degrees: int):
-    """At 10 of their scale the sources turn images by 30 degrees."""
-    layers, magnitude = find_recipe(name).augmentation.randaugment
-    angles, _ = v2.RandAugment(layers, magnitude)._AUGMENTATION_SPACE["Rotate"]
-    assert angles(31, 0, 0)[magnitude] == pytest.approx(degrees)
+def test_every_policy_of_a_recipe_is_one_of_timms():
+    policies = {recipe.augmentation.auto_augment for recipe in RECIPES.values()} - {None}
+    assert len(policies) > 4
+    for policy in policies:
+        assert open_policy(policy)(torch.zeros(3, 16, 16, dtype=torch.uint8), 1).shape == (3, 16, 16)
 
 
 def test_the_bias_of_a_binary_head_answers_every_class_as_often_as_it_comes():
@@ -177,6 +157,11 @@ def test_the_bias_of_a_binary_head_answers_every_class_as_often_as_it_comes():
         (dict(tune="heads"), "'all', 'head' or 'lora'"),
         (dict(layer_decay=1.5), "less than or equal to 1"),
         (dict(sam_rho=-1.0), "sam_rho = -1.0"),
+        (dict(schedule="linear", min_learning_rate=1e-5), "linear has no min_learning_rate; choose"),
+        (dict(min_learning_rate=1.0), "min_learning_rate 1 is above the learning rate 0.0003"),
+        (dict(repeated_augmentation=0), "repeated_augmentation = 0"),
+        (dict(auto_augment="rand-x9"), "auto_augment = rand-x9; needed: a policy"),
+        (dict(random_resized_crop=(0.1, 1.0), random_crop=4), "one of random_crop and random_resized_crop"),
     ],
 )
 def test_values_that_do_not_fit_together_are_refused(values, message):
@@ -188,10 +173,6 @@ def test_values_that_do_not_fit_together_are_refused(values, message):
     ("name", "kind"), [("rsb-a1", "Lamb"), ("lion", "Lion"), ("deit", "AdamW"), ("vit-jax", "SGD")]
 )
 def test_every_optimizer_takes_a_step_of_its_recipe(name, kind):
-    import torch
-
-    from hf_vit.training.trainer.optimizers import optimizer_of
-
     recipe = find_recipe(name)
     weight = torch.nn.Parameter(torch.tensor([3.0, -4.0]))
     optimizer_class, settings = optimizer_of(recipe)
@@ -207,16 +188,124 @@ def test_every_optimizer_takes_a_step_of_its_recipe(name, kind):
 
 
 def test_a_missing_timm_names_the_extra_before_anything_is_written(monkeypatch, command, tmp_path):
-    monkeypatch.setitem(sys.modules, "timm", None)
+    for name in ("timm", "timm.data.auto_augment"):
+        monkeypatch.setitem(sys.modules, name, None)
     arguments = ("finetune", "--model", "Ti/16", "--data", "digits", "--output", tmp_path / "out")
-    code, _, err = command(*arguments, "--optimizer", "lion")
+    for wanted in (("--optimizer", "lion"), ("--auto-augment", "3a"), ("--recipe", "deit")):
+        code, _, err = command(*arguments, *wanted)
+        assert code == 1
+        assert "pip install 'hf-vit[timm]'" in err
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (("--repeated-augmentation", "3", "--streaming"), "images of a stream come once an epoch; choose"),
+        (
+            ("--random-crop", "16", "--image-size", "16"),
+            "--random-crop 16 reflects more than there is of images of 16x16",
+        ),
+        (("--auto-augment", "rand-m"), "auto_augment = rand-m; needed: a policy such as"),
+    ],
+)
+def test_what_cannot_be_varied_so_is_refused_before_anything_is_written(command, tmp_path, wanted, message):
+    code, _, err = command("finetune", "--model", "Ti/16", "--data", "digits", "--output", tmp_path / "out", *wanted)
     assert code == 1
-    assert "pip install 'hf-vit[timm]'" in err
+    assert message in err
     assert not (tmp_path / "out").exists()
+
+
+def test_muon_takes_torchs_steps_on_matrices_and_adams_on_the_others():
+    """torch has a second implementation, of matrices alone."""
+    weight = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    ours, theirs, bias = (torch.nn.Parameter(value.clone()) for value in (weight, weight, weight[0]))
+    recipe = find_recipe("muon")
+    optimizer_class, settings = optimizer_of(recipe)
+    group = {"params": [ours, bias], "weight_decay": recipe.weight_decay}
+    optimizer = optimizer_class([group], **settings)
+    muon = torch.optim.Muon(
+        [theirs], lr=3e-4, momentum=0.95, weight_decay=0.05, nesterov=True, adjust_lr_fn="match_rms_adamw"
+    )
+    for step in range(5):
+        noise = torch.randn(8, 6, generator=torch.Generator().manual_seed(step + 1))
+        ours.grad, theirs.grad, bias.grad = noise.clone(), noise.clone(), noise[0].clone()
+        optimizer.step()
+        muon.step()
+        if step == 0:  # Adam's first step is along the gradient's sign
+            expected = weight[0] * (1 - 3e-4 * 0.05) - 3e-4 * noise[0].sign()
+            torch.testing.assert_close(bias.detach(), expected, rtol=0, atol=1e-7)
+    # Five products in bfloat16: about a hundredth of a step.
+    step = (theirs - weight).detach().abs().mean()
+    assert (ours - theirs).detach().abs().mean() < 0.02 * step
+
+
+def rates(recipe, steps):
+    """The learning rate before every step, as the Trainer sets it."""
+    run = SimpleNamespace(recipe=recipe, steps=steps)
+    chosen = schedule_of(run)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=recipe.learning_rate)
+    arguments = TrainingArguments(max_steps=steps, warmup_steps=recipe.warmup, use_cpu=True, report_to="none", **chosen)
+    schedule = get_scheduler(
+        arguments.lr_scheduler_type,
+        optimizer,
+        num_warmup_steps=arguments.get_warmup_steps(steps),
+        num_training_steps=steps,
+        scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
+    )
+    seen = []
+    for _ in range(steps):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return [*seen, optimizer.param_groups[0]["lr"]]
+
+
+def test_warmup_stable_decay_warms_up_stays_and_falls():
+    recipe = find_recipe("default-small").override(
+        schedule="warmup_stable_decay", learning_rate=1.0, warmup=0.1, cooldown=0.2, min_learning_rate=0.25
+    )
+    seen = rates(recipe, 100)
+    assert seen[10:80] == pytest.approx([1.0] * 70)
+    assert seen[5] == pytest.approx(0.25 + 0.75 * 0.5)
+    for step in range(80, 101):
+        assert seen[step] == pytest.approx(0.25 + 0.75 * (1 - math.sqrt((step - 80) / 20)), abs=1e-6)
+    # Steps instead of shares.
+    assert rates(recipe.override(warmup=10, cooldown=20), 100) == pytest.approx(seen)
+    # A cooldown longer than what is left of a short training begins after the warm-up.
+    assert rates(recipe.override(warmup=2, cooldown=50), 10)[2:4] == pytest.approx([1.0, 0.25 + 0.75 * (1 - 8**-0.5)])
+
+
+def test_cosine_ends_at_the_smallest_learning_rate():
+    recipe = find_recipe("default-small").override(learning_rate=1.0, warmup=0.0, min_learning_rate=0.1)
+    seen = rates(recipe, 40)
+    assert seen == pytest.approx([0.1 + 0.9 * (1 + math.cos(math.pi * step / 40)) / 2 for step in range(41)])
+    assert rates(recipe.override(min_learning_rate=0.0), 40)[-1] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_recipes_architecture_is_of_fresh_weights_alone(tiny_config, tiny_checkpoint):
+    recipe = find_recipe("deit3").override(dropout=0.0)
+    data = SimpleNamespace(label_names=["a", "b"])
+    model, _ = build_for_classes(find_model(tiny_config()), data, None, recipe)
+    assert (model.config.layer_scale_init_value, model.config.position_on_class_token) == (1e-4, False)
+    gammas = [value for name, value in model.named_parameters() if "scale" in name]
+    assert gammas
+    assert all((gamma == 1e-4).all() for gamma in gammas)
+    kept, _ = build_for_classes(find_model(str(tiny_checkpoint)), data, None, recipe)
+    assert kept.config.layer_scale_init_value is None
+    # An explicit field wins, and a family without it is told.
+    other, _ = build_for_classes(find_model(tiny_config()), data, None, recipe, layer_scale_init_value=0.5)
+    assert other.config.layer_scale_init_value == 0.5
+    with pytest.raises(UserError, match="BiT-R50x1 has no layer_scale_init_value and position_on_class_token, which"):
+        build_for_classes(find_model("BiT-R50x1"), data, None, recipe)
 
 
 def test_values_for_classifiers_are_refused_by_pre_training(command, tmp_path):
     arguments = ("pretrain", "--model", "Ti/16", "--data", "digits", "--output", tmp_path / "out")
     code, _, err = command(*arguments, "--recipe", "rsb-a2")
     assert code == 1
-    assert "loss bce of the recipe rsb-a2 is for classifiers" in err
+    assert "loss bce, repeated_augmentation of the recipe rsb-a2 is for classifiers" in err
+    code, _, err = command(*arguments, "--recipe", "better-vit")
+    assert code == 1
+    assert "architecture of the recipe better-vit is for classifiers" in err

@@ -206,8 +206,16 @@ def checkpoint_copy(short, tmp_path):
         dict(average_decay=0.8, sam_rho=0.1, layer_decay=0.7, loss="bce", mixup_alpha=0.0),
         dict(average_decay=0.5, sam_rho=0.1, sam_micro_batches=True, optimizer="sgd", learning_rate=0.05),
         dict(tune="lora", lora_rank=2, learning_rate=0.02, layer_decay=0.9),
+        dict(
+            optimizer="muon",
+            schedule="warmup_stable_decay",
+            min_learning_rate=1e-5,
+            repeated_augmentation=2,
+            auto_augment="rand-m9-mstd0.5-inc1",
+            color_jitter=0.3,
+        ),
     ],
-    ids=["average, sam, layer decay, bce", "average, sam a micro-batch, sgd", "lora"],
+    ids=["average, sam, layer decay, bce", "average, sam a micro-batch, sgd", "lora", "muon, stable, repeated"],
 )
 def test_resume_with_everything_that_keeps_weights_of_its_own(changes, train, killed, tmp_path):
     """From the last checkpoint but one, as after a kill; then once more when the training itself had ended."""

@@ -70,6 +70,53 @@ def test_variation_of_images_does_not_depend_on_the_batch_size():
         assert sorted(examples) == [(index, (7, index)) for index in range(10)]
 
 
+class Varied(Dataset):
+    """Gives every image as it is varied in a pass."""
+
+    number = None
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def set_epoch(self, number):
+        self.number = number
+
+    def __getitem__(self, index):
+        return index, self.number
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_repeated_augmentation_shows_few_images_in_several_variations(workers):
+    """As many examples as images; each image three times in a row of the sampler, and not beside its own copy."""
+    dataset = SeededDataset(Varied(12), list, seed=3)
+    seen = {}
+    for epoch in (0, 1):
+        sampler = EpochSampler(12, seed=3, repeats=3)
+        sampler.set_epoch(epoch)
+        assert len(sampler) == 12
+        batches = list(DataLoader(dataset, sampler=sampler, batch_size=6, num_workers=workers, collate_fn=as_is))
+        assert [len(batch) for batch in batches] == [6, 6]
+        for batch in batches:
+            for (image, _), (neighbour, _) in zip(batch, batch[-1:] + batch[:-1], strict=True):
+                assert image != neighbour, "mixup would mix an image with itself"
+        seen[epoch] = sorted(example for batch in batches for example in batch)
+        assert len({image for image, _ in seen[epoch]}) == 4
+        assert all(sum(image == other for other, _ in seen[epoch]) == 3 for image, _ in seen[epoch])
+        assert {number for _, number in seen[epoch]} == {3 * epoch, 3 * epoch + 1, 3 * epoch + 2}
+    assert {image for image, _ in seen[0]} != {image for image, _ in seen[1]}
+
+
+def test_an_epoch_of_copies_ends_where_the_images_would():
+    assert len(list(EpochSampler(10, seed=0, repeats=3))) == 10
+    assert list(EpochSampler(10, seed=0, repeats=1)) == list(EpochSampler(10, seed=0))
+    together = list(EpochBatches(EpochSampler(10, 0, repeats=3), 4))
+    shared = [list(EpochBatches(EpochSampler(10, 0, repeats=3), 2, rank=rank, world_size=2)) for rank in (0, 1)]
+    assert [a + b for a, b in zip(*shared, strict=True)] == together
+
+
 def test_global_generators_are_left_alone():
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     with seeded(5):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from hf_vit.data.auto_augment import is_policy, open_policy
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,15 +31,15 @@ _DRAWS = 6  # horizontal shift, vertical shift, angle, flip, zoom, shear
 class AugmentationConfig:
     """Which variations the training images get; the default is none at all.
 
-    Applied in this order: crop, shift, rotation with shear and zoom, flip, RandAugment, erasing; mixup or cutmix act on
-    batches, in `ImageCollator`.
+    Applied in this order: crop, shift, rotation with shear and zoom, flip, RandAugment, policy, colour jitter, erasing;
+    mixup or cutmix act on batches, in `ImageCollator`.
 
     Attributes:
         random_resized_crop: smallest and largest share of the image's area that a crop keeps, with an aspect ratio of
             3/4 to 4/3; None shows the whole image, resized as the image processor does.
         horizontal_flip: probability.
         randaugment: (layers, magnitude 0..30) of RandAugment (arXiv 1909.13719), as in "How to train your ViT?" (arXiv
-            2106.10270), or None.
+            2106.10270), or None. torchvision's, without noise.
         random_erasing: probability that a rectangle of 2 to 33% of the image becomes noise (arXiv 1708.04896).
         mixup_alpha: Beta parameter of mixup (arXiv 1710.09412); 0 is off.
         cutmix_alpha: Beta parameter of cutmix (arXiv 1905.04899); 0 is off. With both on, every batch gets one of them.
@@ -47,6 +48,10 @@ class AugmentationConfig:
         rotation_degrees: largest random rotation about the centre, either direction, bilinear; corners become black.
         shear_degrees: largest random slant of upright lines, either direction, bilinear.
         zoom: largest random change of size as a share, larger or smaller, bilinear.
+        random_crop: px of reflected edge around the image, in the smallest size that covers the model's; a crop of the
+            model's size is shown (arXiv 2204.07118: simple random crop, 4 px). Not with random_resized_crop.
+        auto_augment: a policy in timm's words, which it needs: "rand-m9-mstd0.5-inc1" or "3a", see `open_policy`.
+        color_jitter: largest change of brightness, contrast and saturation, as a share (arXiv 2204.07118, table 1).
     """
 
     random_resized_crop: tuple[float, float] | None = None
@@ -59,12 +64,22 @@ class AugmentationConfig:
     rotation_degrees: float = 0.0
     shear_degrees: float = 0.0
     zoom: float = 0.0
+    random_crop: int | None = None
+    auto_augment: str | None = None
+    color_jitter: float = 0.0
 
     def __post_init__(self) -> None:
         crop, rand = self.random_resized_crop, self.randaugment
         _need(crop is None or 0 < crop[0] <= crop[1] <= 1, "random_resized_crop", crop, "0 < smallest <= largest <= 1")
         _need(0 <= self.horizontal_flip <= 1, "horizontal_flip", self.horizontal_flip, "a probability, 0..1")
         _need(rand is None or (rand[0] >= 0 and 0 <= rand[1] <= 30), "randaugment", rand, "layers, magnitude 0..30")
+        policy, edge = self.auto_augment, self.random_crop
+        _need(
+            policy is None or is_policy(policy), "auto_augment", policy, "a policy such as rand-m9-mstd0.5-inc1 or 3a"
+        )
+        _need(edge is None or edge >= 0, "random_crop", edge, "0 px or more")
+        _need(edge is None or crop is None, "random_crop", edge, "one of random_crop and random_resized_crop")
+        _need(0 <= self.color_jitter <= 1, "color_jitter", self.color_jitter, "a share, 0..1")
         _need(0 <= self.random_erasing <= 1, "random_erasing", self.random_erasing, "a probability, 0..1")
         _need(self.mixup_alpha >= 0, "mixup_alpha", self.mixup_alpha, "0 (off) or more")
         _need(self.cutmix_alpha >= 0, "cutmix_alpha", self.cutmix_alpha, "0 (off) or more")
@@ -118,17 +133,34 @@ class Augmenter:
         config: what to vary.
         size: (height, width) px of the model's input.
         interpolation: of the random resized crop, a torchvision InterpolationMode.
+        fill: colour of what a policy moves in, 0..255.
+
+    Raises:
+        UserError: the policy cannot be had, or the edge around a random crop is wider than the image.
     """
 
-    def __init__(self, config: AugmentationConfig, size: tuple[int, int], interpolation: "InterpolationMode") -> None:
+    def __init__(
+        self,
+        config: AugmentationConfig,
+        size: tuple[int, int],
+        interpolation: "InterpolationMode",
+        fill: tuple[int, ...] = (128, 128, 128),
+    ) -> None:
         from torchvision.transforms import v2
 
         self.config = config
-        self._crop = self._rand = None
+        self._crop = self._rand = self._jitter = self._policy = None
         if config.random_resized_crop is not None:
             self._crop = v2.RandomResizedCrop(
                 size, scale=config.random_resized_crop, interpolation=interpolation, antialias=True
             )
+        if config.random_crop is not None:
+            _need(config.random_crop < min(size), "random_crop", config.random_crop, f"less than {min(size)} px")
+            self._crop = v2.RandomCrop(size, padding=config.random_crop or None, padding_mode="reflect")
+        if config.auto_augment is not None:
+            self._policy = open_policy(config.auto_augment, size, fill)
+        if config.color_jitter:
+            self._jitter = v2.ColorJitter(*(config.color_jitter,) * 3)
         if config.randaugment is not None and config.randaugment[0] > 0:
             layers, magnitude = config.randaugment
             self._rand = v2.RandAugment(layers, magnitude, num_magnitude_bins=31)
@@ -137,7 +169,8 @@ class Augmenter:
         """Vary a batch.
 
         Args:
-            images: B uint8 tensors [3, H, W]; of any sizes with a random resized crop, else of the model's size.
+            images: B uint8 tensors [3, H, W]; of any sizes with a random resized crop, at least the model's with a
+                random crop, else of the model's size.
             keys: [B] from `random_keys`.
 
         Returns:
@@ -156,6 +189,12 @@ class Augmenter:
         if self._rand is not None:
             varied = zip(pixels, keys.tolist(), strict=True)
             pixels = torch.stack([self._seeded(self._rand, image, key ^ 1) for image, key in varied])
+        if self._policy is not None:
+            varied = zip(pixels, keys.tolist(), strict=True)
+            pixels = torch.stack([self._policy(image, key ^ 4) for image, key in varied])
+        if self._jitter is not None:
+            varied = zip(pixels, keys.tolist(), strict=True)
+            pixels = torch.stack([self._seeded(self._jitter, image, key ^ 5) for image, key in varied])
         return pixels
 
     def _affine(self, pixels: torch.Tensor, signed: "NDArray[np.float64]") -> torch.Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hf_vit.data.builtin import digits, photos
+from hf_vit.data.builtin.shipped import digits, photos
 from hf_vit.data.checks import Seen, keep_good, scan, short_name
 from hf_vit.data.copies import tell_copies
 from hf_vit.data.data_source import BUILTIN_NAMES, DataSource, image_files, resolve_source

@@ -107,7 +107,8 @@ class TrainTransform:
         self.distort = distort
         self.augmentation = augmentation or AugmentationConfig()
         self.seed = seed
-        self._augment = Augmenter(self.augmentation, input_size(processor), _interpolation(processor))
+        fill = tuple(min(255, round(255 * mean)) for mean in cast(Any, processor).image_mean)
+        self._augment = Augmenter(self.augmentation, input_size(processor), _interpolation(processor), fill)
         self._erase = _eraser(self.augmentation.random_erasing)
         self._factor, self._offset = _scaling(processor)
         # Shared, so that loader workers that live on see the next epoch too.
@@ -118,10 +119,13 @@ class TrainTransform:
         self._epoch.fill_(epoch)
 
     def prepare(self, images: Sequence[Image.Image]) -> list[torch.Tensor]:
-        """The part without chance: uint8 [3, H, W], of the model's size unless a random crop is still to come."""
+        """The part without chance: uint8 [3, H, W], of the model's size unless a crop is still to come."""
         rgb = [to_rgb(image) for image in images]
         if self.augmentation.random_resized_crop is not None:
             return [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in rgb]
+        if self.augmentation.random_crop is not None:
+            covering = [_covering(image, self.processor) for image in rgb]
+            return [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in covering]
         resized = self.processor(images=rgb, do_rescale=False, do_normalize=False, return_tensors="pt")
         return list(resized["pixel_values"])
 
@@ -194,6 +198,14 @@ def _scaling(processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """(x * scale - mean) / std as one product and one sum: factor and offset, [3, 1, 1] each."""
     mean, std = torch.tensor(processor.image_mean), torch.tensor(processor.image_std)
     return (float(processor.rescale_factor) / std)[:, None, None], (-mean / std)[:, None, None]
+
+
+def _covering(image: Image.Image, processor: Any) -> Image.Image:
+    """The image in the smallest size of its own ratio that covers the model's."""
+    height, width = input_size(processor)
+    scale = max(height / image.height, width / image.width)
+    size = max(width, round(image.width * scale)), max(height, round(image.height * scale))
+    return image.resize(size, Image.Resampling(processor.resample))
 
 
 def _is_plain_pillow(processor: "BaseImageProcessor") -> bool:

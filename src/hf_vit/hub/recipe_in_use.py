@@ -6,12 +6,13 @@ from collections.abc import Mapping
 _SWITCHES = frozenset(
     {"label_smoothing", "dropout", "drop_path", "sam_rho", "clip", "horizontal_flip", "randaugment", "random_erasing",
      "mixup_alpha", "cutmix_alpha", "shift_px", "rotation_degrees", "shear_degrees", "zoom", "new_head", "head_bias",
-     "learning_rates"}
+     "learning_rates", "auto_augment", "color_jitter", "random_crop", "min_learning_rate", "architecture"}
 )  # fmt: skip
 # Settings -> what they belong to: (setting, its values).
 _PARTS: dict[str, tuple[str, tuple[object, ...]]] = {
-    "momentum": ("optimizer", ("sgd",)),
-    **dict.fromkeys(("beta1", "beta2"), ("optimizer", ("adamw", "lamb", "lion"))),
+    "momentum": ("optimizer", ("sgd", "muon")),
+    **dict.fromkeys(("beta1", "beta2"), ("optimizer", ("adamw", "lamb", "lion", "muon"))),
+    "cooldown": ("schedule", ("warmup_stable_decay",)),
     **dict.fromkeys(("lora_rank", "lora_alpha"), ("tune", ("lora",))),
     "bce_threshold": ("loss", ("bce",)),
 }
@@ -22,6 +23,8 @@ def in_use(recipe: Mapping[str, object]) -> dict[str, object]:
     kept = {name: value for name, value in recipe.items() if value or name not in _SWITCHES}
     if not recipe.get("sam_rho"):
         kept.pop("sam_micro_batches", None)
+    if recipe.get("repeated_augmentation") == 1:
+        del kept["repeated_augmentation"]
     return {name: value for name, value in kept.items() if name not in _PARTS or _belongs(name, recipe)}
 
 

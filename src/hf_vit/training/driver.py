@@ -13,6 +13,7 @@ from transformers import set_seed
 from transformers.utils import logging as transformers_logging
 
 from hf_vit.data import ImageData
+from hf_vit.data.auto_augment import open_policy
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.hub.card import write_card
@@ -124,8 +125,14 @@ def check(task: Task[Any], job: Job, say: Say) -> None:
     micro_batch_size(job.recipe.batch_size, job.options.micro_batch_size, task.accumulates)
     if job.options.streaming and (job.recipe.class_weights or job.recipe.balanced_sampling):
         raise UserError("the classes of a stream are not known beforehand; balance them without --streaming")
-    if job.recipe.optimizer in ("lamb", "lion"):
+    if job.options.streaming and job.recipe.repeated_augmentation > 1:
+        raise UserError(
+            "the images of a stream come once an epoch; choose --repeated-augmentation 1, or no --streaming"
+        )
+    if job.recipe.optimizer in ("lamb", "lion", "muon"):
         import_timm_optim(job.recipe.optimizer)
+    if job.recipe.augmentation.auto_augment is not None:
+        open_policy(job.recipe.augmentation.auto_augment)
     if job.options.push is not None and is_first():
         check_repo_id(job.options.push)
         need_license(job.options.license, job.model if isinstance(job.model, str) else None)
@@ -148,6 +155,11 @@ def open_start(job: Job, say: Say, *, multi_label: bool = False) -> Start:
     """
     source = find_model(job.model)
     size = job.options.image_size or job.recipe.image_size or as_pair(source.config.image_size)
+    if (job.recipe.augmentation.random_crop or 0) >= min(size):
+        raise UserError(
+            f"--random-crop {job.recipe.augmentation.random_crop} reflects more than there is of images of "
+            f"{size[0]}x{size[1]} px; choose less than {min(size)}"
+        )
     images = load_images(job.data, source.config.patch_stride, size, job.options, say, multi_label)
     return Start(source, images, size)
 

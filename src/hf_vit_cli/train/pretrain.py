@@ -64,6 +64,8 @@ def pretrain(
     weight_decay: options.WeightDecay = None,
     schedule: options.Schedule = None,
     warmup: options.Warmup = None,
+    cooldown: options.Cooldown = None,
+    min_learning_rate: options.MinLearningRate = None,
     clip: options.Clip = None,
     dropout: options.Dropout = None,
     drop_path: options.DropPath = None,

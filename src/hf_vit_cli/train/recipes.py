@@ -31,6 +31,6 @@ def recipes(
 
 
 def _shown(value: object) -> str:
-    if value is None or value == []:
+    if value is None or value in ([], {}):
         return "-"
     return ", ".join(str(item) for item in value) if isinstance(value, list) else f"{value}"

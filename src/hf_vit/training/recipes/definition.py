@@ -15,14 +15,19 @@ class Recipe(BaseModel):
 
     Attributes:
         name, source, summary: what it is called, where its numbers come from, what it is for.
-        optimizer: "adamw", "sgd", or of timm (the extra `timm`) "lamb" (arXiv 1904.00962) or "lion" (2302.06675).
+        optimizer: "adamw", "sgd", or of timm (the extra `timm`) "lamb" (arXiv 1904.00962), "lion" (2302.06675) or
+            "muon": matrices and kernels move along their orthogonalised momentum, scaled to the size of AdamW's steps
+            (2502.16982, section 2.2), and the others as with AdamW under Nesterov's momentum.
         learning_rate: its peak, after the warm-up.
         learning_rates: the source's grid, which `--lr-sweep` tries; empty where it has none.
         weight_decay: decoupled for AdamW and Lion; on matrices and kernels only.
-        momentum: of SGD.
+        momentum: of SGD, and of Muon (Nesterov's).
         beta1, beta2: of the others.
-        schedule: of the learning rate after the warm-up.
+        schedule: of the learning rate after the warm-up; "warmup_stable_decay" keeps it until the cooldown, in which it
+            falls as 1 - sqrt (arXiv 2405.18392, section 3).
         warmup: a share of all steps if below 1, else a number of steps.
+        cooldown: of "warmup_stable_decay", likewise.
+        min_learning_rate: where "cosine" and "warmup_stable_decay" end.
         epochs, steps: length; one of the two.
         batch_size: images a step, over all devices and accumulated micro-batches.
         clip: largest norm of the gradient; 0 is off.
@@ -31,10 +36,13 @@ class Recipe(BaseModel):
             keeps the targets of mixed images as they are.
         class_weights: with "ce": errors on a class count by how rare it is among the training images, 1 on average.
         balanced_sampling: an epoch draws as many images, with repetition, every class as often as the others.
+        repeated_augmentation: how often an image comes in its batch, each time with variations of its own; an epoch has
+            as many images as before, hence fewer different ones (arXiv 1901.09335; 2012.12877, table 9).
         new_head: start with a new head even where the checkpoint has one for the very classes of the data.
         head_bias: first value of a new head's bias; None: 0, and -log K with "bce" (see `initial_head_bias`).
         label_smoothing: share of the probability that goes to all classes evenly.
         dropout, drop_path: rates; None keeps the model's.
+        architecture: fields of the configuration of a model with fresh weights; a checkpoint keeps its own.
         tune: which weights learn: "all", "head", or "lora": low-rank updates of the queries' and values' projections
             (arXiv 2106.09685) and the head; they are merged into the weights that are released.
         lora_rank, lora_alpha: of the updates, which are scaled by alpha / rank.
@@ -54,15 +62,17 @@ class Recipe(BaseModel):
     name: str
     source: str
     summary: str
-    optimizer: Literal["adamw", "sgd", "lamb", "lion"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "lamb", "lion", "muon"] = "adamw"
     learning_rate: float = Field(gt=0, allow_inf_nan=False)
     learning_rates: tuple[float, ...] = ()
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    schedule: Literal["cosine", "linear", "constant", "warmup_stable_decay"] = "cosine"
     warmup: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    cooldown: float = Field(default=0.2, gt=0, allow_inf_nan=False)
+    min_learning_rate: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     steps: int | None = Field(default=None, gt=0)
     batch_size: int = Field(gt=0)
@@ -71,11 +81,13 @@ class Recipe(BaseModel):
     bce_threshold: float | None = Field(default=None, ge=0, lt=1)
     class_weights: bool = False
     balanced_sampling: bool = False
+    repeated_augmentation: int = Field(default=1, ge=1)
     new_head: bool = False
     head_bias: float | None = Field(default=None, allow_inf_nan=False)
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     dropout: float | None = Field(default=None, ge=0, lt=1)
     drop_path: float | None = Field(default=None, ge=0, lt=1)
+    architecture: dict[str, Any] = {}
     tune: Literal["all", "head", "lora"] = "all"
     lora_rank: int = Field(default=8, gt=0)
     lora_alpha: float = Field(default=16.0, gt=0, allow_inf_nan=False)
@@ -98,6 +110,13 @@ class Recipe(BaseModel):
     def _fits_together(self) -> "Recipe":
         if self.tune == "lora" and self.average_decay is not None:
             raise ValueError("LoRA's factors cannot be averaged and merged; leave average_decay out, or tune all")
+        if self.min_learning_rate and self.schedule not in ("cosine", "warmup_stable_decay"):
+            raise ValueError(f"the schedule {self.schedule} has no min_learning_rate; choose --min-learning-rate 0")
+        if self.min_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"min_learning_rate {self.min_learning_rate:g} is above the learning rate {self.learning_rate:g}; "
+                "choose a smaller one"
+            )
         if self.bce_threshold is not None and self.loss != "bce":
             raise ValueError("bce_threshold is a setting of the loss bce; choose --loss bce")
         if self.class_weights and self.loss == "bce":
@@ -118,7 +137,9 @@ class Recipe(BaseModel):
         return -math.log(num_labels) if self.loss == "bce" else 0.0
 
     def override(self, **values: Any) -> "Recipe":
-        """The recipe with other values; None changes nothing, (0, 0) switches random_resized_crop off.
+        """The recipe with other values; None changes nothing.
+
+        (0, 0) switches random_resized_crop off, "none" auto_augment; of the two random crops one replaces the other.
 
         Args:
             **values: names of `OVERRIDABLE`, or image_size.
@@ -139,6 +160,11 @@ class Recipe(BaseModel):
         varied = {name: given.pop(name) for name in list(given) if name in AugmentationConfig.__dataclass_fields__}
         if varied.get("random_resized_crop") == (0, 0):
             varied["random_resized_crop"] = None
+        if varied.get("auto_augment") == "none":
+            varied["auto_augment"] = None
+        for crop, other in (_CROPS, _CROPS[::-1]):
+            if crop in varied:
+                varied.setdefault(other, None)
         changes |= given
         if varied:
             changes["augmentation"] = AugmentationConfig(**{**vars(self.augmentation), **varied})
@@ -160,7 +186,8 @@ class Recipe(BaseModel):
         return {name: list(v) if isinstance(v, tuple) else v for name, v in (values | vars(augmentation)).items()}
 
 
+_CROPS = ("random_resized_crop", "random_crop")
+# What no flag of `hf-vit finetune` changes, or one that is an option beside the recipe.
+_FIXED = {"name", "source", "summary", "learning_rates", "image_size", "architecture", "augmentation"}
 # What a flag of `hf-vit finetune` may change.
-OVERRIDABLE = (
-    frozenset(Recipe.model_fields) - {"name", "source", "summary", "learning_rates", "image_size", "augmentation"}
-) | frozenset(AugmentationConfig.__dataclass_fields__)
+OVERRIDABLE = (frozenset(Recipe.model_fields) - _FIXED) | frozenset(AugmentationConfig.__dataclass_fields__)

@@ -1,7 +1,6 @@
-"""The papers' recipes, row by row of their tables.
+"""Recipes of other papers, row by row of their tables.
 
-What a source does and this package does not is said in the recipe's `source`. RandAugment reaches at 10 of the sources'
-scale the strength of 30 of torchvision's, with which it ends: see `_randaugment`.
+What a source does and this package does not is said in the recipe's `source`. RandAugment is named in timm's words.
 """
 
 from typing import Any
@@ -9,151 +8,12 @@ from typing import Any
 from hf_vit.data.augmentation import AugmentationConfig
 from hf_vit.training.recipes.definition import Recipe
 
-_VIT = "arXiv 2010.11929"
-_CROP_AND_FLIP = "crop and flip as the original code's defaults"
-_AS_ORIGINAL: dict[str, Any] = {"random_resized_crop": (0.05, 1.0), "horizontal_flip": 0.5}
-
-# Table 3: recipe, row, epochs, learning rate, schedule, weight decay, dropout, remark. JFT has 303 million images.
-_TABLE_3 = (
-    ("vit-jft-b", "ViT-B/{16,32}, JFT-300M", 7, 8e-4, "linear", 0.1, 0.0, ""),
-    ("vit-jft-l32", "ViT-L/32, JFT-300M", 7, 6e-4, "linear", 0.1, 0.0, ""),
-    ("vit-jft-l16", "ViT-L/16, JFT-300M", 14, 4e-4, "linear", 0.1, 0.0, "; 7 epochs in the shorter run"),
-    ("vit-jft-h14", "ViT-H/14, JFT-300M", 14, 3e-4, "linear", 0.1, 0.0, ""),
-    ("resnet-jft-50", "R50x{1,2}, JFT-300M", 7, 1e-3, "linear", 0.1, 0.0, ""),
-    ("resnet-jft-101", "R101x1, JFT-300M", 7, 8e-4, "linear", 0.1, 0.0, ""),
-    ("resnet-jft-152", "R152x{1,2}, JFT-300M", 7, 6e-4, "linear", 0.1, 0.0, ""),
-    ("hybrid-jft-b", "R50+ViT-B/{16,32}, JFT-300M", 7, 8e-4, "linear", 0.1, 0.0, ""),
-    ("hybrid-jft-l32", "R50+ViT-L/32, JFT-300M", 7, 2e-4, "linear", 0.1, 0.0, ""),
-    ("hybrid-jft-l16", "R50+ViT-L/16, JFT-300M", 14, 4e-4, "linear", 0.1, 0.0, "; 7 epochs in the shorter run"),
-    ("vit-i21k-b", "ViT-B/{16,32}, ImageNet-21k", 90, 1e-3, "linear", 0.03, 0.1, ""),
-    ("vit-i21k-l", "ViT-L/{16,32}, ImageNet-21k", 90, 1e-3, "linear", 0.03, 0.1, "; 30 epochs in the shorter run"),
-    ("vit-i1k", "ViT-*, ImageNet", 300, 3e-3, "cosine", 0.3, 0.1, "; gradients clipped at 1"),
-)
-
-_SMALL_GRID = (0.001, 0.003, 0.01, 0.03)
-# Table 4: recipe, row, steps, learning rate, grid, share of the training images that the paper keeps as dev split.
-_TABLE_4 = (
-    ("vit-finetune-imagenet", "ImageNet", 20_000, 0.01, (0.003, 0.01, 0.03, 0.06), "1%"),
-    ("vit-finetune-cifar", "CIFAR-10 and CIFAR-100", 10_000, 0.01, _SMALL_GRID, "2%"),
-    ("vit-finetune-pets", "Oxford-IIIT Pets and Flowers-102", 500, 0.01, _SMALL_GRID, "10%"),
-)
-
-# Level: alpha of mixup, magnitude of RandAugment's two layers.
-_AUGREG_LEVELS: dict[str, tuple[float, int | None]] = {
-    "none": (0.0, None),
-    "light1": (0.0, 0),
-    "light2": (0.2, 10),
-    "medium1": (0.2, 15),
-    "medium2": (0.5, 15),
-    "strong1": (0.5, 20),
-    "strong2": (0.8, 20),
-}
-
 # ResNet strikes back: procedure, epochs, rate, decay, smoothing, drop path, side px, RandAugment, mixup, accuracy.
 _RSB_TABLE_2 = (
     ("a1", 600, 5e-3, 0.01, 0.1, 0.05, 224, 7, 0.2, "80.4%"),
     ("a2", 300, 5e-3, 0.02, 0.0, 0.05, 224, 7, 0.1, "79.8%"),
     ("a3", 100, 8e-3, 0.02, 0.0, 0.0, 160, 6, 0.1, "78.1%"),
 )
-
-
-def _pre_training(
-    name: str, row: str, epochs: int, rate: float, schedule: str, decay: float, dropout: float, remark: str
-) -> Recipe:
-    return Recipe(
-        name=name,
-        source=f"{_VIT}, table 3 and its caption, row {row}{remark}; {_CROP_AND_FLIP}",
-        summary=f"the paper's pre-training: {row}",
-        learning_rate=rate,
-        weight_decay=decay,
-        schedule=schedule,  # pyright: ignore[reportArgumentType] - checked by the class
-        warmup=10_000,
-        epochs=epochs,
-        batch_size=4096,
-        clip=1.0 if name == "vit-i1k" else 0.0,
-        dropout=dropout,
-        image_size=(224, 224),
-        augmentation=AugmentationConfig(**_AS_ORIGINAL),
-    )
-
-
-def _fine_tuning(name: str, source: str, summary: str, **values: Any) -> Recipe:
-    """Section B.1.1: SGD, momentum 0.9, batch 512, cosine, clip 1, no weight decay, 384 px."""
-    fixed: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "batch_size": 512, "schedule": "cosine", "clip": 1.0}
-    fixed |= {"warmup": 500, "image_size": (384, 384), "augmentation": AugmentationConfig(**_AS_ORIGINAL)}
-    return Recipe(name=name, source=source, summary=summary, **(fixed | values))
-
-
-def _table_4() -> list[Recipe]:
-    code = "warm-up, crop and flip as the original code's defaults"
-    rows = [
-        _fine_tuning(
-            name,
-            f"{_VIT}, table 4, row {row}, and section B.1.1 (there {dev} of the training images are the dev split that "
-            f"--lr-sweep chooses on); {code}",
-            f"the paper's fine-tuning on {row}",
-            steps=steps,
-            learning_rate=rate,
-            learning_rates=grid,
-            # 500 steps of warm-up would be all of the shortest.
-            warmup=min(500, steps // 5),
-        )
-        for name, row, steps, rate, grid, dev in _TABLE_4
-    ]
-    imagenet = rows[0].model_copy(
-        update={
-            "name": "vit-finetune-imagenet-512",
-            "source": f"{_VIT}, table 4, row ImageNet; 512 px and Polyak averaging 0.9999: section 4.1; {code}",
-            "summary": "the same as in table 2: 512 px (ViT-H/14: 518) and averaged weights",
-            "image_size": (512, 512),
-            "average_decay": 0.9999,
-        }
-    )
-    vtab = _fine_tuning(
-        "vit-finetune",
-        f"{_VIT}, table 4 (VTAB row: 2,500 steps, rate .01; the grid is that of CIFAR, Pets and Flowers) and section "
-        f"4.1; {code}",
-        "the paper's fine-tuning of a pre-trained checkpoint; --lr-sweep tries .001, .003, .01 and .03",
-        steps=2500,
-        learning_rate=0.01,
-        learning_rates=_SMALL_GRID,
-    )
-    jax = _fine_tuning(
-        "vit-jax",
-        "github.com/google-research/vision_transformer, vit_jax/configs/common.py (defaults; steps: preset of CIFAR)",
-        "the defaults of the original code",
-        steps=10_000,
-        learning_rate=0.03,
-    )
-    return [vtab, *rows, imagenet, jax]
-
-
-def _randaugment(magnitude: int) -> tuple[int, int]:
-    """(layers, magnitude of torchvision) of two layers in the sources' scale; above 10, torchvision's strongest."""
-    return 2, min(30, 3 * magnitude)
-
-
-def _augreg(level: str, regularized: bool) -> Recipe:
-    mixup, magnitude = _AUGREG_LEVELS[level]
-    weaker = f" (RandAugment's magnitude {magnitude} as torchvision's strongest, 10)" if (magnitude or 0) > 10 else ""
-    randaugment = None if magnitude is None else _randaugment(magnitude)
-    rate = 0.1 if regularized else 0.0
-    return Recipe(
-        name=f"augreg-{level}" + ("-dropout" if regularized else ""),
-        source=f"arXiv 2106.10270, sections 3.3 and 3.4, level {level}{weaker}, dropout and stochastic depth {rate:g} "
-        "(weight decay .1; the paper's other is .03); rate, loss and level: big_vision's configs of the paper",
-        summary=f"How to train your ViT: augmentation {level}, {'with' if regularized else 'without'} regularisation",
-        learning_rate=1e-3,
-        weight_decay=0.1,
-        warmup=10_000,
-        epochs=300,
-        batch_size=4096,
-        loss="bce",
-        dropout=rate,
-        drop_path=rate,
-        image_size=(224, 224),
-        augmentation=AugmentationConfig(mixup_alpha=mixup, randaugment=randaugment, **_AS_ORIGINAL),
-    )
 
 
 def _resnet_strikes_back(
@@ -168,11 +28,10 @@ def _resnet_strikes_back(
     mixup: float,
     accuracy: str,
 ) -> Recipe:
-    without = "RandAugment's noise" if name == "a3" else "RandAugment's noise and repeated augmentation"
     return Recipe(
         name=f"rsb-{name}",
-        source=f"arXiv 2110.00476, table 2, column {name.upper()}, without {without}; threshold .2: timm's "
-        "configurations",
+        source=f"arXiv 2110.00476, table 2, column {name.upper()}; threshold .2: timm's configurations"
+        + ("" if name == "a3" else "; three copies of repeated augmentation, as DeiT's code"),
         summary=f"ResNet strikes back, {name.upper()}: {accuracy} on ImageNet with a ResNet-50 there",
         optimizer="lamb",
         learning_rate=rate,
@@ -183,30 +42,34 @@ def _resnet_strikes_back(
         clip=0.0,
         loss="bce",
         bce_threshold=0.2,
+        repeated_augmentation=1 if name == "a3" else 3,
         label_smoothing=smoothing,
         drop_path=drop_path,
         image_size=(side, side),
         augmentation=AugmentationConfig(
             random_resized_crop=(0.08, 1.0),
             horizontal_flip=0.5,
-            randaugment=_randaugment(magnitude),
+            auto_augment=f"rand-m{magnitude}-mstd0.5-inc1",
             mixup_alpha=mixup,
             cutmix_alpha=1.0,
         ),
     )
 
 
+_RAND_9 = "rand-m9-mstd0.5-inc1"  # RandAugment 9/0.5 in the tables
 _DEIT = Recipe(
     name="deit",
-    source="arXiv 2012.12877, table 9, column DeiT-B (rate 5e-4 x batch / 512, 5 epochs of warm-up), without "
-    "RandAugment's noise and repeated augmentation",
+    source="arXiv 2012.12877, table 9, column DeiT-B (rate 5e-4 x batch / 512, 5 epochs of warm-up); last rate and "
+    "three copies of repeated augmentation: its code, whose warm-up begins at 1e-6",
     summary="DeiT: ImageNet from scratch, 81.8% with a ViT-B/16 there",
     learning_rate=1e-3,
     weight_decay=0.05,
     warmup=5 / 300,
+    min_learning_rate=1e-5,
     epochs=300,
     batch_size=1024,
     clip=0.0,
+    repeated_augmentation=3,
     label_smoothing=0.1,
     dropout=0.0,
     drop_path=0.1,
@@ -214,7 +77,7 @@ _DEIT = Recipe(
     augmentation=AugmentationConfig(
         random_resized_crop=(0.08, 1.0),
         horizontal_flip=0.5,
-        randaugment=_randaugment(9),
+        auto_augment=_RAND_9,
         random_erasing=0.25,
         mixup_alpha=0.8,
         cutmix_alpha=1.0,
@@ -254,18 +117,15 @@ _SELF_TRAINING = tuple(
         batch_size=64,
         label_smoothing=smoothing,
         drop_path=drop_path,
-        augmentation=AugmentationConfig(
-            random_resized_crop=(0.5, 1.0), horizontal_flip=0.5, randaugment=_randaugment(magnitude)
-        ),
+        augmentation=AugmentationConfig(random_resized_crop=(0.5, 1.0), horizontal_flip=0.5, randaugment=(2, 30)),
         patience=10,
     )
-    for name, source, summary, magnitude, smoothing, drop_path in (
+    for name, source, summary, smoothing, drop_path in (
         (
             "noisy-student",
             "arXiv 1911.04252, section 3.1: RandAugment of two layers (27 as torchvision's strongest, 10) and "
             "stochastic depth .2; label smoothing .1: its code",
             "Noisy Student",
-            27,
             0.1,
             0.2,
         ),
@@ -274,45 +134,175 @@ _SELF_TRAINING = tuple(
             "the code of arXiv 2003.10580: RandAugment of two layers (17 as torchvision's strongest, 10), no "
             "label smoothing",
             "Meta Pseudo Labels",
-            17,
             0.0,
             None,
         ),
     )
 )
 
-_SELF_SUPERVISED = (
-    Recipe(
-        name="vit-self-supervised",
-        source=f"{_VIT}, appendix B.1.2; {_CROP_AND_FLIP}",
-        summary="the paper's masked patch prediction; its ViT-B/16 reached 79.9% on ImageNet after fine-tuning",
-        learning_rate=2e-4,
-        warmup=10_000,
-        steps=1_000_000,
-        batch_size=4096,
-        augmentation=AugmentationConfig(**_AS_ORIGINAL),
+_DEIT_3_CODE = "section 3 and the command in its code's README_revenge.md (there all layers have the drop path's rate)"
+
+
+def _deit_3(name: str, source: str, summary: str, **values: Any) -> Recipe:
+    """LAMB, 3-Augment and colour jitter, LayerScale; batch 2048, 5 epochs of warm-up, rates down to 1e-5."""
+    fixed: dict[str, Any] = {"optimizer": "lamb", "batch_size": 2048, "clip": 1.0, "dropout": 0.0}
+    fixed |= {"min_learning_rate": 1e-5, "warmup": 5 / values["epochs"]}
+    fixed |= {"architecture": {"layer_scale_init_value": 1e-4, "position_on_class_token": False}}
+    return Recipe(name=name, source=f"arXiv 2204.07118, {source}", summary=summary, **(fixed | values))
+
+
+def _three_augment(**values: Any) -> AugmentationConfig:
+    return AugmentationConfig(horizontal_flip=0.5, auto_augment="3a", color_jitter=0.3, cutmix_alpha=1.0, **values)
+
+
+_DEIT_3 = (
+    _deit_3(
+        "deit3",
+        f"{_DEIT_3_CODE} for ViT-B: ImageNet at 192 px, which deit3-resolution takes to 224 px",
+        "DeiT III: ImageNet from scratch, 83.8% with a ViT-B/16 there",
+        learning_rate=3e-3,
+        weight_decay=0.05,
+        epochs=800,
+        loss="bce",
+        repeated_augmentation=3,
+        drop_path=0.2,
+        image_size=(192, 192),
+        augmentation=_three_augment(random_resized_crop=(0.08, 1.0), mixup_alpha=0.8),
     ),
-    Recipe(
-        name="moco-v3",
-        source="arXiv 2104.02057, section 4 (rate 1.5e-4 x batch / 256, 40 of 300 epochs of warm-up) and its code",
-        summary="the paper's momentum contrast of ViTs",
-        learning_rate=2.4e-3,
+    _deit_3(
+        "deit3-resolution",
+        f"{_DEIT_3_CODE} for ViT-B at 224 px after 192 px",
+        "DeiT III: the last 20 epochs at a higher resolution",
+        optimizer="adamw",
+        learning_rate=1e-5,
         weight_decay=0.1,
-        warmup=40 / 300,
-        epochs=300,
-        batch_size=4096,
+        min_learning_rate=1e-5,
+        epochs=20,
+        batch_size=512,
         clip=0.0,
-        augmentation=AugmentationConfig(random_resized_crop=(0.08, 1.0), horizontal_flip=0.5),
+        label_smoothing=0.1,
+        drop_path=0.2,
+        image_size=(224, 224),
+        augmentation=AugmentationConfig(
+            random_resized_crop=(0.08, 1.0),
+            horizontal_flip=0.5,
+            auto_augment=_RAND_9,
+            mixup_alpha=0.8,
+            cutmix_alpha=1.0,
+        ),
+    ),
+    _deit_3(
+        "deit3-i21k",
+        f"{_DEIT_3_CODE} for ViT-B on ImageNet-21k",
+        "DeiT III: pre-training on ImageNet-21k, with simple random crops",
+        learning_rate=1e-3,
+        weight_decay=0.02,
+        epochs=240,
+        label_smoothing=0.1,
+        drop_path=0.1,
+        image_size=(224, 224),
+        augmentation=_three_augment(random_crop=4),
+    ),
+    _deit_3(
+        "deit3-finetune",
+        f"{_DEIT_3_CODE} for ViT-B on ImageNet after ImageNet-21k",
+        "DeiT III: fine-tuning after deit3-i21k, 85.7% with a ViT-B/16 there",
+        learning_rate=3e-4,
+        weight_decay=0.02,
+        epochs=50,
+        label_smoothing=0.1,
+        drop_path=0.15,
+        image_size=(224, 224),
+        augmentation=_three_augment(random_crop=4),
     ),
 )
 
+_MAE = Recipe(
+    name="mae-finetune",
+    source="arXiv 2111.06377, table 9, ViT-B (rate 1e-3 x batch / 256; ViT-L and H: 50 epochs, drop path .1 and .2); "
+    "crop and flip: its code",
+    summary="MAE's end-to-end fine-tuning of a self-supervised ViT",
+    learning_rate=4e-3,
+    weight_decay=0.05,
+    beta2=0.999,
+    warmup=5 / 100,
+    epochs=100,
+    batch_size=1024,
+    clip=0.0,
+    label_smoothing=0.1,
+    drop_path=0.1,
+    layer_decay=0.75,
+    image_size=(224, 224),
+    augmentation=AugmentationConfig(
+        random_resized_crop=(0.08, 1.0),
+        horizontal_flip=0.5,
+        auto_augment=_RAND_9,
+        mixup_alpha=0.8,
+        cutmix_alpha=1.0,
+    ),
+)
+
+_CCT = Recipe(
+    name="cct-cifar",
+    source="arXiv 2104.05704 and its code's cct_7-3x1_cifar10_300epochs.yml, without the 10 epochs at the last rate "
+    "and the end of mixing after epoch 175, with a warm-up from 0 instead of 1e-5; drop path: its models' default",
+    summary="Compact transformers: CIFAR at 32 px from scratch",
+    learning_rate=5.5e-4,
+    weight_decay=0.06,
+    warmup=10 / 300,
+    min_learning_rate=1e-5,
+    epochs=300,
+    batch_size=128,
+    clip=0.0,
+    label_smoothing=0.1,
+    drop_path=0.1,
+    image_size=(32, 32),
+    augmentation=AugmentationConfig(
+        random_resized_crop=(0.8, 1.0),
+        horizontal_flip=0.5,
+        auto_augment=_RAND_9,
+        mixup_alpha=0.8,
+        cutmix_alpha=1.0,
+    ),
+)
+
+_MUON = _LION.model_copy(
+    update={
+        "name": "muon",
+        "source": "arXiv 2502.16982, sections 2.2 and 3: momentum .95, AdamW's rate and decay kept, here those of "
+        "default-small, whose other values these are; timm moves the patch projection and the head likewise",
+        "summary": "default-small with Muon",
+        "optimizer": "muon",
+        "learning_rate": 3e-4,
+        "learning_rates": (1e-4, 3e-4, 1e-3),
+        "weight_decay": 0.05,
+        "momentum": 0.95,
+        "beta2": 0.999,
+    }
+)
+
+_MOCO_V3 = Recipe(
+    name="moco-v3",
+    source="arXiv 2104.02057, section 4 (rate 1.5e-4 x batch / 256, 40 of 300 epochs of warm-up) and its code, "
+    "which decays biases and norms as well",
+    summary="the paper's momentum contrast of ViTs",
+    learning_rate=2.4e-3,
+    weight_decay=0.1,
+    warmup=40 / 300,
+    epochs=300,
+    batch_size=4096,
+    clip=0.0,
+    augmentation=AugmentationConfig(random_resized_crop=(0.08, 1.0), horizontal_flip=0.5),
+)
+
 PUBLISHED: tuple[Recipe, ...] = (
-    *_table_4(),
-    *(_pre_training(*row) for row in _TABLE_3),
-    *(_augreg(level, regularized) for level in _AUGREG_LEVELS for regularized in (False, True)),
     _DEIT,
     *(_resnet_strikes_back(*row) for row in _RSB_TABLE_2),
     _LION,
     *_SELF_TRAINING,
-    *_SELF_SUPERVISED,
+    _MUON,
+    *_DEIT_3,
+    _MAE,
+    _CCT,
+    _MOCO_V3,
 )

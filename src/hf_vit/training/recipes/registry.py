@@ -9,6 +9,7 @@ import difflib
 from hf_vit.data.augmentation import AugmentationConfig
 from hf_vit.errors import UserError
 from hf_vit.training.recipes.definition import OVERRIDABLE, Recipe
+from hf_vit.training.recipes.original import ORIGINAL
 from hf_vit.training.recipes.published import PUBLISHED
 
 __all__ = ["OVERRIDABLE", "RECIPES", "Recipe", "find_recipe"]
@@ -81,7 +82,7 @@ _OWN = (
     ),
 )
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*_OWN, *PUBLISHED)}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*_OWN, *ORIGINAL, *PUBLISHED)}
 
 
 def find_recipe(name: str) -> Recipe:

@@ -1,5 +1,6 @@
 """A run in the words of transformers' Trainer."""
 
+import math
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def training_arguments(run: Run, **changes: Any) -> TrainingArguments:
         gradient_accumulation_steps=recipe.batch_size // (run.micro_batch_size * world_size()),
         ddp_find_unused_parameters=False,
         learning_rate=recipe.learning_rate,
-        lr_scheduler_type=_SCHEDULES[recipe.schedule],
+        **schedule_of(run),
         warmup_steps=recipe.warmup,
         weight_decay=recipe.weight_decay,
         max_grad_norm=recipe.clip,
@@ -75,6 +76,25 @@ def training_arguments(run: Run, **changes: Any) -> TrainingArguments:
     return arguments
 
 
+def schedule_of(run: Run) -> dict[str, Any]:
+    """The recipe's schedule of the learning rate in transformers' words, beside its warm-up."""
+    recipe = run.recipe
+    lowest = recipe.min_learning_rate / recipe.learning_rate
+    if recipe.schedule == "cosine" and lowest:
+        return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": lowest}}
+    if recipe.schedule != "warmup_stable_decay":
+        return {"lr_scheduler_type": _SCHEDULES[recipe.schedule]}
+    warmup, cooldown = (
+        math.ceil(length * run.steps if length < 1 else length) for length in (recipe.warmup, recipe.cooldown)
+    )
+    settings = {
+        "num_decay_steps": min(cooldown, max(1, run.steps - warmup)),
+        "decay_type": "1-sqrt",
+        "min_lr_ratio": lowest,
+    }
+    return {"lr_scheduler_type": recipe.schedule, "lr_scheduler_kwargs": settings}
+
+
 def weights_of(run: Run) -> dict[str, Any]:
     """Which weights learn and which are released, as keywords of `HfViTTrainer`; an adapter is put into the model.
 
@@ -83,6 +103,7 @@ def weights_of(run: Run) -> dict[str, Any]:
     """
     recipe = run.recipe
     settings: dict[str, Any] = {"layer_decay": recipe.layer_decay, "average_decay": recipe.average_decay}
+    settings["repeated_augmentation"] = recipe.repeated_augmentation
     if recipe.sam_rho:
         settings["sharpness"] = SharpnessAware(recipe.sam_rho, recipe.sam_micro_batches)
     if recipe.loss == "bce":

@@ -156,7 +156,7 @@ def need_space_for(run: Run, beside: int = 0) -> None:
         UserError: see `need_space`.
     """
     weights = sum(parameter.numel() * 4 for parameter in run.model.parameters())
-    state = weights * {"adamw": 2, "lamb": 2, "sgd": 1, "lion": 1}[run.recipe.optimizer]
+    state = weights * {"adamw": 2, "lamb": 2, "sgd": 1, "lion": 1, "muon": 2}[run.recipe.optimizer]
     if run.recipe.average_decay is not None or run.recipe.tune == "lora":
         state += weights  # what training goes on from, beside what is released
     # 16 MiB for processor, code, pictures and the files' own overhead.

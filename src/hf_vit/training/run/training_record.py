@@ -14,6 +14,7 @@ def recipe_values(run: Run) -> dict[str, Any]:
         "image_size": run.config.image_size,
         "dropout": getattr(run.config, "hidden_dropout_prob", None),  # a ResNet has none
         "drop_path": getattr(run.config, "drop_path_rate", None),
+        "architecture": {name: getattr(run.config, name, None) for name in run.recipe.architecture},
     }
     return run.recipe.settings() | of_the_model
 

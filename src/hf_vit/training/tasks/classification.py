@@ -208,7 +208,19 @@ class Classification(ClassifierTask):
 def build_for_classes(
     source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe, **fields: Any
 ) -> tuple[PreTrainedModel, ViTImageProcessor]:
-    """A classifier of the data's classes, and its image processor; `fields` are of the classifier's configuration."""
+    """A classifier of the data's classes, and its image processor.
+
+    `fields` of the classifier's configuration win over the recipe's architecture, which is for fresh weights alone.
+
+    Raises:
+        UserError: the family has no such fields, or see `build_classifier`.
+    """
+    if not source.has_weights:
+        if absent := [name for name in recipe.architecture if not hasattr(source.config, name)]:
+            raise UserError(
+                f"{source.name} has no {' and '.join(absent)}, which the recipe {recipe.name} sets; choose another"
+            )
+        fields = recipe.architecture | fields
     classifier = build_classifier(
         source,
         data.label_names,

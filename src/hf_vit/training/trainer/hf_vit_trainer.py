@@ -50,6 +50,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
     Args:
         layer_decay: factor on the learning rate from each layer to the one below (see `layer_decay`); None: 1.
         sampling_weights: [images] how often each is drawn, relative to the others, with repetition; None: all once.
+        repeated_augmentation: how often an image comes in its batch, each time varied anew; not of streams.
         sharpness: makes every step one of sharpness-aware minimisation.
         data_fact, average_decay, adapter: see `SharingTrainer` and `ReleasingTrainer`.
 
@@ -62,9 +63,11 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         *args: Any,
         layer_decay: float | None = None,
         sampling_weights: Sequence[float] | None = None,
+        repeated_augmentation: int = 1,
         sharpness: SharpnessAware | None = None,
         **kwargs: Any,
     ) -> None:
+        self.repeated_augmentation = repeated_augmentation
         self.layer_decay, self.sampling_weights, self.sharpness = layer_decay, sampling_weights, sharpness
         self._step_loss: torch.Tensor | float = 0.0  # of the micro-batches of one step
         super().__init__(*args, **kwargs)
@@ -130,7 +133,8 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
             return self.stream
         dataset = SeededDataset(self.train_dataset, self.data_collator, seed)
         need_same("numbers of training images", len(dataset))
-        batches = EpochBatches(EpochSampler(len(dataset), seed, self.sampling_weights), size, drop_last, rank, world)
+        sampler = EpochSampler(len(dataset), seed, self.sampling_weights, self.repeated_augmentation)
+        batches = EpochBatches(sampler, size, drop_last, rank, world)
         loader = DataLoader(dataset, batch_sampler=batches, collate_fn=as_is, **options)
         # As for a single process: the batches are dealt out already.
         return prepare_data_loader(loader, device, num_processes=1, process_index=0, put_on_device=True)

@@ -22,6 +22,10 @@ def optimizer_of(recipe: Recipe) -> tuple[type[torch.optim.Optimizer], dict[str,
     timm_optim = import_timm_optim(recipe.optimizer)
     if recipe.optimizer == "lion":
         return timm_optim.Lion, {"lr": recipe.learning_rate, "betas": betas}
+    if recipe.optimizer == "muon":
+        # The coefficients of the source; timm's default are others.
+        muon = {"momentum": recipe.momentum, "nesterov": True, "ns_coefficients": "original"}
+        return timm_optim.Muon, {"lr": recipe.learning_rate, "betas": betas, "adjust_lr_fn": "match_rms_adamw", **muon}
     # Its own clipping is off: the recipe's `clip` is the only one.
     return timm_optim.Lamb, {"lr": recipe.learning_rate, "betas": betas, "max_grad_norm": None}
 

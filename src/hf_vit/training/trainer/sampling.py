@@ -41,14 +41,17 @@ def seeded(seed: int) -> Generator[None]:
 
 
 class EpochSampler(Sampler[tuple[int, int]]):
-    """Every example once an epoch, in an order fixed by (seed, epoch). Yields (epoch, index).
+    """Every example once an epoch, in an order fixed by (seed, epoch). Yields (pass, index); passes are epochs.
 
-    With `weights` [size] as many are drawn, with repetition, each as often as its weight says.
+    With `weights` [size] as many are drawn, with repetition, each as often as its weight says. With `repeats` every
+    example comes so often in a row, in as many passes (pass = epoch * repeats + copy), and the epoch ends after `size`
+    of them: repeated augmentation, as arXiv 2012.12877's sampler does it within a process.
     """
 
-    def __init__(self, size: int, seed: int, weights: Sequence[float] | None = None) -> None:
+    def __init__(self, size: int, seed: int, weights: Sequence[float] | None = None, repeats: int = 1) -> None:
         self.size = size
         self.seed = seed
+        self.repeats = repeats
         self.weights = None if weights is None else torch.tensor(weights, dtype=torch.float64)
         self.epoch = 0
 
@@ -66,8 +69,9 @@ class EpochSampler(Sampler[tuple[int, int]]):
             order = torch.randperm(self.size, generator=generator)
         else:
             order = torch.multinomial(self.weights, self.size, replacement=True, generator=generator)
-        for index in order.tolist():
-            yield epoch, index
+        first = epoch * self.repeats
+        copies = ((first + copy, index) for index in order.tolist() for copy in range(self.repeats))
+        yield from islice(copies, self.size)
 
 
 class EpochBatches(BatchSampler):
@@ -121,7 +125,8 @@ class SeededDataset(Dataset[Any]):
 
     Args:
         dataset: has a length and gives an example for an index; random transforms are applied on access. If it has
-            `set_epoch`, that is called before every batch: loader workers then need no word from the main process.
+            `set_epoch`, that is called with the pass before its examples are fetched: loader workers then need no word
+            from the main process.
         collator: makes a batch of a list of examples.
         seed: of the whole training.
     """
@@ -138,15 +143,22 @@ class SeededDataset(Dataset[Any]):
         return self.__getitems__([key])
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Any:
-        """A whole batch at once, collated: the data loader's own collator has nothing left to do."""
-        epoch, first = keys[0]
-        indices = [index for _, index in keys]
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
-        fetch = getattr(self.dataset, "__getitems__", None)
-        with seeded(derive_seed(self.seed, epoch, first)):
-            examples = fetch(indices) if fetch is not None else [self.dataset[index] for index in indices]
+        """A whole batch at once, collated: the data loader's own collator has nothing left to do.
+
+        Pass after pass, so that no image stands beside a copy of its own, which mixup would mix it with.
+        """
+        with seeded(derive_seed(self.seed, *keys[0])):
+            examples: list[Any] = []
+            for number in dict.fromkeys(number for number, _ in keys):
+                examples += self._pass(number, [index for each, index in keys if each == number])
             return self.collator(examples)
+
+    def _pass(self, number: int, indices: list[int]) -> list[Any]:
+        """Examples as they are varied in this pass over the data."""
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(number)
+        fetch = getattr(self.dataset, "__getitems__", None)
+        return fetch(indices) if fetch is not None else [self.dataset[index] for index in indices]
 
 
 def as_is(batch: object) -> object:
