@@ -311,8 +311,8 @@ class MetaPseudoLabels(SelfTraining):
 
 
 def _mild(run: Run) -> AugmentationConfig:
-    """The recipe's variation but for RandAugment and erasing."""
-    return replace(run.recipe.augmentation, randaugment=None, random_erasing=0.0)
+    """The recipe's variation but for RandAugment, policies, colour jitter and erasing."""
+    return replace(run.recipe.augmentation, randaugment=None, auto_augment=None, color_jitter=0.0, random_erasing=0.0)
 
 
 def _beside(batch: dict[str, torch.Tensor], unlabelled: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:

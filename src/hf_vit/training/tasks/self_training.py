@@ -150,6 +150,7 @@ class SelfTraining(ClassifierTask):
             "--class-weights": recipe.class_weights,
             "--mixup-alpha": recipe.augmentation.mixup_alpha > 0,
             "--cutmix-alpha": recipe.augmentation.cutmix_alpha > 0,
+            "--repeated-augmentation": recipe.repeated_augmentation > 1,
         }
         if wrong := [flag for flag, is_asked in asked.items() if is_asked]:
             raise UserError(
