@@ -18,6 +18,7 @@ from hf_vit.conversion.planning.plan import Plan, PlanOptions, Wishes
 from hf_vit.conversion.planning.planner import make_plan
 from hf_vit.conversion.progress import progress, without_transformers_bars
 from hf_vit.conversion.readers.checkpoint import CheckpointReader
+from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, IMAGES
 from hf_vit.conversion.targets.registry import find_target
 from hf_vit.conversion.targets.target import OutgoingModel
 from hf_vit.conversion.verification.comparing import ArrayCheck, Verification, verify
@@ -167,6 +168,8 @@ def export(
     force: bool = False,
     static: bool = False,
     spelling: str | None = None,
+    preprocessing: bool = False,
+    decoding: bool = False,
 ) -> ExportResult:
     """Write a model in the files of another library; the folder appears complete or not at all.
 
@@ -177,13 +180,18 @@ def export(
         force: replace `output` where it is a folder that this package wrote.
         static: a graph (ONNX) for the nominal image size alone.
         spelling: of the keys of vit_jax, "newer" (by default) or "older", as released files have it.
+        preprocessing: the graph (ONNX) begins with the image processor: it takes `images`, uint8 [B, H, W, 3], RGB of
+            any size.
+        decoding: and with the decoder, too: it takes `file`, the bytes of one JPEG or PNG, uint8 [N].
 
     Raises:
         UserError: there is no such model or target, the target cannot express the model, a library is missing, or the
             written model gives other results.
     """
     target, started = find_target(to), time.perf_counter()
-    target.refuse_options({"static": static, "spelling": spelling})
+    target.refuse_options(
+        {"static": static, "spelling": spelling, "preprocessing": preprocessing, "decoding": decoding}
+    )
     if spelling not in (None, *SPELLINGS):
         raise UserError(f"--spelling {spelling!r} is none; give one of {', '.join(SPELLINGS)}")
     target.require_libraries()
@@ -195,7 +203,8 @@ def export(
         target.refuse_inexpressible(loaded)
         arrays = target.arrays_of(loaded)
         with new_folder(place, force) as folder:
-            outgoing = OutgoingModel(loaded, processor, arrays, folder, static, spelling or SPELLINGS[0])
+            takes = ENCODED if decoding else IMAGES if preprocessing else target.takes
+            outgoing = OutgoingModel(loaded, processor, arrays, folder, static, spelling or SPELLINGS[0], takes)
             with progress(f"writing {place.name}"), saying_why(place):
                 target.write(outgoing)
             with progress(f"comparing {place.name}"):

@@ -1,16 +1,19 @@
 """`model.onnx`: the model as a graph for batches and images of any size; checked in onnxruntime."""
 
 import json
+from importlib.util import find_spec
 from typing import Any, final
 
 import torch
 from torch import nn
 
 from hf_vit.conversion.targets.graphs.certificate import certify
+from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, PIXEL_VALUES, Preprocessing, prepend
 from hf_vit.conversion.targets.graphs.refusing import refuse_other_sizes
-from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, Runtime
+from hf_vit.conversion.targets.graphs.runtimes import EXTENSIONS, ONNXRUNTIME, Runtime
 from hf_vit.conversion.targets.graphs.tracing import only_whole_patches, takes_other_sizes, traced_for_any_size
 from hf_vit.conversion.targets.target import OutgoingModel, Target
+from hf_vit.errors import UserError
 
 FILE = "model.onnx"
 
@@ -41,14 +44,15 @@ class OnnxGraph(Target):
     name = "onnx"
     title = "ONNX"
     libraries = (("onnx", "onnxscript", "onnxruntime"), "export")
-    options = ("static",)
+    options = ("static", "preprocessing", "decoding")
 
     def write(self, outgoing: OutgoingModel) -> None:
+        if outgoing.takes != PIXEL_VALUES:
+            _refuse_images(outgoing)
         outgoing.model.set_attn_implementation("eager")  # torch's exporter fails on sdpa with a bias
         module, dims = _Outcome(outgoing.model, outgoing.has_head).eval(), None
         if _is_of_one_size(outgoing):
-            images, _ = outgoing.probe()
-            given: Any = (module, (images,))
+            given: Any = (module, (torch.zeros(2, outgoing.config.num_channels, *_one_size(outgoing)),))
             dims = ({0: torch.export.Dim("batch")},)
         else:
             given = (traced_for_any_size(module, outgoing.config),)
@@ -78,17 +82,20 @@ class OnnxGraph(Target):
             value.metadata_props.clear()
             value.shape = value.type = None
         (images,), (output, *features) = model.graph.inputs, model.graph.outputs
-        height, width = outgoing.nominal_size if _is_of_one_size(outgoing) else ("height", "width")
+        height, width = _one_size(outgoing) if _is_of_one_size(outgoing) else ("height", "width")
         images.shape = ir.Shape(["batch", config.num_channels, height, width])
         output.shape = ir.Shape(["batch", *([config.num_labels] if outgoing.has_head else ["tokens", output.shape[2]])])
         for each in features:
             each.shape = ir.Shape(["batch", each.shape[1]])
         if not _is_of_one_size(outgoing):
             refuse_other_sizes(model, config.patch_stride, only_whole_patches(config))
+        if outgoing.takes != PIXEL_VALUES:
+            prepend(model, Preprocessing.of(outgoing.processor), outgoing.takes)
         about = {
             "labels": json.dumps({int(index): label for index, label in config.id2label.items()}, ensure_ascii=False),
             "processor": json.dumps(outgoing.processor.to_dict(), ensure_ascii=False, default=str),
             "image_sizes": _sizes_in_words(outgoing),
+            "takes": outgoing.takes,
         }
         model.metadata_props.update(about)
 
@@ -99,14 +106,39 @@ class OnnxGraph(Target):
 def compare_graph(outgoing: OutgoingModel, runtime: Runtime, tolerance: float) -> tuple[float, str]:
     """Certify the graph that was written for a runtime; see `Target.compare`."""
     done = certify(outgoing, runtime, sizes_to_compare(outgoing), tolerance, _sizes_in_words(outgoing))
+    if not done.holds() and done.largest_difference <= tolerance:
+        raise UserError(f"the graph resizes otherwise: {done.describe()}; nothing is written, please report this")
     return done.largest_difference, done.measured_with
 
 
+def _refuse_images(outgoing: OutgoingModel) -> None:
+    """Raise a UserError that says why the image processor cannot be in the model's graph."""
+    height, width = Preprocessing.of(outgoing.processor).output_size
+    if not outgoing.has_head or outgoing.config.num_channels != 3:
+        raise UserError("--preprocessing is for classifiers of RGB images; leave it out")
+    try:
+        outgoing.config.grid_of(height, width)
+    except ValueError as error:
+        raise UserError(
+            f"the image processor makes images of {height}x{width} px, which the model does not take: {error}"
+        ) from error
+    if outgoing.takes == ENCODED and find_spec(EXTENSIONS) is None:
+        raise UserError('--decoding needs onnxruntime-extensions: pip install "hf-vit[export]"')
+
+
 def _is_of_one_size(outgoing: OutgoingModel) -> bool:
-    return outgoing.static or not takes_other_sizes(outgoing.config)
+    """The model, whose images an image processor before it may have resized."""
+    return outgoing.static or outgoing.takes != PIXEL_VALUES or not takes_other_sizes(outgoing.config)
+
+
+def _one_size(outgoing: OutgoingModel) -> tuple[int, int]:
+    takes_images = outgoing.takes != PIXEL_VALUES
+    return Preprocessing.of(outgoing.processor).output_size if takes_images else outgoing.nominal_size
 
 
 def _sizes_in_words(outgoing: OutgoingModel) -> str:
+    if outgoing.takes != PIXEL_VALUES:
+        return "all"
     height, width = outgoing.nominal_size
     if _is_of_one_size(outgoing):
         return f"{height}x{width} px"
@@ -115,7 +147,20 @@ def _sizes_in_words(outgoing: OutgoingModel) -> str:
 
 
 def sizes_to_compare(outgoing: OutgoingModel) -> list[tuple[int, int]]:
-    """(H, W) in px: the nominal size, again with another batch; unless static rectangles, too, smaller and larger."""
+    """(H, W) in px: the nominal size, again with another batch; unless static rectangles, too, smaller and larger.
+
+    Where the image processor is in the graph: what it leaves as it is, twice, and what it resizes.
+    """
+    if outgoing.takes != PIXEL_VALUES:
+        height, width = kept = Preprocessing.of(outgoing.processor).kept_size
+        return [
+            kept,
+            kept,
+            (2 * height + 3, width + width // 2 + 1),
+            (height // 2 + 1, width + 7),
+            (480, 500),
+            (37, 53),
+        ]
     nominal = outgoing.nominal_size
     if _is_of_one_size(outgoing):
         return [nominal, nominal]

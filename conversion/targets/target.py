@@ -19,6 +19,7 @@ from hf_vit.conversion.origins.origin import Origin
 from hf_vit.conversion.planning.layout import listing
 from hf_vit.conversion.planning.plan import HEADS
 from hf_vit.conversion.targets.backwards import array_of, rules_for
+from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import as_pair
 
@@ -54,6 +55,8 @@ class OutgoingModel:
         folder: where the files go.
         static: for the nominal image size alone.
         spelling: of an original's keys, where it has several.
+        takes: what the graph is fed with, see `graphs.preprocessing`; unless that is pixel values, the image processor
+            is in the graph.
     """
 
     model: PreTrainedModel
@@ -62,6 +65,7 @@ class OutgoingModel:
     folder: Path
     static: bool = False
     spelling: str = "newer"
+    takes: str = PIXEL_VALUES
 
     @property
     def config(self) -> Any:
@@ -101,6 +105,7 @@ class Target(ABC):
             the default.
         libraries: modules that are needed to write or to compare, and the extra of this package that brings them.
         options: what else `export` takes for this target, by the names of its arguments.
+        takes: what its graphs are fed with, see `OutgoingModel`.
     """
 
     name: ClassVar[str]
@@ -109,6 +114,7 @@ class Target(ABC):
     expresses: ClassVar[Mapping[str, Sequence[Any]]] = MappingProxyType({})
     libraries: ClassVar[tuple[tuple[str, ...], str]] = ((), "")
     options: ClassVar[tuple[str, ...]] = ()
+    takes: ClassVar[str] = PIXEL_VALUES
 
     @abstractmethod
     def write(self, outgoing: OutgoingModel) -> None:

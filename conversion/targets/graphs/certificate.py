@@ -11,8 +11,16 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
+from PIL import Image
 from pydantic import BaseModel
 
+from hf_vit.conversion.targets.graphs.preprocessing import (
+    ENCODED,
+    PIXEL_VALUES,
+    PREPROCESSED,
+    Preprocessing,
+    as_given,
+)
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Runtime
 from hf_vit.conversion.targets.target import OutgoingModel, largest_difference
 from hf_vit.environment import hardware, versions
@@ -27,30 +35,51 @@ class Check(BaseModel):
     """A batch of images [B, C, H, W] that the graph and the model were given.
 
     Attributes:
-        pixels: noise in [-1, 1), or the same with NaN in the first image, which must not spread to the others.
-        largest_difference: relative to the largest value where that exceeds 1; None where one is finite, the other not.
+        pixels: noise in [-1, 1), or the same with NaN in the first image, which must not spread to the others; for a
+            graph that takes images uint8 [B, H, W, C], noise or a photograph.
+        compares: the model's results, or what its image processor makes of images that are resized.
+        largest_difference: of results relative to the largest value where that exceeds 1; None where one is finite, the
+            other not.
     """
 
     batch: int
     channels: int
     height: int
     width: int
-    pixels: Literal["noise", "not finite"] = "noise"
+    pixels: Literal["noise", "not finite", "noise of 8 bits", "photograph"] = "noise"
+    compares: Literal["results", "preprocessed"] = "results"
     largest_difference: float | None = None
 
     def images(self) -> torch.Tensor:
-        """The same everywhere: numpy promises the numbers of its bit generators."""
+        """The same everywhere: numpy promises the numbers of its bit generators, and the photograph is a PNG."""
+        if self.pixels == "photograph":
+            return self._photographs()
         shape = (self.batch, self.channels, self.height, self.width)
         raw = np.random.PCG64(self.batch).random_raw(int(np.prod(shape))) >> np.uint64(40)  # 24 bits, exact in float32
+        if self.pixels == "noise of 8 bits":
+            return torch.from_numpy(raw.astype(np.uint8).reshape(self.batch, self.height, self.width, self.channels))
         images = torch.from_numpy(raw.astype(np.float32).reshape(shape)) / 2**23 - 1
         if self.pixels == "not finite":
             images[0, :, self.height // 2, self.width // 2] = torch.nan
         return images
 
+    def _photographs(self) -> torch.Tensor:
+        """Parts of scikit-image's astronaut, which is repeated beyond its borders."""
+        from skimage.data import astronaut
+
+        photograph = astronaut()
+        rows, columns = (
+            np.arange(side)[None] + 37 * np.arange(self.batch)[:, None] for side in (self.height, self.width)
+        )
+        height, width = photograph.shape[:2]
+        return torch.from_numpy(photograph[rows[:, :, None] % height, columns[:, None] % width])
+
     def compared(self, ours: torch.Tensor, theirs: torch.Tensor) -> "Check":
         finite = ours.isfinite()
         same = ours.shape == theirs.shape and torch.equal(finite, theirs.isfinite())
         difference = largest_difference(ours[finite], theirs[finite]) if same and finite.any() else None
+        if same and self.compares == "preprocessed":
+            difference = float((ours - theirs).abs().max())
         return self.model_copy(update={"largest_difference": difference})
 
 
@@ -60,7 +89,9 @@ class Certificate(Document):
     Attributes:
         sha256: of the graph's file; of OpenVINO's two, one after the other.
         runtime: the package that ran the graph.
-        tolerance: bound of every check.
+        takes: what the graph is fed with; see `preprocessing`.
+        tolerance: bound of results.
+        pixel_tolerance: bound of what the image processor makes: a step of 1/255, as its values are scaled.
         versions, hardware: with and on which the model and the graph were run.
     """
 
@@ -71,7 +102,9 @@ class Certificate(Document):
     runtime: str = "onnxruntime"
     model_type: str
     image_sizes: str
+    takes: str = PIXEL_VALUES
     tolerance: float
+    pixel_tolerance: float | None = None
     checks: list[Check]
     versions: dict[str, str]
     hardware: dict[str, Any]
@@ -82,8 +115,24 @@ class Certificate(Document):
 
     @property
     def largest_difference(self) -> float:
-        """NaN where a check found one finite and the other not."""
-        differences = [check.largest_difference for check in self.checks]
+        """Of results; NaN where a check found one finite and the other not."""
+        return self._largest("results")
+
+    def describe(self) -> str:
+        """The differences, with their bounds."""
+        told = f"results differ by at most {self.largest_difference:.1e} ({self.tolerance:.0e} is allowed)"
+        if self.pixel_tolerance is None:
+            return told
+        pixels = self._largest("preprocessed")
+        return f"{told}, pixel values of resized images by {pixels:.1e} ({self.pixel_tolerance:.1e}, a step of 1/255)"
+
+    def holds(self) -> bool:
+        """Whether every bound is kept; NaN keeps none."""
+        bounds = {"results": self.tolerance, "preprocessed": self.pixel_tolerance}
+        return all(bound is None or self._largest(compares) <= bound for compares, bound in bounds.items())
+
+    def _largest(self, compares: str) -> float:
+        differences = [check.largest_difference for check in self.checks if check.compares == compares]
         return float("nan") if None in differences else max(each for each in differences if each is not None)
 
 
@@ -92,13 +141,9 @@ def certify(
 ) -> Certificate:
     """Run the model and its graph at these sizes (H, W), and write the certificate beside the graph."""
     file = outgoing.folder / runtime.file
-    given = [
-        Check(batch=batch, channels=outgoing.config.num_channels, height=height, width=width)
-        for batch, (height, width) in zip(BATCHES, sizes, strict=False)
-    ]
-    given.append(given[0].model_copy(update={"batch": 2, "pixels": "not finite"}))
+    given = _checks(outgoing, sizes)
     with torch.no_grad():
-        results = [outgoing.outcome(check.images()) for check in given]
+        results = [_result(outgoing, check) for check in given]
     np.savez(outgoing.folder / RESULTS, *(result.numpy() for result in results))
     certificate = Certificate(
         file=file.name,
@@ -106,13 +151,41 @@ def certify(
         runtime=runtime.package,
         model_type=outgoing.config.model_type,
         image_sizes=words,
+        takes=outgoing.takes,
         tolerance=tolerance,
-        checks=list(_compared(runtime, file, given, results)),
+        pixel_tolerance=None if outgoing.takes == PIXEL_VALUES else Preprocessing.of(outgoing.processor).step,
+        checks=list(_compared(runtime, file, outgoing.takes, given, results)),
         versions=_versions(runtime),
         hardware=hardware(),
     )
     certificate.write(outgoing.folder / NAME)
     return certificate
+
+
+def _checks(outgoing: OutgoingModel, sizes: list[tuple[int, int]]) -> list[Check]:
+    """A batch of every size, and one that is not finite; where the graph resizes images, all sizes but the first."""
+    channels = outgoing.config.num_channels
+    given = [
+        Check(batch=batch, channels=channels, height=height, width=width)
+        for batch, (height, width) in zip(BATCHES, sizes, strict=False)
+    ]
+    if outgoing.takes == PIXEL_VALUES:
+        return [*given, given[0].model_copy(update={"batch": 2, "pixels": "not finite"})]
+    kept: dict[str, Any] = {"pixels": "noise of 8 bits"} | ({"batch": 1} if outgoing.takes == ENCODED else {})
+    resized = kept | {"pixels": "photograph", "compares": "preprocessed"}
+    return [
+        check.model_copy(update=kept if size == sizes[0] else resized) for check, size in zip(given, sizes, strict=True)
+    ]
+
+
+def _result(outgoing: OutgoingModel, check: Check) -> torch.Tensor:
+    """What the model, or its image processor alone, makes of the images."""
+    images = check.images()
+    if outgoing.takes == PIXEL_VALUES:
+        return outgoing.outcome(images)
+    pictures = [Image.fromarray(image) for image in images.numpy()]
+    pixel_values = outgoing.processor(images=pictures, return_tensors="pt")["pixel_values"]
+    return pixel_values if check.compares == "preprocessed" else outgoing.outcome(pixel_values)
 
 
 def verify(folder: Path) -> Certificate:
@@ -140,12 +213,12 @@ def verify(folder: Path) -> Certificate:
         raise UserError(f"{folder} lacks {file.name} or {RESULTS}, whole; export the model again") from error
     if sha256 != certificate.sha256:
         raise UserError(f"{file} is not the file that {NAME} certifies: it was changed; export the model again")
-    checks = list(_compared(runtime, file, certificate.checks, results))
+    checks = list(_compared(runtime, file, certificate.takes, certificate.checks, results))
     repeated = certificate.model_copy(update={"checks": checks, "versions": _versions(runtime), "hardware": hardware()})
-    if not repeated.largest_difference <= certificate.tolerance:  # NaN, too
+    if not repeated.holds():
         raise UserError(
-            f"{file} gives other results here, {repeated.largest_difference:.1e} from the model's; "
-            f"{certificate.tolerance:.0e} is allowed: use the versions and the kind of machine that {NAME} names"
+            f"{file} gives other results here: {repeated.describe()}; use the versions and the kind of machine that "
+            f"{NAME} names"
         )
     return repeated
 
@@ -154,7 +227,10 @@ def _versions(runtime: Runtime) -> dict[str, str]:
     return {**versions(), runtime.package: runtime.version()}
 
 
-def _compared(runtime: Runtime, file: Path, checks: list[Check], results: list[torch.Tensor]) -> Iterator[Check]:
+def _compared(
+    runtime: Runtime, file: Path, takes: str, checks: list[Check], results: list[torch.Tensor]
+) -> Iterator[Check]:
     graph = runtime.open(file)
     for check, ours in zip(checks, results, strict=True):
-        yield check.compared(ours, graph.run(check.images())[graph.outputs[0]])
+        outputs = graph.run(as_given(takes, check.images()))
+        yield check.compared(ours, outputs[PREPROCESSED if check.compares == PREPROCESSED else graph.outputs[0]])

@@ -12,9 +12,12 @@ from typing import Any, ClassVar, final
 
 import torch
 
+from hf_vit.conversion.targets.graphs.preprocessing import DECODING
 from hf_vit.errors import UserError
 
 Outputs = dict[str, torch.Tensor]
+EXTENSIONS = "onnxruntime_extensions"
+_PROVIDERS = ["CPUExecutionProvider"]
 FRAMEWORK = "framework"  # under which OpenVINO keeps the metadata of the ONNX graph that it read
 
 
@@ -88,7 +91,17 @@ class OnnxRuntime(Runtime):
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # what is wrong is said once, by the error
-        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        try:
+            session = onnxruntime.InferenceSession(str(file), options, providers=_PROVIDERS)
+        except Exception as error:  # it has a class for every reason
+            if DECODING not in str(error):
+                raise
+            if find_spec(EXTENSIONS) is None:
+                raise ImportError(f'{file} needs onnxruntime-extensions: pip install "hf-vit[export]"') from error
+            from onnxruntime_extensions import get_library_path
+
+            options.register_custom_ops_library(get_library_path())
+            session = onnxruntime.InferenceSession(str(file), options, providers=_PROVIDERS)
         names = [output.name for output in session.get_outputs()]
         return Graph(partial(_run_onnx, session, names), names, session.get_modelmeta().custom_metadata_map)
 

@@ -60,7 +60,7 @@ def check(subject: Subject, inputs: ComparisonInputs, data: ImageData, settings:
     if inputs.model.judged_by == PROBE:
         for name in ("train", "validation"):
             examination.learning_split(name)
-    if settings.corruptions or settings.epsilons:
+    if (settings.corruptions or settings.epsilons) and not subject.resizes:
         PixelScale.of(subject)
 
 
@@ -85,7 +85,8 @@ def measure_model(
     attacks = settings.epsilons if subject.is_differentiable else ()
     notes, is_graph = list[str](), subject.is_graph
     if is_graph:
-        notes = ["a graph: not attacked, parameters and FLOPs not counted"]
+        unharmed = "neither corrupted nor attacked" if subject.resizes else "not attacked"
+        notes = [f"a graph: {unharmed}, parameters and FLOPs not counted"]
     elif not subject.is_differentiable:
         notes = ["not attacked: its choice of colours has no gradient"]
     subject, probe = answering(subject, inputs.model.judged_by, examination, settings.probe_images)
@@ -136,7 +137,7 @@ def _judge(examination: Examination) -> tuple[Share, Share | None, float, float]
 
 def _robustness(examination: Examination, settings: ComparisonSettings, attacks: Sequence[float]) -> dict[str, Any]:
     """Accuracy of clean, corrupted and attacked images, as `ModelResult` names them."""
-    if not settings.corruptions and not attacks:
+    if examination.subject.resizes or not (settings.corruptions or attacks):
         return {"clean": None, "corruptions": {}, "fgsm": None}
     scale, model = PixelScale.of(examination.subject), examination.subject.model
     hits, images = Counter[tuple[str, str]](), 0

@@ -1,17 +1,23 @@
 """Graphs that `hf-vit export` wrote, run by their runtimes as a model of images: logits and features, no more."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import ViTImageProcessor
 from transformers.modeling_outputs import ImageClassifierOutput
 
+from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, PIXEL_VALUES, as_given
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Outputs, Runtime
 from hf_vit.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 def graph_file(source: str) -> tuple[Runtime, Path] | None:
@@ -29,6 +35,8 @@ def graph_file(source: str) -> tuple[Runtime, Path] | None:
 class GraphForImageClassification(nn.Module):
     """A classifier's graph: images [B, C, H, W] -> logits [B, K], on the CPU.
 
+    With an image processor in it, images are the levels 0..255; of unequal ones, NaN fills what is no image (`canvas`).
+
     Args:
         runtime: what runs it.
         file: as `hf-vit export` writes it, with labels and preprocessing in its metadata.
@@ -44,6 +52,7 @@ class GraphForImageClassification(nn.Module):
             self.graph = runtime.open(file)
             labels: dict[str, str] = json.loads(self.graph.about["labels"])
             self.processor: Any = ViTImageProcessor.from_dict(json.loads(self.graph.about["processor"]))
+            self.takes: str = self.graph.about.get("takes", PIXEL_VALUES)
             digest = bytes.fromhex(runtime.sha256(file))
         except KeyError as error:
             raise UserError(
@@ -81,8 +90,34 @@ class GraphForImageClassification(nn.Module):
         return features
 
     def _run(self, pixel_values: torch.Tensor) -> Outputs:
+        if self.takes == PIXEL_VALUES:
+            return self._answer(pixel_values.detach().float().contiguous())
+        images = [_image_of(one) for one in pixel_values.detach()]
+        if self.takes != ENCODED and len({image.shape for image in images}) == 1:
+            return self._answer(torch.stack(images))
+        answers = [self._answer(image[None]) for image in images]
+        return {name: torch.cat([answer[name] for answer in answers]) for name in answers[0]}
+
+    def _answer(self, images: torch.Tensor) -> Outputs:
         try:
-            return self.graph.run(pixel_values.detach().float().contiguous())
+            return self.graph.run(images if self.takes == PIXEL_VALUES else as_given(self.takes, images))
         except Exception as error:  # as above
-            size = "x".join(map(str, pixel_values.shape[2:]))
+            size = "x".join(map(str, images.shape[2:] if self.takes == PIXEL_VALUES else images.shape[1:3]))
             raise UserError(f"the graph refuses images of {size} px: {one_line(error)}") from error
+
+
+def canvas(images: "Sequence[Image]") -> torch.Tensor:
+    """RGB images of any sizes -> their levels 0..255 [B, 3, H, W], each at the top left, NaN beside and below it."""
+    levels = [torch.from_numpy(np.array(image)).permute(2, 0, 1).float() for image in images]
+    height, width = (max(one.shape[side] for one in levels) for side in (1, 2))
+    filled = torch.full((len(levels), 3, height, width), torch.nan)
+    for place, one in zip(filled, levels, strict=True):
+        place[:, : one.shape[1], : one.shape[2]] = one
+    return filled
+
+
+def _image_of(filled: torch.Tensor) -> torch.Tensor:
+    """[3, H, W] of a canvas -> its image, uint8 [H, W, 3]."""
+    there = filled[0].isfinite()
+    image = filled[:, : int(there[:, 0].sum()), : int(there[0].sum())]
+    return image.to(torch.uint8).permute(1, 2, 0).contiguous()

@@ -54,6 +54,11 @@ class PixelScale:
         """
         from PIL import Image
 
+        if subject.resizes:
+            raise UserError(
+                f"{subject.name} resizes images itself; attacks and corruptions change what a model is "
+                "fed: give the model that was exported"
+            )
         grays = [Image.new("RGB", (_PROBE_PX, _PROBE_PX), (level, level, level)) for level in (0, 255, 102)]
         values = subject.prepare(grays).double()
         black, white, gray = values.mean(dim=(2, 3))

@@ -16,11 +16,13 @@ from torch import nn
 
 from hf_vit.conversion.fetch.addresses import TIMM
 from hf_vit.conversion.loading import convert_on_the_way
+from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.conversion.targets.graphs.runtimes import Runtime
 from hf_vit.data import eval_transform
+from hf_vit.data.transforms import input_size as size_of
 from hf_vit.errors import UserError
 from hf_vit.subjects.device import pick_device
-from hf_vit.subjects.exported_graphs import GraphForImageClassification, graph_file
+from hf_vit.subjects.exported_graphs import GraphForImageClassification, canvas, graph_file
 from hf_vit.subjects.image_gpt import ImageGPTFeatures
 from hf_vit.subjects.labels import label_names_of, match_labels
 from hf_vit.subjects.libraries import library_of
@@ -92,6 +94,9 @@ class Subject:
         """(height, width) px that the model is fed with, for a square image."""
         from PIL import Image
 
+        if self.resizes:
+            return size_of(self.processor)
+
         height, width = self.prepare([Image.new("RGB", (64, 64))]).shape[-2:]
         return height, width
 
@@ -118,6 +123,11 @@ class Subject:
     def is_graph(self) -> bool:
         """Whether it answers and shows nothing else but features: no layers, no gradients, no weights."""
         return isinstance(self.model, GraphForImageClassification)
+
+    @property
+    def resizes(self) -> bool:
+        """Whether it takes images as they are, its image processor being a part of it."""
+        return isinstance(self.model, GraphForImageClassification) and self.model.takes != PIXEL_VALUES
 
     @property
     def configuration(self) -> dict[str, Any] | None:
@@ -216,7 +226,8 @@ def _of_graph(runtime: Runtime, file: Path, device: str | None, inside: bool) ->
     if device is not None and pick_device(device).type != "cpu":
         raise UserError(f"{file} is a graph, which runs on the CPU; leave --device {device} out")
     graph = GraphForImageClassification(runtime, file)
-    return _of_transformers(graph, graph.processor, f"{file.resolve().parent.name}/{file.name}", None)
+    subject = _of_transformers(graph, graph.processor, f"{file.resolve().parent.name}/{file.name}", None)
+    return replace(subject, prepare=canvas) if subject.resizes else subject
 
 
 def _of_image_gpt(model: nn.Module, processor: Any, name: str, folder: Path | None) -> Subject:

@@ -17,10 +17,28 @@ def export(
     spelling: Annotated[
         str | None, typer.Option(metavar="SPELLING", help="With --to vit_jax: newer (default) or older keys.")
     ] = None,
+    preprocessing: Annotated[
+        bool,
+        typer.Option(
+            "--preprocessing", help="With --to onnx: the image processor, too: uint8 images of any size go in."
+        ),
+    ] = False,
+    decoding: Annotated[
+        bool, typer.Option("--decoding", help="With --to onnx: the decoder, too: the bytes of a JPEG or PNG go in.")
+    ] = False,
 ) -> None:
     """Write a model in the files of another library, and compare its results there; all or nothing."""
     from hf_vit import conversion
 
-    result = conversion.export(model, output, to, force=force, static=static, spelling=spelling)
+    result = conversion.export(
+        model,
+        output,
+        to,
+        force=force,
+        static=static,
+        spelling=spelling,
+        preprocessing=preprocessing,
+        decoding=decoding,
+    )
     typer.echo(f"results differ by at most {result.difference:.1e} (measured with {result.measured_with})")
     typer.echo(f"saved in {result.output}")

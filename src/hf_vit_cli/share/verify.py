@@ -42,10 +42,7 @@ def verify(
         if revision or trust_remote_code or results or data or device:
             raise UserError(f"{repo} is an exported folder, whose certificate takes no options; leave them out")
         done = verify_export(Path(repo))
-        typer.echo(
-            f"{len(done.checks)} checks repeated with {done.measured_with}: results differ by at most "
-            f"{done.largest_difference:.1e} ({done.tolerance:.0e} is allowed)"
-        )
+        typer.echo(f"{len(done.checks)} checks repeated with {done.measured_with}: {done.describe()}")
         return
     check_repo_id(repo)
     if (data or device) and not results:
