@@ -18,8 +18,10 @@ from training.conftest import COLOURS, coloured_square
 from transformers import AutoModelForImageClassification, TrainerCallback, TrainingArguments
 
 from hf_vit import HfViTForImageClassification, UserError
+from hf_vit.cost.runs import measured_run
 from hf_vit.data import AugmentationConfig, TransformedImages, load_data, make_processor, train_transform
 from hf_vit.data.load import load_unlabelled
+from hf_vit.errors import DivergedError
 from hf_vit.results.facts import Facts
 from hf_vit.results.trained_images import count_trained
 from hf_vit.subjects.checkpoint_folders import checkpoints_in
@@ -447,6 +449,8 @@ def test_a_student_is_saved_with_facts_and_resumes_exactly(kind, train, tmp_path
     assert values["unlabelled"].startswith("heap ")
     assert (values["unlabelled_images"], values["unlabelled_images_left_out"]) == (30, 0)
     assert values["recipe"]["name"] == kind
+    # 8 steps of 12 labelled images, and 3 or 4 others beside each.
+    assert measured_run(done.folder).images == 8 * 12 * (4 if kind == "noisy-student" else 5)
     card = (done.folder / "README.md").read_text()
     assert f"| self training | {kind} |" in card
     AutoModelForImageClassification.from_pretrained(done.folder)
@@ -488,6 +492,29 @@ def test_images_that_the_model_is_judged_by_are_not_learnt_from(kind, train, col
     assert (values["unlabelled_images"], values["unlabelled_images_left_out"]) == (31, len(judged))
     assert count_trained(done.folder, judged) == 0
     assert count_trained(done.folder, [image.digest for image in load_unlabelled(str(more)).seen]) == 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(average_decay=0.5, layer_decay=0.7, balanced_sampling=True, patience=1),
+        dict(tune="lora", lora_rank=2),
+        dict(tune="head", lr_sweep=[1e-3, 1e-2]),
+    ],
+    ids=["weights", "lora", "sweep"],
+)
+def test_together_with_what_other_trainings_have(changes, kind, train, tmp_path, tiny_checkpoint):
+    done = train(tmp_path / "out", kind, model=str(tiny_checkpoint), changes=dict(steps=2, evaluations=2, **changes))
+    saved = AutoModelForImageClassification.from_pretrained(done.folder)
+    assert all(bool(weight.isfinite().all()) for weight in saved.parameters())
+    assert len(done.trials) == len(changes.get("lr_sweep", ()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_that_diverges_says_so(kind, train, tmp_path):
+    with pytest.raises(DivergedError, match=r"the loss became (nan|inf) at step [23]"):
+        train(tmp_path / "out", kind, changes=dict(optimizer="sgd", learning_rate=1e30, warmup=0.0, clip=0.0))
 
 
 # --- the command line ---

@@ -92,7 +92,8 @@ def _images(training: Record, folder: str | os.PathLike[str]) -> float:
             f"the training record in {Path(folder).name}/facts.json does not tell steps and recipe.batch_size, so its "
             "images cannot be counted; give --images"
         )
-    return float(steps * batch)
+    beside = training.values.get("unlabelled_ratio", 0)  # a batch counts labelled images
+    return float(steps * batch * (1 + (beside if isinstance(beside, int) else 0)))
 
 
 def _error(record: Record) -> float | None:

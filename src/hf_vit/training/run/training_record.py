@@ -21,6 +21,7 @@ def recipe_values(run: Run) -> dict[str, Any]:
 
 def run_values(run: Run, parameters: int, steps: int, seconds: float, history: list[dict[str, Any]]) -> dict[str, Any]:
     """The values that every task's record has."""
+    of_a_step = run.recipe.batch_size * (1 + run.task.get("unlabelled_ratio", 0))
     logged = [entry["loss"] for entry in history if "loss" in entry]
     values: dict[str, Any] = {
         "recipe": recipe_values(run),
@@ -30,7 +31,7 @@ def run_values(run: Run, parameters: int, steps: int, seconds: float, history: l
         "micro_batch_size": run.micro_batch_size,
         "world_size": world_size(),
         "precision": "bf16" if run.bf16 else "fp32",
-        "images_per_second": round(steps * run.recipe.batch_size / seconds, 2) if seconds else None,
+        "images_per_second": round(steps * of_a_step / seconds, 2) if seconds else None,
     }
     if logged:
         values["training_loss"] = logged[-1]
