@@ -28,7 +28,8 @@ from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.decisions import Run
 from hf_vit.training.tasks.self_training import SelfTraining, SelfTrainingOptions
 from hf_vit.training.tasks.teacher import Teacher
-from hf_vit.training.tasks.unlabelled import UNLABELLED, UnlabelledCollator, WeakAndStrong, stacked
+from hf_vit.training.tasks.unlabelled import UNLABELLED, UnlabelledCollator, stacked
+from hf_vit.training.tasks.views import Views
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sampling import derive_seed
 
@@ -301,7 +302,7 @@ class MetaPseudoLabels(SelfTraining):
     def unlabelled_transform(self, run: Run) -> Any:
         seed = run.options.seed
         weak = train_transform(run.processor, _mild(run), derive_seed(seed, 1))
-        return WeakAndStrong(weak, train_transform(run.processor, run.recipe.augmentation, derive_seed(seed, 2)))
+        return Views(weak, train_transform(run.processor, run.recipe.augmentation, derive_seed(seed, 2)))
 
     def collator(self, run: Run) -> Any:
         return UnlabelledCollator(len(run.data.label_names), _beside)

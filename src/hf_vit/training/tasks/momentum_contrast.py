@@ -6,7 +6,7 @@ among all views of the batch: the batch, over all processes, is the dictionary.
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, final
@@ -21,6 +21,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from hf_vit.data.augmentation import AugmentationConfig
 from hf_vit.data.transforms import TrainTransform
 from hf_vit.errors import UserError
+from hf_vit.training.tasks.views import Views
 from hf_vit.training.trainer.sampling import derive_seed
 
 _NORMS = ("batch", "layer", "none")
@@ -169,8 +170,8 @@ class MomentumUpdate(TrainerCallback):
 
 
 @final
-class TwoViews:
-    """Two variations of every image, [2, 3, H, W]: as the transform of a split, see `hf_vit.data.transform_split`.
+class TwoViews(Views):
+    """Two variations of every image, [2, 3, H, W].
 
     The crops and flips of `augmentation`, then BYOL's colours (arXiv 2006.07733, table 6), which differ for the two:
     jitter and grey for both, blur always for the first and rarely for the second, solarised now and then the second.
@@ -187,32 +188,18 @@ class TwoViews:
     ) -> None:
         self.mixable = not judged
         side = min(processor.size["height"], processor.size["width"])
-        self._views = [
+        views = [
             TrainTransform(processor, augmentation, derive_seed(seed, view), distort=_colours(side, blur, solarize))
             for view, (blur, solarize) in enumerate(((1.0, 0.0), (0.1, 0.2)))
         ]
+        super().__init__(*views)
         if judged:
-            for view in self._views:
-                view.set_epoch(0)
-
-    def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
-        """The part without chance."""
-        return self._views[0].prepare(images)
-
-    def finish(self, prepared: Sequence[torch.Tensor], indices: NDArray[np.uint64]) -> list[torch.Tensor]:
-        """Both views of each image."""
-        pairs = zip(*(view.finish(prepared, indices) for view in self._views), strict=True)
-        return [torch.stack(pair) for pair in pairs]
+            super().set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
         """From now on vary as in this epoch; validation stays as it is."""
-        for view in self._views if self.mixable else []:
-            view.set_epoch(epoch)
-
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-        made = [view(batch) for view in self._views]
-        pairs = zip(*(view["pixel_values"] for view in made), strict=True)
-        return {"pixel_values": [torch.stack(pair) for pair in pairs], "label": made[0]["label"]}
+        if self.mixable:
+            super().set_epoch(epoch)
 
 
 def _colours(side: int, blur: float, solarize: float) -> Any:

@@ -6,12 +6,9 @@ Which ones, and how they are varied, depends on (seed, epoch, position) alone, a
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hf_vit.data import ImageCollator, TransformedImages
-from hf_vit.data.transforms import TrainTransform
 from hf_vit.training.trainer.sampling import derive_seed
 
 UNLABELLED = "unlabelled"
@@ -95,30 +92,3 @@ class UnlabelledCollator:
 def stacked(examples: Sequence[dict[str, Any]]) -> torch.Tensor:
     """The pixels of examples, [n, ...]."""
     return torch.stack([torch.as_tensor(example["pixel_values"]) for example in examples])
-
-
-@final
-class WeakAndStrong:
-    """Two variations of every image, [2, 3, H, W]: a mild one, and one with everything that the recipe asks for.
-
-    As the transform of a split; see `hf_vit.data.transform_split`.
-    """
-
-    mixable = False
-
-    def __init__(self, weak: TrainTransform, strong: TrainTransform) -> None:
-        self._views = (weak, strong)
-
-    def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
-        """The part without chance."""
-        return self._views[0].prepare(images)
-
-    def finish(self, prepared: Sequence[torch.Tensor], indices: NDArray[np.uint64]) -> list[torch.Tensor]:
-        """Both views of each image."""
-        pairs = zip(*(view.finish(prepared, indices) for view in self._views), strict=True)
-        return [torch.stack(pair) for pair in pairs]
-
-    def set_epoch(self, epoch: int) -> None:
-        """From now on vary as in this epoch."""
-        for view in self._views:
-            view.set_epoch(epoch)
