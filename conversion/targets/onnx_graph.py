@@ -115,7 +115,9 @@ def _refuse_images(outgoing: OutgoingModel) -> None:
     """Raise a UserError that says why the image processor cannot be in the model's graph."""
     height, width = Preprocessing.of(outgoing.processor).output_size
     if not outgoing.has_head or outgoing.config.num_channels != 3:
-        raise UserError("--preprocessing is for classifiers of RGB images; leave it out")
+        raise UserError(
+            "an image processor goes into the graph of a classifier of RGB images; export one, or without it"
+        )
     try:
         outgoing.config.grid_of(height, width)
     except ValueError as error:

@@ -5,12 +5,12 @@ from hf_vit.conversion.targets.openvino_graph import OpenVinoGraph
 from hf_vit.conversion.targets.target import Target
 from hf_vit.conversion.targets.timm_folder import TimmFolder
 from hf_vit.conversion.targets.transformers_folder import TransformersFolder
+from hf_vit.conversion.targets.transformers_js_folder import TransformersJsFolder
 from hf_vit.conversion.targets.vit_jax_file import VitJaxFile
 from hf_vit.errors import UserError
 
-TARGETS: dict[str, Target] = {
-    target.name: target for target in (TransformersFolder(), TimmFolder(), VitJaxFile(), OnnxGraph(), OpenVinoGraph())
-}
+_ALL = (TransformersFolder(), TimmFolder(), VitJaxFile(), OnnxGraph(), OpenVinoGraph(), TransformersJsFolder())
+TARGETS: dict[str, Target] = {target.name: target for target in _ALL}
 
 
 def find_target(name: str) -> Target:

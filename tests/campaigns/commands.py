@@ -29,9 +29,8 @@ class Command:
 _CONVERT, _CARD = ("convert", "source.npz", "out"), ("card", "model")
 _EVALUATE, _COMPARE = ("evaluate", "model", *DATA), ("compare", "model", "other", *DATA, *INTO)
 _PREDICT = ("predict", "model", "images/red", "--output")
-_EXPORT = {
-    name: ("export", "model", "out", "--to", name) for name in ("transformers", "timm", "vit_jax", "onnx", "openvino")
-}
+_LIBRARIES = ("transformers", "timm", "vit_jax", "onnx", "openvino", "transformers.js")
+_EXPORT = {name: ("export", "model", "out", "--to", name) for name in _LIBRARIES}
 _FINETUNE = ("finetune", "model", *DATA, *INTO, *TRAINING)
 _SPEED = ("--batch", "1", "--turns", "1", "--image-size", "16", "--work", "inference", "--contestant", "hf_vit")
 

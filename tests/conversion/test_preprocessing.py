@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_no_graph_does_is_named(case: str):
     processor, why = REFUSED[case]
-    with pytest.raises(UserError, match=f"no graph here does .*{why}.*; leave --preprocessing out"):
+    with pytest.raises(UserError, match=f"no graph here does .*{why}.* or export --to onnx without it"):
         Preprocessing.of(processor)
 
 
@@ -274,7 +274,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path, mo
     saved("plain", tmp_path / "model")
     ViTImageProcessor(size={"height": 16, "width": 16}, resample=5).save_pretrained(tmp_path / "model")
     for model, options, why in (
-        ("bare", {"preprocessing": True}, "--preprocessing is for classifiers of RGB images"),
+        ("bare", {"preprocessing": True}, "goes into the graph of a classifier of RGB images"),
         ("model", {"preprocessing": True}, "resample=HAMMING"),
         ("model", {"decoding": True}, "resample=HAMMING"),
     ):

@@ -56,8 +56,8 @@ class Preprocessing:
         wrong = _inexpressible(processor)
         if wrong:
             raise UserError(
-                f"no graph here does what the image processor does: {', '.join(wrong)}; leave --preprocessing out, or "
-                "save another processor"
+                f"no graph here does what the image processor does: {', '.join(wrong)}; save another, or export --to "
+                "onnx without it"
             )
         size, crop = dict(processor.size or {}), dict(getattr(processor, "crop_size", None) or {})
         mean, std = _scale(processor)

@@ -9,7 +9,9 @@ import typer
 def export(
     model: Annotated[str, typer.Argument(help="Folder, Hub id, or whatever hf-vit convert reads.")],
     output: Annotated[Path, typer.Argument(help="New folder for the exported model.")],
-    to: Annotated[str, typer.Option(metavar="TARGET", help="transformers, timm, vit_jax, onnx or openvino.")],
+    to: Annotated[
+        str, typer.Option(metavar="TARGET", help="transformers, timm, vit_jax, onnx, openvino or transformers.js.")
+    ],
     force: Annotated[bool, typer.Option("--force", help="Replace what an earlier export wrote.")] = False,
     static: Annotated[
         bool, typer.Option("--static", help="With --to onnx or openvino: a graph for the nominal image size alone.")
