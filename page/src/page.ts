@@ -6,6 +6,8 @@ import type { Page } from "./model.ts";
 import { type Area, Panel } from "./panel.ts";
 import { decoded } from "./preprocessing.ts";
 import type { Pixels } from "./resize.ts";
+import { Runner } from "./runner.ts";
+import { readStill, Still, type StillPage } from "./still.ts";
 import { type ViewName, viewsOf } from "./views.ts";
 
 const HINTS = {
@@ -18,6 +20,7 @@ const areas: Area[] = [];
 const panels: Panel[] = [];
 let image: Pixels | null = null;
 let view: ViewName = "image";
+let still: StillPage | null = null;
 
 function notice(words: string): void {
   const place = part<HTMLElement>("#notice");
@@ -55,7 +58,9 @@ function show(name: ViewName): void {
 function place(page: Page, slot: number, number: number): void {
   const model = page.models[number];
   const picker = page.models.length > 2 ? pick(page, slot, number) : null;
-  const panel = new Panel(model, areas, change, picker);
+  const panel = new Panel(model, areas, change, picker, (receive, fail) =>
+    still === null ? new Runner(model, receive, fail) : new Still(still.outputs, receive),
+  );
   panels[slot]?.root.replaceWith(panel.root);
   panels[slot]?.close();
   if (panels[slot] === undefined) part("#panels").append(panel.root);
@@ -102,11 +107,12 @@ function listenToControls(): void {
 }
 
 async function start(): Promise<void> {
-  if (typeof WebAssembly === "undefined" || typeof OffscreenCanvas === "undefined") {
+  if ((typeof WebAssembly === "undefined" && readStill() === null) || typeof OffscreenCanvas === "undefined") {
     notice("This browser cannot run the model: it lacks WebAssembly or canvases. A current one can.");
     return;
   }
-  const page: Page = await (await fetch("page.json")).json();
+  still = readStill();
+  const page: Page = still?.page ?? (await (await fetch("page.json")).json());
   document.title = page.models.map(({ name }) => name).join(", ");
   if (page.models.length > 1) part("#title").textContent = "What the models see";
   notice("");
@@ -118,7 +124,11 @@ async function start(): Promise<void> {
   part<HTMLElement>("#panels").dataset.count = `${panels.length}`;
   listenForImages(receive, notice);
   showExamples(page.examples, receive);
-  if (page.examples[0]) await receive(await (await fetch(page.examples[0].file)).blob());
+  if (still !== null) {
+    document.body.classList.add("still");
+    part("#how").textContent = "One image, as the model saw it in Python.";
+    await receive(await (await fetch(still.image)).blob());
+  } else if (page.examples[0]) await receive(await (await fetch(page.examples[0].file)).blob());
 }
 
 start().catch((error) => notice(`The page cannot be shown: ${error instanceof Error ? error.message : error}`));

@@ -6,7 +6,7 @@ import { type PatchMap, probabilities, type Query } from "./maps.ts";
 import type { Model, Outputs } from "./model.ts";
 import { pixelValues, type View, viewOf } from "./preprocessing.ts";
 import type { Pixels } from "./resize.ts";
-import { type Result, Runner } from "./runner.ts";
+import type { Answerer, Opener, Result } from "./runner.ts";
 import { VIEWS, type ViewName } from "./views.ts";
 
 const CLASSES = 5;
@@ -24,7 +24,7 @@ export class Panel {
   #sliders = element("div", { class: "sliders" });
   #classes = element("ol", { class: "classes", "aria-label": "Most likely classes" });
   #status = element("p", { class: "status", role: "status" }, "Loading the model…");
-  #runner: Runner;
+  #runner: Answerer;
   #view: View | null = null;
   #outputs: Outputs = {};
   #shown: ViewName = "image";
@@ -32,7 +32,6 @@ export class Panel {
   #layer: number;
   #head: number | null = null;
   #hidden: Uint8Array;
-  #place = "";
   #whole = true; // whether all that the model said of the present pixels is at hand
 
   constructor(
@@ -40,6 +39,7 @@ export class Panel {
     private areas: Area[],
     private change: () => void, // the hidden areas are others
     picker: Node | null,
+    open: Opener,
   ) {
     const millions = `${(model.parameters / 1e6).toPrecision(3)} M parameters`;
     const about = element("p", {}, `${model.family} · ${millions} · ${model.image_size[1]}×${model.image_size[0]} px`);
@@ -50,14 +50,10 @@ export class Panel {
     this.#layer = Math.max(model.layers - 1, 0);
     this.#hidden = new Uint8Array(model.grid[0] * model.grid[1]);
     this.#listen();
-    this.#runner = new Runner(
-      model,
+    this.#runner = open(
       (result) => this.#receive(result),
       (reason) => this.#say(reason, true),
     );
-    this.#runner.ready.then((place) => {
-      this.#place = place;
-    });
   }
 
   close(): void {
@@ -97,7 +93,7 @@ export class Panel {
     this.#outputs = { ...this.#outputs, ...result.outputs };
     this.#drawClasses(probabilities(result.outputs.logits.data, this.model.multi_label));
     this.#drawMap();
-    this.#say(`${result.milliseconds.toFixed(0)} ms an image in ${this.#place}`);
+    this.#say(result.how);
     this.root.dispatchEvent(new CustomEvent("result", { bubbles: true, detail: { model: this.model, ...result } }));
   }
 
@@ -136,7 +132,7 @@ export class Panel {
 
   // Hides a patch, or brings it back.
   #set(patch: Query, hides: boolean, done: boolean): void {
-    if (this.#view === null || patch === null) return;
+    if (this.#view === null || patch === null || document.body.classList.contains("still")) return;
     const area = this.#areaOf(this.#view, patch);
     if (hides && !this.#hidden[patch]) this.areas.push(area);
     if (!hides) {

@@ -6,11 +6,19 @@ import type { Answer, Failure, Question, Ready } from "./worker.ts";
 export interface Result {
   pixels: Float32Array;
   outputs: Outputs;
-  milliseconds: number;
+  how: string; // it was computed, in words
 }
 
-export class Runner {
-  ready: Promise<string>;
+// What answers for a model: its worker, or what it said once (still.ts).
+export interface Answerer {
+  ask(pixels: Float32Array, outputs: string[]): void;
+  close(): void;
+}
+
+export type Opener = (receive: (result: Result) => void, fail: (reason: string) => void) => Answerer;
+
+export class Runner implements Answerer {
+  #place = "";
   #worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
   #asked: Question | null = null;
   #waiting: Question | null = null;
@@ -21,13 +29,11 @@ export class Runner {
     private receive: (result: Result) => void,
     private fail: (reason: string) => void,
   ) {
-    this.ready = new Promise((resolve) => {
-      this.#worker.onmessage = ({ data }: MessageEvent<Ready | Failure | Answer>) => {
-        if ("ready" in data) resolve(data.ready);
-        else if ("failure" in data) this.#failed(data.failure);
-        else this.#answered(data);
-      };
-    });
+    this.#worker.onmessage = ({ data }: MessageEvent<Ready | Failure | Answer>) => {
+      if ("ready" in data) this.#place = data.ready;
+      else if ("failure" in data) this.#failed(data.failure);
+      else this.#answered(data);
+    };
     this.#worker.onerror = (event) => this.#failed(event.message || "The worker of the page cannot be loaded.");
     this.#worker.postMessage({ model });
   }
@@ -50,7 +56,9 @@ export class Runner {
   #answered({ outputs, milliseconds }: Answer): void {
     const asked = this.#asked;
     this.#next();
-    if (asked !== null) this.receive({ pixels: asked.pixels, outputs, milliseconds });
+    if (asked !== null) {
+      this.receive({ pixels: asked.pixels, outputs, how: `${milliseconds.toFixed(0)} ms an image in ${this.#place}` });
+    }
   }
 
   #failed(reason: string): void {

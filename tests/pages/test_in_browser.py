@@ -16,6 +16,7 @@ from pages.models import FAMILIES, save_classifier, save_images
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
+from hf_vit.analysis import show
 from hf_vit.analysis.analyses.positions import patch_positions, position_similarity
 from hf_vit.analysis.analyses.rollout import rollout_step
 from hf_vit.analysis.reading.token_layout import TokenLayout
@@ -233,6 +234,29 @@ def test_nothing_is_wider_than_a_phone(hostile: str, window: Browser, tmp_path: 
     for scheme in ("light", "dark"):
         window("look", file=str(tmp_path / f"{scheme}.png"), width=360, height=740, scheme=scheme)
         assert window("evaluate", script="document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize(("family", "choice"), [("plain", "registers_gap"), ("axial", "default"), ("mixer", "default")])
+def test_still_page_in_a_frame(family: str, choice: str, files: list[Path], window: Browser, tmp_path: Path):
+    """`hf_vit.analysis.show`: in a sandboxed frame, as a notebook has it, and with no request at all."""
+    folder = save_classifier(tmp_path / "model", family, choice, HOSTILE)
+    shown = show(str(folder), files[5])
+    (tmp_path / "notebook").mkdir()
+    (tmp_path / "notebook/index.html").write_text(f"<!doctype html><link rel=icon href=data:,>{shown._repr_html_()}")
+    window("said")
+    with served(tmp_path / "notebook") as address:
+        window("open", url=address)
+        (given,) = window.results()
+        said = window("said")
+    assert [request for request in said["requests"] if not request.startswith("data:")] == [address]
+    assert said["errors"] == []
+    model = AutoModelForImageClassification.from_pretrained(folder).eval()
+    with Image.open(files[5]) as opened:
+        pixel_values = AutoImageProcessor.from_pretrained(folder)(images=to_rgb(opened), return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**pixel_values).logits[0]
+    np.testing.assert_allclose(given["outputs"]["logits"], logits, atol=1e-3, rtol=1e-3)  # half precision
+    np.testing.assert_allclose(given["pixels"], pixel_values["pixel_values"].flatten(), atol=1e-5)
 
 
 def test_browser_without_webassembly_is_told(hostile: str, window: Browser):

@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from huggingface_hub import RepoCard
 from pages.models import FAMILIES, LABELS, save_classifier, save_runtime
 from PIL import Image
 from transformers import ViTImageProcessor
@@ -47,7 +48,9 @@ def test_folder(plain: Path, runtime_files: Path, tmp_path: Path, capsys: pytest
     with Image.open(out / page["examples"][3]["file"]) as example:
         assert example.mode == "RGB"
     assert {file.name for file in (out / "runtime").iterdir()} == set(runtime.FILES)
-    assert {file.name for file in out.iterdir() if file.is_file()} == {*making.STATIC, "page.json"}
+    assert {file.name for file in out.iterdir() if file.is_file()} == {*making.STATIC, "page.json", "README.md"}
+    card = RepoCard.load(out / "README.md", ignore_metadata_errors=False)
+    assert card.data.to_dict() == {"title": "model", "sdk": "static", "app_file": "index.html"}
 
 
 @pytest.mark.parametrize(
@@ -60,6 +63,7 @@ def test_folder(plain: Path, runtime_files: Path, tmp_path: Path, capsys: pytest
         ("plain", "two_groups_of_three"),
         ("plain", "relative_bias"),
         ("hybrid", "default"),
+        ("local", "default"),
         ("axial", "default"),
         ("mixer", "default"),
         ("axial_resnet", "default"),

@@ -7,6 +7,7 @@ from .reading.attention import AttentionReader
 from .reading.cue_conflicts import CueConflicts, open_cue_conflicts
 from .reading.images import AnalysisImages, open_images
 from .saving import save_analyses
+from .showing import Shown, show
 from .stages import StagesDocument, analyze_stages, stage_folders
 
 __all__ = [
@@ -17,11 +18,13 @@ __all__ = [
     "AnalysisSettings",
     "AttentionReader",
     "CueConflicts",
+    "Shown",
     "StagesDocument",
     "analyze",
     "analyze_stages",
     "open_cue_conflicts",
     "open_images",
     "save_analyses",
+    "show",
     "stage_folders",
 ]

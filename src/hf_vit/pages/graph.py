@@ -14,7 +14,7 @@ from hf_vit.families import family_of
 
 
 @final
-class _Inside(nn.Module):
+class Inside(nn.Module):
     """[1, C, H, W] -> a tensor for each of `names`, without the axis of the images."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -38,6 +38,15 @@ class _Inside(nn.Module):
             maps = [each[0] for each in maps]
         hidden_states = output.hidden_states if self.has_tokens else ()
         return (output.logits[0], *maps, *(each[0] for each in hidden_states))
+
+    def positions(self) -> torch.Tensor | None:
+        """[h*w, D] of the nominal grid, None where nothing is added to the patches."""
+        if not self.has_attention:
+            return None
+        encoder: Any = self.model.base_model
+        with torch.no_grad():
+            table, _ = encoder.embeddings.position_table(encoder.config.grid, like=next(encoder.parameters()))
+        return None if table is None else table[0].detach().clone()
 
 
 def is_axial(config: Any) -> bool:
@@ -67,7 +76,7 @@ def write_graph(model: PreTrainedModel, file: Path) -> list[str]:
         positions [h*w, D], what is added to the patches.
     """
     model.set_attn_implementation("eager")  # the others give no attentions
-    module, config = _Inside(model).eval(), _config(model)
+    module, config = Inside(model).eval(), _config(model)
     height, width = config.image_size if isinstance(config.image_size, tuple | list) else (config.image_size,) * 2
     image = torch.zeros(1, config.num_channels, height, width)
     with torch.no_grad():
@@ -78,8 +87,7 @@ def write_graph(model: PreTrainedModel, file: Path) -> list[str]:
     graph: Any = program.model.graph
     for node in graph.all_nodes():
         node.metadata_props.clear()  # the exporter's stack traces: places on this machine
-    positions = _positions(model) if module.has_attention else None
-    if positions is not None:
+    if (positions := module.positions()) is not None:
         _add_constant(graph, "positions", positions)
     program.save(str(file), external_data=False)
     return [output.name for output in graph.outputs]
@@ -100,11 +108,3 @@ def _add_constant(graph: Any, name: str, values: torch.Tensor) -> None:
 
 def _config(model: PreTrainedModel) -> Any:
     return model.config
-
-
-def _positions(model: PreTrainedModel) -> torch.Tensor | None:
-    """[h*w, D] of the nominal grid, None where nothing is added to the patches."""
-    encoder: Any = model.base_model
-    with torch.no_grad():
-        table, _ = encoder.embeddings.position_table(model.config.grid, like=next(encoder.parameters()))
-    return None if table is None else table[0].detach().clone()

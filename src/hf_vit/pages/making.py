@@ -9,6 +9,7 @@ from typing import Any
 
 from PIL import Image
 
+from hf_vit.conversion.fetch.addresses import HUB_ID, is_local
 from hf_vit.conversion.loading import open_model
 from hf_vit.conversion.progress import progress, without_transformers_bars
 from hf_vit.conversion.targets.onnx_graph import OnnxGraph
@@ -17,6 +18,7 @@ from hf_vit.data.images import to_rgb
 from hf_vit.data.load import load_data
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
+from hf_vit.hub.model_folder import CARD_NAME
 from hf_vit.pages.description import description
 from hf_vit.pages.graph import numbers_inside, write_graph
 from hf_vit.pages.runtime import check_runtime, copy_runtime
@@ -79,6 +81,7 @@ def make_page(
         ]
         with saying_why(place):
             _write_json(folder / "page.json", {"models": described, "examples": _write_examples(images, folder)})
+            (folder / CARD_NAME).write_text(_space_card(names, models), encoding="utf-8")
             for file in STATIC:
                 (folder / file).write_bytes((resources.files("hf_vit.pages") / "static" / file).read_bytes())
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -140,6 +143,17 @@ def _write_examples(data: str | None, folder: Path) -> list[dict[str, str]]:
         picture.save(folder / file)
         written.append({"file": file, "label": label})
     return written
+
+
+def _space_card(names: Sequence[str], models: Sequence[str | Path]) -> str:
+    """README.md of a static Space: its metadata name the models of the Hub, whose own pages then link to it."""
+    import yaml
+
+    metadata: dict[str, Any] = {"title": ", ".join(names), "sdk": "static", "app_file": "index.html"}
+    if on_hub := [str(model) for model in models if HUB_ID.fullmatch(str(model)) and not is_local(model)]:
+        metadata["models"] = on_hub
+    about = "A page that runs these models in the visitor's browser, written by `hf-vit page`."
+    return f"---\n{yaml.safe_dump(metadata, allow_unicode=True, sort_keys=False)}---\n\n{about}\n"
 
 
 def _write_json(file: Path, content: Any) -> None:
