@@ -18,13 +18,18 @@ from hf_vit.conversion.planning.plan import Plan, PlanOptions, Wishes
 from hf_vit.conversion.planning.planner import make_plan
 from hf_vit.conversion.progress import progress, without_transformers_bars
 from hf_vit.conversion.readers.checkpoint import CheckpointReader
+from hf_vit.conversion.targets.graphs.calibration import Calibration, Mode
+from hf_vit.conversion.targets.graphs.certificate import NAME as CERTIFICATE
+from hf_vit.conversion.targets.graphs.certificate import Certificate
 from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, IMAGES
+from hf_vit.conversion.targets.graphs.quantizing import QUANTIZERS
 from hf_vit.conversion.targets.registry import find_target
-from hf_vit.conversion.targets.target import OutgoingModel
+from hf_vit.conversion.targets.target import OutgoingModel, has_head
 from hf_vit.conversion.verification.comparing import ArrayCheck, Verification, verify
 from hf_vit.conversion.verification.recording import Recording
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
+from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.writing import new_file, saying_why
@@ -148,16 +153,19 @@ class ExportResult(Displayed):
         target: name of the target.
         difference: largest difference of the results, relative to the largest value where that exceeds 1.
         measured_with: the library that ran the written model.
+        int8: of a quantised graph, how held-out images are answered; None of others.
     """
 
     output: Path
     target: str
     difference: float
     measured_with: str
+    int8: str | None = None
 
     def overview(self) -> dict[str, object]:
         difference = f"{self.difference:.1e}, measured with {self.measured_with}"
-        return {"output": self.output, "target": self.target, "largest difference": difference}
+        int8 = {} if self.int8 is None else {"int8": self.int8}
+        return {"output": self.output, "target": self.target, "largest difference": difference, **int8}
 
 
 def export(
@@ -170,6 +178,8 @@ def export(
     spelling: str | None = None,
     preprocessing: bool = False,
     decoding: bool = False,
+    quantize: str | None = None,
+    calibrate: str | None = None,
 ) -> ExportResult:
     """Write a model in the files of another library; the folder appears complete or not at all.
 
@@ -183,17 +193,20 @@ def export(
         preprocessing: the graph (ONNX) begins with the image processor: it takes `images`, uint8 [B, H, W, 3], RGB of
             any size.
         decoding: and with the decoder, too: it takes `file`, the bytes of one JPEG or PNG, uint8 [N].
+        quantize: dense layers of a graph in int8, "static" or (ONNX) "dynamic".
+        calibrate: the data for that; see `load_data`. Its train split sets ranges and chooses what stays in float, its
+            test split judges.
 
     Raises:
         UserError: there is no such model or target, the target cannot express the model, a library is missing, or the
             written model gives other results.
     """
     target, started = find_target(to), time.perf_counter()
-    target.refuse_options(
-        {"static": static, "spelling": spelling, "preprocessing": preprocessing, "decoding": decoding}
-    )
+    given: dict[str, object] = {"static": static, "spelling": spelling, "preprocessing": preprocessing}
+    target.refuse_options(given | {"decoding": decoding, "quantize": quantize, "calibrate": calibrate})
     if spelling not in (None, *SPELLINGS):
         raise UserError(f"--spelling {spelling!r} is none; give one of {', '.join(SPELLINGS)}")
+    mode = _mode_of(to, quantize, calibrate)
     target.require_libraries()
     place = free_folder(output, force)
     if Path(model).exists() and place in (Path(model).resolve(), *Path(model).resolve().parents):
@@ -202,9 +215,14 @@ def export(
         loaded, processor = open_model(model)
         target.refuse_inexpressible(loaded)
         arrays = target.arrays_of(loaded)
+        if mode is not None and not has_head(loaded):
+            raise UserError("--quantize is judged by answers, and a bare model has none; give a classifier")
+        images = None if calibrate is None else Calibration.of(calibrate, processor, as_pair(loaded.config.image_size))
         with new_folder(place, force) as folder:
             takes = ENCODED if decoding else IMAGES if preprocessing else target.takes
-            outgoing = OutgoingModel(loaded, processor, arrays, folder, static, spelling or SPELLINGS[0], takes)
+            outgoing = OutgoingModel(
+                loaded, processor, arrays, folder, static, spelling or SPELLINGS[0], takes, mode, images
+            )
             with progress(f"writing {place.name}"), saying_why(place):
                 target.write(outgoing)
             with progress(f"comparing {place.name}"):
@@ -218,4 +236,26 @@ def export(
             with saying_why(place):
                 record = new_record("conversion", values=values, seconds=time.perf_counter() - started)
                 append_record(folder, record)
-    return ExportResult(Path(output), to, difference, measured_with)
+    certificate = Certificate.read(place / CERTIFICATE) if mode is not None else None
+    quantization = None if certificate is None else certificate.quantization
+    int8 = None if quantization is None else quantization.describe()
+    return ExportResult(Path(output), to, difference, measured_with, int8)
+
+
+def _mode_of(to: str, quantize: str | None, calibrate: str | None) -> Mode | None:
+    """How a target's graph is quantised; None: not at all.
+
+    Raises:
+        UserError: in a way that the target does not have, or without images.
+    """
+    if quantize is None:
+        if calibrate is not None:
+            raise UserError("--calibrate is for --quantize; add that, or leave it out")
+        return None
+    modes = next(each.modes for each in QUANTIZERS.values() if each.runtime.target == to)
+    for mode in modes:
+        if mode == quantize:
+            if calibrate is None:
+                raise UserError(f"--quantize {mode} needs images to measure with; add --calibrate DATA")
+            return mode
+    raise UserError(f"--quantize {quantize!r} does not go with --to {to}; give {' or '.join(modes)}")

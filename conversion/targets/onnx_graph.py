@@ -1,6 +1,7 @@
 """`model.onnx`: the model as a graph for batches and images of any size; checked in onnxruntime."""
 
 import json
+from ast import literal_eval
 from importlib.util import find_spec
 from typing import Any, final
 
@@ -8,7 +9,9 @@ import torch
 from torch import nn
 
 from hf_vit.conversion.targets.graphs.certificate import certify
+from hf_vit.conversion.targets.graphs.certified_int8 import in_int8
 from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, PIXEL_VALUES, Preprocessing, prepend
+from hf_vit.conversion.targets.graphs.quantizing import DENSE
 from hf_vit.conversion.targets.graphs.refusing import refuse_other_sizes
 from hf_vit.conversion.targets.graphs.runtimes import EXTENSIONS, ONNXRUNTIME, Runtime
 from hf_vit.conversion.targets.graphs.tracing import only_whole_patches, takes_other_sizes, traced_for_any_size
@@ -44,7 +47,7 @@ class OnnxGraph(Target):
     name = "onnx"
     title = "ONNX"
     libraries = (("onnx", "onnxscript", "onnxruntime"), "export")
-    options = ("static", "preprocessing", "decoding")
+    options = ("static", "preprocessing", "decoding", "quantize", "calibrate")
 
     def write(self, outgoing: OutgoingModel) -> None:
         if outgoing.takes != PIXEL_VALUES:
@@ -76,6 +79,7 @@ class OnnxGraph(Target):
         config = outgoing.config
         inside = list(model.graph.initializers.values())
         for node in model.graph.all_nodes():
+            _name_by_module(node)
             node.metadata_props.clear()  # the exporter's stack traces: places on this machine
             inside += [value for value in node.outputs if not value.is_graph_output()]
         for value in inside:  # whoever needs shapes infers them, and quantisers change what was said of weights
@@ -108,11 +112,15 @@ def compare_graph(outgoing: OutgoingModel, runtime: Runtime, tolerance: float) -
     done = certify(outgoing, runtime, sizes_to_compare(outgoing), tolerance, _sizes_in_words(outgoing))
     if not done.holds() and done.largest_difference <= tolerance:
         raise UserError(f"the graph resizes otherwise: {done.describe()}; nothing is written, please report this")
+    if outgoing.quantize is not None and done.holds():
+        in_int8(outgoing, runtime, done)
     return done.largest_difference, done.measured_with
 
 
 def _refuse_images(outgoing: OutgoingModel) -> None:
     """Raise a UserError that says why the image processor cannot be in the model's graph."""
+    if outgoing.quantize is not None:
+        raise UserError("--quantize is for graphs that take pixels; leave it or the image processor out")
     height, width = Preprocessing.of(outgoing.processor).output_size
     if not outgoing.has_head or outgoing.config.num_channels != 3:
         raise UserError(
@@ -126,6 +134,13 @@ def _refuse_images(outgoing: OutgoingModel) -> None:
         ) from error
     if outgoing.takes == ENCODED and find_spec(EXTENSIONS) is None:
         raise UserError('--decoding needs onnxruntime-extensions: pip install "hf-vit[export]"')
+
+
+def _name_by_module(node: Any) -> None:
+    """A dense layer is called by its module, vit.layers.0.mlp.fc1/linear_4: what quantisers list is understood."""
+    scopes: list[str] = literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
+    if node.op_type in DENSE and len(scopes) > 1 and node.inputs[1].is_initializer():
+        node.name = f"{scopes[-2].removeprefix('model.')}/{scopes[-1]}"
 
 
 def _is_of_one_size(outgoing: OutgoingModel) -> bool:

@@ -15,7 +15,7 @@ class OpenVinoGraph(Target):
     name = "openvino"
     title = "OpenVINO"
     libraries = (("onnx", "onnxscript", "onnxruntime", "openvino"), "export,openvino")
-    options = ("static",)
+    options = ("static", "quantize", "calibrate")
 
     def write(self, outgoing: OutgoingModel) -> None:
         import openvino

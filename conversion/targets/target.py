@@ -19,6 +19,7 @@ from hf_vit.conversion.origins.origin import Origin
 from hf_vit.conversion.planning.layout import listing
 from hf_vit.conversion.planning.plan import HEADS
 from hf_vit.conversion.targets.backwards import array_of, rules_for
+from hf_vit.conversion.targets.graphs.calibration import Calibration, Mode
 from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import as_pair
@@ -57,6 +58,7 @@ class OutgoingModel:
         spelling: of an original's keys, where it has several.
         takes: what the graph is fed with, see `graphs.preprocessing`; unless that is pixel values, the image processor
             is in the graph.
+        quantize, calibration: in int8, and with which images.
     """
 
     model: PreTrainedModel
@@ -66,6 +68,8 @@ class OutgoingModel:
     static: bool = False
     spelling: str = "newer"
     takes: str = PIXEL_VALUES
+    quantize: Mode | None = None
+    calibration: Calibration | None = None
 
     @property
     def config(self) -> Any:

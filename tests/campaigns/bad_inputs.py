@@ -15,7 +15,7 @@ from PIL import Image
 # program must be added here, or the campaign says so.
 KINDS = {
     "model": ("model", "models", "teacher", "against", "other"),
-    "data": ("data", "images", "source", "unlabelled"),
+    "data": ("data", "images", "source", "unlabelled", "calibrate"),
     "output": ("output", "report"),
     "runtime": ("runtime",),
     "file": ("verify", "labels", "class_map", "cue_conflict", "config", "sources", "real_labels", "mappings"),
@@ -27,7 +27,7 @@ KINDS = {
         "recipe", "distillation", "precision", "optimizer", "schedule", "loss", "tune", "objective", "target", "mode",
         "normalization", "name", "protocol", "split", "fill", "picture_format", "hidden_act", "pooling", "to", "kinds",
         "only", "corruption", "variants", "work", "dtype", "contestant", "report_to", "image_column", "label_column",
-        "family", "spelling", "self_training", "pseudo_labels", "auto_augment",
+        "family", "spelling", "self_training", "pseudo_labels", "auto_augment", "quantize",
     ),
     "text": ("sweep_rates", "device_flops", "sha256", "license", "revision", "tag", "max_shard_size", "prefix"),
 }  # fmt: skip
@@ -138,7 +138,8 @@ BESIDE = {
     ("analyze", "cue_conflict"): "--only shape_bias", ("analyze", "rollout_identity"): "--only attention_rollout",
     ("soup", "models"): "model_2", ("compare", "models"): "model_2", ("analyze", "against"): "--only cka",
     ("analyze", "cka_batch_size"): "--only cka", ("verify", "data"): "--results", ("verify", "device"): "--results",
-    ("export", "spelling"): "--to vit_jax",
+    ("export", "spelling"): "--to vit_jax", ("export", "quantize"): "--to onnx --calibrate colours",
+    ("export", "calibrate"): "--to onnx --quantize static",
 }  # fmt: skip
 for _name in ("self_training", "unlabelled_ratio", "pseudo_labels", "confidence", "images_per_class", "head_dropout"):
     BESIDE["finetune", _name] = "--teacher model_2 --unlabelled flat"

@@ -83,6 +83,38 @@ class Check(BaseModel):
         return self.model_copy(update={"largest_difference": difference})
 
 
+class Quantization(BaseModel):
+    """What is in int8, and what that does to the answers.
+
+    Attributes:
+        mode: ranges of what enters a layer are set by images ("static"), or by every batch ("dynamic").
+        data, data_fingerprint: the images' name and fingerprint.
+        calibration_images: of the train split, which set the ranges and chose what stays in float.
+        held_out_images: of the test split, which the rest is about.
+        agreement: share of them whose most likely class is the model's.
+        accuracy, float_accuracy: of the graph and of the model; None where the data has other classes.
+        layers: dense layers of the graph.
+        in_float: part that stays in float -> relative change of the logits when it alone is quantised.
+    """
+
+    mode: Literal["dynamic", "static"]
+    data: str
+    data_fingerprint: str
+    calibration_images: int
+    held_out_images: int
+    agreement: float
+    accuracy: float | None
+    float_accuracy: float | None
+    layers: int
+    in_float: dict[str, float]
+
+    def describe(self) -> str:
+        told = f"in int8 {self.agreement:.2%} of {self.held_out_images:,} held-out images are answered as by the model"
+        if self.accuracy is not None and self.float_accuracy is not None:
+            told += f", {self.accuracy:.2%} rightly (in float {self.float_accuracy:.2%})"
+        return f"{told}; {', '.join(self.in_float)} stayed in float" if self.in_float else told
+
+
 class Certificate(Document):
     """What `export.json` holds.
 
@@ -108,6 +140,7 @@ class Certificate(Document):
     checks: list[Check]
     versions: dict[str, str]
     hardware: dict[str, Any]
+    quantization: Quantization | None = None
 
     @property
     def measured_with(self) -> str:

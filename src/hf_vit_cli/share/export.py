@@ -28,6 +28,14 @@ def export(
     decoding: Annotated[
         bool, typer.Option("--decoding", help="With --to onnx: the decoder, too: the bytes of a JPEG or PNG go in.")
     ] = False,
+    quantize: Annotated[
+        str | None,
+        typer.Option(metavar="MODE", help="Dense layers in int8: static (onnx, openvino) or dynamic (onnx)."),
+    ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(metavar="DATA", help="With --quantize: images (train) to set it, and others (test) to judge it."),
+    ] = None,
 ) -> None:
     """Write a model in the files of another library, and compare its results there; all or nothing."""
     from hf_vit import conversion
@@ -41,6 +49,10 @@ def export(
         spelling=spelling,
         preprocessing=preprocessing,
         decoding=decoding,
+        quantize=quantize,
+        calibrate=calibrate,
     )
     typer.echo(f"results differ by at most {result.difference:.1e} (measured with {result.measured_with})")
+    if result.int8 is not None:
+        typer.echo(result.int8)
     typer.echo(f"saved in {result.output}")

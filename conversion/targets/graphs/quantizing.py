@@ -1,0 +1,215 @@
+"""Dense layers of a graph in int8, by the runtimes' own quantisers; what stays in float is chosen by measuring.
+
+All of them are quantised first. Where that misses the bound on images that set no ranges, every part (an attention, an
+MLP, a head) is quantised alone, and those that move the logits most stay in float: one, two, four and so on.
+"""
+
+import contextlib
+import io
+import logging
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, final
+
+import torch
+
+from hf_vit.conversion.targets.graphs.calibration import Calibration, Mode, agreement_of
+from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, OPENVINO, Runtime
+from hf_vit.errors import UserError
+
+DENSE = ("MatMul", "Gemm")
+BATCH = 8
+RANKING = 16  # images by which parts are ranked
+# Of the images that choose what stays in float; half as many misses as are allowed in the end.
+CHOOSING_AGREEMENT = 0.9975
+
+
+# Images [n, C, H, W] -> logits [n, K].
+Answers = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen.
+
+    Attributes:
+        parts: part of the graph -> its dense layers.
+        in_float: part that stays in float -> relative change of the logits when it alone is quantised.
+    """
+
+    parts: dict[str, list[str]]
+    in_float: dict[str, float]
+
+
+class Quantizer(ABC):
+    """Abstract: int8 of one runtime's files.
+
+    Attributes:
+        runtime: what runs the files.
+        modes: what it can do.
+    """
+
+    runtime: Runtime
+    modes: tuple[Mode, ...]
+
+    @abstractmethod
+    def layers(self, file: Path) -> list[str]:
+        """Names of the dense layers that have weights, in order."""
+
+    @abstractmethod
+    def quantize(self, file: Path, to: Path, mode: Mode, images: torch.Tensor, layers: Sequence[str]) -> None:
+        """Write `file` with these layers in int8.
+
+        Args:
+            images: [n, C, H, W], which set the ranges of what enters the layers.
+        """
+
+
+@final
+class OnnxQuantizer(Quantizer):
+    """By onnxruntime: per channel; "static" as QDQ with ranges from images, "dynamic" with those of every batch."""
+
+    runtime, modes = ONNXRUNTIME, ("dynamic", "static")
+
+    def layers(self, file: Path) -> list[str]:
+        import onnx
+
+        graph = onnx.load(file, load_external_data=False).graph
+        weights = {initializer.name for initializer in graph.initializer}
+        return [node.name for node in graph.node if node.op_type in DENSE and node.input[1] in weights]
+
+    def quantize(self, file: Path, to: Path, mode: Mode, images: torch.Tensor, layers: Sequence[str]) -> None:
+        from onnxruntime import quantization
+
+        given: dict[str, Any] = {"op_types_to_quantize": list(DENSE), "nodes_to_quantize": list(layers)}
+        with _silent():
+            if mode == "dynamic":
+                quantization.quantize_dynamic(file, to, per_channel=True, **given)
+                return
+            batches = iter([{"pixel_values": batch.numpy()} for batch in images.split(BATCH)])
+            reader = type("Reader", (quantization.CalibrationDataReader,), {"get_next": lambda _: next(batches, None)})
+            quantization.quantize_static(
+                file, to, reader(), per_channel=True, activation_type=quantization.QuantType.QUInt8, **given
+            )
+
+
+@final
+class OpenVinoQuantizer(Quantizer):
+    """By NNCF, with its preset for transformers."""
+
+    runtime, modes = OPENVINO, ("static",)
+
+    def layers(self, file: Path) -> list[str]:
+        import openvino
+
+        operations = openvino.Core().read_model(file).get_ordered_ops()
+        return [
+            operation.get_friendly_name()
+            for operation in operations
+            if operation.get_type_name() == "MatMul" and "/" in operation.get_friendly_name()
+        ]
+
+    def quantize(self, file: Path, to: Path, mode: Mode, images: torch.Tensor, layers: Sequence[str]) -> None:
+        import openvino
+
+        with _silent():
+            import nncf
+
+            model = openvino.Core().read_model(file)
+            in_float = [name for name in self.layers(file) if name not in set(layers)]
+            quantized = nncf.quantize(
+                model,
+                nncf.Dataset([image[None].numpy() for image in images]),
+                subset_size=len(images),
+                model_type=nncf.ModelType.TRANSFORMER,
+                ignored_scope=nncf.IgnoredScope(names=in_float),
+            )
+            openvino.save_model(quantized, to, compress_to_fp16=False)
+
+
+QUANTIZERS: dict[str, Quantizer] = {
+    quantizer.runtime.package: quantizer for quantizer in (OnnxQuantizer(), OpenVinoQuantizer())
+}
+
+
+def quantize_file(quantizer: Quantizer, file: Path, mode: Mode, data: Calibration) -> Choice:
+    """Put a quantised graph in the place of the float one.
+
+    Raises:
+        UserError: the graph has no dense layers, or no choice keeps to the bound.
+    """
+    layers = quantizer.layers(file)
+    if not layers:
+        raise UserError(f"{file.name} has no dense layers to quantise; leave --quantize out")
+    parts: dict[str, list[str]] = {}
+    for layer in layers:
+        module = layer.partition("/")[0]
+        parts.setdefault(module.rpartition(".")[0] or module, []).append(layer)
+    with TemporaryDirectory(dir=file.parent) as scratch:
+        to = Path(scratch) / file.name
+
+        def answers(chosen: Sequence[str], images: torch.Tensor) -> Answers:
+            quantizer.quantize(file, to, mode, images, chosen)
+            return logits_of(quantizer.runtime, to)
+
+        choice = choose(answers, logits_of(quantizer.runtime, file), parts, data)
+        for part, place in zip(quantizer.runtime.parts(to), quantizer.runtime.parts(file), strict=True):
+            shutil.move(part, place)
+    return choice
+
+
+def logits_of(runtime: Runtime, file: Path) -> Answers:
+    """A graph's answers, computed a few at a time."""
+    graph = runtime.open(file)
+    return lambda images: torch.cat([graph.run(batch)["logits"] for batch in images.split(BATCH)])
+
+
+def choose(
+    answers: Callable[[Sequence[str], torch.Tensor], Answers],
+    in_float: Answers,
+    parts: dict[str, list[str]],
+    data: Calibration,
+) -> Choice:
+    """The fewest parts in float, of 0, 1, 2, 4 and so on, with which the choosing images are answered alike.
+
+    Args:
+        answers: of the graph with these layers in int8, their ranges set by these images.
+        in_float: the graph's as it is.
+        parts: part -> its layers.
+    """
+    wanted, few = in_float(data.choosing), data.ranging[:RANKING]
+    change, order = dict[str, float](), list[str]()
+    count = agreement = 0
+    while count <= len(parts) // 2:
+        if count == 1:
+            before = in_float(few)
+            change = {
+                part: float((answers(own, few)(few) - before).norm() / before.norm()) for part, own in parts.items()
+            }
+            order = sorted(parts, key=lambda part: -change[part])
+        left = [layer for part, own in parts.items() if part not in order[:count] for layer in own]
+        agreement = agreement_of(wanted, answers(left, data.ranging)(data.choosing))
+        if agreement >= CHOOSING_AGREEMENT:
+            return Choice(parts, {part: change[part] for part in order[:count]})
+        count = 2 * count or 1
+    raise UserError(
+        f"in int8 the model answers only {agreement:.2%} of {len(data.choosing)} images as in float, with half of its "
+        f"{len(parts)} parts in float; {CHOOSING_AGREEMENT:.2%} is needed, so nothing is written: give other images "
+        "(--calibrate), or leave --quantize out"
+    )
+
+
+@contextlib.contextmanager
+def _silent() -> Any:
+    """Without the quantisers' own advice and progress."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,175 @@
+"""int8: quantised by the runtimes' own tools, judged by images that they have not seen, or not written."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from models.families import FAMILIES
+from PIL import Image
+
+from hf_vit.conversion.api import export
+from hf_vit.conversion.targets.graphs import certified_int8
+from hf_vit.conversion.targets.graphs.certificate import verify
+from hf_vit.conversion.targets.graphs.quantizing import choose
+from hf_vit.data import make_processor
+from hf_vit.errors import UserError
+from hf_vit.subjects.subject import open_subject
+from hf_vit_cli.main import main
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of exporters and quantisers
+
+COLOURS = ("blue", "green", "red")
+
+
+def pixels(colour: int, number: int) -> np.ndarray:
+    random = np.random.default_rng([colour, number])
+    image = random.integers(0, 120, (16, 16, 3))
+    image[..., 2 - colour] += 60 + random.integers(60)
+    return image.astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A classifier of colours, whose head is fitted to what its random layers see, and images of them."""
+    root = tmp_path_factory.mktemp("int8")
+    for split, count in {"train": 40, "validation": 1, "test": 70}.items():
+        for colour, name in enumerate(COLOURS):
+            (root / "data" / split / name).mkdir(parents=True)
+            for number in range(count):
+                image = Image.fromarray(pixels(colour, number + 1000 * (split == "test")))
+                image.save(root / "data" / split / name / f"{number}.png")
+    names = {"id2label": dict(enumerate(COLOURS)), "label2id": {name: i for i, name in enumerate(COLOURS)}}
+    model: Any = FAMILIES["plain"].build("classification", **names, num_hidden_layers=2)
+    given = np.stack([pixels(colour, number) for colour in range(3) for number in range(40)])
+    with torch.no_grad():
+        images = torch.from_numpy(given).permute(0, 3, 1, 2) / 127.5 - 1
+        features = model.vit(images).pooler_output
+        wanted = torch.eye(3).repeat_interleave(40, 0) * 8 - 4
+        with_one = torch.cat([features, torch.ones(len(features), 1)], dim=1)
+        fitted = torch.linalg.lstsq(with_one.T @ with_one + 0.01 * torch.eye(33), with_one.T @ wanted).solution
+        model.classifier.weight.copy_(fitted[:-1].T)
+        model.classifier.bias.copy_(fitted[-1])
+    model.save_pretrained(root / "model")
+    make_processor(model.config).save_pretrained(root / "model")
+    return {"model": root / "model", "data": root / "data"}
+
+
+@pytest.mark.parametrize(("to", "mode"), [("onnx", "dynamic"), ("onnx", "static"), ("openvino", "static")])
+def test_what_the_certificate_says_of_int8(
+    to: str, mode: str, places: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Agreement and accuracy, measured again by loading both as subjects; and that weights are in int8."""
+    words = ("--to", to, "--quantize", mode, "--calibrate", places["data"])
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in ("export", places["model"], tmp_path / "out", *words)])
+    assert not stop.value.code
+    told = capsys.readouterr().out
+    said = json.loads((tmp_path / "out" / "export.json").read_text())["quantization"]
+    graph, model = open_subject(tmp_path / "out"), open_subject(places["model"], "cpu")
+    files = [(path, COLOURS.index(path.parent.name)) for path in sorted((places["data"] / "test").rglob("*.png"))]
+    images = [Image.open(path).convert("RGB") for path, _ in files]
+    with torch.no_grad():
+        ours, theirs = (each.model(each.pixel_values(images)).logits for each in (model, graph))
+    labels = torch.tensor([label for _, label in files])
+    assert (said["mode"], said["held_out_images"], said["layers"]) == (mode, 210, 13)
+    assert said["accuracy"] == pytest.approx(float((theirs.argmax(1) == labels).double().mean()), abs=0.005)
+    assert said["float_accuracy"] == float((ours.argmax(1) == labels).double().mean())
+    assert said["agreement"] >= 0.995
+    assert said["float_accuracy"] > 0.9
+    assert f"{said['agreement']:.2%} of 210 held-out images are answered as by the model" in told
+    assert 1e-4 < float((ours - theirs).norm() / ours.norm()) < 0.15
+    assert has_int8(tmp_path / "out")
+    verify(tmp_path / "out")
+
+
+def has_int8(folder: Path) -> bool:
+    if (folder / "openvino_model.xml").is_file():
+        return 'element_type="i8"' in (folder / "openvino_model.xml").read_text()
+    return any(
+        weight.data_type == onnx.TensorProto.INT8 for weight in onnx.load(folder / "model.onnx").graph.initializer
+    )
+
+
+def test_what_breaks_answers_stays_in_float():
+    """Of four parts one turns all answers, one some: both are found, and no more stay in float."""
+    images = torch.eye(4).repeat(25, 1)
+    parts = {name: [f"{name}.{i}" for i in range(2)] for name in ("a", "b", "c", "d")}
+    data = SimpleNamespace(ranging=images, choosing=images)
+
+    def answers(layers: Any, _: torch.Tensor) -> Any:
+        broken = torch.eye(4)
+        if "b.0" in layers:
+            broken = broken.roll(1, 0)
+        if "d.0" in layers:
+            broken[0, 0] = -1
+        return lambda given: given @ broken + 1e-3 * ("a.1" in layers)
+
+    chosen = choose(answers, lambda given: given, parts, data)  # pyright: ignore[reportArgumentType]
+    assert sorted(chosen.in_float) == ["b", "d"]
+    assert list(chosen.in_float) == ["b", "d"]
+
+    def all_broken(layers: Any, _: torch.Tensor) -> Any:
+        return lambda given: -given
+
+    with pytest.raises(UserError, match=r"answers only 0\.00% of 100 images as in float, with half of its 4 parts"):
+        choose(all_broken, lambda given: given, parts, data)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_missed_bound_stops_the_export_with_the_figure(
+    places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(certified_int8, "AGREEMENT", 1.01)
+    with pytest.raises(UserError, match=r"in int8 \d+\.\d\d% of 210 held-out images .*nothing is written"):
+        export(
+            places["model"], tmp_path / "out", "onnx", static=True, quantize="dynamic", calibrate=str(places["data"])
+        )
+    assert not (tmp_path / "out").exists()
+
+
+BAD: dict[str, tuple[dict[str, str], str]] = {
+    "no images": ({"to": "onnx", "quantize": "static"}, "--quantize static needs images to measure with; add --calib"),
+    "nothing to do": ({"to": "onnx", "calibrate": "DATA"}, "--calibrate is for --quantize; add that, or leave it out"),
+    "no such mode": (
+        {"to": "onnx", "quantize": "int4", "calibrate": "DATA"},
+        "--quantize 'int4' does not go with --to onnx; give dynamic or static",
+    ),
+    "not of this target": (
+        {"to": "openvino", "quantize": "dynamic", "calibrate": "DATA"},
+        "--quantize 'dynamic' does not go with --to openvino; give static",
+    ),
+    "another target": ({"to": "timm", "quantize": "static"}, "--quantize does not go with --to timm; leave it out"),
+    "too few": (
+        {"to": "onnx", "quantize": "static", "calibrate": "FEW"},
+        r"FEW has \d+ training and \d+ test images; int8 needs 64 .* give more",
+    ),
+    "no data": ({"to": "onnx", "quantize": "static", "calibrate": "NONE"}, "NONE"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_told_before_any_work(case: str, places: dict[str, Path], tmp_path: Path):
+    options, message = BAD[case]
+    few = tmp_path / "FEW" / "red"
+    few.mkdir(parents=True)
+    for number in range(30):
+        Image.fromarray(pixels(0, number)).save(few / f"{number}.png")
+        (tmp_path / "FEW" / "blue").mkdir(exist_ok=True)
+        Image.fromarray(pixels(2, number)).save(tmp_path / "FEW" / "blue" / f"{number}.png")
+    there = {"DATA": str(places["data"]), "FEW": str(tmp_path / "FEW"), "NONE": str(tmp_path / "NONE")}
+    given: Any = {name: there.get(value, value) for name, value in options.items()}
+    with pytest.raises(UserError, match=message):
+        export(places["model"], tmp_path / "out", **given)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bare_model_is_refused(places: dict[str, Path], tmp_path: Path):
+    model = FAMILIES["plain"].build("model", num_hidden_layers=1)
+    model.save_pretrained(tmp_path / "bare")
+    make_processor(model.config).save_pretrained(tmp_path / "bare")
+    with pytest.raises(UserError, match="judged by answers, and a bare model has none; give a classifier"):
+        export(tmp_path / "bare", tmp_path / "out", "onnx", quantize="static", calibrate=str(places["data"]))
