@@ -23,7 +23,7 @@ Model = Annotated[
 Data = Annotated[
     str,
     typer.Option(
-        help="digits, photos, a folder of class folders, a .csv or .jsonl, parquet or webdataset files, or a Hub id.",
+        help="digits, photos, fractals, class folders, a .csv or .jsonl, parquet or webdataset files, or a Hub id.",
         show_default=False,
     ),
 ]

@@ -49,6 +49,7 @@ VALUES: dict[str, tuple[str, ...]] = {
         "empty", "no_images", "one_class", "flat", "zero_image", "truncated_image", "huge_image", "text_image",
         "parquet.parquet", "zero.parquet", "broken.parquet", "archive.tar", "broken.tar", "table.csv", "pickle.bin",
         "/dev/null", "/dev/zero", "pipe", "loop", "dangling", "model", "line\nbreak", "a" * 300, "deep_classes",
+        "fractals:classes=0", "fractals:classes=10,images=99999999", "fractals:colour=3",
     ),
     "output": (
         "", "taken", "notes.txt", "notes.txt/out", "/proc/out", "/dev/null/out", "/dev/null", "dangling", "loop/out",

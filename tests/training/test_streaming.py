@@ -105,3 +105,13 @@ def test_a_process_without_images_says_so(tmp_path):
     assert len(take(iter(loader(made, rank=0, world_size=2)), 2)) == 2
     with pytest.raises(UserError, match="in the part of process 1 of 2, holds no image"):
         next(iter(loader(made, rank=1, world_size=2)))
+
+
+def test_a_classifier_learns_fractals_that_are_made_meanwhile(command, tmp_path):
+    code, out, err = command(
+        *("finetune", "Ti/8", "--data", "fractals:classes=2,images=8,size=16", "--image-size", "16", "--streaming"),
+        *("--epochs", "2", "--evaluations", "1", "--batch-size", "8", "--output", tmp_path / "out", "--device", "cpu"),
+    )
+    assert code == 0, err
+    assert "on fractals:classes=2,images=8,seed=0: 16 images of 2 classes, recipe default-small, 4 steps" in out
+    assert (tmp_path / "out" / "model.safetensors").is_file()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hf_vit.data import ImageData, load_data
-from hf_vit.data.data_source import BUILTIN_NAMES
+from hf_vit.data.data_source import is_builtin
 from hf_vit.errors import UserError
 from hf_vit.hub.published_results import hub_dataset
 from hf_vit.results.facts import DataFact
@@ -59,7 +59,7 @@ class SameData:
 
 def is_public(fact: DataFact) -> bool:
     """Whether a name, which a stranger may have written, is that of a public data set, and no path of this machine."""
-    if fact.name in BUILTIN_NAMES:
+    if is_builtin(fact.name):
         return True
     is_name = _NAME.fullmatch(fact.name) is not None and hub_dataset(fact) is not None
     return is_name and not Path(fact.name).expanduser().exists()

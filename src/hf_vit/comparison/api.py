@@ -22,7 +22,7 @@ from hf_vit.comparison.result_files import (
 from hf_vit.comparison.tables import html, markdown, plain_csv, plain_json
 from hf_vit.data import ImageData, load_data
 from hf_vit.data.builtin.shipped import MAX_PHOTO_SIDE
-from hf_vit.data.data_source import BUILTIN_NAMES
+from hf_vit.data.data_source import is_builtin
 from hf_vit.display import Displayed, shortened
 from hf_vit.environment import hardware
 from hf_vit.errors import UserError
@@ -104,7 +104,7 @@ def compare(
     subjects = open_models(models, device)
     size = None
     if isinstance(data, str):
-        if data in BUILTIN_NAMES:
+        if is_builtin(data):
             size = image_size or _common_size(subjects)
         data = load_data(
             data,

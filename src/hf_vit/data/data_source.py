@@ -12,7 +12,7 @@ from typing import Literal
 from hf_vit.data.splits import split_name
 from hf_vit.errors import UserError
 
-BUILTIN_NAMES = ("digits", "photos")
+BUILTIN_NAMES = ("digits", "photos", "fractals")
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".webp"),
     *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2", ".tga"),
@@ -57,16 +57,23 @@ class DataSource:
                     yield "/".join(part for part in (split, label, path.name) if part), path
 
 
+def is_builtin(source: str) -> bool:
+    """Whether this is the name of built-in data: "digits", "photos", "fractals" or "fractals:classes=10"."""
+    return source in BUILTIN_NAMES or source.startswith("fractals:")
+
+
 def resolve_source(source: str) -> DataSource:
-    """Decide what `source` names. Existing paths win over Hub ids; the two built-in names win over everything.
+    """Decide what `source` names. Existing paths win over Hub ids; the built-in names win over everything.
 
     Raises:
         UserError: a path that does not exist, holds no images, or is laid out in a way that leaves classes open.
     """
-    if source in BUILTIN_NAMES:
+    if is_builtin(source):
         return DataSource("builtin", source)
     if not source.strip():
-        raise UserError("no data given; give a folder, parquet or tar files, a Hub data set id, 'digits' or 'photos'")
+        raise UserError(
+            "no data given; give a folder, parquet or tar files, a Hub data set id, 'digits', 'photos' or 'fractals'"
+        )
     path = Path(source).expanduser()
     if path.is_dir():
         return _from_folder(path, source)
@@ -80,7 +87,7 @@ def resolve_source(source: str) -> DataSource:
     if _looks_like_a_path(source):
         raise UserError(
             f"'{source}' does not exist; give a folder of class folders, parquet or tar files, a Hub data set id, "
-            "'digits' or 'photos'"
+            "'digits', 'photos' or 'fractals'"
         )
     return DataSource("hub", source)
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from hf_vit.data.builtin.fractals import SPLIT_NUMBERS, Fractals
 from hf_vit.data.builtin.shipped import digits, photos
 from hf_vit.data.checks import Seen, keep_good, scan, short_name
 from hf_vit.data.copies import tell_copies
-from hf_vit.data.data_source import BUILTIN_NAMES, DataSource, image_files, resolve_source
+from hf_vit.data.data_source import DataSource, image_files, is_builtin, resolve_source
 from hf_vit.data.fingerprints import content_fingerprint, digests_of, file_states, states_fingerprint
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabelled
@@ -51,14 +52,16 @@ def load_data(
     """Load labelled images by name, path or Hub id, and check them before any training.
 
     Args:
-        source: "digits" or "photos" (built in); a folder of class folders, with or without train, validation (val) and
-            test above them; a list (.csv, .jsonl) of image files and labels, or the folder of metadata.csv or
-            metadata.jsonl; a parquet or webdataset (.tar) file, a folder or a glob of them; or a Hub data set id,
-            `user/name` or `user/name:configuration`. An existing path is never taken for a Hub id.
+        source: "digits", "photos" or "fractals:classes=100,images=1000" (built in, the last synthetic); a folder of
+            class folders, with or without train, validation (val) and test above them; a list (.csv, .jsonl) of image
+            files and labels, or the folder of metadata.csv or metadata.jsonl; a parquet or webdataset (.tar) file, a
+            folder or a glob of them; or a Hub data set id, `user/name` or `user/name:configuration`. An existing path
+            is never taken for a Hub id.
         streaming: read while training instead of beforehand; images are then checked as they come.
         skip_bad_images: leave unreadable images out (named in `skipped`) instead of raising.
-        image_size: (height, width) in px in which the built-in sets come, "photos" up to 384 px a side; None for their
-            own pixels. Other sources keep theirs: the image processor resizes.
+        image_size: (height, width) in px in which the built-in sets come, "photos" up to 384 px a side, "fractals" as
+            squares of the longer side; None for their own pixels. Other sources keep theirs: the image processor
+            resizes.
         image_column, label_column: of a list or table, where they are not called as usual. Several label columns of
             0 and 1, "cat,dog", are classes of which an image may have several or none.
         multi_label: take data whose images have a list of classes each, which most uses cannot do with.
@@ -144,7 +147,7 @@ def load_unlabelled(
     from datasets import Dataset, Features, Image, concatenate_datasets
 
     root = Path(source).expanduser()
-    paths = image_files(root) if source.strip() and source not in BUILTIN_NAMES and root.is_dir() else []
+    paths = image_files(root) if source.strip() and not is_builtin(source) and root.is_dir() else []
     if paths:
         stored = {"image": [{"bytes": None, "path": str(path)} for path in paths]}
         table = Dataset.from_dict(stored, features=Features({"image": Image(decode=False)}))
@@ -182,11 +185,28 @@ def _read(source: DataSource, named: NamedColumns, streaming: bool, skip_bad_ima
 
 
 def _builtin_data(name: str, image_size: tuple[int, int] | None, streaming: bool) -> ImageData:
+    if name not in ("digits", "photos"):
+        return _fractals_data(Fractals.parse(name), image_size, streaming)
     builtin = digits(image_size) if name == "digits" else photos(image_size)
     fingerprint = content_fingerprint(builtin.splits, builtin.seen, builtin.label_names)
     if streaming:
         return _streamed_tables(ImageData(name, fingerprint, builtin.splits, builtin.label_names), False)
     return ImageData(name, fingerprint, builtin.splits, builtin.label_names, seen=builtin.seen)
+
+
+def _fractals_data(fractals: Fractals, image_size: tuple[int, int] | None, streaming: bool) -> ImageData:
+    size = fractals.size or (32 if image_size is None else max(image_size))
+    fingerprint = hashlib.sha256(fractals.name.encode()).hexdigest()[:16]
+    if not streaming:
+        builtin = fractals.load(size)
+        return ImageData(fractals.name, fingerprint, builtin.splits, builtin.label_names, seen=builtin.seen)
+    data = ImageData(fractals.name, fingerprint, {}, fractals.label_names)
+    columns, labels = Columns("image", ("label",)), LabelMap.of_names(data.label_names)
+    data.sizes = {split: fractals.count(split) for split in SPLIT_NUMBERS}
+    for split in SPLIT_NUMBERS:
+        data.readers[split] = fractals.stream(split, size), StreamReader(columns, labels, split, skipped=data.skipped)
+    data.splits = {split: reader.over(stream) for split, (stream, reader) in data.readers.items()}
+    return data
 
 
 def _tables_data(source: DataSource, tables: Tables, streaming: bool, skip_bad_images: bool, seed: int) -> ImageData:
