@@ -216,7 +216,8 @@ def test_what_is_no_model_of_the_package(given: Any):
     [
         ({"engine": "onnxruntime"}, "engine='onnxruntime': there is 'auto' and 'torch'"),
         ({"engine": None}, "engine=None"),
-        ({"quantize": "int8"}, "quantize='int8': there is None alone"),
+        ({"quantize": "int4"}, "quantize='int4': there is None and 'int8'"),
+        ({"quantize": "int8", "compile": True}, "quantize='int8' does not go with compile=True"),
         ({"merge_tokens": 0.5}, "merge_tokens=0.5: give a number of tokens"),
     ],
 )

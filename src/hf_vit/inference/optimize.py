@@ -7,6 +7,7 @@ from torch import nn
 
 from hf_vit.environment import emulates_bfloat16
 from hf_vit.errors import UserError, enough_memory
+from hf_vit.inference import int8
 from hf_vit.inference.compiling import compile_frozen
 from hf_vit.inference.freezing import check_not_frozen, freeze
 from hf_vit.inference.memory import memory_changes
@@ -20,7 +21,12 @@ ENGINES = ("auto", "torch")
 
 
 def optimize_for_inference(
-    model: Model, *, engine: str = "auto", compile: bool = False, quantize: None = None, merge_tokens: int | None = None
+    model: Model,
+    *,
+    engine: str = "auto",
+    compile: bool = False,
+    quantize: str | None = None,
+    merge_tokens: int | None = None,
 ) -> Model:
     """Make a model faster at inference, in place: same inputs, same outputs up to rounding, no more training or saving.
 
@@ -41,7 +47,9 @@ def optimize_for_inference(
         compile: instead of packing weights, compile with torch's inductor and the weights frozen into the graph. It
             needs a C++ compiler, a slow first call for every input shape, and weights twice in memory. Which of the two
             is faster depends on the processor (`hf-vit bench models`).
-        quantize: None; there is nothing else yet.
+        quantize: "int8": dense layers on CPUs in int8, by oneDNN (weights per channel, what enters a layer by the range
+            of the batch); what cuts patches, convolutions, attention's own products and the head stay in float. Other
+            outputs, within what the model's accuracy allows. It needs VNNI to be fast and exact.
         merge_tokens: how many patch tokens every block merges into others (token merging, arXiv 2210.09461), for
             Vision Transformers and hybrids: other outputs, within what the model's accuracy allows, in less time.
             `attention_maps` stay maps over all patches. Hidden states, backbones and padding are refused.
@@ -57,12 +65,15 @@ def optimize_for_inference(
     _check_options(engine, quantize)
     check_not_frozen(model)
     dtype, device = check_rewritable(model)
+    if quantize is not None:
+        int8.check_int8(device, compile)
     if merge_tokens is not None:
         check_mergeable(model, merge_tokens)
     is_emulated = dtype == torch.bfloat16 and device.type == "cpu" and emulates_bfloat16()
     # A compiler cannot look into packed weights, and folds by itself what depends on weights alone.
     with enough_memory("the model's weights a second time", "use the model as it is, or where there is more"):
-        plan = plan_for(model, torch.float32 if is_emulated else dtype, finish=_as_it_is if compile else pack)
+        finish = int8.quantize if quantize is not None else _as_it_is if compile else pack
+        plan = plan_for(model, torch.float32 if is_emulated or quantize is not None else dtype, finish=finish)
     if merge_tokens is not None:
         plan.changes += merging_changes(model, plan.changes, merge_tokens)
     if not compile:
@@ -82,5 +93,5 @@ def _as_it_is(part: nn.Module) -> nn.Module:
 def _check_options(engine: str, quantize: object) -> None:
     if engine not in ENGINES:
         raise UserError(f"engine={engine!r}: there is {' and '.join(map(repr, ENGINES))}")
-    if quantize is not None:
-        raise UserError(f"quantize={quantize!r}: there is None alone")
+    if quantize not in (None, "int8"):
+        raise UserError(f"quantize={quantize!r}: there is None and 'int8'")

@@ -1,0 +1,321 @@
+"""ViTs in int8 beside bfloat16 and float32, in torch, ONNX Runtime and OpenVINO: speed, memory, size, agreement.
+
+    python benchmarks/int8.py agreement [--work build/int8] [--output benchmarks/results/int8.json]
+    python benchmarks/int8.py speed [--variants S/16 B/16] [--batches 1 8] [--turns 15]
+
+"agreement" trains a ViT, a Hybrid and an Axial-ViT on digits and on crops of photographs (minutes, once; they stay in
+--work), exports each to every runtime in int8, and asks both about more than 1,000 images of the test split, which
+neither training nor quantising saw. "speed" times random weights at 224 px in turns, float32 of the same runtime beside
+every other form. Both go on where they were stopped: cells that the output holds are not measured again.
+"""
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from hf_vit import HfAxialViTConfig, HfHybridViTConfig, HfViTConfig
+from hf_vit.environment import hardware, versions
+from hf_vit.results.writing import write_atomically
+from hf_vit.speed.measuring import others_load, quartiles, speed_ratio, take_turns
+from hf_vit.speed.script import parser
+
+WIDTHS = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "pooling": "gap",
+    "position_embedding": "sincos_2d",
+}
+FAMILIES = {
+    "plain": lambda side: HfViTConfig(**WIDTHS, image_size=side, patch_size=side // 4, num_hidden_layers=6),
+    "hybrid": lambda side: HfHybridViTConfig(
+        **WIDTHS, image_size=side, stem_patch_size=side // 16, stage_depths=(1,), stem_width=32, num_hidden_layers=4
+    ),
+    "axial": lambda side: HfAxialViTConfig(**WIDTHS, image_size=side, patch_size=side // 4, num_hidden_layers=3),
+}
+SIDES = {"digits": 16, "photographs": 32}
+EXPORTS = (("onnx", "dynamic"), ("onnx", "static"), ("openvino", "static"))
+
+
+def digit_images() -> Iterator[tuple[str, str, Image.Image]]:
+    """(split, class, image): 597 digits to train on, 100 to choose an epoch by, 1,100 to be judged by."""
+    from sklearn.datasets import load_digits
+
+    bunch: Any = load_digits()
+    order = np.random.RandomState(0).permutation(len(bunch.target))
+    splits = ["train"] * 597 + ["validation"] * 100 + ["test"] * 1100
+    for split, row in zip(splits, order, strict=True):
+        yield split, str(bunch.target[row]), Image.fromarray(np.rint(bunch.images[row] * (255 / 16)).astype(np.uint8))
+
+
+def photograph_crops() -> Iterator[tuple[str, str, Image.Image]]:
+    """(split, class, image): crops like the built-in photos, four times as many, from the same disjoint tiles."""
+    import skimage
+
+    from hf_vit.data.builtin import PHOTOGRAPHS, crop_boxes
+
+    for label, (name, file, frame) in enumerate(PHOTOGRAPHS):
+        photograph = Image.open(Path(str(skimage.__file__)).parent / "data" / file).convert("RGB")
+        for repeat in range(4):
+            for split, _, box in crop_boxes(frame or (0, 0, *photograph.size), seed=label + 100 * repeat):
+                yield split, name, photograph.crop(box)
+
+
+def data_folder(name: str, work: Path) -> Path:
+    """A folder of images, split/class/number.png; written once."""
+    folder = work / "data" / name
+    if not (folder / "test").is_dir():
+        images = {"digits": digit_images, "photographs": photograph_crops}[name]()
+        for number, (split, label, image) in enumerate(images):
+            place = folder / f"{split}-unfinished" / label
+            place.mkdir(parents=True, exist_ok=True)
+            image.save(place / f"{number:05d}.png")
+        for split in ("train", "validation", "test"):
+            (folder / f"{split}-unfinished").rename(folder / split)
+    return folder
+
+
+def trained(family: str, name: str, work: Path) -> Path:
+    """A classifier of a family, trained on such a folder; trained once."""
+    from hf_vit.training import FinetuneOptions, finetune
+
+    folder = work / "models" / f"{family}-{name}"
+    if not (folder / "facts.json").is_file():
+        torch.set_num_threads(1)
+        options = FinetuneOptions(seed=0, device="cpu", precision="fp32")
+        epochs = 60 if name == "digits" else 15
+        data = str(data_folder(name, work))
+        finetune(FAMILIES[family](SIDES[name]), data, folder, recipe="digits", options=options, epochs=epochs)
+    return folder
+
+
+def exported(model: Path, to: str, mode: str | None, data: str | None, work: Path) -> Path:
+    """A folder of `hf-vit export`; made once."""
+    from hf_vit.conversion import export
+
+    folder = work / "exports" / f"{model.name}-{to}-{mode or 'float'}"
+    if not (folder / "export.json").is_file():
+        export(model, folder, to, quantize=mode, calibrate=data, static=True)
+    return folder
+
+
+def size_of(folder: Path) -> float:
+    """MB of a graph's files."""
+    files = [path for path in folder.iterdir() if path.suffix in (".onnx", ".data", ".xml", ".bin")]
+    return sum(path.stat().st_size for path in files) / 1e6
+
+
+def judge(family: str, name: str, to: str, mode: str, work: Path) -> dict[str, Any]:
+    """What the certificate says of a trained model in int8, or why there is none."""
+    from hf_vit.errors import UserError
+
+    model, data = trained(family, name, work), data_folder(name, work)
+    try:
+        folder = exported(model, to, mode, str(data), work)
+    except UserError as error:
+        return {"refused": str(error)}
+    return json.loads((folder / "export.json").read_text())["quantization"] | {"megabytes": size_of(folder)}
+
+
+def judge_torch(family: str, name: str, work: Path) -> dict[str, Any]:
+    """Share of the test split that `optimize_for_inference(quantize="int8")` answers as the model does."""
+    from hf_vit import optimize_for_inference
+    from hf_vit.data import load_data
+    from hf_vit.subjects.subject import open_subject
+
+    data = load_data(str(data_folder(name, work)))
+    table: Any = data.split("test")
+    folder = trained(family, name, work)
+    subject, ours = open_subject(folder, "cpu"), open_subject(folder, "cpu").model
+    quantized = optimize_for_inference(subject.model, quantize="int8")
+    classes = torch.tensor(subject.classes_of(data.label_names))
+    answers = list[torch.Tensor]()
+    with torch.no_grad():
+        for start in range(0, len(table), 8):
+            rows = table[start : start + 8]
+            pixels, labels = subject.pixel_values(rows["image"]), classes[torch.tensor(rows["label"])]
+            in_float, in_int8 = (model(pixels).logits.argmax(-1) for model in (ours, quantized))
+            answers.append(torch.stack([in_float == in_int8, in_int8 == labels, in_float == labels]))
+    agreement, accuracy, float_accuracy = torch.cat(answers, dim=1).double().mean(dim=1).tolist()
+    figures = {"agreement": agreement, "accuracy": accuracy, "float_accuracy": float_accuracy}
+    return figures | {"held_out_images": len(table)}
+
+
+def random_model(variant: str, work: Path) -> Path:
+    """A model of random weights at 224 px."""
+    from hf_vit.data import make_processor
+    from hf_vit.speed.peers import Shape, build
+
+    folder = work / "models" / variant.replace("/", "")
+    if not (folder / "config.json").is_file():
+        model: Any = build("hf_vit", Shape(variant)).model
+        torch.nn.init.normal_(model.classifier.weight, std=0.02)
+        model.save_pretrained(folder)
+        make_processor(model.config).save_pretrained(folder)
+    return folder
+
+
+def quantized_random(variant: str, to: str, mode: str, work: Path) -> Path:
+    """A graph of random weights in int8 throughout: nothing to judge, so without a certificate."""
+    from hf_vit.conversion.targets.graphs.quantizing import QUANTIZERS
+
+    quantizer = next(each for each in QUANTIZERS.values() if each.runtime.target == to)
+    file = quantizer.runtime.file
+    source = exported(random_model(variant, work), to, None, None, work) / file
+    folder = work / "exports" / f"{variant.replace('/', '')}-{to}-{mode}"
+    if not folder.is_dir():
+        unfinished = folder.with_name(f"{folder.name}-unfinished")
+        unfinished.mkdir(exist_ok=True)
+        images = torch.randn(8, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+        quantizer.quantize(source, unfinished / file, mode, images, quantizer.layers(source))
+        unfinished.rename(folder)
+    return folder
+
+
+def graph_step(folder: Path, images: torch.Tensor, threads: int, precision: str = "f32") -> Callable[[], Any]:
+    """One pass of a graph on so many threads."""
+    array = images.numpy()
+    if (folder / "model.onnx").is_file():
+        import onnxruntime
+
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = threads
+        session = onnxruntime.InferenceSession(folder / "model.onnx", settings, providers=["CPUExecutionProvider"])
+        return lambda: session.run(["logits"], {"pixel_values": array})
+    import openvino
+
+    hints = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    compiled = openvino.Core().compile_model(folder / "openvino_model.xml", "CPU", hints)
+    return lambda: compiled([array])
+
+
+def torch_step(folder: Path, images: torch.Tensor, form: str) -> Callable[[], Any]:
+    """One pass of an optimized model: "float32", "bfloat16" or "int8"."""
+    from transformers import AutoModelForImageClassification
+
+    from hf_vit import optimize_for_inference
+
+    dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
+    model: Any = AutoModelForImageClassification.from_pretrained(folder, dtype=dtype).eval()
+    model = optimize_for_inference(model, quantize="int8" if form == "int8" else None)
+    given = images.to(dtype)
+
+    @torch.inference_mode()
+    def step() -> Any:
+        return model(given)
+
+    return step
+
+
+FORMS = {
+    "torch": ("float32", "bfloat16", "int8"),
+    "onnxruntime": ("float32", "int8 dynamic", "int8 static"),
+    "openvino": ("float32", "bfloat16", "int8 static"),
+}
+
+
+def step_of(runtime: str, form: str, variant: str, images: torch.Tensor, threads: int, work: Path) -> Callable[[], Any]:
+    """A form of a runtime, ready to be timed."""
+    if runtime == "torch":
+        return torch_step(random_model(variant, work), images, form)
+    to = {"onnxruntime": "onnx", "openvino": "openvino"}[runtime]
+    if form.startswith("int8"):
+        return graph_step(quantized_random(variant, to, form.split()[1], work), images, threads)
+    folder = exported(random_model(variant, work), to, None, None, work)
+    return graph_step(folder, images, threads, "bf16" if form == "bfloat16" else "f32")
+
+
+def resident_megabytes(arguments: Sequence[str]) -> float:
+    """MB that a fresh process holds at most for a form, beyond what it held with its libraries imported."""
+    command = [sys.executable, __file__, "memory", *arguments]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def time_forms(runtime: str, variant: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
+    """All forms of a runtime in turns: images/s, times float32, MB of memory and of the file."""
+    images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    work = options.work
+    steps = {form: step_of(runtime, form, variant, images, options.threads, work) for form in FORMS[runtime]}
+    seconds, load = take_turns(steps, options.turns), others_load()
+    rows: dict[str, Any] = {"others_load": round(load, 2)}
+    for form in steps:
+        words = [runtime, form, variant, str(batch), str(options.threads), str(work)]
+        rows[form] = {
+            "images_per_second": batch / quartiles(seconds[form]).median,
+            "times_float32": asdict(speed_ratio(seconds, form, "float32")),
+            "memory_megabytes": resident_megabytes(words),
+        }
+    return rows
+
+
+def print_memory(words: Sequence[str]) -> None:
+    """Of this process, which does nothing else."""
+    import psutil
+
+    runtime, form, variant, batch, threads, work = words
+    torch.set_num_threads(int(threads))
+    images = torch.randn(int(batch), 3, 224, 224)
+    __import__(runtime)
+    before = psutil.Process().memory_info().rss
+    step = step_of(runtime, form, variant, images, int(threads), Path(work))
+    step()
+    step()
+    print((psutil.Process().memory_info().rss - before) / 1e6)
+
+
+class Record:
+    """Cells by name in a dated file; those that it holds are not measured again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cells: dict[str, Any] = json.loads(path.read_text())["cells"] if path.is_file() else {}
+
+    def measure(self, name: str, function: Callable[[], dict[str, Any]]) -> None:
+        if name not in self.cells:
+            self.cells[name] = function() | {"date": datetime.now(UTC).date().isoformat()}
+            packages = versions() | {name: version(name) for name in ("onnxruntime", "openvino", "nncf")}
+            whole = {"script": "benchmarks/int8.py", "versions": packages, "hardware": hardware(), "cells": self.cells}
+            write_atomically(self.path, json.dumps(whole, indent=1) + "\n")
+        print(name, json.dumps(self.cells[name]), flush=True)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["memory"]:
+        print_memory(sys.argv[2:])
+        return
+    options = parser(__doc__, turns=15)
+    options.add_argument("part", choices=("agreement", "speed"))
+    options.add_argument("--work", type=Path, default=Path("build/int8"))
+    options.add_argument("--variants", nargs="+", default=["S/16", "B/16"])
+    options.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    options.set_defaults(output=Path("benchmarks/results/int8.json"))
+    chosen = options.parse_args()
+    torch.set_num_threads(chosen.threads)
+    record = Record(chosen.output)
+    if chosen.part == "speed":
+        for variant, batch, runtime in itertools.product(chosen.variants, chosen.batches, FORMS):
+            cell = partial(time_forms, runtime, variant, batch, chosen)
+            record.measure(f"speed {runtime} {variant} batch {batch}", cell)
+        return
+    for name, family in itertools.product(SIDES, FAMILIES):
+        record.measure(f"agreement torch {family} {name}", partial(judge_torch, family, name, chosen.work))
+        for to, mode in EXPORTS:
+            cell = partial(judge, family, name, to, mode, chosen.work)
+            record.measure(f"agreement {to} {mode} {family} {name}", cell)
+
+
+if __name__ == "__main__":
+    main()

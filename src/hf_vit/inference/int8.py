@@ -1,0 +1,76 @@
+"""Dense layers in int8 on CPUs, by oneDNN's own operators: weights per channel once, what enters with every batch.
+
+Legend: D inputs, M outputs of a layer.
+"""
+
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from hf_vit.errors import UserError
+from hf_vit.inference.freezing import REMEDY
+from hf_vit.rewriting.dense import Dense, Merged
+from hf_vit.rewriting.transformer import PatchProduct
+
+_PREPACK: Any = getattr(torch.ops.onednn, "qlinear_prepack", None)
+_LINEAR: Any = getattr(torch.ops.onednn, "qlinear_pointwise", None)
+
+
+def check_int8(device: torch.device, compile: bool) -> None:
+    """Raise UserError where int8 cannot be computed."""
+    if compile:
+        raise UserError("quantize='int8' does not go with compile=True; give one of them")
+    if device.type != "cpu" or _PREPACK is None or _LINEAR is None or not torch.backends.mkldnn.is_available():
+        raise UserError(f"quantize='int8' is for oneDNN on CPUs, and the model is on {device}; leave it out")
+
+
+def quantize(part: nn.Module) -> nn.Module:
+    """A rewritten part of a model with its dense layers in int8; what cuts patches stays in float."""
+    if type(part) is Dense:
+        return QuantizedDense(part)
+    if not isinstance(part, PatchProduct):
+        for name, child in part.named_children():
+            setattr(part, name, quantize(child))
+    return part
+
+
+@final
+class QuantizedDense(Merged):
+    """A `Dense` in int8, with its bias, GELU or residual in float32: [.., D] -> [.., M].
+
+    Its weight is opaque and nobody's parameter.
+    """
+
+    def __init__(self, dense: Dense) -> None:
+        super().__init__()
+        self.approximate, weight = dense.approximate, dense.merged_weight.float()
+        self.weight_scales = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
+        rounded = torch.round(weight / self.weight_scales[:, None]).to(torch.int8)
+        self.weight_zeros = torch.zeros(len(weight), dtype=torch.int64)
+        self.packed_weight = _PREPACK(rounded, None)
+        self.packed_bias = None if dense.merged_bias is None else dense.merged_bias.float()
+
+    def forward(self, inputs: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        if inputs.requires_grad and torch.is_grad_enabled():
+            raise UserError(f"a model optimized for inference has no gradients; {REMEDY}")
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            raise UserError("a model optimized for inference cannot be traced or exported; give it as it was loaded")
+        wide = inputs.float().contiguous()
+        low, high = torch.aminmax(wide)
+        span = max(float(high), 0.0) - min(float(low), 0.0)
+        if not span < float("inf"):  # int8 has no NaN: what depends on one is one
+            return torch.full((*inputs.shape[:-1], len(self.weight_scales)), torch.nan, dtype=inputs.dtype)
+        scale = max(span / 254, 1e-12)  # so that what is rounded stays within a byte
+        zero = round(-min(float(low), 0.0) / scale)
+        quantized = torch.add(wide.new_tensor(zero + 0.5), wide, alpha=1 / scale).to(torch.uint8)
+        weight = (self.packed_weight, self.weight_scales, self.weight_zeros)
+        into = (1.0, 0, torch.float32)
+        if residual is not None:
+            other = residual.float().contiguous()
+            post = ("add", 1.0, "none", [], "")
+            outputs = _LINEAR.binary(quantized, scale, zero, *weight, other, self.packed_bias, *into, 1.0, 0, *post)
+        else:
+            post = ("none", [], "") if self.approximate is None else ("gelu", [], self.approximate)
+            outputs = _LINEAR(quantized, scale, zero, *weight, self.packed_bias, *into, *post)
+        return outputs.to(inputs.dtype)
