@@ -57,6 +57,11 @@ const steps = {
   },
   wait: ({ selector }) => page.waitForSelector(selector).then(() => null),
   without: ({ name }) => page.addInitScript(`delete globalThis.${name}`), // from now on
+  inFrame: async ({ selector }) => {
+    const inside = page.frameLocator("iframe").locator(selector);
+    await inside.first().waitFor();
+    return inside.allInnerTexts();
+  },
   evaluate: ({ script }) => page.evaluate(script),
   look: async ({ file, width, height, scheme }) => {
     await page.setViewportSize({ width, height });

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from huggingface_hub import RepoCard
 from pages.models import FAMILIES, LABELS, save_classifier, save_runtime
 from PIL import Image
-from transformers import ViTImageProcessor
+from transformers import AutoModelForImageClassification, ViTImageProcessor
 
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
@@ -109,6 +110,18 @@ def test_preparation_that_the_page_does_not_know_is_refused(settings: dict[str, 
     processor = ViTImageProcessor(**{"size": {"height": 16, "width": 16}, **settings})
     with pytest.raises(UserError, match=words):
         preprocessing(processor, (16, 16))
+
+
+def test_weights_of_half_the_precision(plain: Path, runtime_files: Path, tmp_path: Path):
+    model = AutoModelForImageClassification.from_pretrained(plain).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "half")
+    shutil.copy(plain / "preprocessor_config.json", tmp_path / "half")
+    make_page([tmp_path / "half"], tmp_path / "out", runtime=runtime_files)
+    session = onnxruntime.InferenceSession(str(tmp_path / "out/models/0/model.onnx"))
+    image = torch.rand(1, 3, 16, 16)
+    (logits,) = session.run(["logits"], {"pixel_values": image.numpy()})
+    with torch.no_grad():
+        np.testing.assert_allclose(logits, model.float()(image).logits[0], atol=1e-4)
 
 
 def test_too_large_is_told_before_the_export(plain: Path, runtime_files: Path, tmp_path: Path, monkeypatch: Any):

@@ -7,14 +7,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from hf_vit.conversion.fetch.addresses import HUB_ID, is_local
 from hf_vit.conversion.loading import open_model
 from hf_vit.conversion.progress import progress, without_transformers_bars
 from hf_vit.conversion.targets.onnx_graph import OnnxGraph
 from hf_vit.conversion.targets.target import has_head
 from hf_vit.data.images import to_rgb
+from hf_vit.data.labels import classes_of
 from hf_vit.data.load import load_data
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
@@ -98,6 +97,7 @@ def _distinct_names(models: Sequence[str | Path]) -> list[str]:
 
 def _write_model(source: str | Path, name: str, folder: Path) -> dict[str, Any]:
     loaded, processor = open_model(source)
+    loaded = loaded.float()  # what a browser computes in, however the weights are stored
     if not has_head(loaded) or not type(loaded).__name__.endswith("ForImageClassification"):
         raise UserError(f"{source} is no image classifier; give one, or fine-tune it (hf-vit finetune)")
     if loaded.config.num_channels != 3:
@@ -124,21 +124,19 @@ def _refuse_large(model: Any, name: str) -> None:
 
 
 def _write_examples(data: str | None, folder: Path) -> list[dict[str, str]]:
-    """Images of the test split, one class after the other."""
+    """The first images of the test split that show other classes than those before."""
     if data is None:
         return []
     images = load_data(data)
     split: Any = images.split("test" if "test" in images.splits else next(iter(images.splits)))
-    seen: dict[str, list[Image.Image]] = {}
-    for row in split:
-        label = row["label"] if isinstance(row["label"], list) else [row["label"]]
-        seen.setdefault(", ".join(images.label_names[index] for index in label), []).append(row["image"])
-        if len(seen) >= min(NUM_EXAMPLES, len(images.label_names)):
-            break
+    first: dict[str, int] = {}  # what an image shows -> its place; no image is decoded for that
+    for index, label in enumerate(split["label"]):
+        names = [images.label_names[each] for each in classes_of(label)]
+        first.setdefault(", ".join(names), index)
     (folder / "examples").mkdir()
     written: list[dict[str, str]] = []
-    for number, (label, (image, *_)) in enumerate(sorted(seen.items())):
-        picture, file = to_rgb(image), f"examples/{number}.png"
+    for number, (label, index) in enumerate(list(first.items())[:NUM_EXAMPLES]):
+        picture, file = to_rgb(split[index]["image"]), f"examples/{number}.png"
         picture.thumbnail((_EXAMPLE_PX, _EXAMPLE_PX))
         picture.save(folder / file)
         written.append({"file": file, "label": label})
