@@ -47,6 +47,7 @@ const steps = {
   results: ({ count }) => resultsAfter(count),
   give: ({ file }) => page.setInputFiles("#file", file),
   click: ({ selector }) => page.click(selector),
+  pick: ({ selector, value }) => page.selectOption(selector, value),
   press: ({ selector, key }) => page.press(selector, key),
   move: ({ selector, x, y }) => page.hover(selector, { position: { x, y } }),
   drag: async ({ from, to }) => {

@@ -202,6 +202,65 @@ def test_patches_are_painted_away_live(hostile: str, window: Browser):
         np.testing.assert_array_equal(result["pixels"], before[result["model"]]["pixels"])
 
 
+GIVEN = """
+(async () => {
+  const given = new DataTransfer();
+  given.items.add(new File([await (await fetch("examples/1.png")).blob()], "one.png", { type: "image/png" }));
+  document.body.dispatchEvent(%s);
+})()
+"""
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "new DragEvent('drop', { dataTransfer: given, bubbles: true })",
+        "new ClipboardEvent('paste', { clipboardData: given, bubbles: true })",
+    ],
+)
+def test_images_are_dropped_and_pasted(event: str, hostile: str, window: Browser):
+    window("open", url=hostile)
+    window.results(2)
+    window("click", selector="#examples button:nth-child(2)")
+    chosen = {result["model"]: result["pixels"] for result in window.results(2)}
+    window("click", selector="#examples button:nth-child(1)")
+    window.results(2)
+    window("evaluate", script=GIVEN % event)
+    for result in window.results(2):
+        np.testing.assert_array_equal(result["pixels"], chosen[result["model"]])
+
+
+def test_camera(hostile: str, window: Browser):
+    """Chromium's false one: a green picture with a clock; the camera is off when the dialog is closed."""
+    window("open", url=hostile)
+    window.results(2)
+    window("click", selector="#camera")
+    window("wait", selector="#shot[open]")
+    window("evaluate", script="new Promise((seen) => document.querySelector('#video').requestVideoFrameCallback(seen))")
+    window("click", selector="#take")
+    red, green, blue = window.results(2)[0]["pixels"].reshape(3, -1).mean(axis=1)
+    assert green > max(red, blue)
+    assert window("evaluate", script="document.querySelector('#video').srcObject === null")
+
+
+def test_models_are_picked(window: Browser, tmp_path: Path):
+    """Of three models two are side by side; each place takes another, which looks at the same image."""
+    for name in ("plain", "mixer", "bit"):
+        save_classifier(tmp_path / name, name, "default")
+    make_page(
+        [tmp_path / name for name in ("plain", "mixer", "bit")], tmp_path / "page", images="digits", runtime=RUNTIME
+    )
+    with served(tmp_path / "page") as address:
+        window("open", url=address)
+        assert {result["model"] for result in window.results(2)} == {"plain", "mixer"}
+        window("pick", selector=".panel:nth-child(2) select", value="2")
+        (picked,) = window.results()
+        assert picked["model"] == "bit"
+        assert list(picked["outputs"]) == ["logits"]
+        window("click", selector="#examples button:nth-child(3)")
+        assert {result["model"] for result in window.results(2)} == {"plain", "bit"}
+
+
 def test_every_view_is_told_in_words(hostile: str, window: Browser):
     window("open", url=hostile)
     window.results(2)
