@@ -87,6 +87,17 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
     "nfnet": ("test_nfnet", {}),
     "tresnet": ("tresnet_m", {"width_factor": 0.125, "layers": [1, 1, 1, 1]}),
     "efficientnet": ("test_efficientnet", {}),
+    "skresnet": ("skresnet18", {"layers": [1, 1, 1, 1], "channels": [16, 16, 16, 16], "stem_width": 8}),
+    "halonet": (
+        "halonet26t",
+        {
+            "width_factor": 0.0625,
+            "stem_type": "3x3",
+            "stem_pool": "",
+            "self_attn_kwargs": {"block_size": 2, "halo_size": 1},
+        },
+    ),
+    "coat": ("coat_tiny", {"img_size": SIDE, "embed_dims": [16] * 4, "serial_depths": [1] * 4, "parallel_depth": 1}),
 }
 
 
@@ -108,6 +119,10 @@ def save_timm(kind: str, folder: Path, names: Sequence[str]) -> Path:
     architecture, fields = TIMM[kind]
     model = timm.create_model(architecture, num_classes=len(names), **fields)
     nn.init.normal_(model.get_classifier().weight)
+    # CoaT's blocks share what tells positions apart; safetensors wants a copy for each.
+    model.register_state_dict_post_hook(
+        lambda _, state, *__: state.update({name: value.clone() for name, value in state.items()})
+    )
     save_for_hf(
         model,
         str(folder),
