@@ -1,0 +1,209 @@
+"""Do images without labels help? The digits with 50 labels: a supervised model, noisy students, meta pseudo labels.
+
+    python benchmarks/self_training.py [--output benchmarks/results/self_training.jsonl] [--work FOLDER] [--limit N]
+    python benchmarks/self_training.py --summary       # the table of what is there, no runs
+
+Data: of the UCI digits' training images 5 a class have their label, others for every seed: 3 to train on, 2 to validate
+on. The other 1,207 have none. The 360 test images are the built-in ones. One ViT for all, 28,170 parameters, 16x16 px:
+
+    supervised    the 30 labelled images alone; the teacher of the others
+    noisy-1       Noisy Student (arXiv 1911.04252), from nothing, taught by supervised
+    noisy-2       the same, taught by noisy-1
+    meta          Meta Pseudo Labels (arXiv 2003.10580), from nothing, the teacher begins as supervised
+    meta-labels   meta, fine-tuned on the 30 labelled images
+    fast-...      the same, taught by `fast`: supervised at the students' learning rate, which the 20 validation images
+                  of seed 0 did not choose
+
+First the settings of `GRIDS` are tried with seed 0, and of each way those with the best VALIDATION accuracy, then loss,
+are kept; then all is trained with three seeds, and the best of 10 checkpoints by validation is judged once on the test
+images. One thread; every line has the CPU seconds of its run. The ways have about as many, as the supervised model sees
+its 30 images more often. One JSON line a finished run; what is in the file is not run again.
+"""
+
+import argparse
+import datetime
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_vit import HfViTConfig
+from hf_vit.data import load_data
+from hf_vit.environment import hardware, versions
+from hf_vit.training import FinetuneOptions, SelfTrainingOptions, finetune
+
+SEEDS = (0, 1, 2)
+MODEL: dict[str, Any] = {
+    "image_size": 16,
+    "patch_size": 4,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+RATE: dict[str, Any] = {"learning_rate": 5e-3}
+# Of each way what is tried: changes of the recipe "digits", and of the self-training's defaults.
+GRIDS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
+    "supervised": [({"learning_rate": rate}, {}) for rate in (1.5e-3, 5e-3)],
+    "rate": [(RATE, {})],
+    "noisy": [
+        (RATE | {"randaugment": (2, 30), "drop_path": 0.2}, {}),  # the paper's noise
+        (RATE, {"head_dropout": 0.1}),
+        (RATE, {"head_dropout": 0.1, "confidence": 0.6}),
+    ],
+    "meta": [(RATE | {"randaugment": (2, 30)}, {}), (RATE, {}), (RATE, {"uda_weight": 4.0})],
+    "labels": [({"learning_rate": rate}, {}) for rate in (1e-4, 1e-3)],
+}
+# Way -> its grid, its teacher, what it begins with, its steps.
+WAYS: dict[str, tuple[str, str | None, str | None, int]] = {
+    "supervised": ("supervised", None, None, 1000),
+    "noisy-1": ("noisy", "supervised", None, 400),
+    "noisy-2": ("noisy", "noisy-1", None, 400),
+    "meta": ("meta", "supervised", None, 200),
+    "meta-labels": ("labels", None, "meta", 100),
+    "fast": ("rate", None, None, 1000),
+    "fast-noisy-1": ("noisy", "fast", None, 400),
+    "fast-noisy-2": ("noisy", "fast-noisy-1", None, 400),
+    "fast-meta": ("meta", "fast", None, 200),
+    "fast-meta-labels": ("labels", None, "fast-meta", 100),
+}
+CHOOSING = ("supervised", "noisy-1", "meta", "meta-labels")  # by whose runs the settings of a grid are chosen
+DEFAULT = Path(__file__).parent / "results" / "self_training.jsonl"
+
+
+def write_data(root: Path, seed: int) -> None:
+    """Folders `labelled` (train, validation, test, with classes) and `unlabelled`."""
+    data, random = load_data("digits"), np.random.RandomState(seed)
+    train: Any = data.split("train")
+    labels = np.asarray(train["label"])
+    known = np.concatenate([random.permutation(np.flatnonzero(labels == label))[:5] for label in range(10)])
+    places = {int(row): ("train", "validation")[place % 5 > 2] for place, row in enumerate(known)}
+    rows = [("test", row) for row in data.split("test")] + [(places.get(i), row) for i, row in enumerate(train)]
+    for number, (split, row) in enumerate(rows):
+        folder = root / "labelled" / split / str(row["label"]) if split else root / "unlabelled"
+        folder.mkdir(parents=True, exist_ok=True)
+        row["image"].save(folder / f"{number}.png")
+
+
+def train(work: Path, way: str, seed: int, choice: int, folder: Path) -> dict[str, Any]:
+    """One run, with the `choice`-th settings of its grid."""
+    grid, teacher, begin, steps = WAYS[way]
+    changes, told = GRIDS[grid][choice]
+    data = work / f"data-{seed}"
+    if not data.exists():
+        write_data(data, seed)
+    learning = None
+    if teacher is not None:
+        kind: Any = "noisy-student" if grid == "noisy" else "meta-pseudo-labels"
+        learning = SelfTrainingOptions(work / f"{teacher}-{seed}", str(data / "unlabelled"), kind, **told)
+    start = time.process_time()
+    result = finetune(
+        HfViTConfig(**MODEL) if begin is None else str(work / f"{begin}-{seed}"),
+        str(data / "labelled"),
+        folder,
+        recipe="digits",
+        self_training=learning,
+        options=FinetuneOptions(seed=seed, device="cpu", precision="fp32"),
+        steps=steps,
+        batch_size=30,
+        evaluations=10,
+        **changes,
+    )
+    return {
+        "way": way,
+        "seed": seed,
+        "choice": choice,
+        "validation": result.validation,
+        "test": {"accuracy": result.test.top1, "loss": result.test.loss},
+        "settings": changes | ({} if learning is None else learning.settings()),
+        "steps": steps,
+        "cpu_seconds": round(time.process_time() - start, 1),
+    }
+
+
+def todo() -> Iterator[tuple[str, int, int | None]]:
+    """(way, seed, choice) in their order; the choice None is the best of those tried."""
+    for seed in SEEDS:
+        for way, (grid, *_) in WAYS.items():
+            if seed == 0 and way in CHOOSING:
+                yield from ((way, seed, choice) for choice in range(len(GRIDS[grid])))
+            yield way, seed, None
+
+
+def measure(output: Path, work: Path, limit: int | None) -> None:
+    """Make at most `limit` of the runs that the file does not hold yet. Models are made again where they are gone."""
+    torch.set_num_threads(1)
+    machine = {"date": f"{datetime.date.today()}", "hardware": hardware("cpu"), "versions": versions()}
+    with output.open("a", encoding="utf-8") as file:
+        for way, seed, choice in todo():
+            tried = [line for line in read(output) if (line["way"], line["seed"]) == (way, seed)]
+            if limit == 0:
+                return
+            if choice is None:
+                folder, chosen = work / f"{way}-{seed}", best(output, WAYS[way][0])
+                if any(line["final"] for line in tried) and folder.exists():
+                    continue
+            else:
+                folder, chosen = work / "tried", choice
+                if any(line["choice"] == choice for line in tried):
+                    continue
+            shutil.rmtree(folder, ignore_errors=True)
+            found = train(work, way, seed, chosen, folder) | {"final": choice is None}
+            if choice is not None:
+                del found["test"]  # which nothing is to be chosen by
+            if not (choice is None and any(line["final"] for line in tried)):
+                file.write(json.dumps(found | machine) + "\n")
+                file.flush()
+            said = found["validation"] if choice is not None else found["test"]
+            print(f"{way} {seed} {chosen}: {said}, {found['cpu_seconds']} s", flush=True)
+            limit = None if limit is None else limit - 1
+
+
+def best(output: Path, grid: str) -> int:
+    """Which settings of a grid did best on the validation images of seed 0."""
+    if len(GRIDS[grid]) == 1:
+        return 0
+    tried = [line for line in read(output) if WAYS[line["way"]][0] == grid and not line["final"]]
+    found = max(tried, key=lambda line: (line["validation"]["accuracy"], -line["validation"]["loss"]))
+    return int(found["choice"])
+
+
+def read(output: Path) -> list[dict[str, Any]]:
+    """The finished runs."""
+    return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()] if output.exists() else []
+
+
+def summary(output: Path) -> str:
+    """A Markdown table: of every way the mean over the seeds, and each."""
+    lines = ["| | test accuracy, % | of each seed | test loss, nats | CPU s a run |", "|---|---|---|---|---|"]
+    for way in WAYS:
+        runs = [line for line in read(output) if line["way"] == way and line["final"]]
+        if runs:
+            scores = [100 * run["test"]["accuracy"] for run in runs]
+            losses = [run["test"]["loss"] for run in runs]
+            seconds = statistics.mean(run["cpu_seconds"] for run in runs)
+            lines.append(
+                f"| {way} | {statistics.mean(scores):.1f} | {', '.join(f'{score:.1f}' for score in scores)} | "
+                f"{statistics.mean(losses):.2f} | {seconds:.0f} |"
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=DEFAULT)
+    parser.add_argument("--work", type=Path, help="where the models are kept; a temporary folder by default")
+    parser.add_argument("--limit", type=int, help="make at most so many runs now")
+    parser.add_argument("--summary", action="store_true")
+    arguments = parser.parse_args()
+    if not arguments.summary:
+        with tempfile.TemporaryDirectory() as temporary:
+            measure(arguments.output, arguments.work or Path(temporary), arguments.limit)
+    print(summary(arguments.output))
