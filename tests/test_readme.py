@@ -87,3 +87,18 @@ def test_the_first_page_after_it_runs_too(clone: Path):
     for words in (ran[2], *ran[:2]):
         run_program(["1" if word == "12" else word for word in words])
     assert len((clone / "predictions.csv").read_text().splitlines()) == 1 + 320
+
+
+def test_the_page_about_production_runs(clone: Path):
+    """All its blocks in their order, in few steps; what is of node, tests/conversion/test_transformers_js.py runs."""
+    page = (ROOT / "docs/production.md").read_text()
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    for language, code in blocks:
+        if language == "python":
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(compile(code, "production.md", "exec"), {})
+            assert re.fullmatch(r"[a-z]+ [\d.]+%\n", printed.getvalue())
+        elif language == "bash":
+            for line in code.strip().splitlines():
+                run_program(["3" if word == "60" else word for word in shlex.split(line)[1:]])
+    assert (clone / "out/js/onnx/model.onnx").is_file()
