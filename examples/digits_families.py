@@ -1,9 +1,9 @@
-"""A ViT, a Hybrid and an Axial-ViT of about equal size, trained on the digits: the models of the cards in model_cards/.
+"""A ViT, a Hybrid, an Axial and a Local-ViT of about equal size, trained on the digits: the cards in model_cards/.
 
-    python examples/digits_families.py out/digits [--seed 0] [--epochs N]
+    python examples/digits_families.py out/digits [--seed 0] [--epochs N] [--only local-digits]
 
-Writes out/digits/vit-digits, hybrid-digits and axial-digits: weights, code, processor, facts.json, pictures, card. One
-thread; a few minutes each.
+Writes out/digits/vit-digits, hybrid-digits, axial-digits and local-digits: weights, code, processor, facts.json,
+pictures, card. One thread; a few minutes each.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from hf_vit import HfAxialViTConfig, HfHybridViTConfig, HfViTConfig
+from hf_vit import HfAxialViTConfig, HfHybridViTConfig, HfLocalViTConfig, HfViTConfig
 from hf_vit.training import FinetuneOptions, finetune
 
 WIDTHS = {
@@ -27,6 +27,7 @@ CONFIGS = {
     "vit-digits": HfViTConfig(**WIDTHS, patch_size=4, num_hidden_layers=6),
     "hybrid-digits": HfHybridViTConfig(**WIDTHS, stage_depths=(1,), stem_width=32, num_hidden_layers=4),
     "axial-digits": HfAxialViTConfig(**WIDTHS, patch_size=4, num_hidden_layers=3),
+    "local-digits": HfLocalViTConfig(**WIDTHS, patch_size=4, num_hidden_layers=6, attention_window=3),
 }
 
 
@@ -35,11 +36,12 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=float)
+    parser.add_argument("--only", choices=CONFIGS, help="this one alone")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # so small a model gains nothing from more, and one gives the same digits everywhere
-    for name, config in CONFIGS.items():
+    for name in [arguments.only] if arguments.only else CONFIGS:
         result = finetune(
-            config,
+            CONFIGS[name],
             "digits",
             arguments.output / name,
             recipe="digits",

@@ -91,6 +91,18 @@ def test_parts_by_hand() -> None:
     assert axial["MLPs"] == 2 * layers * 2 * 6 * width * mlp
 
 
+def test_local_attention_by_hand() -> None:
+    """What is computed: tiles of 8 x 8 queries and the keys around them; rows and columns; a token that sees all."""
+    choice, width, layers = {"image_size": (64, 36), "attention_window": 5}, 32, 2  # 16 x 9 patches, 2 x 2 tiles
+    local = forward_macs(FAMILIES["local"].config(**choice))
+    tiles, keys = 4, (8 + 4) * 9 + 1  # of the 9 columns a tile sees all
+    assert local["attention"] == layers * 2 * (tiles * 8 * 8 * keys + (16 * 9 + 1)) * width
+    plain = forward_macs(FAMILIES["plain"].config(image_size=(64, 36)))
+    assert {**local, "attention": 0} == {**plain, "attention": 0}
+    cross = forward_macs(FAMILIES["local"].config("criss_cross", **choice))
+    assert cross["attention"] == layers * 2 * (16 * 9 * (1 + 9 + 16) + (16 * 9 + 1)) * width
+
+
 def test_registers_and_a_gated_mlp_by_hand() -> None:
     """Registers are tokens of every layer, and a SwiGLU has three dense layers."""
     choice = {"num_register_tokens": 3, "mlp_type": "swiglu", "norm_before_layers": True, "norm_after_pooling": True}

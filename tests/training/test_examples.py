@@ -24,6 +24,6 @@ def test_stock_trainer(tmp_path, monkeypatch, capsys):
 def test_digits_families(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["digits_families.py", str(tmp_path / "digits"), "--epochs", "2"])
     runpy.run_path(str(EXAMPLES / "digits_families.py"), run_name="__main__")
-    for name in ("vit-digits", "hybrid-digits", "axial-digits"):
+    for name in ("vit-digits", "hybrid-digits", "axial-digits", "local-digits"):
         card = (tmp_path / "digits" / name / "README.md").read_text()
         assert "python digits_families.py digits --epochs 2" in card
