@@ -15,7 +15,12 @@ from hf_vit.hub.model_folder import count_parameters
 from hf_vit.results.facts import Facts
 
 CARDS = Path(__file__).parents[2] / "model_cards"
-FAMILIES = {"vit-digits": "hf_vit", "hybrid-digits": "hf_hybrid_vit", "axial-digits": "hf_axial_vit"}
+FAMILIES = {
+    "vit-digits": "hf_vit",
+    "hybrid-digits": "hf_hybrid_vit",
+    "axial-digits": "hf_axial_vit",
+    "local-digits": "hf_local_vit",
+}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -66,10 +66,13 @@ def test_implementations_agree(family: Family, choice: str, inputs):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
-@pytest.mark.parametrize("kind", ["default", "relative", "relative_bias", "causal"])
-def test_compiled_flex_agrees(kind: str):
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*(("plain", kind) for kind in ("default", "relative", "relative_bias", "causal")), ("local", "gap")],
+)
+def test_compiled_flex_agrees(name: str, kind: str):
     """The fused kernel itself; torch compiles it for about 20 s a kind on a CPU, where it has no gradients."""
-    family = FAMILIES["plain"]
+    family = FAMILIES[name]
     model = family.build("model", kind, "eager")
     images = family.images(model.config)
     with torch.no_grad():

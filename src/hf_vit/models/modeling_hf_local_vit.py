@@ -132,21 +132,19 @@ def lines_of(config: HfLocalViTConfig, tokens: Tokens, special_mask: torch.Tenso
     (h, w), device, special = map(torch.sym_int, tokens.grid), tokens.hidden_states.device, config.num_special_tokens
     strided = config.attention_pattern == "strided"
     length: Any = torch.sym_min(config.attention_stride, h * w) if strided else w  # a symbol in a graph
-    rest = -(h * w) % length
-    exists, order = torch.ones(1, h * w, dtype=torch.bool, device=device), None
+    keys, order = torch.arange(1, h * w + 1, device=device)[None], None  # 0 is what is not there
     if tokens.token_mask is not None:
         exists = tokens.token_mask[:, special:]
         if strided:
             order = own_raster(exists)
             exists = exists.gather(1, order)
-    exists = F.pad(exists, (0, rest)).unflatten(1, (-1, length))  # [B or 1, R, L]
-    numbers = torch.arange(h * w + rest, device=device).unflatten(0, (-1, length))
-    near = near_lines(numbers[None, None, ..., None], strided)[0, 0, ..., 0]  # [R, m]
-    query, key = numbers[:, :, None], near[:, None]
-    allowed = sees(config, query, key, w) & (query % length != key % length)
-    allowed = allowed & near_lines(exists[:, None, ..., None], strided)[:, 0, :, None, :, 0]
-    column = exists.transpose(1, 2)[:, None].expand(-1, exists.shape[1], -1, -1)
-    allowed = torch.cat([F.pad(allowed, (special, 0), value=True), column], dim=-1)
+        keys = keys * exists
+    keys = F.pad(keys, (0, -(h * w) % length)).unflatten(1, (-1, length))  # [B or 1, R, L]
+    queries = torch.arange(1, keys.shape[1] * length + 1, device=device).unflatten(0, (-1, length))[..., None]
+    near = near_lines(keys[:, None, ..., None], strided)[:, 0, :, None, :, 0]  # [B or 1, R, 1, m]
+    near_allowed = (near > 0) & (near % length != queries % length) & sees(config, queries - 1, near - 1, w)
+    columns_allowed = (keys > 0).transpose(1, 2)[:, None].expand(-1, keys.shape[1], -1, -1)
+    allowed = torch.cat([F.pad(near_allowed, (special, 0), value=True), columns_allowed], dim=-1)
     return Lines(special_mask, additive(allowed, tokens.hidden_states.dtype)[:, None], order)
 
 
@@ -187,8 +185,11 @@ class HfLocalViTAttention(HfViTAttention):
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation or "eager", eager_attention_forward
         )
-        dropout = self.attention_dropout if self.training else 0.0
-        return attention_interface(self, query, key, value, mask, scaling=self.scaling, dropout=dropout)[0]
+        how: dict[str, Any] = {"scaling": self.scaling, "dropout": self.attention_dropout if self.training else 0.0}
+        if mask is not None and self.config._attn_implementation == "flex_attention":
+            # As transformers reads a mask there, torch compiles a kernel for CPUs that crashes (2.15).
+            how, mask = {**how, "position_bias": mask.expand(-1, query.shape[1], -1, -1)}, None
+        return attention_interface(self, query, key, value, mask, **how)[0]
 
     def attend_tiles(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tiles: Tiles) -> torch.Tensor:
         """[B, A, N, K] -> [B, h*w, A, K]."""
