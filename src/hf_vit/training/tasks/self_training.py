@@ -1,9 +1,7 @@
 """Learning from images without labels, which a teacher labels: what the ways of doing so have in common."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal, final
 
 from torch import nn
@@ -98,10 +96,9 @@ class SelfTrainingOptions:
         if not 0 < values.get("uda_temperature", 1) < float("inf"):
             raise UserError(f"uda_temperature {self.uda_temperature} must be above 0")
 
-    def _values(self) -> Mapping[str, Any]:
+    def _values(self) -> dict[str, Any]:
         given = {name: getattr(self, name) for name in _DEFAULTS[self.kind]}
-        chosen = {name: value for name, value in given.items() if value is not None}
-        return MappingProxyType(_DEFAULTS[self.kind] | chosen)
+        return _DEFAULTS[self.kind] | {name: value for name, value in given.items() if value is not None}
 
     def settings(self) -> dict[str, Any]:
         """Plain values, without teacher and images."""
