@@ -22,7 +22,7 @@ FILE = "model.onnx"
 
 
 @final
-class _Outcome(nn.Module):
+class Outcome(nn.Module):
     """Pixels in, tensors out: of a classifier logits and the features that its head sees, else tokens."""
 
     def __init__(self, model: nn.Module, has_head: bool) -> None:
@@ -53,7 +53,7 @@ class OnnxGraph(Target):
         if outgoing.takes != PIXEL_VALUES:
             _refuse_images(outgoing)
         outgoing.model.set_attn_implementation("eager")  # torch's exporter fails on sdpa with a bias
-        module, dims = _Outcome(outgoing.model, outgoing.has_head).eval(), None
+        module, dims = Outcome(outgoing.model, outgoing.has_head).eval(), None
         if _is_of_one_size(outgoing):
             given: Any = (module, (torch.zeros(2, outgoing.config.num_channels, *_one_size(outgoing)),))
             dims = ({0: torch.export.Dim("batch")},)
@@ -62,7 +62,7 @@ class OnnxGraph(Target):
         program = torch.onnx.export(
             *given,
             input_names=["pixel_values"],
-            output_names=["logits", "features"] if outgoing.has_head else ["last_hidden_state"],
+            output_names=outgoing.output_names,
             dynamic_shapes=dims,
             dynamo=True,
             verbose=False,
@@ -95,16 +95,21 @@ class OnnxGraph(Target):
             refuse_other_sizes(model, config.patch_stride, only_whole_patches(config))
         if outgoing.takes != PIXEL_VALUES:
             prepend(model, Preprocessing.of(outgoing.processor), outgoing.takes)
-        about = {
-            "labels": json.dumps({int(index): label for index, label in config.id2label.items()}, ensure_ascii=False),
-            "processor": json.dumps(outgoing.processor.to_dict(), ensure_ascii=False, default=str),
-            "image_sizes": _sizes_in_words(outgoing),
-            "takes": outgoing.takes,
-        }
-        model.metadata_props.update(about)
+        model.metadata_props.update(about(outgoing))
 
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
         return compare_graph(outgoing, ONNXRUNTIME, self.tolerance(outgoing.config))
+
+
+def about(outgoing: OutgoingModel) -> dict[str, str]:
+    """What a graph's file says of itself."""
+    config = outgoing.config
+    return {
+        "labels": json.dumps({int(index): label for index, label in config.id2label.items()}, ensure_ascii=False),
+        "processor": json.dumps(outgoing.processor.to_dict(), ensure_ascii=False, default=str),
+        "image_sizes": _sizes_in_words(outgoing),
+        "takes": outgoing.takes,
+    }
 
 
 def compare_graph(outgoing: OutgoingModel, runtime: Runtime, tolerance: float) -> tuple[float, str]:

@@ -1,5 +1,6 @@
 """The targets by name."""
 
+from hf_vit.conversion.targets.executorch_program import ExecuTorchProgram
 from hf_vit.conversion.targets.onnx_graph import OnnxGraph
 from hf_vit.conversion.targets.openvino_graph import OpenVinoGraph
 from hf_vit.conversion.targets.target import Target
@@ -9,7 +10,15 @@ from hf_vit.conversion.targets.transformers_js_folder import TransformersJsFolde
 from hf_vit.conversion.targets.vit_jax_file import VitJaxFile
 from hf_vit.errors import UserError
 
-_ALL = (TransformersFolder(), TimmFolder(), VitJaxFile(), OnnxGraph(), OpenVinoGraph(), TransformersJsFolder())
+_ALL = (
+    TransformersFolder(),
+    TimmFolder(),
+    VitJaxFile(),
+    OnnxGraph(),
+    OpenVinoGraph(),
+    ExecuTorchProgram(),
+    TransformersJsFolder(),
+)
 TARGETS: dict[str, Target] = {target.name: target for target in _ALL}
 
 

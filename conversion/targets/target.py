@@ -80,6 +80,11 @@ class OutgoingModel:
         return has_head(self.model)
 
     @property
+    def output_names(self) -> list[str]:
+        """Of its graph: a classifier's logits and what its head sees, a bare model's tokens."""
+        return ["logits", "features"] if self.has_head else ["last_hidden_state"]
+
+    @property
     def nominal_size(self) -> tuple[int, int]:
         """(height, width) in px of the images that the position table is made for."""
         return as_pair(self.config.image_size)
@@ -110,6 +115,7 @@ class Target(ABC):
         libraries: modules that are needed to write or to compare, and the extra of this package that brings them.
         options: what else `export` takes for this target, by the names of its arguments.
         takes: what its graphs are fed with, see `OutgoingModel`.
+        least_tolerance: of results, for a target that computes by approximations.
     """
 
     name: ClassVar[str]
@@ -118,6 +124,7 @@ class Target(ABC):
     expresses: ClassVar[Mapping[str, Sequence[Any]]] = MappingProxyType({})
     libraries: ClassVar[tuple[tuple[str, ...], str]] = ((), "")
     options: ClassVar[tuple[str, ...]] = ()
+    least_tolerance: ClassVar[float] = 0.0
     takes: ClassVar[str] = PIXEL_VALUES
 
     @abstractmethod
@@ -150,7 +157,7 @@ class Target(ABC):
 
     @final
     def tolerance(self, config: PreTrainedConfig) -> float:
-        return TOLERANCE.get(config.model_type, 1e-5)
+        return max(TOLERANCE.get(config.model_type, 1e-5), self.least_tolerance)
 
     @final
     def require_libraries(self) -> None:

@@ -33,7 +33,8 @@ def test_every_command_is_in_a_table():
         assert of_it, f"'{words}' is in no table"
         for option in options & {"--output", "--report", "--force", "--push", "--results", "--sweep-rates"}:
             assert any(f" {option} " in row for row in of_it), f"'{words}' is in no table with {option}"
-    assert {f"export-{name}" for name in TARGETS} | {f"pretrain-{name}" for name in OBJECTIVES} <= WRITING.keys()
+    installed = {f"export-{name}" for name in TARGETS if name != "executorch"}  # which has an environment of its own
+    assert installed | {f"pretrain-{name}" for name in OBJECTIVES} <= WRITING.keys()
 
 
 @pytest.mark.slow

@@ -446,7 +446,8 @@ def test_results_that_differ_are_not_delivered(tmp_path: Path, capsys, monkeypat
     with pytest.raises(UserError, match="nan apart"):
         export(source, tmp_path / "out", "vit_jax")
     with pytest.raises(
-        UserError, match=r"--to 'keras' is no target; give one of transformers, timm, vit_jax, onnx, openvino"
+        UserError,
+        match=r"--to 'keras' is no target; give one of transformers, timm, vit_jax, onnx, openvino, executorch, transf",
     ):
         export(source, tmp_path / "out", "keras")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]

@@ -18,6 +18,7 @@ from hf_vit.errors import UserError
 Outputs = dict[str, torch.Tensor]
 EXTENSIONS = "onnxruntime_extensions"
 _PROVIDERS = ["CPUExecutionProvider"]
+OUTPUTS = "outputs"  # under which an ExecuTorch program says what its outputs are called
 FRAMEWORK = "framework"  # under which OpenVINO keeps the metadata of the ONNX graph that it read
 
 
@@ -138,5 +139,29 @@ def _run_openvino(compiled: Any, names: list[str], images: torch.Tensor) -> Outp
     return {name: torch.from_numpy(results[name].copy()) for name in names}
 
 
-ONNXRUNTIME, OPENVINO = OnnxRuntime(), OpenVino()
-RUNTIMES: dict[str, Runtime] = {runtime.package: runtime for runtime in (ONNXRUNTIME, OPENVINO)}
+@final
+class ExecuTorch(Runtime):
+    """`model.pte`."""
+
+    package, target, file, extra = "executorch", "executorch", "model.pte", "executorch"
+
+    def open(self, file: Path) -> Graph:
+        from executorch.runtime import Runtime as Interpreter
+
+        program = Interpreter.get().load_program(file)
+        said = {name: str(_constant(program, name)) for name in program.method_names if name != "forward"}
+        names = said.pop(OUTPUTS).split()
+        return Graph(partial(_run_executorch, program.load_method("forward"), names), names, said)
+
+
+def _constant(program: Any, name: str) -> object:
+    return program.load_method(name).execute([])[0]
+
+
+def _run_executorch(method: Any, names: list[str], images: torch.Tensor) -> Outputs:
+    tensors = method.execute([images])
+    return {name: tensor.clone() for name, tensor in zip(names, tensors, strict=True)}  # the next call writes over them
+
+
+ONNXRUNTIME, OPENVINO, EXECUTORCH = OnnxRuntime(), OpenVino(), ExecuTorch()
+RUNTIMES: dict[str, Runtime] = {runtime.package: runtime for runtime in (ONNXRUNTIME, OPENVINO, EXECUTORCH)}

@@ -10,7 +10,10 @@ def export(
     model: Annotated[str, typer.Argument(help="Folder, Hub id, or whatever hf-vit convert reads.")],
     output: Annotated[Path, typer.Argument(help="New folder for the exported model.")],
     to: Annotated[
-        str, typer.Option(metavar="TARGET", help="transformers, timm, vit_jax, onnx, openvino or transformers.js.")
+        str,
+        typer.Option(
+            metavar="TARGET", help="transformers, timm, vit_jax, onnx, openvino, executorch or transformers.js."
+        ),
     ],
     force: Annotated[bool, typer.Option("--force", help="Replace what an earlier export wrote.")] = False,
     static: Annotated[
