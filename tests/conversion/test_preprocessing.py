@@ -226,6 +226,16 @@ def test_the_certificate_covers_the_processor(plain: tuple[Any, Path], capsys: p
     assert "pixel values of resized images by 0.0e+00 (7.9e-03, a step of 1/255)" in capsys.readouterr().out
 
 
+def test_onto_an_earlier_export_the_remedy_is_force(plain: tuple[Any, Path], tmp_path: Path):
+    """Not onto another folder, which --force would not replace either."""
+    model, folder = plain[1].parent / "model", plain[1]
+    with pytest.raises(UserError, match=r"is not empty; .*, or replace what is in it with --force"):
+        export(model, folder, "onnx", preprocessing=True)
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"is not empty; give a new folder, or empty this one first$"):
+        export(model, tmp_path, "onnx", preprocessing=True)
+
+
 def test_another_filter_stops_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     saved("plain", tmp_path / "model")
     weights = preprocessing._weights

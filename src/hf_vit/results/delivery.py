@@ -11,12 +11,12 @@ from hf_vit.results.facts import FACTS_NAME
 from hf_vit.results.writing import beside, remove_remains, saying_why
 
 
-def free_folder(output: str | Path, force: bool = False) -> Path:
+def free_folder(output: str | Path, force: bool | None = None) -> Path:
     """Where a new folder will be written: `output`, or what it links to; what a killed process left there goes.
 
     Args:
         output: absent or an empty folder.
-        force: it may also hold what this package wrote, which will be replaced.
+        force: it may also hold what this package wrote, which will be replaced; None where the user has no such choice.
 
     Raises:
         UserError: it is neither.
@@ -28,8 +28,11 @@ def free_folder(output: str | Path, force: bool = False) -> Path:
             place.lstat()  # finds a name that is too long
         remove_remains(place.parent, place.name)
     if place.is_dir():
-        if any(place.iterdir()) and not (force and (place / FACTS_NAME).is_file()):
+        is_ours = (place / FACTS_NAME).is_file()
+        if any(place.iterdir()) and not (force and is_ours):
             remedy = f"; --force replaces only a folder with a {FACTS_NAME}" if force else ""
+            if force is False and is_ours:
+                remedy = ", or replace what is in it with --force"
             raise UserError(f"the folder {output} is not empty; give a new folder, or empty this one first{remedy}")
     elif place.exists() or place.is_symlink():  # a link to itself
         raise UserError(f"{output} exists and is no folder; give another name")
