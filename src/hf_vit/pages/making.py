@@ -75,7 +75,7 @@ def make_page(
     with without_transformers_bars(), new_folder(place) as folder:
         names = _distinct_names(models)
         described = [
-            _write_model(model, name, folder / "models" / str(number))
+            _write_model(model, name, folder / "models" / str(number), place)
             for number, (model, name) in enumerate(zip(models, names, strict=True))
         ]
         with saying_why(place):
@@ -95,7 +95,7 @@ def _distinct_names(models: Sequence[str | Path]) -> list[str]:
     return [name if last.count(name) == 1 else str(model) for name, model in zip(last, models, strict=True)]
 
 
-def _write_model(source: str | Path, name: str, folder: Path) -> dict[str, Any]:
+def _write_model(source: str | Path, name: str, folder: Path, place: Path) -> dict[str, Any]:
     loaded, processor = open_model(source)
     loaded = loaded.float()  # what a browser computes in, however the weights are stored
     if not has_head(loaded) or not type(loaded).__name__.endswith("ForImageClassification"):
@@ -106,7 +106,7 @@ def _write_model(source: str | Path, name: str, folder: Path) -> dict[str, Any]:
         )
     _refuse_large(loaded, name)
     about = description(loaded, processor, name, Path(source) if Path(source).is_dir() else None)
-    with progress(f"exporting {name}"), saying_why(folder):
+    with progress(f"exporting {name}"), saying_why(place):
         folder.mkdir(parents=True)
         about["outputs"] = write_graph(loaded, folder / "model.onnx")
         about["bytes"] = (folder / "model.onnx").stat().st_size
