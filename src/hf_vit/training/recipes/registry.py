@@ -31,7 +31,7 @@ _OWN = (
     ),
     Recipe(
         name="small-data",
-        source="this package: chosen on validation images of three data sets (benchmarks/small_data.py); "
+        source="this package: chosen on validation images of digits and photographs (benchmarks/small_data.py); "
         "weight decay and label smoothing as DeiT's (arXiv 2012.12877, table 9)",
         summary="a plain ViT on a thousand images or less, from scratch or after fractals",
         optimizer="muon",
