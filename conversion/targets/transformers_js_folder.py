@@ -39,7 +39,9 @@ class TransformersJsFolder(Target):
         }
         written = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         (outgoing.folder / "config.json").write_text(written, encoding="utf-8")
-        does_nothing = {f"do_{step}": False for step in ("resize", "rescale", "normalize", "center_crop")}
+        does_nothing: dict[str, Any] = {
+            f"do_{step}": False for step in ("resize", "rescale", "normalize", "center_crop")
+        }
         ViTImageProcessor(**does_nothing, do_convert_rgb=True).save_pretrained(outgoing.folder)
 
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
