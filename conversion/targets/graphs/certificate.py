@@ -22,6 +22,7 @@ from hf_vit.conversion.targets.graphs.preprocessing import (
     as_given,
 )
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Runtime
+from hf_vit.conversion.targets.graphs.tracing import only_whole_patches
 from hf_vit.conversion.targets.target import OutgoingModel, largest_difference
 from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
@@ -174,7 +175,7 @@ def certify(
 ) -> Certificate:
     """Run the model and its graph at these sizes (H, W), and write the certificate beside the graph."""
     file = outgoing.folder / runtime.file
-    given = _checks(outgoing, sizes)
+    given = _checks(outgoing, sizes, runtime.relu_keeps_nan or not only_whole_patches(outgoing.config))
     with torch.no_grad():
         results = [_result(outgoing, check) for check in given]
     np.savez(outgoing.folder / RESULTS, *(result.numpy() for result in results))
@@ -195,7 +196,7 @@ def certify(
     return certificate
 
 
-def _checks(outgoing: OutgoingModel, sizes: list[tuple[int, int]]) -> list[Check]:
+def _checks(outgoing: OutgoingModel, sizes: list[tuple[int, int]], keeps_nan: bool) -> list[Check]:
     """A batch of every size, and one that is not finite; where the graph resizes images, all sizes but the first."""
     channels = outgoing.config.num_channels
     given = [
@@ -203,6 +204,8 @@ def _checks(outgoing: OutgoingModel, sizes: list[tuple[int, int]]) -> list[Check
         for batch, (height, width) in zip(BATCHES, sizes, strict=False)
     ]
     if outgoing.takes == PIXEL_VALUES:
+        if not keeps_nan:
+            return given
         return [*given, given[0].model_copy(update={"batch": 2, "pixels": "not finite"})]
     kept: dict[str, Any] = {"pixels": "noise of 8 bits"} | ({"batch": 1} if outgoing.takes == ENCODED else {})
     resized = kept | {"pixels": "photograph", "compares": "preprocessed"}
