@@ -22,8 +22,8 @@ class ExecuTorchProgram(Target):
     least_tolerance = 1e-3  # XNNPACK has approximations of its own for GELU and softmax
 
     def write(self, outgoing: OutgoingModel) -> None:
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-        from executorch.exir import to_edge_transform_and_lower
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner  # pyright: ignore[reportMissingImports]
+        from executorch.exir import to_edge_transform_and_lower  # pyright: ignore[reportMissingImports]
 
         outgoing = replace(outgoing, static=True)
         outgoing.model.set_attn_implementation("eager")

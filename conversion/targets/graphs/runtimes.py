@@ -149,7 +149,7 @@ class ExecuTorch(Runtime):
     package, target, file, extra = "executorch", "executorch", "model.pte", "executorch"
 
     def open(self, file: Path) -> Graph:
-        from executorch.runtime import Runtime as Interpreter
+        from executorch.runtime import Runtime as Interpreter  # pyright: ignore[reportMissingImports]
 
         program = Interpreter.get().load_program(file)
         said = {name: str(_constant(program, name)) for name in program.method_names if name != "forward"}
