@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from originals.kinds import HEADLESS, KINDS, LABELS, NAMELESS, RUN_BY_THEIR_LIBRARY, UNNAMED
-from pages.models import save_runtime
+from pages.small_runtime import SMALL_FILES, save_runtime
 from PIL import Image
 from training.conftest import make_colour_folder
 from transformers import AutoModel, BertConfig, BertModel, SwinConfig
@@ -71,7 +71,7 @@ def run(*words: str) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_takes_every_kind(command, kind, kinds, data, tmp_path, capsys):
+def test_every_command_takes_every_kind(command, kind, kinds, data, tmp_path, capsys, monkeypatch):
     if kind in (*HEADLESS, *NAMELESS) and command in NEED_A_HEAD:
         return  # refused below
     if command in ("export", "page") and kind not in EXPORTED:
@@ -81,6 +81,7 @@ def test_every_command_takes_every_kind(command, kind, kinds, data, tmp_path, ca
     images = data["unnamed" if kind in UNNAMED else "named"]
     places = {"MODEL": source, "DATA": images, "OUT": tmp_path / "out", "CONVERTED": converted}
     places |= {"IMAGE": next(images.glob("*/*.png")), "RUNTIME": save_runtime(tmp_path / "runtime")}
+    monkeypatch.setattr("hf_vit.pages.runtime.FILES", SMALL_FILES)
     assert run(*(str(places.get(word, word)) for word in words)) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if "converted on the way" in line]
     is_read_inside = command == "analyze" and "timm" in kind

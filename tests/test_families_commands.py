@@ -12,7 +12,7 @@ import torch
 from hub.conftest import training_record
 from loopback.client import content_hash
 from models import families as tiny
-from pages.models import save_runtime
+from pages.small_runtime import SMALL_FILES, save_runtime
 from PIL import Image
 from training.conftest import make_colour_folder
 from transformers import (
@@ -93,9 +93,10 @@ def saved(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_takes_every_family(command, name, saved, data, tmp_path):
+def test_every_command_takes_every_family(command, name, saved, data, tmp_path, monkeypatch):
     places = {"MODEL": saved[name], "DATA": data, "OUT": tmp_path / "out", "IMAGE": next(data.glob("*/*.png"))}
     places["RUNTIME"] = save_runtime(tmp_path / "runtime")
+    monkeypatch.setattr("hf_vit.pages.runtime.FILES", SMALL_FILES)
     second = "plain" if name != "plain" else "axial"
     places |= {"SECOND": saved[second], "VARIANT": VARIANTS[name]}
     words = [*COMMANDS[command]]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pages.models import save_runtime
+from pages.small_runtime import save_runtime
 from PIL import Image
 
 # What the bad value of an option or argument is drawn from, by its name; a number by its type. Whatever is added to the

@@ -110,7 +110,7 @@ READING: dict[str, Command] = {
 def template(folder: Path) -> Path:
     """What a place holds at first."""
     import torch
-    from pages.models import save_runtime
+    from pages.small_runtime import save_runtime
     from training.conftest import COLOURS, make_colour_folder
 
     from hf_vit import HfViTConfig, HfViTForImageClassification

@@ -95,6 +95,11 @@ def run(
         signal.signal(signal.SIGINT, signal.default_int_handler)
         from hf_vit_cli.main import main
 
+        if arguments[0] == "page":
+            from pages.small_runtime import take_small_files
+
+            take_small_files()
+
         be_watched(theirs)
         try:
             main(arguments)

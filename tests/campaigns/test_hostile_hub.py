@@ -26,7 +26,7 @@ from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
 from hub.conftest import save_model
 from loopback.client import Client, Loopback, Outcome
 from loopback.elsewhere import Elsewhere
-from pages.models import save_runtime
+from pages.small_runtime import save_runtime
 
 TOKEN = "hf_alice_write"
 GOOD, THEIRS, HOSTILE = "alice/good", "alice/theirs", "mallory/hostile"

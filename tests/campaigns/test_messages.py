@@ -30,6 +30,7 @@ import pytest
 import typer
 from campaigns.bad_inputs import BESIDE, ENDLESS, FREE, GOOD, KINDS, REPLACES, VALUES, prepare
 from campaigns.ledger import Campaign, failures
+from pages.small_runtime import SMALL_FILES
 
 from hf_vit_cli.main import build_app, main
 
@@ -113,6 +114,7 @@ def call(words: list[str]) -> tuple[int, str, str, list[str]]:
 
     with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patched.setattr(logging.Logger, "callHandlers", log)
+        patched.setattr("hf_vit.pages.runtime.FILES", SMALL_FILES)
         before, limits = signal.signal(signal.SIGALRM, stop), resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + MEMORY, limits[1]))
         signal.alarm(SECONDS)

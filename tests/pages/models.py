@@ -8,8 +8,6 @@ from models import families
 from PIL import Image
 from transformers import ViTImageProcessor
 
-from hf_vit.pages.runtime import FILES
-
 FAMILIES = families.FAMILIES | families.OTHERS
 LABELS = ("cat", "dog", "owl")
 
@@ -25,14 +23,6 @@ def save_classifier(folder: Path, family: str, choice: str, labels: tuple[str, .
     ViTImageProcessor(
         **{"size": {"height": height, "width": width}, "do_convert_rgb": True, **settings}
     ).save_pretrained(folder)
-    return folder
-
-
-def save_runtime(folder: Path) -> Path:
-    """A runtime of small files, for whoever does not run the page: `--runtime` copies whatever they hold."""
-    folder.mkdir(parents=True)
-    for name in FILES:
-        (folder / name).write_text(f"contents of {name}")
     return folder
 
 

@@ -1,9 +1,7 @@
 """`hf-vit page`: the folder, its graph beside the model, its description, and what it refuses."""
 
-import hashlib
 import json
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,9 @@ import onnxruntime
 import pytest
 import torch
 from huggingface_hub import RepoCard
-from pages.models import FAMILIES, LABELS, save_classifier, save_runtime
+from pages.browser import served
+from pages.models import FAMILIES, LABELS, save_classifier
+from pages.small_runtime import SMALL_FILES, save_runtime
 from PIL import Image
 from transformers import AutoModelForImageClassification, ViTImageProcessor
 
@@ -26,8 +26,13 @@ from hf_vit_cli.main import main
 
 
 @pytest.fixture
-def runtime_files(tmp_path: Path) -> Path:
-    return save_runtime(tmp_path / "runtime/package/dist")
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "FILES", SMALL_FILES)
+
+
+@pytest.fixture
+def runtime_files(small_files: None, tmp_path: Path) -> Path:
+    return save_runtime(tmp_path / "runtime/dist")
 
 
 @pytest.fixture(scope="module")
@@ -157,26 +162,44 @@ def test_incomplete_runtime_is_refused_before_any_work(runtime_files: Path, tmp_
     assert not (tmp_path / "out").exists()
 
 
-def test_runtime_is_fetched_and_checked(runtime_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    archive = tmp_path / "runtime.tgz"
-    with tarfile.open(archive, "w:gz") as opened:
-        opened.add(runtime_files.parent, "package")
+def test_another_version_is_refused_before_any_work(runtime_files: Path, tmp_path: Path):
+    (runtime_files / "ort.webgpu.min.mjs").write_text("of another version")
+    with pytest.raises(UserError, match=r"has another ort\.webgpu\.min\.mjs than version 1\.30\.0, as needed; give"):
+        make_page(["no such model"], tmp_path / "out", runtime=runtime_files)
+    assert not (tmp_path / "out").exists()
 
-    def fetched(url: str, *, checked_later: bool) -> Path:
-        assert url == "https://registry.npmjs.org/onnxruntime-web/-/onnxruntime-web-1.30.0.tgz"
-        return archive
 
-    monkeypatch.setattr(runtime, "download", fetched)
-    monkeypatch.setattr(runtime, "SHA256", hashlib.sha256(archive.read_bytes()).hexdigest())
-    runtime.copy_runtime(tmp_path / "copied")
-    for name in runtime.FILES:
-        assert (tmp_path / "copied" / name).read_text() == f"contents of {name}"
-    archive.write_bytes(archive.read_bytes() + b"forged")
-    with pytest.raises(
-        UserError, match=r"tgz is another file than it was; try again, or give the files with --runtime"
-    ):
-        runtime.copy_runtime(tmp_path / "again")
-    assert not archive.exists()  # got anew next time
+@pytest.mark.usefixtures("small_files")
+def test_runtime_is_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """From a server on this machine, in the place of the public one."""
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "cache"))
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    on_server = save_runtime(tmp_path / "server")
+    with served(on_server) as address:
+        monkeypatch.setattr(runtime, "ADDRESS", address.rstrip("/"))
+        for copy in ("copied", "again"):
+            runtime.copy_runtime(tmp_path / copy)
+            for name in SMALL_FILES:
+                assert (tmp_path / copy / name).read_text() == f"contents of {name}"
+        assert len(list((tmp_path / "cache").rglob("ort*"))) == len(SMALL_FILES)
+        forged = on_server / "ort-wasm-simd-threaded.wasm"
+        forged.write_text("forged")
+        with pytest.raises(UserError, match=r"simd-threaded\.wasm is another file than it was; try again, or give"):
+            runtime.copy_runtime(tmp_path / "refused")
+        assert not (tmp_path / "refused").exists()
+        assert "forged" not in [file.read_text() for file in (tmp_path / "cache").rglob("ort*")]  # got anew next time
+        forged.unlink()
+        with pytest.raises(UserError, match=r"wasm cannot be downloaded: .*; or give the files with --runtime DIR"):
+            runtime.copy_runtime(tmp_path / "refused")
+
+
+def test_address_and_files_of_the_runtime():
+    """What the lock file of the page's own packages says of the version, which the browser's tests run."""
+    lock = json.loads((Path(__file__).parents[2] / "page/package-lock.json").read_text())
+    version = lock["packages"]["node_modules/onnxruntime-web"]["version"]
+    assert f"https://cdn.jsdelivr.net/npm/onnxruntime-web@{version}/dist" == runtime.ADDRESS
+    assert [len(sha256) for sha256 in runtime.FILES.values()] == [64] * 6
 
 
 def test_our_scripts_are_small():

@@ -2,33 +2,33 @@
 
 import hashlib
 import shutil
-import tarfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from hf_vit.conversion.fetch.download import download
 from hf_vit.errors import UserError
 
 VERSION = "1.30.0"
-ADDRESS = f"https://registry.npmjs.org/onnxruntime-web/-/onnxruntime-web-{VERSION}.tgz"
-SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"
-# For WebAssembly, and for WebGPU where the browser has it.
-FILES = (
-    "ort.wasm.min.mjs",
-    "ort-wasm-simd-threaded.mjs",
-    "ort-wasm-simd-threaded.wasm",
-    "ort.webgpu.min.mjs",
-    "ort-wasm-simd-threaded.asyncify.mjs",
-    "ort-wasm-simd-threaded.asyncify.wasm",
-)
+ADDRESS = f"https://cdn.jsdelivr.net/npm/onnxruntime-web@{VERSION}/dist"
+# Name -> SHA-256; for WebAssembly, and for WebGPU where the browser has it.
+FILES = {
+    "ort.wasm.min.mjs": "219e6a1fc8a9938268d18efca3c91d310bd2f4a59bbd13744df5b2b7fc6cee3b",
+    "ort-wasm-simd-threaded.mjs": "e13f7f94fc51b4ca72b12faeb1ee95f4ace6dfbc8939bc718aabdc0a27c4299b",
+    "ort-wasm-simd-threaded.wasm": "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",
+    "ort.webgpu.min.mjs": "3dffff71811bc13a3a3d9591c57ca5ee5735b8f5f3eaf789510b02bb040ae3a0",
+    "ort-wasm-simd-threaded.asyncify.mjs": "3d1c85995364bb643302fc6fd877a0c3ba5ae72401815e0f24828a53d9191e28",
+    "ort-wasm-simd-threaded.asyncify.wasm": "39f9f0894d478800487ed9f7dbe92618498db320cf55c8e3d89adff8dce658da",
+}
 
 
 def check_runtime(source: str | Path | None) -> None:
-    """Raise a UserError where `source` is given and is no folder of these files."""
-    missing = [name for name in FILES if source is not None and not (Path(source) / name).is_file()]
-    if missing:
-        raise UserError(
-            f"--runtime {source} has no {missing[0]}; give the folder dist of the npm package onnxruntime-web {VERSION}"
-        )
+    """Raise a UserError where `source` is given and is no folder of exactly these files."""
+    for name in FILES if source is not None else ():
+        file = Path(source) / name
+        remedy = f"give the folder dist of the npm package onnxruntime-web {VERSION}"
+        if not file.is_file():
+            raise UserError(f"--runtime {source} has no {name}; {remedy}")
+        if not _is_known(file):
+            raise UserError(f"--runtime {source} has another {name} than version {VERSION}, as needed; {remedy}")
 
 
 def copy_runtime(folder: Path, source: str | Path | None = None) -> None:
@@ -41,27 +41,25 @@ def copy_runtime(folder: Path, source: str | Path | None = None) -> None:
         UserError: they cannot be had.
     """
     check_runtime(source)
-    archive = _fetched() if source is None else None
+    files = [_fetched(name) if source is None else Path(source) / name for name in FILES]
     folder.mkdir(parents=True)
-    if source is not None:
-        for name in FILES:
-            shutil.copyfile(Path(source) / name, folder / name)
-    if archive is not None:
-        with tarfile.open(archive) as opened:
-            for member in opened:
-                if (name := PurePosixPath(member.name).name) in FILES and (content := opened.extractfile(member)):
-                    with content, (folder / name).open("wb") as file:
-                        shutil.copyfileobj(content, file)
+    for file in files:
+        shutil.copyfile(file, folder / file.name)
 
 
-def _fetched() -> Path:
+def _fetched(name: str) -> Path:
     try:
-        archive = download(ADDRESS, checked_later=True)
+        file = download(f"{ADDRESS}/{name}", checked_later=True)
     except UserError as error:
         raise UserError(f"{error}; or give the files with --runtime DIR") from error
-    with archive.open("rb") as file:
-        actual = hashlib.file_digest(file, "sha256").hexdigest()
-    if actual != SHA256:
-        archive.unlink()  # get it anew next time
-        raise UserError(f"{ADDRESS} is another file than it was; try again, or give the files with --runtime DIR")
-    return archive
+    if not _is_known(file):
+        file.unlink()  # get it anew next time
+        raise UserError(
+            f"{ADDRESS}/{name} is another file than it was; try again, or give the files with --runtime DIR"
+        )
+    return file
+
+
+def _is_known(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest() == FILES[file.name]

@@ -20,6 +20,10 @@ def command(arguments: list[str], secrets: dict[str, str]) -> None:
     sys.argv = ["hf-vit", *arguments]
     from hf_vit_cli.main import main
 
+    if arguments[0] == "page":
+        from pages.small_runtime import take_small_files
+
+        take_small_files()
     main(arguments)
 
 
