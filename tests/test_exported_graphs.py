@@ -146,3 +146,37 @@ def test_a_graph_of_another_hand_is_refused(places: dict[str, Path], tmp_path: P
         file.write_text(file.read_text().replace("<labels ", "<names "))
     with pytest.raises(UserError, match=r"does not say its labels; give a graph that hf-vit export --to"):
         open_subject(file)
+
+
+def test_bench_beside_the_model(places: dict[str, Path], tmp_path: Path):
+    """Paired by turns; and what torch cannot see of a runtime's memory is not told as a number."""
+    words = ("--batch", "1", "--batch", "3", "--turns", "1", "--output", tmp_path / "speed.json")
+    assert not run("bench", "saved", places["MODEL"], places["GRAPH"], *words)
+    written = json.loads((tmp_path / "speed.json").read_text())
+    assert [row["batch"] for row in written["rows"]] == [1, 3]
+    assert {".onnx": "onnxruntime", ".xml": "openvino"}[places["GRAPH"].suffix] in written["versions"]
+    for row in written["rows"]:
+        assert list(row["models"]) == ["model", places["GRAPH"].name]
+        of_model, of_graph = row["models"].values()
+        ratio = of_graph["images_per_second"]["median"] / of_model["images_per_second"]["median"]
+        assert of_graph["times_as_fast"]["median"] == pytest.approx(ratio, rel=1e-2)
+        assert of_model["peak_memory"] > 0
+        assert of_graph["peak_memory"] is None
+
+
+def test_what_a_bench_cannot_measure_is_refused_in_one_line(
+    places: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Before anything is measured."""
+    model, graph, file = places["MODEL"], places["GRAPH"], tmp_path / "speed.json"
+    for words, message in (
+        (("saved", model, graph, "--device", "cuda"), "cuda"),
+        (("saved", model, model), "is given twice"),
+        (("models", "Ti/16", "--contestant", graph, "--output", file), "hf-vit bench saved"),
+        (("data", graph, "--data", places["DATA"]), "is a graph, which does not learn; give the model that was"),
+    ):
+        assert run("bench", *words) == 1
+        told = capsys.readouterr()
+        assert message in told.err
+        assert told.err.count("\n") == 1
+        assert not file.exists()

@@ -47,6 +47,7 @@ COMMANDS = {
     "diff": ("diff", "MODEL", "SECOND", "--data", "DATA", "--output", "OUT"),
     "bench": ("bench", "models", "VARIANT", "--image-size", "64", "--batch", "1", "--work", "inference", "--turns", "1",
               "--contestant", "hf_vit", "--contestant", "hf_vit optimized", "--contestant", "timm", "--output", "OUT"),
+    "bench-saved": ("bench", "saved", "MODEL", "SECOND", "--batch", "2", "--turns", "1", "--output", "OUT"),
     "cost": ("cost", "MODEL"),
     "card": ("card", "MODEL"),
     "export": ("export", "MODEL", "OUT", "--to", "onnx"),
@@ -123,6 +124,9 @@ def test_every_command_takes_every_family(command, name, saved, data, tmp_path, 
     if command == "bench":
         (cell,) = json.loads((tmp_path / "out").read_text())["rows"]
         assert {"hf_vit", "hf_vit optimized"} <= set(cell["outcomes"])
+    if command == "bench-saved":
+        (row,) = json.loads((tmp_path / "out").read_text())["rows"]
+        assert list(row["models"]) == [name, second]
     if command == "export":
         model = AutoModelForImageClassification.from_pretrained(saved[name]).eval()
         session = onnxruntime.InferenceSession(next((tmp_path / "out").glob("*.onnx")))

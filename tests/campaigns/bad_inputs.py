@@ -118,6 +118,10 @@ GOOD: dict[str, dict[str, list[str]]] = {
         "variants": ["Ti/16"], "output": ["--output", "out.json"], "turns": ["--turns", "1"], "batch": ["--batch", "1"],
         "image_size": ["--image-size", "16"], "contestant": ["--contestant", "hf_vit"], "work": ["--work", "inference"],
     },
+    "bench saved": {
+        "models": ["model", "model_2"], "output": ["--output", "out.json"], "turns": ["--turns", "1"],
+        "batch": ["--batch", "1"],
+    },
     "bench data": {"model": ["model"], "data": ["--data", "colours"], "seconds": ["--seconds", "0.1"]},
 }  # fmt: skip
 REPLACES = {"epochs": "steps"}
@@ -137,7 +141,8 @@ BESIDE = {
     ("pretrain", "cooldown"): "--schedule warmup_stable_decay",
     ("finetune", "momentum"): "--optimizer sgd", ("analyze", "class_map"): "--cue-conflict cues --only shape_bias",
     ("analyze", "cue_conflict"): "--only shape_bias", ("analyze", "rollout_identity"): "--only attention_rollout",
-    ("soup", "models"): "model_2", ("compare", "models"): "model_2", ("analyze", "against"): "--only cka",
+    ("soup", "models"): "model_2", ("compare", "models"): "model_2", ("bench saved", "models"): "model_2",
+    ("analyze", "against"): "--only cka",
     ("analyze", "cka_batch_size"): "--only cka", ("verify", "data"): "--results", ("verify", "device"): "--results",
     ("export", "spelling"): "--to vit_jax", ("export", "quantize"): "--to onnx --calibrate colours",
     ("export", "calibrate"): "--to onnx --quantize static",

@@ -33,6 +33,7 @@ _LIBRARIES = ("transformers", "timm", "vit_jax", "onnx", "openvino", "transforme
 _EXPORT = {name: ("export", "model", "out", "--to", name) for name in _LIBRARIES}
 _FINETUNE = ("finetune", "model", *DATA, *INTO, *TRAINING)
 _SPEED = ("--batch", "1", "--turns", "1", "--image-size", "16", "--work", "inference", "--contestant", "hf_vit")
+_SAVED = ("bench", "saved", "model", "other", "--turns", "1", "--batch", "1")
 
 # Name -> a command that writes.
 WRITING: dict[str, Command] = {
@@ -60,6 +61,9 @@ WRITING: dict[str, Command] = {
     "bench-models": Command(
         ("bench", "models", "Ti/16", *_SPEED, "--output", "speed.json"),
         earlier=(("bench", "models", "S/16", *_SPEED, "--output", "speed.json"),),
+    ),
+    "bench-saved": Command(
+        (*_SAVED, "--output", "speed.json"), earlier=((*_SAVED, "--batch", "2", "--output", "speed.json"),)
     ),
     "bench-data": Command(("bench", "data", *DATA, "--model", "model", "--seconds", "0.05")),
     "models-page": Command(("models", ".", "papers", "--search", "Ti/16", "--output", "models.html")),

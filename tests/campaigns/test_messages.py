@@ -55,6 +55,7 @@ def functions(app: typer.Typer | None = None, path: str = "") -> Iterator[tuple[
         yield from functions(group.typer_instance, f"{path}{group.name} ")
 
 
+FILE_WRITERS = ("scaling-law", "bench models", "bench saved")
 HINTS = {name: typing.get_type_hints(function) for name, function in functions()}
 
 
@@ -79,7 +80,7 @@ def all_cases() -> list[str]:
         if (kind := kind_of(name, hint)) is not None
         for value in VALUES[kind]
         if not (name in ENDLESS and value.isdigit() and int(value) > 1)
-        and not (value == "notes.txt" and command in ("scaling-law", "bench models"))  # which write a file
+        and not (value == "notes.txt" and command in FILE_WRITERS)
     ]
 
 

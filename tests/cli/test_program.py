@@ -111,7 +111,7 @@ def test_the_version_is_one(capsys):
     ("typed", "position", "offered"),
     [
         ("hf-vit fine", 1, ["finetune"]),
-        ("hf-vit bench ", 2, ["models", "data"]),
+        ("hf-vit bench ", 2, ["models", "saved", "data"]),
         ("hf-vit finetune --learning", 2, ["--learning-rate"]),
         ("hf-vit convert --ver", 2, ["--verify"]),
     ],

@@ -38,7 +38,7 @@ class Graph:
 
 
 class Runtime(ABC):
-    """Abstract: what runs graphs of one kind, on the CPU.
+    """Abstract: what runs graphs of one kind, on the CPU, on as many threads as torch where it can be told so.
 
     Attributes:
         package: as it is called on PyPI and in certificates.
@@ -94,6 +94,8 @@ class OnnxRuntime(Runtime):
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # what is wrong is said once, by the error
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.add_session_config_entry("session.force_spinning_stop", "1")  # or it takes cores from who comes next
         try:
             session = onnxruntime.InferenceSession(str(file), options, providers=_PROVIDERS)
         except Exception as error:  # it has a class for every reason
@@ -125,9 +127,8 @@ class OpenVino(Runtime):
         import openvino
 
         model = openvino.Core().read_model(file)
-        compiled = openvino.compile_model(
-            model, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-        )
+        hints = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+        compiled = openvino.compile_model(model, "CPU", {**hints, "INFERENCE_NUM_THREADS": torch.get_num_threads()})
         names = [output.get_any_name() for output in model.outputs]
         keys = model.get_rt_info([FRAMEWORK]).value if model.has_rt_info([FRAMEWORK]) else {}
         about = {key: model.get_rt_info([FRAMEWORK, key]).astype(str) for key in keys}

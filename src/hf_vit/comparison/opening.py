@@ -28,7 +28,7 @@ def open_models(sources: Sequence[Any], device: str | None = None) -> list[Subje
 
 
 def _names(sources: Sequence[Any], subjects: Sequence[Subject]) -> list[str]:
-    """The last parts of folders, as many as it takes to tell them apart; other sources as they were given."""
+    """The last parts of folders and files, as many as it takes to tell them apart; other sources as they were given."""
     places = [_place(source, subject) for source, subject in zip(sources, subjects, strict=True)]
     if twice := sorted({place[-1] for place in places if places.count(place) > 1}):
         raise UserError(f"{', '.join(twice)} is given twice; give every model once")
@@ -41,8 +41,8 @@ def _names(sources: Sequence[Any], subjects: Sequence[Subject]) -> list[str]:
 
 
 def _place(source: object, subject: Subject) -> tuple[str, ...]:
-    """Where a model is: the parts of its folder's path, or what it is called."""
+    """Where a model is: the parts of its folder's or file's path, or what it is called."""
     if isinstance(source, tuple | Subject):
         return (subject.name,)
     folder = subject.folder or Path(str(source).removeprefix(TIMM)).expanduser()
-    return folder.resolve().parts if folder.is_dir() else (str(source),)
+    return folder.resolve().parts if folder.exists() else (str(source),)

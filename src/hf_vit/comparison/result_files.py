@@ -153,12 +153,12 @@ class Spread(BaseModel):
 class ModelSpeed(BaseModel):
     """One model's speed: images/s, how many times as fast as the first model (paired by turns), and memory.
 
-    Memory is what torch holds at most in a forward pass beyond weights and input, bytes.
+    Memory is what torch holds at most in a forward pass beyond weights and input, bytes; None of a graph.
     """
 
     images_per_second: Spread
     times_as_fast: Spread
-    peak_memory: int
+    peak_memory: int | None
 
     @classmethod
     def of(cls, speed: ForwardSpeed) -> Self:

@@ -109,7 +109,7 @@ def _row(result: ModelResult, speed: SpeedResult | None) -> dict[str, str]:
         ratio = own.times_as_fast
         row["times as fast"] = f"{ratio.median:.2f} ({ratio.lower:.2f} to {ratio.upper:.2f})"
         row["images/s"] = f"{own.images_per_second.median:,.4g}"
-        row["memory (MB)"] = f"{own.peak_memory / 1e6:,.4g}"
+        row["memory (MB)"] = "" if own.peak_memory is None else f"{own.peak_memory / 1e6:,.4g}"
     return row
 
 

@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
 import torch
+from PIL import Image
 
 from hf_vit.speed.measuring import Quartiles, others_load, peak_memory, quartiles, speed_ratio, take_turns
 from hf_vit.subjects.subject import Subject
@@ -18,12 +20,25 @@ class ForwardSpeed:
     Attributes:
         images_per_second: over the turns.
         times_as_fast: as the first model, paired by turns.
-        peak_memory: bytes that torch holds at most, beyond weights and input.
+        peak_memory: bytes that torch holds at most, beyond weights and input; None of a graph.
     """
 
     images_per_second: Quartiles
     times_as_fast: Quartiles
-    peak_memory: int
+    peak_memory: int | None
+
+
+def noise_for(subject: Subject, batch: int) -> torch.Tensor:
+    """[B, C, H, W] on the model's device: images of noise in the size that it is fed with, as its processor makes them.
+
+    Raises:
+        UserError: the model refuses a batch of this size.
+    """
+    height, width = subject.input_size
+    levels = np.random.default_rng(0).integers(0, 256, (batch, height, width, 3), np.uint8)
+    sample = subject.pixel_values([Image.fromarray(image) for image in levels])
+    _forward(subject, sample)()
+    return sample
 
 
 def measure_forwards(
@@ -47,7 +62,7 @@ def measure_forwards(
         name: ForwardSpeed(
             images_per_second=quartiles([len(samples[name]) / second for second in seconds[name]]),
             times_as_fast=speed_ratio(seconds, name, first),
-            peak_memory=peak_memory(forward, str(samples[name].device)),
+            peak_memory=None if subjects[name].is_graph else peak_memory(forward, str(samples[name].device)),
         )
         for name, forward in forwards.items()
     }

@@ -244,7 +244,8 @@ def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: s
     elif plain in OURS | PEERS:
         model = (OURS | PEERS)[plain](shape)
     else:
-        raise UserError(f"no contestant '{name}'; there are {', '.join([*OURS, *PEERS, PRODUCTS])}")
+        known = ", ".join([*OURS, *PEERS, PRODUCTS])
+        raise UserError(f"no contestant '{name}'; there are {known}, and hf-vit bench saved for saved models")
     model = model.to(device, dtype)
     if "optimized" in plain:
         return optimize_for_inference(model, compile=plain.endswith(COMPILED))

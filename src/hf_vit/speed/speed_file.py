@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES
 from hf_vit.results.measurements import Measurements
 from hf_vit.speed.measuring import BUSY
 
@@ -17,7 +18,7 @@ class SpeedFile:
 
     def __init__(self, path: Path | None, command: str | Sequence[str], device: str, **settings: object) -> None:
         self.loads: list[float] = []
-        self._file = Measurements(path, command, device, packages=("timm", "vit-pytorch"), **settings)
+        self._file = Measurements(path, command, device, packages=("timm", "vit-pytorch", *RUNTIMES), **settings)
 
     @property
     def is_quiet(self) -> bool:

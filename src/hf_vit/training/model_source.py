@@ -20,6 +20,7 @@ from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import AUTO_CLASSES, Door, family_of
 from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.repositories.reading import CONFIG, check_folder, loading, model_folder, read_object
+from hf_vit.subjects.exported_graphs import graph_file
 from hf_vit.variants import looks_like_variant, variant_config
 
 _HEADS = ("classifier", "distillation_classifier")
@@ -67,6 +68,8 @@ def find_model(name: str | HfBaseConfig) -> ModelSource:
     if not isinstance(name, str):
         family = type(name).__name__.removeprefix("Hf").removesuffix("Config")
         return ModelSource(f"{family} of {name.num_hidden_layers} layers, {name.hidden_size} wide", name)
+    if graph_file(name) is not None:
+        raise UserError(f"{name} is a graph, which does not learn; give the model that was exported")
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():

@@ -6,13 +6,14 @@ import typer
 
 from hf_vit_cli import options
 from hf_vit_cli.command import Command
-from hf_vit_cli.measure import bench_models
+from hf_vit_cli.measure import bench_models, bench_saved
 
 if TYPE_CHECKING:
     from hf_vit.training.input_speed import InputSpeed
 
-bench = typer.Typer(help="Measure speed on this machine: models, the input of a training.")
+bench = typer.Typer(help="Measure speed on this machine: models, saved ones and exports, the input of a training.")
 bench.command("models", cls=Command)(bench_models.model_speed)
+bench.command("saved", cls=Command)(bench_saved.saved_speed)
 
 
 @bench.command("data", cls=Command)

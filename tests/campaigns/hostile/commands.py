@@ -37,6 +37,7 @@ MODELS: dict[str, list[str]] = {
         *("pretrain", "{repo}", "--data", "{data}", "--output", "{out}"),
         *("--steps", "1", "--batch-size", "6", "--evaluations", "1"),
     ],
+    "bench saved models": ["bench", "saved", "{good}", "{repo}", "--turns", "1", "--batch", "1"],
     "bench data model": ["bench", "data", "{repo}", "--data", "{data}", "--seconds", "0.05"],
     "convert model": ["convert", "{hf}", "{out}"],
     "export model": ["export", "{repo}", "{out}", "--to", "transformers"],
