@@ -68,7 +68,8 @@ def who_am_i(request: Handler) -> None:
 
 @route("POST", "/api/validate-yaml")
 def validate_card(request: Handler) -> None:
-    errors = card_errors(request.json().get("content", ""))
+    asked = request.json()
+    errors = card_errors(asked.get("content", ""), is_space=asked.get("repoType") == "space")
     request.reply({"errors": [{"message": error} for error in errors], "warnings": []}, 400 if errors else 200)
 
 
@@ -89,12 +90,15 @@ def create_repo(request: Handler) -> None:
         raise Refusal(403, "Forbidden: you must use a write token to create a repository.")
     if not request.may(namespace, write=True):
         raise Refusal(403, f'You don\'t have the rights to create a model under the namespace "{namespace}"')
+    is_space = asked.get("type") == "space"
+    if is_space and asked.get("sdk") not in ("static", "gradio", "docker"):
+        raise Refusal(400, "Invalid sdk of a Space")
     with request.store.lock:
-        repo_id = f"{namespace}/{name}"
+        repo_id = f"{'spaces/' * is_space}{namespace}/{name}"
         existing = request.store.repos.get(repo_id.lower())
         private = bool(asked.get("private")) or asked.get("visibility") == "private"
-        repo = existing or request.store.create(repo_id, private, request.user)
-    body = {"url": f"{request.hub.endpoint}/{repo['id']}", "name": repo["id"], "id": repo["_id"]}
+        repo = existing or request.store.create(repo_id, private, request.user, asked.get("sdk"))
+    body = {"url": f"{request.hub.endpoint}/{repo['id']}", "name": f"{namespace}/{name}", "id": repo["_id"]}
     if existing:  # the client reads "url" of the refusal when exist_ok=True
         raise Refusal(409, "You already created this model repo", body={"error": "You already created it", **body})
     request.reply(body)
@@ -117,10 +121,13 @@ def model_info(request: Handler, repo: dict[str, Any], oid: str) -> dict[str, An
     """What is told of a model; `expand` adds its results."""
     commit = request.store.commit(repo, oid)
     assert commit is not None
-    answer = {"_id": repo["_id"], "id": repo["id"], "modelId": repo["id"], "author": repo["id"].split("/")[0],
+    name = repo["id"].removeprefix("spaces/")
+    answer = {"_id": repo["_id"], "id": name, "modelId": name, "author": name.split("/")[0],
               "sha": oid, "private": repo["private"], "gated": repo["gated"], "disabled": False, "downloads": 0,
               "likes": 0, "tags": [], "lastModified": commit["date"], "createdAt": repo["created"],
               "siblings": [{"rfilename": path} for path in sorted(commit["tree"])]}  # fmt: skip
+    if repo["sdk"]:
+        answer["sdk"] = repo["sdk"]
     if "evalResults" in request.query.get("expand", []):
         small = {path: entry for path, entry in commit["tree"].items() if not entry["lfs"]}
         files = {path: request.store.blob(entry["sha256"]).read_bytes() for path, entry in small.items()}
@@ -153,7 +160,8 @@ def discussions(request: Handler, repo_id: str) -> None:
     numbers = range(1, repo["pull_requests"] + 1)
     answer = [
         {"title": "a change", "num": number, "status": wanted, "isPullRequest": True, "author": {"name": "somebody"},
-         "createdAt": "2031-02-03T00:00:00.000Z", "repo": {"name": repo["id"], "type": "model"}}
+         "createdAt": "2031-02-03T00:00:00.000Z",
+         "repo": {"name": repo["id"].removeprefix("spaces/"), "type": "space" if repo["sdk"] else "model"}}
         for number in numbers
         if (number in repo.get("closed", [])) == (wanted == "closed")
     ]  # fmt: skip

@@ -19,7 +19,7 @@ def metadata_of(card: str) -> Any:
     return yaml.safe_load(found[1]) if found else None
 
 
-def card_errors(card: str) -> list[str]:
+def card_errors(card: str, is_space: bool = False) -> list[str]:
     """What the Hub would refuse the card for."""
     try:
         metadata = metadata_of(card)
@@ -29,7 +29,8 @@ def card_errors(card: str) -> list[str]:
         return []
     if not isinstance(metadata, dict):
         return ['"metadata" must be an object']
-    return [*_value_errors(metadata), *_index_errors(metadata.get("model-index"))]
+    sdk = [] if not is_space or metadata.get("sdk") in ("static", "gradio", "docker") else ['"sdk" is required']
+    return [*sdk, *_value_errors(metadata), *_index_errors(metadata.get("model-index"))]
 
 
 def eval_results(files: dict[str, bytes]) -> list[dict[str, Any]]:

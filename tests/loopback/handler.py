@@ -43,8 +43,8 @@ ROUTES: list[Route] = []
 
 
 def route(methods: str, path: str, storage: bool = False) -> Callable[[Answer], Answer]:
-    """Register a function for an address of the Hub, or of the storage origin; {repo} stands for a model's id."""
-    pattern = re.compile("^" + path.replace("{repo}", r"(?P<repo_id>[^/]+/[^/]+)") + "$")
+    """Register a function for an address of the Hub, or of the storage; {repo} is a model's id, or spaces/ and one."""
+    pattern = re.compile("^" + path.replace("{repo}", r"(?P<repo_id>(?:spaces/)?[^/]+/[^/]+)") + "$")
 
     def register(answer: Answer) -> Answer:
         ROUTES.append(Route(tuple(methods.split("|")), pattern, answer, storage))
@@ -255,6 +255,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _dispatch(self, path: str) -> None:
         path = re.sub("^(/api)?/datasets/", lambda found: "/api/models/" if found[1] else "/", path)
+        path = re.sub("^/api/spaces/", "/api/models/spaces/", path)
         for known in ROUTES:
             match = known.path.match(path)
             if match and self.command in known.methods and known.storage == self.is_storage:
@@ -271,7 +272,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def repo(self, repo_id: str, need: str = "read") -> dict[str, Any]:
         """The repository, if the asker may "read" of it, read its "content" (gated), or "write" to it."""
-        repo, namespace = self.store.repos.get(repo_id.lower()), repo_id.split("/")[0]
+        repo, namespace = self.store.repos.get(repo_id.lower()), repo_id.split("/")[-2]
         if repo is None or (repo["private"] and not self.may(namespace)):
             # As the real Hub: what may not be seen does not exist, and who is not logged in learns not even that.
             status = 401 if self.user is None else 404

@@ -68,7 +68,7 @@ def collection(request: Handler, slug: str) -> None:
 def add_item(request: Handler, slug: str) -> None:
     known, item = _known(request, slug), request.json()["item"]
     _check_write(request, known["owner"])
-    request.repo(item["id"])
+    request.repo(f"{'spaces/' * (item['type'] == 'space')}{item['id']}")
     with request.store.lock:
         if any((each["id"], each["type"]) == (item["id"], item["type"]) for each in known["items"]):
             raise Refusal(409, "Item already in collection")

@@ -18,6 +18,12 @@ from loopback.refusal import Refusal
 LFS_SUFFIXES = (".safetensors", ".bin", ".npz", ".npy", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".onnx", ".zip", ".gz")
 GITATTRIBUTES = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in LFS_SUFFIXES).encode()
 
+FIRST_PAGE = {
+    "README.md": b"---\ntitle: Page\nsdk: static\n---\n",
+    "index.html": b"<html></html>",
+    "style.css": b"body {}",
+}
+
 
 def now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
@@ -90,12 +96,14 @@ class Store:
     def save(self, repo: dict[str, Any]) -> None:
         write_json(self.folder(repo) / "state.json", repo)
 
-    def create(self, repo_id: str, private: bool, user: str) -> dict[str, Any]:
-        """A new repository, with one commit that holds .gitattributes, as on the real Hub."""
+    def create(self, repo_id: str, private: bool, user: str, sdk: str | None = None) -> dict[str, Any]:
+        """A new repository, with one commit: .gitattributes, and of a static Space a first page, as on the real Hub."""
         repo = {"id": repo_id, "private": private, "gated": False, "granted": [], "created": now(), "refs": {},
-                "pull_requests": 0, "uploaded": [], "_id": secrets.token_hex(12)}  # fmt: skip
-        sha256, size = self.put([GITATTRIBUTES])
-        tree = {".gitattributes": {"sha256": sha256, "size": size, "oid": git_oid(GITATTRIBUTES), "lfs": False}}
+                "sdk": sdk, "pull_requests": 0, "uploaded": [], "_id": secrets.token_hex(12)}  # fmt: skip
+        tree: dict[str, Any] = {}
+        for path, data in {".gitattributes": GITATTRIBUTES, **(FIRST_PAGE if sdk == "static" else {})}.items():
+            sha256, size = self.put([data])
+            tree[path] = {"sha256": sha256, "size": size, "oid": git_oid(data), "lfs": False}
         repo["refs"]["refs/heads/main"] = self.new_commit(repo, None, tree, "initial commit", user)
         self.repos[repo_id.lower()] = repo
         self.save(repo)

@@ -61,9 +61,9 @@ def lfs_batch(request: Handler, repo_id: str) -> None:
 @route("PUT", r"/lfs/(?P<key>.+)", storage=True)
 def lfs_upload(request: Handler, key: str) -> None:
     check_signature(request, key)
-    namespace, name, sha256, size = key.split("/")
+    repo_id, sha256, size = key.rsplit("/", 2)
     request.store.put(request.chunks(), sha256, int(size))
-    request.store.note_upload(f"{namespace}/{name}", sha256)
+    request.store.note_upload(repo_id, sha256)
     request.reply(b"", headers={"ETag": f'"{sha256}"'})
 
 
@@ -122,7 +122,7 @@ def _apply(request: Handler, repo: dict[str, Any], tree: dict[str, Any], kind: s
     if not re.fullmatch(r"[^/]+(/[^/]+)*/?", path) or {".", "..", ".git"} & set(path.split("/")):
         raise Refusal(400, f"Invalid path in repo: {path}")
     if kind == "file":
-        tree[path] = _regular_file(request, path, value)
+        tree[path] = _regular_file(request, repo, path, value)
     elif kind == "lfsFile":
         sha256 = value["oid"]
         if sha256 not in repo["uploaded"] or not request.store.blob(sha256).exists():
@@ -136,7 +136,7 @@ def _apply(request: Handler, repo: dict[str, Any], tree: dict[str, Any], kind: s
         raise Refusal(400, f"Unknown operation: {kind}")
 
 
-def _regular_file(request: Handler, path: str, value: dict[str, Any]) -> dict[str, Any]:
+def _regular_file(request: Handler, repo: dict[str, Any], path: str, value: dict[str, Any]) -> dict[str, Any]:
     try:
         data = base64.b64decode(value["content"], validate=True)
     except binascii.Error as error:
@@ -144,7 +144,7 @@ def _regular_file(request: Handler, path: str, value: dict[str, Any]) -> dict[st
     limit = request.hub.sizes["largest_regular"]
     if len(data) > limit:
         raise Refusal(400, f"Your push was rejected: files larger than {limit} bytes. Offending files: - {path}")
-    errors = card_errors(data.decode("utf-8", "replace")) if path == "README.md" else []
+    errors = card_errors(data.decode("utf-8", "replace"), bool(repo["sdk"])) if path == "README.md" else []
     if errors:
         raise Refusal(400, "Invalid metadata in README.md: " + "; ".join(errors))
     sha256, size = request.store.put([data])

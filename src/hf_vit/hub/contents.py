@@ -57,7 +57,7 @@ class SharedFile:
     @property
     def is_text(self) -> bool:
         """Kept by git itself, unless it is large; other files go to the Hub's storage."""
-        return self.path.endswith((".json", ".md", ".py", ".txt", ".svg", ".yaml"))
+        return self.path.endswith((".json", ".md", ".py", ".txt", ".svg", ".yaml", ".html", ".css", ".js", ".mjs"))
 
     @property
     def words(self) -> str:
@@ -95,10 +95,12 @@ class Contents:
     Attributes:
         files: path in the repository -> file.
         left_out: names in the folder that are not shared.
+        replaced: what else goes where it is left of earlier pushes.
     """
 
     files: dict[str, SharedFile] = field(default_factory=dict[str, SharedFile])
     left_out: list[str] = field(default_factory=list[str])
+    replaced: re.Pattern[str] = _WEIGHTS
 
     @property
     def size(self) -> int:
@@ -123,7 +125,7 @@ class Contents:
         """
         code = {path.name for path in resources.files("hf_vit.models").iterdir() if "_hf_" in path.name}
         gone = [path for path in remote if path not in self.files]
-        return sorted(path for path in gone if path in code or path == RESULTS_FILE or _WEIGHTS.fullmatch(path))
+        return sorted(path for path in gone if path in code or path == RESULTS_FILE or self.replaced.fullmatch(path))
 
 
 def differences(local: Mapping[str, SharedFile], remote: Mapping[str, RepoFile]) -> list[str]:

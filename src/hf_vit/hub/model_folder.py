@@ -12,6 +12,7 @@ from hf_vit.families import family_of
 from hf_vit.repositories.reading import check_name, weight_shards
 
 CARD_NAME = "README.md"
+PAGE_NAME = "page.json"  # in its place, of a page that runs models
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 Size = int | tuple[int, int]
 
@@ -70,6 +71,8 @@ def read_config(folder: Path) -> ModelConfig:
     try:
         return ModelConfig.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError as error:
+        if (folder / PAGE_NAME).is_file():
+            raise UserError(f"{folder} holds a page, no model; share it with hf-vit push DIR REPO --space") from error
         raise UserError(
             f"{folder} holds no model: there is no config.json in it; give a saved model's folder"
         ) from error

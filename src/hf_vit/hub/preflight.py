@@ -3,17 +3,18 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from huggingface_hub import HfApi, ModelCard, get_token
+from huggingface_hub import HfApi, RepoCard, get_token
 from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError, RepositoryNotFoundError
-from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.hf_api import RepoFile, SpaceInfo
 from huggingface_hub.utils import validate_repo_id
 
 from hf_vit.errors import UserError
 from hf_vit.repositories.failures import explain, login_help, token_source
 from hf_vit.repositories.retrying import try_again
 
+RepoType = Literal["model", "space"]
 _BRANCH = re.compile(r"(?!refs/)(?!.*(\.\.|//|\.lock$|/$))[\w./+-]+")
 
 
@@ -27,6 +28,12 @@ class PushOptions:
     tag: str | None = None
     collection: str | None = None
     token: str | None = None
+    space: bool = False
+
+    @property
+    def repo_type(self) -> RepoType:
+        """As the Hub calls it."""
+        return "space" if self.space else "model"
 
     def __post_init__(self) -> None:
         for name, value in (("revision", self.revision), ("tag", self.tag)):
@@ -114,24 +121,26 @@ def find_destination(api: HfApi, repo_id: str, options: PushOptions, say: Callab
 def _find_destination(api: HfApi, repo_id: str, me: dict[str, Any], options: PushOptions) -> Destination:
     branch = options.revision or "main"
     try:
-        info = api.model_info(repo_id)
+        info = api.repo_info(repo_id, repo_type=options.repo_type)
     except RepositoryNotFoundError:
         _check_namespace(repo_id, me, options)
         return Destination(repo_id, me["name"], False, None, branch, branch == "main", {}, {})
     if not options.create_pr:
-        api.auth_check(repo_id, write=True)
+        api.auth_check(repo_id, repo_type=options.repo_type, write=True)
+    if isinstance(info, SpaceInfo) and info.sdk != "static":
+        raise UserError(f"{repo_id} is a Space of the SDK {info.sdk}, and a page needs a static one; give another name")
     if options.private and not info.private:
         raise UserError(
             f"{repo_id} exists and is public, so --private cannot keep this push to yourself; make it private in its "
             "settings first, or give another name"
         )
-    refs = api.list_repo_refs(repo_id)
+    refs = api.list_repo_refs(repo_id, repo_type=options.repo_type)
     heads = {ref.name: ref.target_commit for ref in refs.branches}
     tags = {ref.name: ref.target_commit for ref in refs.tags}
     if branch in tags:
         raise UserError(f"{branch} is a tag of {repo_id}, and tags do not move; push to a branch")
     head = heads.get(branch) or heads["main"]
-    tree = api.list_repo_tree(repo_id, revision=head, recursive=True)
+    tree = api.list_repo_tree(repo_id, repo_type=options.repo_type, revision=head, recursive=True)
     files = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
     return Destination(repo_id, me["name"], True, head, branch, branch in heads, files, tags)
 
@@ -152,14 +161,14 @@ def _check_namespace(repo_id: str, me: dict[str, Any], options: PushOptions) -> 
         )
 
 
-def check_card(card: str, say: Callable[[str], None]) -> None:
+def check_card(card: str, repo_type: RepoType, say: Callable[[str], None]) -> None:
     """Let the Hub itself judge the card's metadata.
 
     Raises:
         UserError: what it says, field by field; or it cannot be asked.
     """
     try:
-        try_again(lambda: ModelCard(card).validate(), "checking the card", say=say)
+        try_again(lambda: RepoCard(card).validate(repo_type), "checking the card", say=say)
     except Exception as error:
         if type(error) is not ValueError:
             raise explain(error, "the Hub") from error

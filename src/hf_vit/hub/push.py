@@ -6,18 +6,19 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.hf_api import RepoFile
 
-from hf_vit.display import Displayed
 from hf_vit.errors import UserError, one_line
 from hf_vit.hub.contents import Contents, collect, differences, tell_of
 from hf_vit.hub.model_folder import CARD_NAME
-from hf_vit.hub.preflight import Destination, PushOptions, check_card, check_repo_id, find_destination
+from hf_vit.hub.page_folder import collect_page
+from hf_vit.hub.preflight import Destination, PushOptions, RepoType, check_card, check_repo_id, find_destination
+from hf_vit.hub.push_result import PushResult
 from hf_vit.repositories.failures import explain, token_source
 from hf_vit.repositories.retrying import response_of, status_of, try_again
 from hf_vit.results.facts import Facts, Record
@@ -26,37 +27,6 @@ from hf_vit.results.writing import scratch_folder
 
 if TYPE_CHECKING:
     from transformers import BaseImageProcessor, PreTrainedModel
-
-
-@dataclass(frozen=True, repr=False)
-class PushResult(Displayed):
-    """What a push did.
-
-    Attributes:
-        repo_id: user/name.
-        commit: id of the commit that holds the model; None after a dry run.
-        url: where to look at it.
-        files: path -> size in bytes of what is shared.
-        deleted: what was left of earlier pushes and went with the same commit.
-        left_out: names in the folder that are not shared.
-        changed: False if the repository, or an open pull request of it, held exactly this already.
-        pull_request: address of the pull request, if the commit is one.
-        collection: address of the collection that the model is in now, if one was named.
-    """
-
-    repo_id: str
-    commit: str | None
-    url: str
-    files: dict[str, int]
-    deleted: list[str]
-    left_out: list[str] = field(default_factory=list[str])
-    changed: bool = True
-    pull_request: str | None = None
-    collection: str | None = None
-
-    def overview(self) -> dict[str, object]:
-        files = f"{len(self.files):,}, {sum(self.files.values()):,} bytes"
-        return {"repository": self.repo_id, "commit": self.commit or "none", "files": files, "url": self.url}
 
 
 def push_to_hub(
@@ -74,9 +44,10 @@ def push_to_hub(
     collection: str | None = None,
     dry_run: bool = False,
     token: str | None = None,
-    message: str = "Share the model with hf-vit",
+    message: str | None = None,
     max_shard_size: int | str = "5GB",
     share_images: bool = False,
+    space: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> PushResult:
     """Share a model on the Hub: weights, config, code, image processor, card, pictures and facts in one commit.
@@ -101,9 +72,10 @@ def push_to_hub(
             ("user/title-0123456789abcdef01234567"); the model is put into it.
         dry_run: check everything, change nothing.
         token: by default the one you are logged in with.
-        message: title of the commit.
+        message: title of the commit; by default "Share the model with hf-vit", or "Share the page with hf-vit".
         max_shard_size: larger weight files are split.
         share_images: share the pictures that show images of the data, too (mistakes, attention over images).
+        space: `source` is the folder of a page (`hf-vit page`), which becomes a static Space.
         report: is told what is being done, a line at a time.
 
     Raises:
@@ -111,7 +83,8 @@ def push_to_hub(
     """
     check_repo_id(repo_id)
     _refuse_secrets({"name": repo_id, "branch": revision, "tag": tag, "title": message, "collection": collection})
-    options = PushOptions(private, revision, create_pr, tag, collection, token)
+    options = PushOptions(private, revision, create_pr, tag, collection, token, space)
+    message = message or f"Share the {'page' if space else 'model'} with hf-vit"
 
     def say(line: str) -> None:
         if report is not None:
@@ -119,16 +92,18 @@ def push_to_hub(
 
     with _shards_folder() as scratch:
         name = repo_id.rpartition("/")[2]
-        folder = _as_folder(source, scratch / "model" / name, processor, facts, card, max_shard_size)
+        folder = _as_folder(source, scratch / "model" / name, processor, facts, card, max_shard_size, space)
         shards = scratch / "shards"
         shards.mkdir()
         # Local trouble is told before the Hub is asked anything; the card needs the full name.
-        contents = collect(
-            folder, repo_id, scratch=shards, license=license, max_shard_size=max_shard_size, share_images=share_images
-        )
+        chosen: dict[str, Any] = {"license": license, "share_images": share_images}
+        if space:
+            contents = collect_page(folder, **chosen)
+        else:
+            contents = collect(folder, repo_id, scratch=shards, max_shard_size=max_shard_size, **chosen)
         api = HfApi(token=token)
         destination = find_destination(api, repo_id, options, say)
-        if destination.repo_id != repo_id:
+        if destination.repo_id != repo_id and not space:
             contents = contents.with_files(tell_of(folder, destination.repo_id, license, share_images))
         return _Push(api, destination, contents, options, say).run(message, dry_run)
 
@@ -167,12 +142,15 @@ def _as_folder(
     facts: Sequence[Record],
     card: str | None,
     max_shard_size: int | str,
+    space: bool,
 ) -> Path:
     """The folder of a model; a model object is saved in `folder`."""
     if isinstance(source, str | os.PathLike):
         if processor is not None or facts or card is not None:
             raise UserError("processor, facts and card go with a model object; a folder has its own")
         return Path(source)
+    if space:
+        raise UserError("a page is shared from its folder; give its path, or leave space=True out to share a model")
     if processor is None:
         raise UserError("a model is shared together with its image processor: give processor=")
     source.save_pretrained(folder, max_shard_size=max_shard_size)
@@ -197,6 +175,8 @@ class _Push:
     ) -> None:
         self.api, self.destination, self.contents, self.options, self.say = api, destination, contents, options, say
         self.repo_id, self.branch = destination.repo_id, destination.branch
+        self.repo_type: RepoType = options.repo_type
+        self.url = f"{api.endpoint}/{'spaces/' * options.space}{self.repo_id}"
         self.stale = contents.stale(destination.files)
         self.parent = destination.head
 
@@ -209,7 +189,7 @@ class _Push:
     def _run(self, message: str, dry_run: bool) -> PushResult:
         is_there = self.destination.exists and self._holds(self.destination.files)
         self._check_tag(is_there)
-        check_card(self.contents.card, self.say)
+        check_card(self.contents.card, self.repo_type, self.say)
         self.say(self._plan())
         self.say(self._list())
         if dry_run:
@@ -265,7 +245,12 @@ class _Push:
         """What others will be able to see, file by file."""
         files = ", ".join(f"{file.path} ({file.size:,} bytes)" for file in self.contents.files.values())
         readers = "private" if self.options.private else "public, unless the repository is private"
-        return f"{readers}: {files}; the card tells classes, command, data, machine and versions"
+        told = (
+            "the page tells classes and figures"
+            if self.options.space
+            else "the card tells classes, command, data, machine and versions"
+        )
+        return f"{readers}: {files}; {told}"
 
     def _attempt(self, doing: str, action: Callable[[], Any], landed: Callable[[], Any] = lambda: None) -> Any:
         """An action on the Hub with retries; its failure says where the branch stands."""
@@ -308,7 +293,10 @@ class _Push:
         """Where the branch stands now, in words."""
         again = "The same command goes on with it; what was uploaded is kept"
         try:
-            heads = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(self.repo_id).branches}
+            heads = {
+                ref.name: ref.target_commit
+                for ref in self.api.list_repo_refs(self.repo_id, repo_type=self.repo_type).branches
+            }
         except Exception:  # the failure that is being told is the one that matters
             return f"Whether {self.branch} was changed is unknown. {again}"
         if heads.get(self.branch) in (self.parent, None):
@@ -321,14 +309,26 @@ class _Push:
             private = self.options.private or None  # None: as the account's default
             self._attempt(
                 "creating the repository",
-                lambda: self.api.create_repo(self.repo_id, private=private, exist_ok=True).repo_id,
+                lambda: (
+                    self.api.create_repo(
+                        self.repo_id,
+                        repo_type=self.repo_type,
+                        private=private,
+                        exist_ok=True,
+                        space_sdk="static" if self.options.space else None,
+                    ).repo_id
+                ),
             )
-            self.parent = self._attempt("looking at the repository", lambda: self.api.model_info(self.repo_id).sha)
+            self.parent = self._attempt(
+                "looking at the repository", lambda: self.api.repo_info(self.repo_id, repo_type=self.repo_type).sha
+            )
         if not self.destination.branch_exists:
             self._attempt("making the branch", self._make_branch)
 
     def _make_branch(self) -> bool:
-        self.api.create_branch(self.repo_id, branch=self.branch, revision=self.parent, exist_ok=True)
+        self.api.create_branch(
+            self.repo_id, repo_type=self.repo_type, branch=self.branch, revision=self.parent, exist_ok=True
+        )
         return True
 
     def _commit(self, message: str) -> tuple[str, str | None]:
@@ -340,6 +340,7 @@ class _Push:
         done = self.api.create_commit(
             self.repo_id,
             [*added, *deleted],
+            repo_type=self.repo_type,
             commit_message=message,
             revision=None if self.options.create_pr else self.branch,
             parent_commit=self.parent,
@@ -351,7 +352,7 @@ class _Push:
         """The commit of an attempt whose answer was lost."""
         if self.options.create_pr:
             return self._proposal()
-        for branch in self.api.list_repo_refs(self.repo_id).branches:
+        for branch in self.api.list_repo_refs(self.repo_id, repo_type=self.repo_type).branches:
             moved = branch.name == self.branch and branch.target_commit != self.parent
             if moved and self._holds(self._files(branch.target_commit)):
                 return branch.target_commit, None
@@ -359,19 +360,24 @@ class _Push:
 
     def _proposal(self) -> tuple[str, str] | None:
         """Commit and address of an open pull request that holds exactly this."""
-        refs = self.api.list_repo_refs(self.repo_id, include_pull_requests=True).pull_requests or []
+        refs = (
+            self.api.list_repo_refs(self.repo_id, repo_type=self.repo_type, include_pull_requests=True).pull_requests
+            or []
+        )
         if not refs:
             return None
-        opened = self.api.get_repo_discussions(self.repo_id, discussion_type="pull_request", discussion_status="open")
+        opened = self.api.get_repo_discussions(
+            self.repo_id, repo_type=self.repo_type, discussion_type="pull_request", discussion_status="open"
+        )
         numbers = {str(discussion.num) for discussion in opened}
         for ref in refs:
             number = ref.ref.rpartition("/")[2]
             if number in numbers and self._holds(self._files(ref.target_commit)):
-                return ref.target_commit, f"{self.api.endpoint}/{self.repo_id}/discussions/{number}"
+                return ref.target_commit, f"{self.url}/discussions/{number}"
         return None
 
     def _files(self, revision: str) -> dict[str, RepoFile]:
-        tree = self.api.list_repo_tree(self.repo_id, revision=revision, recursive=True)
+        tree = self.api.list_repo_tree(self.repo_id, repo_type=self.repo_type, revision=revision, recursive=True)
         return {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
 
     def _holds(self, remote: dict[str, RepoFile]) -> bool:
@@ -391,7 +397,11 @@ class _Push:
             return
         name = self.options.tag
         self._attempt(
-            "tagging", lambda: self.api.create_tag(self.repo_id, tag=name, revision=commit, exist_ok=True) or True
+            "tagging",
+            lambda: (
+                self.api.create_tag(self.repo_id, repo_type=self.repo_type, tag=name, revision=commit, exist_ok=True)
+                or True
+            ),
         )
 
     def _into_collection(self, name: str) -> str:
@@ -405,28 +415,10 @@ class _Push:
             )
         return self._attempt(
             "adding to the collection",
-            lambda: self.api.add_collection_item(slug, self.repo_id, "model", exists_ok=True).url,
+            lambda: self.api.add_collection_item(slug, self.repo_id, self.repo_type, exists_ok=True).url,
         )
 
     def _result(self, commit: str | None, changed: bool = True, pull_request: str | None = None) -> PushResult:
-        url = f"{self.api.endpoint}/{self.repo_id}" + (f"/tree/{commit}" if commit else "")
+        url = self.url + (f"/tree/{commit}" if commit else "")
         files = {file.path: file.size for file in self.contents.files.values()}
         return PushResult(self.repo_id, commit, url, files, self.stale, self.contents.left_out, changed, pull_request)
-
-
-def describe(result: PushResult) -> str:
-    """A few lines for people: what is where."""
-    if result.collection is not None:
-        return f"{describe(replace(result, collection=None))}\nin the collection {result.collection}"
-    if result.commit is None:
-        return f"nothing was changed (dry run); {result.repo_id} would be at {result.url}"
-    if not result.changed:
-        where = f"an open pull request of {result.repo_id}" if result.pull_request else result.repo_id
-        return f"{where} holds exactly this already, at commit {result.commit}\n{result.pull_request or result.url}"
-    lines = [
-        f"{len(result.files)} files, {sum(result.files.values()):,} bytes, one commit; "
-        "every remote checksum equals the local one",
-        f"commit {result.commit}",
-        result.pull_request or result.url,
-    ]
-    return "\n".join(lines)

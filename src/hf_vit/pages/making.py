@@ -17,14 +17,15 @@ from hf_vit.data.labels import classes_of
 from hf_vit.data.load import load_data
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
-from hf_vit.hub.model_folder import CARD_NAME
+from hf_vit.hub.licenses import common_license
+from hf_vit.hub.model_folder import CARD_NAME, PAGE_NAME
+from hf_vit.hub.page_folder import STATIC
 from hf_vit.pages.description import description
 from hf_vit.pages.graph import numbers_inside, write_graph
 from hf_vit.pages.runtime import check_runtime, copy_runtime
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.writing import saying_why
 
-STATIC = ("index.html", "style.css", "page.js", "worker.js")
 LARGEST_BYTES = (
     10**9
 )  # weights and maps: a browser's WebAssembly has 4 GB, and holds the file beside what it reads of it
@@ -79,7 +80,7 @@ def make_page(
             for number, (model, name) in enumerate(zip(models, names, strict=True))
         ]
         with saying_why(place):
-            _write_json(folder / "page.json", {"models": described, "examples": _write_examples(images, folder)})
+            _write_json(folder / PAGE_NAME, {"models": described, "examples": _write_examples(images, folder)})
             (folder / CARD_NAME).write_text(_space_card(names, models), encoding="utf-8")
             for file in STATIC:
                 (folder / file).write_bytes((resources.files("hf_vit.pages") / "static" / file).read_bytes())
@@ -150,6 +151,8 @@ def _space_card(names: Sequence[str], models: Sequence[str | Path]) -> str:
     metadata: dict[str, Any] = {"title": ", ".join(names), "sdk": "static", "app_file": "index.html"}
     if on_hub := [str(model) for model in models if HUB_ID.fullmatch(str(model)) and not is_local(model)]:
         metadata["models"] = on_hub
+    if (license := common_license([str(model) for model in models])) is not None:
+        metadata["license"] = license
     about = "A page that runs these models in the visitor's browser, written by `hf-vit page`."
     return f"---\n{yaml.safe_dump(metadata, allow_unicode=True, sort_keys=False)}---\n\n{about}\n"
 

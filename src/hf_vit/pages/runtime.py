@@ -22,9 +22,11 @@ FILES = {
 
 def check_runtime(source: str | Path | None) -> None:
     """Raise a UserError where `source` is given and is no folder of exactly these files."""
-    for name in FILES if source is not None else ():
+    if source is None:
+        return
+    remedy = f"give the folder dist of the npm package onnxruntime-web {VERSION}"
+    for name in FILES:
         file = Path(source) / name
-        remedy = f"give the folder dist of the npm package onnxruntime-web {VERSION}"
         if not file.is_file():
             raise UserError(f"--runtime {source} has no {name}; {remedy}")
         if not _is_known(file):

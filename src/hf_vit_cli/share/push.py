@@ -9,7 +9,7 @@ from hf_vit_cli import options
 
 
 def push(
-    model: Annotated[Path, typer.Argument(help="Folder of a saved model.", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="Folder of a saved model; of a page with --space.", show_default=False)],
     repo: Annotated[str, typer.Argument(help="Name on the Hub: user/name, or name for your own.", show_default=False)],
     private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch; made from main if it is not there.")] = None,
@@ -21,11 +21,15 @@ def push(
     license: Annotated[str | None, typer.Option(help="Hub license id; else the card's or base model's.")] = None,
     max_shard_size: Annotated[str, typer.Option(help="Larger weight files are split.")] = "5GB",
     share_images: options.ShareImages = False,
+    space: Annotated[
+        bool, typer.Option("--space", help="Share the page that hf-vit page wrote, as a static Space.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, change nothing.")] = False,
 ) -> None:
     """Share a model: weights, code, processor, card, pictures and facts in one commit, checked before and after."""
     from hf_vit.hub.preflight import check_repo_id
-    from hf_vit.hub.push import describe, push_to_hub
+    from hf_vit.hub.push import push_to_hub
+    from hf_vit.hub.push_result import describe
 
     check_repo_id(repo)
     result = push_to_hub(
@@ -39,6 +43,7 @@ def push(
         license=license,
         max_shard_size=max_shard_size,
         share_images=share_images,
+        space=space,
         dry_run=dry_run,
         report=typer.echo,
     )

@@ -186,7 +186,7 @@ def finetune(
         return
     print_result(result)
     if result.pushed is not None:
-        from hf_vit.hub.push import describe
+        from hf_vit.hub.push_result import describe
 
         typer.echo(describe(result.pushed))
 

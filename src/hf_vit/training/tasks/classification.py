@@ -27,7 +27,7 @@ from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, judge, mul
 from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.evaluation.protocols.top1 import OF_CLASSES, ClassificationResult, top1
 from hf_vit.evaluation.saving import save_protocol
-from hf_vit.hub.push import PushResult
+from hf_vit.hub.push_result import PushResult
 from hf_vit.results.facts import Record
 from hf_vit.subjects.device import pick_device
 from hf_vit.subjects.labels import label_names_of

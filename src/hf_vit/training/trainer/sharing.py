@@ -12,7 +12,8 @@ from hf_vit.errors import UserError
 from hf_vit.hub.card import refresh_card
 from hf_vit.hub.licenses import declared_license, license_of, need_license
 from hf_vit.hub.preflight import PushOptions, find_destination
-from hf_vit.hub.push import PushResult, push_to_hub
+from hf_vit.hub.push import push_to_hub
+from hf_vit.hub.push_result import PushResult
 from hf_vit.results.facts import DataFact, append_record, new_record
 
 # What the card's recipe tells of a training that was set up with transformers' own arguments.
