@@ -175,7 +175,7 @@ def certify(
 ) -> Certificate:
     """Run the model and its graph at these sizes (H, W), and write the certificate beside the graph."""
     file = outgoing.folder / runtime.file
-    given = _checks(outgoing, sizes, runtime.relu_keeps_nan or not only_whole_patches(outgoing.config))
+    given = _checks(outgoing, sizes, runtime.keeps_nan or not only_whole_patches(outgoing.config))
     with torch.no_grad():
         results = [_result(outgoing, check) for check in given]
     np.savez(outgoing.folder / RESULTS, *(result.numpy() for result in results))

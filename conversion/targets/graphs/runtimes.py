@@ -45,14 +45,14 @@ class Runtime(ABC):
         target: what `hf-vit export --to` calls its files.
         file: name of a folder's graph.
         extra: of this package, with which the runtime comes.
-        relu_keeps_nan: whether what is not finite stays so behind a ReLU, as in a ResNet.
+        keeps_nan: whether NaN stays what it is in a ReLU and in max pooling, as a ResNet has them.
     """
 
     package: ClassVar[str]
     target: ClassVar[str]
     file: ClassVar[str]
     extra: ClassVar[str]
-    relu_keeps_nan: ClassVar[bool] = True
+    keeps_nan: ClassVar[bool] = True
 
     @abstractmethod
     def open(self, file: Path) -> Graph:
@@ -121,7 +121,7 @@ class OpenVino(Runtime):
     """`openvino_model.xml`, with its weights beside it; computed in float32, where OpenVINO would choose bfloat16."""
 
     package, target, file, extra = "openvino", "openvino", "openvino_model.xml", "openvino"
-    relu_keeps_nan = False
+    keeps_nan = False
 
     def open(self, file: Path) -> Graph:
         import openvino
