@@ -20,7 +20,7 @@ KINDS = {
     "runtime": ("runtime",),
     "file": ("verify", "labels", "class_map", "cue_conflict", "config", "sources", "real_labels", "mappings"),
     "size": ("image_size", "resize_to"),
-    "repository": ("repo", "push"),
+    "repository": ("repo", "push", "space"),
     "place": ("places",),
     "device": ("device",),
     "name": (

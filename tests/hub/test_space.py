@@ -11,8 +11,12 @@ from loopback.client import Client, Loopback, content_hash
 from pages.small_runtime import SMALL_FILES, save_runtime
 
 from hf_vit.errors import UserError
+from hf_vit.hub.card import render_card, write_card
+from hf_vit.hub.page_folder import state_space
 from hf_vit.hub.push import push_to_hub
 from hf_vit.pages.making import make_page
+from hf_vit.results.facts import Facts
+from hf_vit_cli.main import main
 
 REPO = "alice/my-page"
 SPACE = f"spaces/{REPO}"
@@ -190,3 +194,35 @@ def test_models_are_no_pages_and_pages_no_models(page: Path, model_folder: Path)
         push_to_hub(model_folder, REPO, space=True)
     with pytest.raises(UserError, match="a page is shared from its folder"):
         push_to_hub(object(), REPO, space=True)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_card_links_to_the_space(model_folder: Path) -> None:
+    """From then on, also in cards of later facts; before, it says how a page is made."""
+    card = write_card(model_folder, license="mit").read_text()
+    assert "A page that runs it in the browser is made by `hf-vit page plain --output page`" in card
+    with pytest.raises(SystemExit) as ended:
+        main(["card", str(model_folder), "--space", "alice/my_page"])
+    assert ended.value.code == 0
+    for told in ((model_folder / "README.md").read_text(), render_card(model_folder)):
+        line = r"Try it in the browser: [alice/my\_page](https://huggingface.co/spaces/alice/my_page)"
+        assert line in told.splitlines()
+        assert "is made by `hf-vit page" not in told
+        assert "| space |" not in told
+
+
+@pytest.mark.parametrize("space", ["a](http://x)/b", "a/b\n## c", "<b>/c", "../x", 3, ["a/b"]])
+def test_what_is_no_space_is_no_link(space: object, model_folder: Path) -> None:
+    """facts.json of a stranger."""
+    facts = Facts.load(model_folder)
+    facts.records[0].values["space"] = space
+    facts.save(model_folder)
+    assert "Try it in the browser" not in render_card(model_folder)
+
+
+def test_what_cannot_be_linked_to(model_folder: Path, tmp_path: Path) -> None:
+    for space, words in (("my-page", "lacks its owner"), ("a/b/c", "cannot be the name"), ("", "cannot be the name")):
+        with pytest.raises(UserError, match=words):
+            state_space(model_folder, space)
+    with pytest.raises(UserError, match="tells of no training or conversion"):
+        state_space(tmp_path, "alice/my-page")
+    assert "space" not in Facts.load(model_folder).records[0].values

@@ -1,22 +1,30 @@
 """`show`: one model and one image in a notebook, to look around in."""
 
+import base64
 import html
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from hf_vit.analysis.analyses.analysis import AnalysisSettings, Context
+from hf_vit.analysis.analyses.head_maps import HeadMaps
+from hf_vit.analysis.analyses.rollout import AttentionRollout
+from hf_vit.analysis.reading.images import open_images
 from hf_vit.data.images import to_rgb
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import family_of
+from hf_vit.pages.graph import numbers_inside
 from hf_vit.pages.still import still_page
+from hf_vit.results.figures import encode_figure
 from hf_vit.results.writing import write_atomically
-from hf_vit.subjects.subject import open_subject
+from hf_vit.subjects.subject import Subject, open_subject
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 _HEIGHT_PX = 900
+_LARGEST_BYTES = 10**8  # of what happens inside, in half precision: a notebook keeps all of it
 
 
 @final
@@ -51,26 +59,56 @@ def show(model: object, image: "Image | str | os.PathLike[str]") -> Shown:
     """Look around in what a classifier makes of one image: classes, attention, rollout, features, positions.
 
     The same page as `hf-vit page` makes, of this image alone: everything is computed here, in half precision, so that
-    it stays in the notebook and needs no network.
+    it stays in the notebook and needs no network. Of a model that has no such page - of another library, no classifier,
+    too large for a notebook, or of an image processor that the page cannot follow - the pictures of its attention, as
+    `analyze` draws them.
 
     Args:
-        model: see `open_subject`: a folder, a Hub id, "timm:NAME", or (model, image processor); of this package, or
-            what converts to it.
+        model: see `open_subject`: a folder, a Hub id, "timm:NAME", or (model, image processor).
         image: a Pillow image, or a file.
 
     Raises:
-        UserError: the model is no classifier of this package, its image processor does what the page cannot follow, or
-            the image cannot be read.
+        UserError: the model has neither a page nor attention, or the image cannot be read.
     """
     subject = open_subject(model, "cpu", inside=True)
-    shown: Any = subject.model
-    kind = str(getattr(getattr(shown, "config", None), "model_type", None))
-    if family_of(kind) is None or not subject.label_sets or subject.processor is None:
-        raise UserError(
-            f"{subject.name} cannot be shown as a page, which needs a classifier of hf_vit or one that converts to it; "
-            "use hf_vit.analysis.analyze, which draws pictures"
-        )
-    return Shown(subject.name, still_page(shown, subject.processor, _opened(image), subject.name, subject.folder))
+    opened = _opened(image)
+    obstacle = _obstacle(subject)
+    if obstacle is None:
+        try:
+            page = still_page(subject.model, subject.processor, opened, subject.name, subject.folder)  # pyright: ignore[reportArgumentType]
+            return Shown(subject.name, page)
+        except UserError as error:  # the image processor does what the page cannot
+            obstacle = str(error)
+    return Shown(subject.name, _pictures(subject, opened, obstacle))
+
+
+def _obstacle(subject: Subject) -> str | None:
+    """Why there is no page of a model; None where there is one."""
+    config: Any = getattr(subject.model, "config", None)
+    if family_of(str(getattr(config, "model_type", None))) is None or not subject.label_sets:
+        return "only classifiers of hf_vit, and what converts to them, can be looked around in"
+    if subject.processor is None:
+        return "there is no image processor"
+    size = 2 * numbers_inside(config)
+    return None if size <= _LARGEST_BYTES else f"its attentions of {size / 1e6:,.0f} MB are too large for a notebook"
+
+
+def _pictures(subject: Subject, image: "Image", obstacle: str) -> str:
+    """The attention of a model, drawn, as HTML that needs no other file."""
+    context = Context(subject, open_images([image], 1), AnalysisSettings(num_images=1, num_pictures=1, batch_size=1))
+    drawn: list[str] = []
+    for kind in (AttentionRollout, HeadMaps):
+        if (reason := kind.obstacle(context)) is not None:
+            raise UserError(
+                f"{subject.name} cannot be shown: {obstacle}, and its attention cannot be drawn ({reason}); give a "
+                "model of hf_vit, or one that converts to it"
+            )
+        analysis = kind(context)
+        for title, figure in analysis.draw(analysis.measure()).items():
+            picture, words = base64.b64encode(encode_figure(figure)).decode(), html.escape(title)
+            shown = f'<img src="data:image/png;base64,{picture}" alt="{words}" style="max-width: 100%">'
+            drawn.append(f"<figure>{shown}<figcaption>{words}</figcaption></figure>")
+    return f"<!doctype html><meta charset=utf-8><h1>{html.escape(subject.name)}</h1>{''.join(drawn)}"
 
 
 def _opened(image: "Image | str | os.PathLike[str]") -> "Image":

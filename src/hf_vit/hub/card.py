@@ -100,12 +100,14 @@ def _examples(folder: Path, config: ModelConfig, name: str) -> dict[str, object]
             "python",
         )
 
+    has_page = config.is_ours and config.is_classifier
     travels = any((folder / f"{target.partition('.')[0]}.py").is_file() for target in config.code_targets)
     return {
         "is_ours": config.is_ours,
         "example": block("hf_vit" if config.is_ours else "transformers"),
         "example_without_package": block("travelling") if config.is_ours and travels else None,
         "verify_command": code_span(shlex.join(["hf-vit", "verify", name, "--results"])) if "/" in name else None,
+        "page_command": code_span(shlex.join(["hf-vit", "page", name, "--output", "page"])) if has_page else None,
         "predict_command": code_span(shlex.join(["hf-vit", "predict", name, "image.png"])),
     }
 

@@ -2,6 +2,7 @@
 
 What is read of a record's `values`, beyond the evaluation's own measurements:
 
+- training and conversion: `space`, user/name of the static Space that shows the model.
 - training: `recipe` (an object: hyperparameter -> value) and `base_model` (what was fine-tuned) have places of their
   own; everything else is listed by name.
 - evaluation: `pictures`, the files that were drawn beside the weights. By a protocol other than top1: `headline`, name
@@ -20,7 +21,7 @@ from hf_vit.families import family_of
 from hf_vit.hub.card_metadata import current_records, latest_evaluations, own_evaluation
 from hf_vit.hub.markdown import Markdown, code_block, code_span, text
 from hf_vit.hub.model_folder import ModelConfig, Size, count_parameters
-from hf_vit.hub.published_results import hub_dataset
+from hf_vit.hub.published_results import hub_dataset, hub_id
 from hf_vit.hub.recipe_in_use import in_use
 from hf_vit.repositories.reading import CONFIG, loading
 from hf_vit.results.facts import Facts, Record
@@ -116,12 +117,23 @@ def _origin(facts: Facts) -> dict[str, Any]:
     training, conversion = _latest(facts, "training"), _latest(facts, "conversion")
     base_model = training.values.get("base_model") if training else None
     return {
-        "training": _run(training, skip=("recipe", "base_model", "parameters")),
+        "training": _run(training, skip=("recipe", "base_model", "parameters", "space")),
         "base_model": code_span(base_model) if base_model else None,
         "recipe": _rows(_recipe(training)) if training else [],
-        "conversion": _run(conversion, skip=("parameters", "verification")),
+        "conversion": _run(conversion, skip=("parameters", "verification", "space")),
+        "space": _space(facts),
         "parity": _rows(conversion.values.get("verification")) if conversion else [],
     }
+
+
+def _space(facts: Facts) -> Markdown | None:
+    """The link to the page that shows the model: kept beside the latest training or conversion that has one."""
+    origins = [record for record in facts.records if record.kind in ("training", "conversion")]
+    space = next((record.values["space"] for record in reversed(origins) if "space" in record.values), None)
+    if not isinstance(space, str) or hub_id(space) != space:
+        return None
+    address = f"https://huggingface.co/spaces/{space}"
+    return Markdown(f"[{text(space)}]({address})")
 
 
 def _recipe(training: Record) -> object:

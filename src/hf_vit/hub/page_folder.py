@@ -1,6 +1,7 @@
-"""The folder of a page, as it is read for sharing as a static Space. Whoever wrote it is not trusted."""
+"""The folder of a page, as it is read for sharing as a static Space; whoever wrote it is not trusted."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from hf_vit.hub.card_metadata import check_license, metadata_errors
 from hf_vit.hub.contents import Contents, SharedFile, check_secrets, check_sizes
 from hf_vit.hub.licenses import NO_LICENSE
 from hf_vit.hub.model_folder import CARD_NAME, PAGE_NAME, check_inside
+from hf_vit.hub.preflight import check_repo_id
+from hf_vit.hub.published_results import hub_id
+from hf_vit.results.facts import Facts, exclusive
 
 STATIC = ("index.html", "style.css", "page.js", "worker.js")
 _RUNTIME = re.compile(r"ort[\w.-]*\.(mjs|wasm)")
@@ -56,6 +60,31 @@ def collect_page(folder: Path, *, license: str | None = None, share_images: bool
     check_secrets(files.values())
     shared = {name.partition("/")[0] for name in files}
     return Contents(files, sorted(path.name for path in folder.iterdir() if path.name not in shared), _PARTS)
+
+
+def state_space(folder: str | os.PathLike[str], space: str) -> None:
+    """Keep with a model's latest training or conversion which Space shows it: every later card links to it.
+
+    Args:
+        folder: of the model.
+        space: user/name of the Space.
+
+    Raises:
+        UserError: it cannot be a Space's name, or there is no record of a training or conversion.
+    """
+    check_repo_id(space)
+    if hub_id(space) != space:
+        raise UserError(f"the Space '{space}' lacks its owner, and the card links to it; give user/name")
+    with exclusive(folder):
+        facts = Facts.load(folder)
+        origins = [record for record in facts.records if record.kind in ("training", "conversion")]
+        if not origins:
+            raise UserError(
+                f"facts.json of {folder} tells of no training or conversion, beside which --space {space} is kept; "
+                "leave --space out"
+            )
+        origins[-1].values["space"] = space
+        facts.save(folder)
 
 
 def _read_page(folder: Path) -> tuple[list[str], list[str]]:

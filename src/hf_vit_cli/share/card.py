@@ -18,18 +18,24 @@ def card(
     carbon_intensity: Annotated[
         float | None, typer.Option(help="With --power: grams of CO2 a kWh of that electricity; adds the emissions.")
     ] = None,
+    space: Annotated[
+        str | None, typer.Option(help="The static Space that shows it, user/name: kept, and linked to.")
+    ] = None,
     share_images: options.ShareImages = False,
 ) -> None:
     """Write a model's card, MODEL/README.md, from its recorded facts."""
     from hf_vit.errors import UserError
     from hf_vit.hub.card import write_card
     from hf_vit.hub.energy import state_power
+    from hf_vit.hub.page_folder import state_space
     from hf_vit.hub.preflight import check_repo_id
 
     if repo is not None:
         check_repo_id(repo)
     if not model.is_dir():
         raise UserError(f"there is no folder {model}; give the folder of a saved model")
+    if space is not None:
+        state_space(model, space)
     if power is not None:
         state_power(model, power, carbon_intensity)
     elif carbon_intensity is not None:
