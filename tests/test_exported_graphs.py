@@ -132,7 +132,9 @@ def test_other_files_are_refused(places: dict[str, Path], tmp_path: Path):
     file.write_text("no graph")
     with pytest.raises(UserError, match=rf"text\{graph.suffix} cannot be read by (onnxruntime|openvino)"):
         open_subject(file)
-    with pytest.raises(UserError, match=r"the graph refuses images of 1x16 px: .*image_sides_are_smaller_than_4x4_px"):
+    with pytest.raises(
+        UserError, match=r"the graph refuses images of 1x16 px, 1 at once: .*image_sides_are_smaller_than_4x4_px"
+    ):
         open_subject(graph).model(torch.zeros(1, 3, 1, 16))
 
 

@@ -3,10 +3,12 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, redirect_stderr
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -152,10 +154,17 @@ class ExecuTorch(Runtime):
     def open(self, file: Path) -> Graph:
         from executorch.runtime import Runtime as Interpreter  # pyright: ignore[reportMissingImports]
 
-        program = Interpreter.get().load_program(file)
-        said = {name: str(_constant(program, name)) for name in program.method_names if name != "forward"}
+        with _without_its_log():
+            program = Interpreter.get().load_program(file)
+            said = {name: str(_constant(program, name)) for name in program.method_names if name != "forward"}
+            method = program.load_method("forward")
         names = said.pop(OUTPUTS).split()
-        return Graph(partial(_run_executorch, program.load_method("forward"), names), names, said)
+        return Graph(partial(_run_executorch, method, names), names, said)
+
+
+def _without_its_log() -> AbstractContextManager[object]:
+    """What ExecuTorch's C++ side writes goes to `sys.stderr` (its pull request 6390), errors by exceptions as well."""
+    return redirect_stderr(StringIO())
 
 
 def _constant(program: Any, name: str) -> object:
@@ -163,7 +172,8 @@ def _constant(program: Any, name: str) -> object:
 
 
 def _run_executorch(method: Any, names: list[str], images: torch.Tensor) -> Outputs:
-    tensors = method.execute([images])
+    with _without_its_log():
+        tensors = method.execute([images])
     return {name: tensor.clone() for name, tensor in zip(names, tensors, strict=True)}  # the next call writes over them
 
 

@@ -74,7 +74,7 @@ class GraphForImageClassification(nn.Module):
         """Logits of images [B, C, H, W].
 
         Raises:
-            UserError: the graph refuses images of this size.
+            UserError: the graph refuses images of this size or number.
         """
         return ImageClassifierOutput(logits=self._run(pixel_values)["logits"])  # pyright: ignore[reportArgumentType]
 
@@ -103,7 +103,9 @@ class GraphForImageClassification(nn.Module):
             return self.graph.run(images if self.takes == PIXEL_VALUES else as_given(self.takes, images))
         except Exception as error:  # as above
             size = "x".join(map(str, images.shape[2:] if self.takes == PIXEL_VALUES else images.shape[1:3]))
-            raise UserError(f"the graph refuses images of {size} px: {one_line(error)}") from error
+            raise UserError(
+                f"the graph refuses images of {size} px, {len(images)} at once: {one_line(error)}"
+            ) from error
 
 
 def canvas(images: "Sequence[Image]") -> torch.Tensor:
