@@ -10,14 +10,18 @@ encoder (`AutoModel.from_pretrained(...)`), a pretrained decoder and photographs
 Two sets judge. Of "new images" neither image nor whole description occurred in training; in the "new combinations"
 there is a colour on a shape that training never had it on (`HELD_OUT`), though it had both.
 
-The command above took four minutes of one CPU core (AMD EPYC, 2026-11-22; benchmarks/results/image_captioning.json):
-383,552 parameters, 12,000 images seen eight times. Of 500 scenes each, what was reloaded said
+With `--images 40000 --steps 12000`, 14 CPU-minutes of one core (AMD EPYC, 2026-11-22), what was reloaded said of 500
+scenes each (383,552 parameters; benchmarks/results/image_captioning.json)
+
+    new images: 92.8% right to the word, BLEU 95.9
+    new combinations: 42.4% right to the word, BLEU 78.2
+
+Without options, in four minutes, it has learnt colours and counts, and not yet shapes and relations:
 
     new images: 25.2% right to the word, BLEU 55.7
     new combinations: 0.0% right to the word, BLEU 37.1
 
-The recorded mistakes on new images are the relation or a shape; colours and counts are right there. That a colour goes
-with another shape, too, it does not learn in this time at all. The loss still fell: more `--steps` come first.
+One seed each. Short tries of other settings (64 px, fixed positions, other rates) showed no gain and were dropped.
 """
 
 import argparse
