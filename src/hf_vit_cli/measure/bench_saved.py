@@ -21,7 +21,7 @@ def saved_speed(
     ],
     batch: Annotated[list[int] | None, typer.Option(help="Images a forward; 1 and 8 by default.", min=1)] = None,
     turns: Annotated[int, typer.Option(help="Of every model.", min=1)] = 15,
-    threads: Annotated[int | None, typer.Option(help="Of torch and graphs; all cores by default.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="Of torch and ONNX graphs; all cores by default.", min=1)] = None,
     device: Annotated[str, typer.Option(help="torch device.")] = "cpu",
     output: Annotated[Path | None, typer.Option(help="JSON file, rewritten after every batch.", dir_okay=False)] = None,
 ) -> None:
