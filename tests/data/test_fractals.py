@@ -188,7 +188,10 @@ def test_a_stream_makes_the_same_images_as_a_table():
         ("fractals:colour=3", "'colour=3' is not understood; write fractals:classes=100"),
         ("fractals:classes", "'classes' is not understood"),
         ("fractals:classes=-3", "'classes=-3' is not understood"),
-        ("fractals:classes=10,images=100000", "1,000,000 fractals of 32x32 px are 2.9 GiB of pixels; read them with"),
+        (
+            "fractals:classes=10,images=100000",
+            "images=100000,seed=0: 1,000,000 images of 32x32 px are 2.9 GiB; read them with",
+        ),
     ],
 )
 def test_names_that_mean_nothing_are_refused(name, message):

@@ -139,7 +139,7 @@ class Fractals:
         largest = self.count("train") * 3 * size * size
         if largest > _LARGEST_TABLE:
             raise UserError(
-                f"{self.count('train'):,} fractals of {size}x{size} px are {largest / 2**30:.1f} GiB of pixels; "
+                f"{self.name}: {self.count('train'):,} images of {size}x{size} px are {largest / 2**30:.1f} GiB; "
                 "read them with --streaming, which makes them as they are needed, or ask for fewer"
             )
         splits: dict[str, Dataset] = {}
