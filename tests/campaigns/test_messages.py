@@ -205,7 +205,8 @@ FAILED_ONCE = (
     "export/model/'too_large'", "push/max_shard_size/'nan'", "push/max_shard_size/'0GB'", "predict/images/'pipe'",
     "predict/images/''", "scaling-law/sources/'/dev/zero'", "scaling-law/sources/'deep.json'",
     "finetune/config/'/dev/zero'", "convert/model/'loop'", "convert/model/'truncated'", "convert/labels/'deep.json'",
-    "embed/data/'empty'", "embed/seed/'-1'", "finetune/push/'user/'",
+    "embed/data/'empty'", "embed/seed/'-1'", "finetune/push/'user/'", "page/images/'" + 300 * "a" + "'",
+    "data/source/'fractals:classes=10,images=99999999'",
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from hf_vit.conversion.loading import open_model
 from hf_vit.conversion.progress import progress, without_transformers_bars
 from hf_vit.conversion.targets.onnx_graph import OnnxGraph
 from hf_vit.conversion.targets.target import has_head
+from hf_vit.data.image_data import ImageData
 from hf_vit.data.images import to_rgb
 from hf_vit.data.labels import classes_of
 from hf_vit.data.load import load_data
@@ -73,6 +74,7 @@ def make_page(
     place = free_folder(output)
     check_runtime(runtime)
     OnnxGraph().require_libraries()
+    examples = None if images is None else load_data(images)
     with without_transformers_bars(), new_folder(place) as folder:
         names = _distinct_names(models)
         described = [
@@ -80,7 +82,7 @@ def make_page(
             for number, (model, name) in enumerate(zip(models, names, strict=True))
         ]
         with saying_why(place):
-            _write_json(folder / PAGE_NAME, {"models": described, "examples": _write_examples(images, folder)})
+            _write_json(folder / PAGE_NAME, {"models": described, "examples": _write_examples(examples, folder)})
             (folder / CARD_NAME).write_text(_space_card(names, models), encoding="utf-8")
             for file in STATIC:
                 (folder / file).write_bytes((resources.files("hf_vit.pages") / "static" / file).read_bytes())
@@ -124,15 +126,14 @@ def _refuse_large(model: Any, name: str) -> None:
         )
 
 
-def _write_examples(data: str | None, folder: Path) -> list[dict[str, str]]:
+def _write_examples(data: ImageData | None, folder: Path) -> list[dict[str, str]]:
     """The first images of the test split that show other classes than those before."""
     if data is None:
         return []
-    images = load_data(data)
-    split: Any = images.split("test" if "test" in images.splits else next(iter(images.splits)))
+    split: Any = data.split("test" if "test" in data.splits else next(iter(data.splits)))
     first: dict[str, int] = {}  # what an image shows -> its place; no image is decoded for that
     for index, label in enumerate(split["label"]):
-        names = [images.label_names[each] for each in classes_of(label)]
+        names = [data.label_names[each] for each in classes_of(label)]
         first.setdefault(", ".join(names), index)
     (folder / "examples").mkdir()
     written: list[dict[str, str]] = []
