@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Self, final
+from typing import Any, NoReturn, Self, TypeVar, final
 
 import torch
 from torch import nn
@@ -10,6 +10,7 @@ from torch import nn
 from hf_vit.errors import UserError
 from hf_vit.rewriting.dense import Merged
 
+Module = TypeVar("Module", bound=nn.Module)
 REMEDY = "load the model again with from_pretrained"
 
 
@@ -140,9 +141,10 @@ def _refuse_weights() -> NoReturn:
 
 
 @functools.cache
-def frozen_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """A class that goes by the same name, as transformers asks for it, and is guarded."""
-    return type(kind.__name__, (Frozen, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
+def preceded(kind: type[Module], by: type[nn.Module]) -> type[Module]:
+    """A class that goes by the same name, as transformers asks for it, with another before it."""
+    mixed: Any = type(kind.__name__, (by, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
+    return mixed
 
 
 def freeze(model: nn.Module, placement: tuple[torch.dtype, torch.device]) -> None:
@@ -151,7 +153,7 @@ def freeze(model: nn.Module, placement: tuple[torch.dtype, torch.device]) -> Non
     for guarded in model.modules():
         if guarded is model or type(guarded).__module__.startswith("hf_vit."):
             guarded.placement = placement
-            guarded.__class__ = frozen_class(type(guarded))
+            guarded.__class__ = preceded(type(guarded), by=Frozen)
 
 
 def check_not_frozen(model: object) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_vit.errors import UserError
-from hf_vit.inference.freezing import REMEDY
+from hf_vit.inference.freezing import REMEDY, preceded
 from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTModel
 from hf_vit.models.modeling_hf_vit import (
     AttentionMaps,
@@ -191,9 +191,4 @@ def merging_changes(model: nn.Module, changes: list[Change], num_merged: int) ->
     return added
 
 
-def _merging(kind: type[HfViTBaseModel]) -> type[HfViTBaseModel]:
-    """A class that goes by the same name, as transformers asks for it."""
-    return type(kind.__name__, (MergingModel, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
-
-
-_MERGING = {kind: _merging(kind) for kind in (HfViTModel, HfHybridViTModel)}
+_MERGING = {kind: preceded(kind, by=MergingModel) for kind in (HfViTModel, HfHybridViTModel)}

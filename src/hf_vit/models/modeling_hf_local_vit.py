@@ -6,13 +6,11 @@ Sources: arXiv 1906.05909 (local), 1904.10509 (strided), 1811.11721 (criss-cross
 queries is 2103.12731's.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_local_vit import HfLocalViTConfig
@@ -25,7 +23,6 @@ from .modeling_hf_vit import (
     HfViTLayer,
     HfViTPreTrainedModel,
     attention_probabilities,
-    eager_attention_forward,
 )
 from .positions_hf_vit import Grid
 from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
@@ -174,22 +171,17 @@ class HfLocalViTAttention(HfViTAttention):
         by_parts: Any = self.attend_tiles if isinstance(attention_mask, Tiles) else self.attend_lines
         attended = by_parts(query, key, value, attention_mask)
         if special := self.config.num_special_tokens:
-            of_special = self.interface(query[:, :, :special], key, value, attention_mask.special_mask)
+            of_special, _ = self.interface(query[:, :, :special], key, value, attention_mask.special_mask)
             attended = torch.cat([of_special, attended], dim=1)
         return attended.flatten(2), None
 
     def interface(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        """The attention implementation on [.., A, n, K] and [.., A, m, K]: [.., n, A, K]."""
-        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation or "eager", eager_attention_forward
-        )
-        how: dict[str, Any] = {"scaling": self.scaling, "dropout": self.attention_dropout if self.training else 0.0}
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if mask is not None and self.config._attn_implementation == "flex_attention":
             # As transformers reads a mask there, torch compiles a kernel for CPUs that crashes (2.15).
-            how, mask = {**how, "position_bias": mask.expand(-1, query.shape[1], -1, -1)}, None
-        return attention_interface(self, query, key, value, mask, **how)[0]
+            kwargs["position_bias"], mask = mask.expand(-1, query.shape[1], -1, -1), None
+        return super().interface(query, key, value, mask, **kwargs)
 
     def attend_tiles(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tiles: Tiles) -> torch.Tensor:
         """[B, A, N, K] -> [B, h*w, A, K]."""
@@ -198,7 +190,8 @@ class HfLocalViTAttention(HfViTAttention):
             chosen = tensor.transpose(1, 2).index_select(1, tokens.flatten())
             return chosen.unflatten(1, (-1, tokens.shape[1])).flatten(0, 1).transpose(1, 2)
 
-        attended = self.interface(cut(query, tiles.queries), cut(key, tiles.keys), cut(value, tiles.keys), tiles.mask)
+        parts = (cut(query, tiles.queries), cut(key, tiles.keys), cut(value, tiles.keys))
+        attended, _ = self.interface(*parts, tiles.mask)
         return attended.unflatten(0, (query.shape[0], -1)).flatten(1, 2).index_select(1, tiles.places)
 
     def attend_lines(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lines: Lines) -> torch.Tensor:

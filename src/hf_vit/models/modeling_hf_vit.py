@@ -129,23 +129,21 @@ class HfViTAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Everything but the output projection: [B, N, D], and the probabilities where the implementation has them."""
         query, key, value = self.project(hidden_states)
-        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation or "eager", eager_attention_forward
-        )
         bias = self.position_bias(query, grid, image_grids)
         if bias is not None:
             kwargs["position_bias"] = bias
-        attended, probabilities = attention_interface(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            scaling=self.scaling,
-            dropout=self.attention_dropout if self.training else 0.0,
-            **kwargs,
-        )
+        attended, probabilities = self.interface(query, key, value, attention_mask, **kwargs)
         return attended.flatten(2), probabilities
+
+    def interface(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The attention implementation on [.., A, n, K] and [.., A, m, K]: [.., n, A, K], and its probabilities."""
+        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation or "eager", eager_attention_forward
+        )
+        dropout = self.attention_dropout if self.training else 0.0
+        return attention_interface(self, query, key, value, mask, scaling=self.scaling, dropout=dropout, **kwargs)
 
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from hf_vit.data import ImageData, train_transform
+from hf_vit.data import ImageData, to_rgb, train_transform
 from hf_vit.data.load import UnlabelledImages
 from hf_vit.errors import UserError
 from hf_vit.training.model_source import ModelSource
@@ -102,7 +102,8 @@ class NoisyStudent(SelfTraining):
     def _answers(self, images: UnlabelledImages) -> torch.Tensor:
         table: Any = images.table
         starts = range(0, len(table), _AT_ONCE)
-        logits = [self.teacher.classify(_rgb(table[start : start + _AT_ONCE]["image"])) for start in starts]
+        batches = (table[start : start + _AT_ONCE]["image"] for start in starts)
+        logits = [self.teacher.classify([to_rgb(image) for image in batch]) for batch in batches]
         return torch.cat(logits).softmax(dim=1)
 
     def rows(self, run: Run) -> list[int]:
@@ -147,9 +148,3 @@ class Join:
 
     def _smooth(self, labels: torch.Tensor) -> torch.Tensor:
         return smooth_labels(labels, self._num_labels, self._smoothing)
-
-
-def _rgb(images: Sequence[Any]) -> list[Any]:
-    from hf_vit.data import to_rgb
-
-    return [to_rgb(image) for image in images]
