@@ -1,7 +1,8 @@
 """Images in, batches out: built-in and own data sets, checks before training, transforms and the collator."""
 
 from hf_vit.data.augmentation import AugmentationConfig
-from hf_vit.data.batches import ImageCollator, TransformedImages, transform_split
+from hf_vit.data.batches import AnnotatedImages, ImageCollator, TransformedImages, dense_collator, transform_split
+from hf_vit.data.dense.transforms import DenseEvalTransform, DenseTrainTransform, dense_transforms
 from hf_vit.data.image_data import ImageData, check_images
 from hf_vit.data.images import to_rgb
 from hf_vit.data.load import load_data
@@ -9,12 +10,17 @@ from hf_vit.data.transformed_stream import TransformedStream
 from hf_vit.data.transforms import eval_transform, image_transforms, make_processor, train_transform
 
 __all__ = [
+    "AnnotatedImages",
     "AugmentationConfig",
+    "DenseEvalTransform",
+    "DenseTrainTransform",
     "ImageCollator",
     "ImageData",
     "TransformedImages",
     "TransformedStream",
     "check_images",
+    "dense_collator",
+    "dense_transforms",
     "eval_transform",
     "image_transforms",
     "load_data",

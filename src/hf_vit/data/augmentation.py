@@ -52,6 +52,9 @@ class AugmentationConfig:
             model's size is shown (arXiv 2204.07118: simple random crop, 4 px). Not with random_resized_crop.
         auto_augment: a policy in timm's words, which it needs: "rand-m9-mstd0.5-inc1" or "3a", see `open_policy`.
         color_jitter: largest change of brightness, contrast and saturation, as a share (arXiv 2204.07118, table 1).
+        scale_jitter: smallest and largest scale of an image that fits the model's size at scale 1; a crop of the
+            model's size is shown, with an edge where the image is smaller (arXiv 2012.07177, large scale jittering).
+            Of segmentation and detection; not with random_resized_crop.
     """
 
     random_resized_crop: tuple[float, float] | None = None
@@ -67,6 +70,7 @@ class AugmentationConfig:
     random_crop: int | None = None
     auto_augment: str | None = None
     color_jitter: float = 0.0
+    scale_jitter: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         crop, rand = self.random_resized_crop, self.randaugment
@@ -80,6 +84,14 @@ class AugmentationConfig:
         _need(edge is None or edge >= 0, "random_crop", edge, "0 px or more")
         _need(edge is None or crop is None, "random_crop", edge, "one of random_crop and random_resized_crop")
         _need(0 <= self.color_jitter <= 1, "color_jitter", self.color_jitter, "a share, 0..1")
+        scales = self.scale_jitter
+        _need(
+            scales is None or 0.05 <= scales[0] <= scales[1] <= 10,
+            "scale_jitter",
+            scales,
+            "0.05 <= smallest <= largest <= 10",
+        )
+        _need(scales is None or crop is None, "scale_jitter", scales, "one of scale_jitter and random_resized_crop")
         _need(0 <= self.random_erasing <= 1, "random_erasing", self.random_erasing, "a probability, 0..1")
         _need(self.mixup_alpha >= 0, "mixup_alpha", self.mixup_alpha, "0 (off) or more")
         _need(self.cutmix_alpha >= 0, "cutmix_alpha", self.cutmix_alpha, "0 (off) or more")

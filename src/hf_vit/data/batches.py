@@ -1,13 +1,14 @@
 """What a loader iterates over: transformed images that are decoded once where memory allows; and the collator."""
 
 import zlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
 
 from hf_vit.data.augmentation import seeded
+from hf_vit.data.dense.transforms import DenseEvalTransform, DenseTrainTransform, Example
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.transformed_stream import TransformedStream
 from hf_vit.data.transforms import EvalTransform, TrainTransform
@@ -38,7 +39,7 @@ class TransformedImages(torch.utils.data.Dataset[dict[str, Any]]):
         self.transform = transform
         self.labels: list[Any] = list(table["label"]) if "label" in table.column_names else [None] * len(table)
         self._images = table.select_columns(["image"])
-        self._prepared = self._prepare_all(cache_bytes)
+        self._prepared = _prepare_all(self._load, len(table), cache_bytes)
 
     @property
     def is_cached(self) -> bool:
@@ -72,46 +73,72 @@ class TransformedImages(torch.utils.data.Dataset[dict[str, Any]]):
     def _load(self, indices: Sequence[int]) -> list[torch.Tensor]:
         return self.transform.prepare(self._images[list(indices)]["image"])
 
-    def _prepare_all(self, cache_bytes: int) -> list[torch.Tensor] | None:
-        total = len(self)
-        if total == 0 or cache_bytes <= 0:
-            return None
-        # A few images tell whether all will fit; sizes may vary, so the sum is watched as well.
-        sample = self._load(range(0, total, max(1, total // 16)))
-        if sum(map(_bytes, sample)) / len(sample) * total > cache_bytes:
-            return None
-        prepared: list[torch.Tensor] = []
-        used = 0
-        for start in range(0, total, _PREPARED_AT_ONCE):
-            chunk = self._load(range(start, min(total, start + _PREPARED_AT_ONCE)))
-            used += sum(map(_bytes, chunk))
-            if used > cache_bytes:
-                return None
-            prepared.extend(chunk)
-        return prepared
+
+class AnnotatedImages(torch.utils.data.Dataset[Example]):
+    """The same for images with masks or objects: examples as `hf_vit.data.dense.transforms` gives them.
+
+    Args:
+        table: with the columns "image" and "mask" or "objects".
+        transform: from `dense_transforms`.
+        cache_bytes: of decoded images, masks and boxes; 0 keeps nothing.
+    """
+
+    def __init__(
+        self, table: "Dataset", transform: DenseTrainTransform | DenseEvalTransform, cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        self.table = table
+        self.transform = transform
+        self._rows = table.select_columns(["image", transform.target])
+        self._prepared = _prepare_all(self._load, len(table), cache_bytes)
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether all that is decoded is in memory."""
+        return self._prepared is not None
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def set_epoch(self, epoch: int) -> None:
+        """From now on vary as in this epoch."""
+        self.transform.set_epoch(epoch)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        """The example of each index, which is its "image_id"; torch's loader fetches whole batches so."""
+        prepared = self._load(indices) if self._prepared is None else [self._prepared[index] for index in indices]
+        examples = self.transform.finish(prepared, np.asarray(indices, dtype=np.uint64))
+        return [{**example, "image_id": int(index)} for example, index in zip(examples, indices, strict=True)]
+
+    def _load(self, indices: Sequence[int]) -> list[Example]:
+        return self.transform.prepare(self._rows[list(indices)])
 
 
 def transform_split(
     data: ImageData,
     split: str,
-    transform: TrainTransform | EvalTransform,
+    transform: TrainTransform | EvalTransform | DenseTrainTransform | DenseEvalTransform,
     *,
     cache_bytes: int = CACHE_BYTES,
     shuffle_buffer: int = 1000,
     seed: int = 0,
-) -> TransformedImages | TransformedStream:
-    """One split through a transform, as a `Trainer` takes it (with remove_unused_columns=False and `ImageCollator`).
+) -> TransformedImages | TransformedStream | AnnotatedImages:
+    """One split through a transform, as a `Trainer` takes it (with remove_unused_columns=False and a collator).
 
     Args:
         data: from `load_data`.
         split: "train", "validation" or "test".
-        transform: from `train_transform` or `eval_transform`.
+        transform: from `train_transform` or `eval_transform`; of data with masks or objects from `dense_transforms`.
         cache_bytes: memory for prepared images of a table.
         shuffle_buffer: images of a training stream to shuffle among, each process' and worker's apart (tables are
             shuffled by the loader's sampler).
         seed: of that shuffle.
     """
     chosen = data.split(split)
+    if isinstance(transform, DenseTrainTransform | DenseEvalTransform):
+        return AnnotatedImages(cast("Dataset", chosen), transform, cache_bytes)
     if hasattr(chosen, "__len__"):
         return TransformedImages(cast("Dataset", chosen), transform, cache_bytes)
     buffer = shuffle_buffer if isinstance(transform, TrainTransform) else 0
@@ -161,11 +188,49 @@ class ImageCollator:
         return {"pixel_values": pixel_values, "labels": labels}
 
 
+def dense_collator(examples: Sequence[Example]) -> dict[str, Any]:
+    """Examples with masks or objects to one batch: `pixel_values` [B, 3, H, W] and `labels`.
+
+    Of segmentation `labels` are [B, H, W] int64; of detection a list of one dict an image, as transformers' detectors
+    take it ("boxes", "class_labels", ...), whose boxes are still x1 y1 x2 y2 px.
+    """
+    pixel_values = torch.stack([example["pixel_values"] for example in examples])
+    if "labels" in examples[0]:
+        return {"pixel_values": pixel_values, "labels": torch.stack([example["labels"] for example in examples])}
+    labels = [{name: value for name, value in example.items() if name != "pixel_values"} for example in examples]
+    return {"pixel_values": pixel_values, "labels": labels}
+
+
 def _sample(pixel_values: torch.Tensor) -> Any:
     """About 1,000 numbers of every image: enough to tell batches apart, and quick."""
     flat = pixel_values.detach().flatten(1)
     return flat[:, :: max(1, flat.shape[1] // 1000)].contiguous().numpy()
 
 
-def _bytes(image: torch.Tensor) -> int:
-    return image.numel() * image.element_size()
+Prepared = TypeVar("Prepared", torch.Tensor, Example)
+
+
+def _prepare_all(
+    load: Callable[[Sequence[int]], list[Prepared]], total: int, cache_bytes: int
+) -> list[Prepared] | None:
+    """All examples prepared, or None where they are more than `cache_bytes`."""
+    if total == 0 or cache_bytes <= 0:
+        return None
+    # A few images tell whether all will fit; sizes may vary, so the sum is watched as well.
+    sample = load(range(0, total, max(1, total // 16)))
+    if sum(map(_bytes, sample)) / len(sample) * total > cache_bytes:
+        return None
+    prepared: list[Prepared] = []
+    used = 0
+    for start in range(0, total, _PREPARED_AT_ONCE):
+        chunk = load(range(start, min(total, start + _PREPARED_AT_ONCE)))
+        used += sum(map(_bytes, chunk))
+        if used > cache_bytes:
+            return None
+        prepared.extend(chunk)
+    return prepared
+
+
+def _bytes(prepared: torch.Tensor | Example) -> int:
+    tensors: Iterable[Any] = [prepared] if isinstance(prepared, torch.Tensor) else prepared.values()
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, torch.Tensor))

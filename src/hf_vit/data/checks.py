@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from PIL import Image
 
+from hf_vit.data.dense.annotations import Annotation
 from hf_vit.data.images import to_rgb
 from hf_vit.errors import UserError
 
@@ -24,13 +25,15 @@ _REMEDY = "replace or remove it, or pass skip_bad_images (--skip-bad-images) to 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the scan learnt of one image: name, content hash, size in px, and what is wrong with it if anything is."""
+    """What the scan learnt of one image: name, content hash, size in px, what is wrong with it if anything is, and of
+    dense data its mask or objects."""
 
     name: str
     digest: str
     height: int = 0
     width: int = 0
     problem: str | None = None
+    annotation: Annotation | None = None
 
     def problem_below(self, min_size: tuple[int, int]) -> str | None:
         """The problem, given that the image must have at least min_size (height, width) px."""

@@ -12,7 +12,7 @@ from typing import Literal
 from hf_vit.data.splits import split_name
 from hf_vit.errors import UserError
 
-BUILTIN_NAMES = ("digits", "photos", "fractals")
+BUILTIN_NAMES = ("digits", "photos", "fractals", "scenes")
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".webp"),
     *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2", ".tga"),
@@ -58,8 +58,8 @@ class DataSource:
 
 
 def is_builtin(source: str) -> bool:
-    """Whether this is the name of built-in data: "digits", "photos", "fractals" or "fractals:classes=10"."""
-    return source in BUILTIN_NAMES or source.startswith("fractals:")
+    """Whether this is the name of built-in data: "digits", "photos", "fractals", "scenes" or "fractals:classes=10"."""
+    return source in BUILTIN_NAMES or source.startswith(("fractals:", "scenes:"))
 
 
 def resolve_source(source: str) -> DataSource:
@@ -72,7 +72,8 @@ def resolve_source(source: str) -> DataSource:
         return DataSource("builtin", source)
     if not source.strip():
         raise UserError(
-            "no data given; give a folder, parquet or tar files, a Hub data set id, 'digits', 'photos' or 'fractals'"
+            "no data given; give a folder, parquet or tar files, a Hub data set id, 'digits', 'photos', 'fractals' or "
+            "'scenes'"
         )
     path = Path(source).expanduser()
     if path.is_dir():
@@ -87,7 +88,7 @@ def resolve_source(source: str) -> DataSource:
     if _looks_like_a_path(source):
         raise UserError(
             f"'{source}' does not exist; give a folder of class folders, parquet or tar files, a Hub data set id, "
-            "'digits', 'photos' or 'fractals'"
+            "'digits', 'photos', 'fractals' or 'scenes'"
         )
     return DataSource("hub", source)
 

@@ -22,15 +22,24 @@ _NAMED = 3
 def content_fingerprint(
     splits: "Mapping[str, Dataset]", seen: Mapping[str, Sequence[Seen]], label_names: Sequence[str]
 ) -> str:
-    """Hash of which contents bear which class in which split; order and names of files are left out."""
+    """Hash of which contents bear which class, mask or objects in which split; order and names of files left out."""
     lines: list[str] = []
     for split, table in splits.items():
-        labels: list[int] = list(table["label"])
+        if "label" not in table.column_names:  # masks and objects have numbers, not names
+            lines.extend(f"{split}\tclass {number}\t{name}" for number, name in enumerate(label_names))
         lines.extend(
-            f"{split}\t{' '.join(label_names[each] for each in classes_of(label))}\t{image.digest}"
-            for label, image in zip(labels, seen[split], strict=True)
+            f"{split}\t{bears}\t{image.digest}"
+            for bears, image in zip(_borne(table, seen[split], label_names), seen[split], strict=True)
         )
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
+
+
+def _borne(table: "Dataset", seen: Sequence[Seen], label_names: Sequence[str]) -> list[str]:
+    """What every image bears: the names of its classes, or the hash of its mask or objects."""
+    if "label" not in table.column_names:
+        return [image.annotation.digest for image in seen if image.annotation is not None]
+    labels: list[int] = list(table["label"])
+    return [" ".join(label_names[each] for each in classes_of(label)) for label in labels]
 
 
 def file_states(source: DataSource, contents: bool = True) -> dict[str, str]:

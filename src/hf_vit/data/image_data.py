@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.data.checks import Seen, keep_good, scan, short_name
 from hf_vit.data.data_source import DataSource
+from hf_vit.data.dense.annotations import Target
 from hf_vit.data.fingerprints import content_fingerprint, file_states, tell_changes
 from hf_vit.data.stream_reader import StreamReader
 from hf_vit.display import Displayed, shortened
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False)
 class ImageData(Displayed):
-    """Named splits of images with one of several classes each.
+    """Named splits of images with one of several classes each, a mask of classes or objects in boxes.
 
     Attributes:
         name: for people and for facts.json.
         fingerprint: 16 hexadecimal digits of a hash over every image's content, class and split. Where the files lie,
             what they are called and their order do not matter. Streams: over the files as a whole.
         splits: "train", "validation", "test" (those there are) -> a table or a stream with the columns "image" (a
-            Pillow image) and "label" (class number).
+            Pillow image) and what `target` says.
         label_names: the classes, in the order of their numbers.
         skipped: bad images that were left out.
         notes: what a user should be told: splits that were cut, files that were ignored.
@@ -33,6 +34,11 @@ class ImageData(Displayed):
         files: what `file_states` said of its files when it was loaded.
         cut: the splits that were cut from train.
         multi_label: "label" is a list of class numbers, of any length.
+        target: "label": column "label", a class number. "mask": column "mask", a Pillow image of mode "L" and of the
+            image's size whose values are class numbers, or 255 where nothing is judged. "objects": column "objects",
+            {"bbox": [[x, y, width, height], ...] in px, "category": class numbers, "area": px, "iscrowd": 0 or 1 each}
+            as in COCO and, where there are masks, "segmentation": Pillow images of mode "1" and of the image's size, or
+            None.
     """
 
     name: str
@@ -46,6 +52,7 @@ class ImageData(Displayed):
     files: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     cut: tuple[str, ...] = ()
     multi_label: bool = False
+    target: Target = "label"
     # What the scan saw, row by row (tables); size of a stream where it is known; how to read a stream anew.
     seen: dict[str, list[Seen]] = field(default_factory=dict[str, list[Seen]], repr=False)
     sizes: dict[str, int] = field(default_factory=dict[str, int], repr=False)

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hf_vit.data.builtin.fractals import SPLIT_NUMBERS, Fractals
+from hf_vit.data.builtin.fractals import Fractals
+from hf_vit.data.builtin.scenes import Scenes
 from hf_vit.data.builtin.shipped import digits, photos
+from hf_vit.data.builtin.tables import SPLIT_NUMBERS
 from hf_vit.data.checks import Seen, keep_good, scan, short_name
 from hf_vit.data.copies import tell_copies
 from hf_vit.data.data_source import DataSource, image_files, is_builtin, resolve_source
+from hf_vit.data.dense.annotations import Target
 from hf_vit.data.fingerprints import content_fingerprint, digests_of, file_states, states_fingerprint
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabelled
@@ -47,6 +50,7 @@ def load_data(
     image_column: str | None = None,
     label_column: str | None = None,
     multi_label: bool = False,
+    target: Target = "label",
     seed: int = SPLIT_SEED,
 ) -> ImageData:
     """Load labelled images by name, path or Hub id, and check them before any training.
@@ -64,6 +68,8 @@ def load_data(
             resizes.
         image_column, label_column: of a list or table, where they are not called as usual. Several label columns of
             0 and 1, "cat,dog", are classes of which an image may have several or none.
+        target: "label"; "mask" for a class a pixel, "objects" for boxes, with masks where there are: see `ImageData`.
+            Built in is "scenes:images=1000,size=64,seed=0", synthetic, for either.
         multi_label: take data whose images have a list of classes each, which most uses cannot do with.
         seed: of the cut where validation or test are missing. The built-in splits are fixed.
 
@@ -81,7 +87,7 @@ def load_data(
     if resolved.kind in ("builtin", "folder"):
         named.check((), resolved.name)
     if resolved.kind == "builtin":
-        return _builtin_data(resolved.name, image_size, streaming)
+        return _builtin_data(resolved.name, image_size, streaming, target)
     if broken := broken_file(resolved):
         raise UserError(f"'{resolved.name}' cannot be read as {resolved.kind}: {broken}; put it back, or remove it")
     data = _read(resolved, named, streaming, skip_bad_images, seed)
@@ -184,7 +190,13 @@ def _read(source: DataSource, named: NamedColumns, streaming: bool, skip_bad_ima
     return _tables_data(source, tables, streaming, skip_bad_images, seed)
 
 
-def _builtin_data(name: str, image_size: tuple[int, int] | None, streaming: bool) -> ImageData:
+def _builtin_data(
+    name: str, image_size: tuple[int, int] | None, streaming: bool, target: Target = "label"
+) -> ImageData:
+    if name.partition(":")[0] == "scenes":
+        return _scenes_data(Scenes.parse(name), image_size, streaming, target)
+    if target != "label":
+        raise UserError(f"'{name}' has neither masks nor objects; give 'scenes', or data that have them")
     if name not in ("digits", "photos"):
         return _fractals_data(Fractals.parse(name), image_size, streaming)
     builtin = digits(image_size) if name == "digits" else photos(image_size)
@@ -207,6 +219,14 @@ def _fractals_data(fractals: Fractals, image_size: tuple[int, int] | None, strea
         data.readers[split] = fractals.stream(split, size), StreamReader(columns, labels, split, skipped=data.skipped)
     data.splits = {split: reader.over(stream) for split, (stream, reader) in data.readers.items()}
     return data
+
+
+def _scenes_data(scenes: Scenes, image_size: tuple[int, int] | None, streaming: bool, target: Target) -> ImageData:
+    if streaming:
+        raise UserError(f"'{scenes.name}' is not streamed; load it without streaming")
+    builtin = scenes.load(scenes.size or (64 if image_size is None else max(image_size)), target)
+    fingerprint = hashlib.sha256(f"{scenes.name} {target}".encode()).hexdigest()[:16]
+    return ImageData(scenes.name, fingerprint, builtin.splits, builtin.label_names, seen=builtin.seen, target=target)
 
 
 def _tables_data(source: DataSource, tables: Tables, streaming: bool, skip_bad_images: bool, seed: int) -> ImageData:

@@ -106,11 +106,13 @@ class TrainTransform:
         self.processor = processor
         self.distort = distort
         self.augmentation = augmentation or AugmentationConfig()
+        if self.augmentation.scale_jitter is not None:
+            raise UserError("augmentation scale_jitter is of segmentation and detection; use random_resized_crop")
         self.seed = seed
         fill = tuple(min(255, round(255 * mean)) for mean in cast(Any, processor).image_mean)
-        self._augment = Augmenter(self.augmentation, input_size(processor), _interpolation(processor), fill)
+        self._augment = Augmenter(self.augmentation, input_size(processor), interpolation_of(processor), fill)
         self._erase = _eraser(self.augmentation.random_erasing)
-        self._factor, self._offset = _scaling(processor)
+        self._factor, self._offset = scaling(processor)
         # Shared, so that loader workers that live on see the next epoch too.
         self._epoch = torch.tensor(-1).share_memory_()
 
@@ -194,7 +196,7 @@ def input_size(processor: Any) -> tuple[int, int]:
     return int(size["height"]), int(size["width"])
 
 
-def _scaling(processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def scaling(processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """(x * scale - mean) / std as one product and one sum: factor and offset, [3, 1, 1] each."""
     mean, std = torch.tensor(processor.image_mean), torch.tensor(processor.image_std)
     return (float(processor.rescale_factor) / std)[:, None, None], (-mean / std)[:, None, None]
@@ -222,7 +224,7 @@ class _DirectPillow:
     def __init__(self, processor: Any) -> None:
         height, width = input_size(processor)
         self.size, self.resample = (width, height), Image.Resampling(processor.resample)
-        self.factor, self.offset = _scaling(processor)
+        self.factor, self.offset = scaling(processor)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         pixels = torch.from_numpy(np.array(image.resize(self.size, self.resample))).permute(2, 0, 1)
@@ -242,7 +244,7 @@ def _content_key(image: torch.Tensor) -> int:
     return zlib.crc32(image[:, ::rows, ::columns].contiguous().numpy().tobytes())
 
 
-def _interpolation(processor: Any) -> "InterpolationMode":
+def interpolation_of(processor: Any) -> "InterpolationMode":
     from torchvision.transforms.v2 import InterpolationMode
 
     name = Image.Resampling(processor.resample).name.lower()

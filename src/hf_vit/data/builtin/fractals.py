@@ -11,7 +11,6 @@ the same images in every process, on every machine and under every version of Nu
 
 import hashlib
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_vit.data.augmentation import random_keys, uniforms
-from hf_vit.data.builtin.tables import Builtin, make_table, netpbm
+from hf_vit.data.builtin.tables import LARGEST_TABLE, SPLIT_NUMBERS, Builtin, make_table, netpbm, read_numbers
 from hf_vit.data.checks import Seen
 from hf_vit.errors import UserError
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
     from numpy.typing import NDArray
 
-SPLIT_NUMBERS = {"train": 1, "validation": 2, "test": 3}
 # Images a class of validation and of test.
 HELD_OUT = 20
 _MAPS = 8  # at most; at least 2
@@ -39,8 +37,6 @@ _FULL = 16  # points on a pixel that make it as bright as can be
 _LEVELS = np.asarray([math.floor(255 * math.sqrt(points / _FULL) + 0.5) for points in range(_FULL + 1)], dtype=np.int64)
 _LEAST_FILLED = 0.1  # share of a class' image at 32 px
 _POINTS_AT_ONCE = 1 << 19
-# What a table in memory may hold; Arrow's offsets end at twice that.
-_LARGEST_TABLE = 1 << 30
 _SHARDS = 16
 _LIMITS = {"classes": (2, 10_000), "images": (1, 10**9), "size": (8, 512), "seed": (0, 2**31 - 1)}
 
@@ -68,19 +64,7 @@ class Fractals:
         Raises:
             UserError: it is written otherwise, or a number is out of range.
         """
-        values: dict[str, int] = {}
-        for part in filter(None, name.partition(":")[2].split(",")):
-            match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,12})\s*", part)
-            if match is None or match[1] not in _LIMITS:
-                raise UserError(
-                    f"'{name}': '{part}' is not understood; write fractals:classes=100,images=1000,size=32,seed=0, "
-                    "or some of these"
-                )
-            least, most = _LIMITS[match[1]]
-            values[match[1]] = int(match[2])
-            if not least <= values[match[1]] <= most:
-                raise UserError(f"'{name}': {match[1]} is {match[2]}; choose {least} to {most}")
-        return cls(**values)
+        return cls(**read_numbers(name, _LIMITS, "fractals:classes=100,images=1000,size=32,seed=0"))
 
     @property
     def name(self) -> str:
@@ -137,7 +121,7 @@ class Fractals:
             UserError: they are too large for that.
         """
         largest = self.count("train") * 3 * size * size
-        if largest > _LARGEST_TABLE:
+        if largest > LARGEST_TABLE:
             raise UserError(
                 f"{self.name}: {self.count('train'):,} images of {size}x{size} px are {largest / 2**30:.1f} GiB; "
                 "read them with --streaming, which makes them as they are needed, or ask for fewer"

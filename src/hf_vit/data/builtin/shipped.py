@@ -106,8 +106,7 @@ def crop_boxes(frame: tuple[int, int, int, int], seed: int) -> Iterator[tuple[st
     """
     random = np.random.RandomState(seed)
     left, top, right, bottom = frame
-    columns = [left + (right - left) * column // 4 for column in range(5)]
-    rows = [top + (bottom - top) * row // 4 for row in range(5)]
+    columns, rows = _edges(frame)
     shorter = min((right - left) // 4, (bottom - top) // 4)
     for split, (letter, count) in _CROPS.items():
         tiles = [(row, column) for row in range(4) for column in range(4) if TILES[row][column] == letter]
@@ -117,6 +116,25 @@ def crop_boxes(frame: tuple[int, int, int, int], seed: int) -> Iterator[tuple[st
             x = int(random.randint(columns[column], columns[column + 1] - side + 1))
             y = int(random.randint(rows[row], rows[row + 1] - side + 1))
             yield split, number, (x, y, x + side, y + side)
+
+
+def photograph_tiles(split: str) -> Iterator[Image.Image]:
+    """The tiles of all photographs that a split owns, as RGB."""
+    letter, _ = _CROPS[split]
+    for _, file, frame in PHOTOGRAPHS:
+        with Image.open(_photograph(file)) as opened:
+            photograph = opened.convert("RGB")
+        columns, rows = _edges(frame or (0, 0, *photograph.size))
+        for row, letters in enumerate(TILES):
+            for column in (place for place, owner in enumerate(letters) if owner == letter):
+                yield photograph.crop((columns[column], rows[row], columns[column + 1], rows[row + 1]))
+
+
+def _edges(frame: tuple[int, int, int, int]) -> tuple[list[int], list[int]]:
+    """Where the columns and the rows of tiles begin and end, px."""
+    left, top, right, bottom = frame
+    columns = [left + (right - left) * column // 4 for column in range(5)]
+    return columns, [top + (bottom - top) * row // 4 for row in range(5)]
 
 
 def _photograph(file: str) -> Path:
