@@ -29,6 +29,7 @@ WITHOUT_EFFECT = frozenset(
     (
         *("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate", "initializer_range"),
         *("reshape_hidden_states", "apply_layernorm", "use_feature_pyramid", "fpn_hidden_size"),
+        *("pyramid_strides", "stem_stages"),
         *("_out_features", "_out_indices", "prediction_target", "predict_next_patch", "image_mean", "image_std"),
     )
 )

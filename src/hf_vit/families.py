@@ -1,4 +1,5 @@
-"""Every family of the package in one table: whoever needs a list of families reads it here. `models/` does not.
+"""Every family of the package in one table, and the heads of dense prediction in another: whoever needs a list of
+either reads it here. `models/` does not.
 
 A family has up to four doors, one for each task class; what stands behind them follows from the `auto_classes` of its
 configuration. Where a door makes no sense for a family, the table says why.
@@ -21,8 +22,20 @@ from hf_vit.models.configuration_hf_local_vit import HfLocalViTConfig
 from hf_vit.models.configuration_hf_mixer import HfMixerConfig
 from hf_vit.models.configuration_hf_resnet import HfResNetBaseConfig
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, HfViTConfig
+from hf_vit.models.dense_hf_vit import HfDenseConfig
+from hf_vit.models.detection_hf_vit import (
+    HfDeformableDetrForObjectDetection,
+    HfDetrForObjectDetection,
+    HfMaskRCNNForObjectDetection,
+)
+from hf_vit.models.segmentation_hf_vit import (
+    HfLinearForSemanticSegmentation,
+    HfMask2FormerForUniversalSegmentation,
+    HfUperNetForSemanticSegmentation,
+)
 
 Door = Literal["model", "classification", "masked_prediction", "backbone"]
+DenseTask = Literal["segmentation", "detection"]
 
 AUTO_CLASSES: Mapping[Door, str] = {
     "model": "AutoModel",
@@ -127,11 +140,65 @@ def family_of(model_type: object) -> Family | None:
     return next((family for family in FAMILIES.values() if family.model_type == model_type), None)
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class DenseHead:
+    """What predicts something for every place of an image, on the backbone of a family.
+
+    Attributes:
+        name: short, a key of `DENSE_HEADS`.
+        task: what it predicts.
+        model_class: a head of the package, of transformers or of torchvision.
+        processor: the class of transformers' image processor that is saved beside it.
+    """
+
+    name: str
+    task: DenseTask
+    model_class: Any
+    processor: str
+
+    @property
+    def config_class(self) -> type[HfDenseConfig]:
+        return self.model_class.config_class
+
+    @property
+    def model_type(self) -> str:
+        """What config.json calls it."""
+        return self.config_class.model_type
+
+    @property
+    def auto_class(self) -> str:
+        """The Auto class that loads it."""
+        return self.model_class._auto_class
+
+
+# The first one of a task is what it takes by default.
+DENSE_HEADS: Mapping[str, DenseHead] = {
+    head.name: head
+    for head in (
+        DenseHead("linear", "segmentation", HfLinearForSemanticSegmentation, "SegformerImageProcessor"),
+        DenseHead("upernet", "segmentation", HfUperNetForSemanticSegmentation, "SegformerImageProcessor"),
+        DenseHead("mask2former", "segmentation", HfMask2FormerForUniversalSegmentation, "Mask2FormerImageProcessor"),
+        DenseHead("mask-rcnn", "detection", HfMaskRCNNForObjectDetection, "ViTImageProcessor"),
+        DenseHead("detr", "detection", HfDetrForObjectDetection, "DetrImageProcessor"),
+        DenseHead("deformable-detr", "detection", HfDeformableDetrForObjectDetection, "DeformableDetrImageProcessor"),
+    )
+}
+
+
+def dense_head_of(model_type: object) -> DenseHead | None:
+    """The head of dense prediction that config.json calls so; None for anything else."""
+    return next((head for head in DENSE_HEADS.values() if head.model_type == model_type), None)
+
+
 def register() -> None:
-    """Make every family known to transformers' Auto classes."""
+    """Make every family and every head of dense prediction known to transformers' Auto classes."""
     processors = {"torchvision": transformers.ViTImageProcessor, "pil": transformers.ViTImageProcessorPil}
     for family in FAMILIES.values():
         transformers.AutoConfig.register(family.model_type, family.config_class)
         transformers.AutoImageProcessor.register(family.config_class, image_processor_classes=processors)
         for door, model_class in family.classes.items():
             getattr(transformers, AUTO_CLASSES[door]).register(family.config_class, model_class)
+    for head in DENSE_HEADS.values():
+        transformers.AutoConfig.register(head.model_type, head.config_class)
+        getattr(transformers, head.auto_class).register(head.config_class, head.model_class)

@@ -20,8 +20,6 @@ from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel, c
 from .positions_hf_vit import Grid
 from .pretrained_hf_vit import HfBaseBackbone
 
-PYRAMID_STRIDES = (4, 8, 16, 32)  # px of the image behind one place of a map
-
 
 class ChannelNorm(nn.LayerNorm):
     """LayerNorm over the channels of every place of a map [B, C, h, w]."""
@@ -74,15 +72,15 @@ class PyramidLevel(nn.Module):
 
 
 class SimpleFeaturePyramid(nn.Module):
-    """ViTDet's pyramid from the last map alone: strides 4, 8, 16 and 32 px (arXiv 2203.16527, section 3)."""
+    """ViTDet's pyramid from the last map alone: strides 4, 8, 16 and 32 px, or some (arXiv 2203.16527, section 3)."""
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__()
         self.patch_stride = config.patch_stride
-        self.levels = nn.ModuleList([PyramidLevel(config, stride) for stride in PYRAMID_STRIDES])
+        self.levels = nn.ModuleList([PyramidLevel(config, stride) for stride in config.pyramid_strides])
 
     def forward(self, feature_map: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """[B, D, h, w] -> four maps [B, fpn_hidden_size, .., ..], the finest first."""
+        """[B, D, h, w] -> maps [B, fpn_hidden_size, .., ..], one a stride, the finest first."""
         return tuple(level(feature_map) for level in self.levels)
 
 
@@ -93,8 +91,8 @@ class HfViTBaseBackbone(HfBaseBackbone, HfViTPreTrainedModel):
         out_features, out_indices: which of "stem" (the embedded patches), "stage1" ... "stageL" (after each block).
         apply_layernorm: whether each stage passes the model's last LayerNorm.
         reshape_hidden_states: maps [B, D, h, w] of the patches alone; False: all tokens [B, N, D], as the model's.
-        use_feature_pyramid: instead of stages, ViTDet's four maps of strides 4, 8, 16 and 32 px, made of the one
-            stage of `out_features`, each of `fpn_hidden_size` channels.
+        use_feature_pyramid: instead of stages, ViTDet's four maps of strides 4, 8, 16 and 32 px, or those of
+            `pyramid_strides`, made of the one stage of `out_features`, each of `fpn_hidden_size` channels.
 
     Checkpoints of a family's model and of its classifier load straight into its backbone, and the other way. Folders
     load by the class's own `from_pretrained`: transformers' `AutoBackbone.from_pretrained` knows repositories of the
@@ -120,8 +118,12 @@ class HfViTBaseBackbone(HfBaseBackbone, HfViTPreTrainedModel):
     def channels(self) -> list[int]:
         """Channels of each of the `feature_maps`."""
         if self.pyramid is not None:
-            return [self.config.fpn_hidden_size] * len(PYRAMID_STRIDES)
+            return [self.config.fpn_hidden_size] * len(self.config.pyramid_strides)
         return super().channels
+
+    @property
+    def strides(self) -> list[int]:
+        return super().strides if self.pyramid is None else list(self.config.pyramid_strides)
 
     def resize_to(
         self, image_size: int | Iterable[int] | None = None, patch_size: int | Iterable[int] | None = None
@@ -154,20 +156,23 @@ class HfViTBaseBackbone(HfBaseBackbone, HfViTPreTrainedModel):
             patch_attention_mask: [B, h, w], as in the model's forward; what the maps hold on padding means nothing.
 
         Returns:
-            feature_maps, one [B, D, h, w] (or [B, N, D]) for each of `out_features`, or the pyramid's four;
+            feature_maps, one [B, D, h, w] (or [B, N, D]) for each of `out_features`, or the pyramid's;
             hidden_states and attentions where asked for.
         """
         outputs = self.vit(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
-        grid = self.vit.embeddings.patch_grid(pixel_values)
-        stages = zip(self.stage_names, outputs.hidden_states, strict=True)
         # transformers writes tuple[Tensor] for a tuple of any length.
-        feature_maps: Any = tuple(self.feature_map(state, grid) for name, state in stages if name in self.out_features)
+        feature_maps: Any = self.feature_maps(outputs, self.vit.embeddings.patch_grid(pixel_values))
         if self.pyramid is not None:
             check_values(pixel_values, self.pyramid)
             feature_maps = self.pyramid(feature_maps[0])
         return BackboneOutput(
             feature_maps=feature_maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+
+    def feature_maps(self, outputs: Any, grid: Grid) -> tuple[torch.Tensor, ...]:
+        """The maps of `out_features`, of what the model returned."""
+        stages = zip(self.stage_names, outputs.hidden_states, strict=True)
+        return tuple(self.feature_map(state, grid) for name, state in stages if name in self.out_features)
 
     def feature_map(self, hidden_state: torch.Tensor, grid: Grid) -> torch.Tensor:
         """One stage's tokens [B, N, D] -> [B, D, h, w], or all tokens when they are not to be reshaped."""

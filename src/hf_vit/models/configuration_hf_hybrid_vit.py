@@ -22,6 +22,7 @@ class HfHybridViTConfig(HfViTBaseConfig):
         group_norm_eps: of the stem's GroupNorms; None means `layer_norm_eps`, as in the original.
         weight_standardization: of the stem's kernels: "std" (w - mean) / (std + 1e-5), the original's, or "variance"
             (w - mean) / sqrt(var + 1e-8), that of timm and transformers.
+        stem_stages: of `HfHybridViTBackbone`, see there.
     """
 
     model_type = "hf_hybrid_vit"
@@ -45,9 +46,10 @@ class HfHybridViTConfig(HfViTBaseConfig):
     stem_patch_size: int = 1
     group_norm_eps: float | None = None
     weight_standardization: Literal["std", "variance"] = "std"
+    stem_stages: tuple[int, ...] | list[int] = ()
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self.stage_depths = tuple(self.stage_depths)
+        self.stage_depths, self.stem_stages = tuple(self.stage_depths), tuple(self.stem_stages)
         if "patch_size" in kwargs:
             raise ValueError(
                 f"patch_size={kwargs['patch_size']} cannot be set for a hybrid: it is the total stride of the stem; "
@@ -63,6 +65,11 @@ class HfHybridViTConfig(HfViTBaseConfig):
     @property
     def patch_stride(self) -> tuple[int, int]:
         return self.patch_size, self.patch_size
+
+    @property
+    def output_stem_maps(self) -> bool:
+        """Whether the model returns the maps of the stem's stages, in `stem_maps`."""
+        return bool(self.stem_stages)
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """(h, w) of an image: SAME padding rounds every halving up; of the map, what makes no whole patch is left out.
@@ -82,6 +89,16 @@ class HfHybridViTConfig(HfViTBaseConfig):
         check_stem(self.stage_depths, self.stem_width, 32, "GroupNorm's groups")
         if self.stem_patch_size < 1:
             raise ValueError(f"stem_patch_size={self.stem_patch_size} must be at least 1")
+        stages = range(1, len(self.stage_depths) + 1)
+        if list(self.stem_stages) != [stage for stage in stages if stage in self.stem_stages]:
+            raise ValueError(
+                f"stem_stages={self.stem_stages} must be some of the stem's stages {tuple(stages)}, the first one first"
+            )
+        if self.stem_stages and (self.use_feature_pyramid or not self.reshape_hidden_states):
+            raise ValueError(
+                f"stem_stages={self.stem_stages} gives maps of several strides by itself; it goes neither with "
+                "use_feature_pyramid=True nor with reshape_hidden_states=False"
+            )
         eps = self.group_norm_eps
         if eps is not None and not (eps > 0 and math.isfinite(eps)):
             raise ValueError(f"group_norm_eps={eps} must be a finite number above 0, or None for layer_norm_eps")

@@ -31,6 +31,8 @@ FOREIGN_KEYS = frozenset(
     ]
 )
 
+PYRAMID_STRIDES = (4, 8, 16, 32)  # px of the image behind one place of a map
+
 MAX_LAYERS = 10_000  # what a crafted config may ask for before anything is built
 
 PositionEmbedding = Literal["learned", "learned_2d", "sincos_2d", "sincos_1d", "relative", "relative_bias", "none"]
@@ -91,6 +93,7 @@ class HfViTBaseConfig(HfBaseConfig):
     apply_layernorm: bool = True
     use_feature_pyramid: bool = False
     fpn_hidden_size: int = 256
+    pyramid_strides: tuple[int, ...] | list[int] = PYRAMID_STRIDES
     prediction_target: Literal["mean_color", "downsampled", "pixels"] = "mean_color"
     predict_next_patch: bool = False
     image_mean: float | int | tuple[float, ...] | list[float] = 0.5
@@ -102,6 +105,7 @@ class HfViTBaseConfig(HfBaseConfig):
         for name in ("image_size", "patch_size", "image_mean", "image_std"):
             if isinstance(getattr(self, name, None), list):
                 setattr(self, name, tuple(getattr(self, name)))
+        self.pyramid_strides = tuple(self.pyramid_strides)
         self.take_stages(kwargs)
         self._warn_about_misspelt(kwargs)
         _check_labels(kwargs.get("num_labels"), self.id2label)
@@ -321,6 +325,11 @@ class HfViTBaseConfig(HfBaseConfig):
                 raise ValueError(f"image_std={given} must be above 0: pixel values were divided by it")
 
     def validate_feature_pyramid(self) -> None:
+        strides = [stride for stride in PYRAMID_STRIDES if stride in self.pyramid_strides]
+        if not strides or strides != list(self.pyramid_strides):
+            raise ValueError(
+                f"pyramid_strides={self.pyramid_strides} must be some of {PYRAMID_STRIDES} px, the smallest first"
+            )
         if not self.use_feature_pyramid:
             return
         height, width = self.patch_stride
@@ -378,7 +387,8 @@ class HfViTConfig(HfViTBaseConfig):
             None: there is no last LayerNorm.
         mlp_type: of the blocks: "dense", two layers with `hidden_act` between; or "swiglu" (arXiv 2002.05202), whose
             SiLU gate and values are both `intermediate_size` wide.
-        reshape_hidden_states, apply_layernorm, use_feature_pyramid, fpn_hidden_size: of `HfViTBackbone`; see there.
+        reshape_hidden_states, apply_layernorm, use_feature_pyramid, fpn_hidden_size, pyramid_strides: of
+            `HfViTBackbone`; see there.
         prediction_target: of `HfViTForMaskedPatchPrediction`: "mean_color", "downsampled" or "pixels" (B.1.2).
         predict_next_patch: its head predicts from each patch the next one in raster order; needs `is_causal`.
         image_mean, image_std: what the image processor subtracts and divides by, one number or one a channel; its

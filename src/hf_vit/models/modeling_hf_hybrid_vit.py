@@ -4,14 +4,16 @@ Legend: B batch, C channels, H x W px, h x w patch grid, D hidden size.
 Sources: arXiv 2010.11929 section 3.1 and table 6; the stem is BiT's (arXiv 1912.11370, see `resnet_hf_vit`).
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from transformers.utils.output_capturing import OutputRecorder
 
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_hybrid_vit import HfHybridViTConfig
 from .modeling_hf_vit import HfViTBaseForImageClassification, HfViTBaseModel, HfViTLayer, HfViTPreTrainedModel
+from .positions_hf_vit import Grid
 from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
 from .resnet_hf_vit import ResNetStem
 
@@ -37,6 +39,10 @@ class HfHybridViTPreTrainedModel(HfViTPreTrainedModel):
     config: HfHybridViTConfig
     config_class = HfHybridViTConfig
     _no_split_modules: ClassVar[list[str]] = ["ResNetBottleneck", "HfViTLayer"]
+    _can_record_outputs: ClassVar[dict[str, Any]] = {
+        **HfViTPreTrainedModel._can_record_outputs,
+        "stem_maps": OutputRecorder(nn.Sequential, layer_name="stem.stages"),
+    }
 
 
 class HfHybridViTModel(HfHybridViTPreTrainedModel, HfViTBaseModel):
@@ -62,6 +68,24 @@ class HfHybridViTForMaskedPatchPrediction(HfHybridViTPreTrainedModel, HfViTBaseF
 
 
 class HfHybridViTBackbone(HfHybridViTPreTrainedModel, HfViTBaseBackbone):
-    """The Hybrid-ViT as a backbone; see `HfViTBackbone`."""
+    """The Hybrid-ViT as a backbone; see `HfViTBackbone`.
+
+    Config field:
+        stem_stages: before the maps of `out_features`, the maps of these stages of the stem (1, 2, ...), of strides
+            4, 8, 16 px and 4, 8, 16 times `stem_width` channels.
+    """
 
     model_class = HfHybridViTModel
+
+    @property
+    def channels(self) -> list[int]:
+        width = self.config.stem_width
+        return [*(4 * width * 2 ** (stage - 1) for stage in self.config.stem_stages), *super().channels]
+
+    @property
+    def strides(self) -> list[int]:
+        return [*(4 * 2 ** (stage - 1) for stage in self.config.stem_stages), *super().strides]
+
+    def feature_maps(self, outputs: Any, grid: Grid) -> tuple[torch.Tensor, ...]:
+        stem_maps = (outputs.stem_maps[stage - 1].contiguous() for stage in self.config.stem_stages)
+        return *stem_maps, *super().feature_maps(outputs, grid)

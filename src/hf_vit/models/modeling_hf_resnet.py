@@ -117,6 +117,10 @@ class HfResNetBaseBackbone(HfBaseBackbone, HfResNetPreTrainedModel):
         )
         return BackboneOutput(feature_maps=feature_maps, hidden_states=outputs.hidden_states)
 
+    @property
+    def strides(self) -> list[int]:
+        return [4 * 2 ** max(index - 1, 0) for index in self.out_indices]
+
     def feature_map(self, state: torch.Tensor) -> torch.Tensor:
         """A hidden state as [B, C, h, w]."""
         return state.contiguous()

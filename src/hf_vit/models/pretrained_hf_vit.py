@@ -185,3 +185,8 @@ class HfBaseBackbone(BackboneMixin, HfPreTrainedModel):
     @out_indices.setter
     def out_indices(self, out_indices: tuple[int, ...] | list[int]) -> None:
         self.config.out_indices = out_indices
+
+    @property
+    def strides(self) -> list[int]:
+        """Px of the image behind one place of each of the `feature_maps`, of its height where they differ."""
+        return [self.config.patch_stride[0]] * len(self.out_features)

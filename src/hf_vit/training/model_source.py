@@ -67,7 +67,8 @@ def find_model(name: str | HfBaseConfig) -> ModelSource:
     """
     if not isinstance(name, str):
         family = type(name).__name__.removeprefix("Hf").removesuffix("Config")
-        return ModelSource(f"{family} of {name.num_hidden_layers} layers, {name.hidden_size} wide", name)
+        parts = "layers" if hasattr(name, "num_hidden_layers") else "stages"  # a ResNet's
+        return ModelSource(f"{family} of {name.num_stages} {parts}, {name.hidden_size} wide", name)
     if graph_file(name) is not None:
         raise UserError(f"{name} is a graph, which does not learn; give the model that was exported")
     path = Path(name).expanduser()
@@ -183,6 +184,23 @@ def build_encoder(
         UserError: a value does not fit the model, the family has no such head, or the weights do not fit.
     """
     return _build(source, "model", fields | _rates(source, dropout, drop_path), image_size, new=())
+
+
+def build_backbone(
+    source: ModelSource,
+    *,
+    image_size: tuple[int, int] | None = None,
+    dropout: float | None = None,
+    drop_path: float | None = None,
+    **fields: Any,
+) -> PreTrainedModel:
+    """A backbone in float32, whose pyramid, if it gets one, is new; `fields` of its configuration replace the source's.
+
+    Raises:
+        UserError: a value does not fit the model, the family has no backbone, or the weights do not fit.
+    """
+    changes = fields | _rates(source, dropout, drop_path)
+    return _build(source, "backbone", changes, image_size, new=("pyramid.",))
 
 
 def _rates(source: ModelSource, dropout: float | None, drop_path: float | None) -> dict[str, float]:

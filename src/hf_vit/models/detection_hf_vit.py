@@ -1,0 +1,248 @@
+"""Object detection: torchvision's Mask R-CNN, and transformers' DETR and Deformable DETR, on the package's backbones.
+
+Legend: B batch, C channels, H x W px, n objects.
+Sources: Mask R-CNN: arXiv 1703.06870, on a plain backbone as in ViTDet (2203.16527); feature pyramid: 1612.03144;
+DETR: 2005.12872; Deformable DETR: 2010.04159.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import nn
+from transformers import (
+    AutoBackbone,
+    DeformableDetrConfig,
+    DeformableDetrForObjectDetection,
+    DetrConfig,
+    DetrForObjectDetection,
+)
+from transformers import initialization as init
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils.generic import ModelOutput, can_return_tuple
+
+from .dense_hf_vit import HfDenseConfig, HfDenseMixin
+
+
+@strict
+class HfMaskRCNNConfig(HfDenseConfig):
+    """Configuration of `HfMaskRCNNForObjectDetection`; the defaults are torchvision's.
+
+    Args:
+        backbone_config: of one of the package's backbones, which must give several maps.
+        use_masks: whether it has a branch for masks; without one it is Faster R-CNN.
+        fpn_hidden_size: channels of the feature pyramid on maps whose channels differ (ResNets', the hybrid's stem);
+            maps of equal channels, as those of `use_feature_pyramid`, are used as they are.
+        anchor_sizes: side of the anchors in px, one for each map; anchor_ratios: their heights over widths.
+        representation_size: width of the two dense layers of the box head.
+        mask_channels: of each convolution of the mask head.
+        rpn_pre_nms_top_n, rpn_post_nms_top_n: proposals of an image before and after suppression, (training, testing).
+        rpn_batch_size, box_batch_size: anchors and proposals of an image that the losses look at.
+        box_score_threshold, box_nms_threshold, detections_per_image: what is detected.
+    """
+
+    model_type = "hf_mask_rcnn"
+
+    backbone_config: Any = None
+    use_masks: bool = True
+    fpn_hidden_size: int = 256
+    anchor_sizes: tuple[int, ...] | list[int] = (32, 64, 128, 256)
+    anchor_ratios: tuple[float, ...] | list[float] = (0.5, 1.0, 2.0)
+    representation_size: int = 1024
+    mask_channels: tuple[int, ...] | list[int] = (256, 256, 256, 256)
+    rpn_pre_nms_top_n: tuple[int, int] | list[int] = (2000, 1000)
+    rpn_post_nms_top_n: tuple[int, int] | list[int] = (2000, 1000)
+    rpn_batch_size: int = 256
+    box_batch_size: int = 512
+    box_score_threshold: float = 0.05
+    box_nms_threshold: float = 0.5
+    detections_per_image: int = 100
+
+
+@dataclass
+class HfMaskRCNNOutput(ModelOutput):
+    """What Mask R-CNN returns.
+
+    Attributes:
+        loss: in training, the sum of `loss_dict`.
+        loss_dict: in training, torchvision's losses by name.
+        detections: otherwise, for every image: boxes [n, 4] (x1, y1, x2, y2 in px), labels [n], scores [n], the best
+            first, and masks [n, 1, H, W] between 0 and 1 where there is a branch for them.
+    """
+
+    loss: torch.Tensor | None = None
+    loss_dict: dict[str, torch.Tensor] | None = None
+    detections: list[dict[str, torch.Tensor]] | None = None
+
+
+class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
+    """torchvision's Mask R-CNN on the maps of one of the package's backbones; images come resized and normalised."""
+
+    config: Any
+    config_class = HfMaskRCNNConfig
+    _auto_class = "AutoModelForObjectDetection"
+
+    def __init__(self, config: HfMaskRCNNConfig) -> None:
+        super().__init__(config)
+        from torchvision.ops import FeaturePyramidNetwork
+
+        self.backbone: Any = AutoBackbone.from_config(config.backbone_config)
+        channels = self.backbone.channels
+        if len(config.anchor_sizes) != len(channels):
+            raise ValueError(
+                f"anchor_sizes={tuple(config.anchor_sizes)} names {len(config.anchor_sizes)} sizes, one a map; the "
+                f"backbone gives {len(channels)} maps"
+            )
+        equal = len(set(channels)) == 1
+        self.fpn = None if equal else FeaturePyramidNetwork(channels, config.fpn_hidden_size)
+        detector = build_detector(config, channels[0] if equal else config.fpn_hidden_size)
+        self.rpn, self.roi_heads, self.in_image = detector.rpn, detector.roi_heads, detector.transform
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Detectron2's: small weights where anchors and boxes are judged, He's by fan-out for masks; zero biases."""
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
+            place = next(name for name, each in self.named_modules() if each is module)
+            if place.startswith(("rpn.", "roi_heads.box_predictor.")):
+                init.normal_(module.weight, std=0.01)
+            elif place.startswith("roi_heads.mask"):
+                init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            else:
+                init.kaiming_uniform_(module.weight, a=1)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.Tensor,
+        labels: list[dict[str, torch.Tensor]] | None = None,
+        target_sizes: list[tuple[int, int]] | None = None,
+        **kwargs: Any,
+    ) -> HfMaskRCNNOutput:
+        """Detect objects; in training, learn from them.
+
+        Args:
+            pixel_values: [B, C, H, W].
+            labels: in training, for every image: "boxes" [n, 4] (x1, y1, x2, y2 in px of `pixel_values`),
+                "class_labels" [n] and, for the branch of masks, "masks" [n, H, W] of 0 and 1. Else they are not read.
+            target_sizes: (height, width) of the images that boxes and masks are for; else those of `pixel_values`.
+
+        Raises:
+            ValueError: training without labels, or without the masks of objects.
+        """
+        from torchvision.models.detection.image_list import ImageList
+
+        sizes = [(pixel_values.shape[2], pixel_values.shape[3])] * len(pixel_values)
+        images, targets = ImageList(pixel_values, sizes), self.targets(labels) if self.training else None
+        maps = self.backbone(pixel_values, return_dict=True, **kwargs).feature_maps
+        named = OrderedDict((str(index), each) for index, each in enumerate(maps))
+        if self.fpn is not None:
+            named = self.fpn(named)
+        proposals, losses = self.rpn(images, named, targets)
+        detections, box_losses = self.roi_heads(named, proposals, sizes, targets)
+        if self.training:
+            loss_dict = losses | box_losses
+            return HfMaskRCNNOutput(loss=sum(loss_dict.values()), loss_dict=loss_dict)  # pyright: ignore[reportArgumentType]
+        detections = self.in_image.postprocess(detections, sizes, target_sizes or sizes)
+        return HfMaskRCNNOutput(detections=[{**each, "labels": each["labels"] - 1} for each in detections])
+
+    def targets(self, labels: list[dict[str, torch.Tensor]] | None) -> list[dict[str, torch.Tensor]]:
+        """Labels as torchvision has them, which counts the background as class 0."""
+        if labels is None:
+            raise ValueError("training needs labels: the boxes and classes of every image")
+        if self.config.use_masks and not all("masks" in each for each in labels):
+            raise ValueError("labels have no masks, which use_masks=True learns from; set use_masks=False")
+        return [
+            {
+                "boxes": each["boxes"],
+                "labels": each["class_labels"] + 1,
+                **({"masks": each["masks"]} if self.config.use_masks else {}),
+            }
+            for each in labels
+        ]
+
+
+def build_detector(config: Any, channels: int) -> Any:
+    """torchvision's Mask R-CNN, or Faster R-CNN, whose parts are used, on maps of so many channels."""
+    from torchvision.models.detection import FasterRCNN, MaskRCNN
+    from torchvision.models.detection.anchor_utils import AnchorGenerator
+    from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
+    from torchvision.models.detection.mask_rcnn import MaskRCNNPredictor
+    from torchvision.ops import MultiScaleRoIAlign
+
+    maps: Any = nn.Identity()
+    maps.out_channels = channels
+    names, classes = [str(index) for index in range(len(config.anchor_sizes))], config.num_labels + 1
+    ratios = (tuple(config.anchor_ratios),) * len(names)
+    width = config.representation_size
+    parts: dict[str, Any] = {
+        "rpn_anchor_generator": AnchorGenerator(tuple((size,) for size in config.anchor_sizes), ratios),
+        "box_roi_pool": MultiScaleRoIAlign(names, output_size=7, sampling_ratio=2),
+        "box_head": nn.Sequential(
+            nn.Flatten(), nn.Linear(channels * 7 * 7, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+        ),
+        "box_predictor": FastRCNNPredictor(width, classes),
+        "rpn_batch_size_per_image": config.rpn_batch_size,
+        "box_batch_size_per_image": config.box_batch_size,
+        "box_score_thresh": config.box_score_threshold,
+        "box_nms_thresh": config.box_nms_threshold,
+        "box_detections_per_img": config.detections_per_image,
+    }
+    for name in ("rpn_pre_nms_top_n", "rpn_post_nms_top_n"):
+        parts[f"{name}_train"], parts[f"{name}_test"] = getattr(config, name)
+    if not config.use_masks:
+        return FasterRCNN(maps, **parts)
+    mask_head, width = nn.Sequential(), channels
+    for size in config.mask_channels:
+        mask_head.extend([nn.Conv2d(width, size, 3, padding=1), nn.ReLU()])
+        width = size
+    return MaskRCNN(
+        maps,
+        **parts,
+        mask_roi_pool=MultiScaleRoIAlign(names, output_size=14, sampling_ratio=2),
+        mask_head=mask_head,
+        mask_predictor=MaskRCNNPredictor(width, width, classes),
+    )
+
+
+@strict
+class HfDetrConfig(HfDenseConfig, DetrConfig):
+    """transformers' configuration of DETR with one of the package's backbones."""
+
+    model_type = "hf_detr"
+
+
+class HfDetrForObjectDetection(HfDenseMixin, DetrForObjectDetection):
+    """transformers' DETR on the last map of one of the package's backbones."""
+
+    config: HfDetrConfig
+    config_class = HfDetrConfig
+    _auto_class = "AutoModelForObjectDetection"
+
+    def __init__(self, config: HfDetrConfig) -> None:
+        super().__init__(config)
+        # It freezes what is called a ResNet, but for stages that have other names here.
+        self.model.backbone.model.requires_grad_(True)
+
+
+@strict
+class HfDeformableDetrConfig(HfDenseConfig, DeformableDetrConfig):
+    """transformers' configuration of Deformable DETR with one of the package's backbones."""
+
+    model_type = "hf_deformable_detr"
+
+
+class HfDeformableDetrForObjectDetection(HfDenseMixin, DeformableDetrForObjectDetection):
+    """transformers' Deformable DETR on the maps of one of the package's backbones."""
+
+    config: HfDeformableDetrConfig
+    config_class = HfDeformableDetrConfig
+    _auto_class = "AutoModelForObjectDetection"
+
+    def __init__(self, config: HfDeformableDetrConfig) -> None:
+        super().__init__(config)
+        self.model.backbone.model.requires_grad_(True)

@@ -1,0 +1,197 @@
+"""A model for dense prediction: the backbone of a variant or a checkpoint, with a new head on its maps.
+
+Legend: B batch, H x W px, n objects.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from torchvision.ops import box_convert
+from transformers import PreTrainedModel
+
+from hf_vit.errors import UserError, strict_reason
+from hf_vit.families import DENSE_HEADS, DenseHead, family_of
+from hf_vit.models.configuration_hf_base import HfBaseConfig
+from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
+from hf_vit.models.configuration_hf_mixer import HfMixerConfig
+from hf_vit.models.configuration_hf_resnet import HfResNetBaseConfig
+from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
+from hf_vit.training.model_source import ModelSource, build_backbone, build_processor
+
+# Px behind one place of each map that a head reads where it reads several; the others read the last one.
+STRIDES: Mapping[str, tuple[int, ...]] = {
+    "upernet": (4, 8, 16, 32),
+    "mask2former": (4, 8, 16, 32),
+    "mask-rcnn": (4, 8, 16, 32),
+    "deformable-detr": (8, 16, 32),
+}
+FEWEST = {"upernet": 2, "mask2former": 4, "mask-rcnn": 2, "deformable-detr": 1}  # maps
+# The fields of its configuration that a head's width is the number of channels in.
+WIDTHS: Mapping[str, tuple[str, ...]] = {
+    "linear": (),
+    "upernet": ("hidden_size", "auxiliary_channels"),
+    "mask2former": ("feature_size", "mask_feature_size", "hidden_dim"),
+    "mask-rcnn": ("fpn_hidden_size",),
+    "detr": ("d_model",),
+    "deformable-detr": ("d_model",),
+}
+
+
+def build_dense_model(
+    source: ModelSource,
+    head: str,
+    label_names: Sequence[str],
+    *,
+    image_size: tuple[int, int] | None = None,
+    width: int | None = None,
+    use_masks: bool = True,
+    dropout: float | None = None,
+    drop_path: float | None = None,
+    **fields: Any,
+) -> tuple[PreTrainedModel, Any]:
+    """A model in float32 with a new head, and its image processor.
+
+    A head that reads maps of several strides gets them from a plain, axial or local backbone by ViTDet's pyramid
+    (arXiv 2203.16527), from a hybrid by the stages of its stem and its last block, from a ResNet by its stages.
+
+    Args:
+        source: from `find_model`; a variant starts with fresh weights, a checkpoint's go into the backbone.
+        head: a key of `hf_vit.families.DENSE_HEADS`.
+        label_names: the classes, in the order of their numbers.
+        image_size: (height, width) in px; None keeps the source's.
+        width: channels of the head and of the pyramid; None is what the head's library takes.
+        use_masks: of "mask-rcnn": whether it has a branch for masks.
+        dropout, drop_path: rates of the backbone; None keeps the source's.
+        **fields: of the head's configuration.
+
+    Raises:
+        UserError: there is no such head, it does not fit the backbone, or the weights do not fit.
+    """
+    kind = DENSE_HEADS.get(head)
+    if kind is None:
+        raise UserError(f"there is no head '{head}'; it needs one of {', '.join(DENSE_HEADS)}")
+    maps = _maps(source, head) | ({} if width is None or not _has_pyramid(source) else {"fpn_hidden_size": width})
+    backbone: Any = build_backbone(source, image_size=image_size, dropout=dropout, drop_path=drop_path, **maps)
+    given = _fields(head, backbone, use_masks) | dict.fromkeys(WIDTHS[head] if width else (), width) | fields
+    unknown = sorted(set(given) - set(kind.config_class().to_dict()))
+    if unknown:
+        raise UserError(f"the head '{head}' has no {', '.join(unknown)}")
+    names = {"id2label": dict(enumerate(label_names)), "label2id": {name: i for i, name in enumerate(label_names)}}
+    try:
+        config_class: Any = kind.config_class
+        config = config_class(backbone_config=backbone.config, **names, **given)
+        model = getattr(transformers, kind.auto_class).from_config(config, dtype=torch.float32)
+    except StrictDataclassError as error:
+        raise UserError(f"{source.name} with the head '{head}': {strict_reason(error)}") from error
+    except ValueError as error:
+        raise UserError(f"{source.name} with the head '{head}': {error}") from error
+    _take_weights(model, backbone)
+    return model, _processor(kind, source, backbone.config)
+
+
+def model_inputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model's forward takes of a collator's batch: pixel_values, and labels in the form that it learns from.
+
+    Args:
+        model: from `build_dense_model`.
+        batch: "pixel_values" [B, C, H, W] and "labels": class maps [B, H, W] with 255 where it is not judged, or for
+            every image a dictionary with "boxes" [n, 4] (x1, y1, x2, y2 in px), "class_labels" [n] and maybe "masks".
+    """
+    pixel_values, labels = batch["pixel_values"], batch.get("labels")
+    if labels is None:
+        return {"pixel_values": pixel_values}
+    config: Any = model.config
+    model_type = config.model_type
+    if model_type == DENSE_HEADS["mask2former"].model_type:
+        classes = [each.unique() for each in labels]
+        classes = [each[each != config.ignore_value] for each in classes]
+        masks = [(each[None] == of[:, None, None]).float() for each, of in zip(labels, classes, strict=True)]
+        return {"pixel_values": pixel_values, "mask_labels": masks, "class_labels": classes}
+    if model_type in (DENSE_HEADS["detr"].model_type, DENSE_HEADS["deformable-detr"].model_type):
+        height, width = pixel_values.shape[2:]
+        scale = torch.tensor([width, height, width, height], device=pixel_values.device)
+        labels = [
+            {
+                "class_labels": each["class_labels"],
+                "boxes": box_convert(each["boxes"], "xyxy", "cxcywh") / scale,
+            }
+            for each in labels
+        ]
+    return {"pixel_values": pixel_values, "labels": labels}
+
+
+def _has_pyramid(source: ModelSource) -> bool:
+    return hasattr(source.config, "use_feature_pyramid") and not isinstance(source.config, HfHybridViTConfig)
+
+
+def _maps(source: ModelSource, head: str) -> dict[str, Any]:
+    """Fields of the backbone's configuration that give the maps that a head reads.
+
+    Raises:
+        UserError: the head wants several maps, which the backbone does not have.
+    """
+    config: HfBaseConfig = source.config
+    strides = STRIDES.get(head, ())
+    if isinstance(config, HfResNetBaseConfig):
+        stages = range(1, len(config.stage_depths) + 1)
+        known = [f"stage{stage}" for stage in stages if 4 * 2 ** (stage - 1) in strides]
+        several = {"out_features": known or [f"stage{stage}" for stage in stages]}
+        _refuse_few(source, head, len(several["out_features"]))
+        return several if strides or head == "linear" else {"out_features": None}
+    plain: dict[str, Any] = {"out_features": None}
+    if isinstance(config, HfMixerConfig):
+        _refuse_few(source, head, 1)
+        return plain
+    plain |= {"use_feature_pyramid": False, "reshape_hidden_states": True, "apply_layernorm": True}
+    if isinstance(config, HfHybridViTConfig):
+        stages = [i for i in range(1, len(config.stage_depths) + 1) if 4 * 2 ** (i - 1) in strides]
+        _refuse_few(source, head, len(stages) + 1)
+        return plain | {"stem_stages": tuple(stages)}
+    return plain | ({"use_feature_pyramid": True, "pyramid_strides": strides} if strides else {})
+
+
+def _refuse_few(source: ModelSource, head: str, maps: int) -> None:
+    if maps < FEWEST.get(head, 0):
+        family = family_of(source.config.model_type)
+        kind = "it" if family is None else family.label.lower()
+        raise UserError(
+            f"{source.name}: the head '{head}' reads {FEWEST[head]} maps of different strides, and {kind} of these "
+            f"stages gives {maps}; use another head, such as {'linear or detr'}"
+        )
+
+
+def _fields(head: str, backbone: Any, use_masks: bool) -> dict[str, Any]:
+    """Fields of the head's configuration that follow from the maps."""
+    strides = backbone.strides
+    if head == "linear":
+        return {"use_norm": isinstance(backbone.config, HfResNetBaseConfig | HfMixerConfig)}
+    if head == "upernet":
+        return {"use_auxiliary_head": len(strides) > 2}
+    if head == "mask2former":
+        return {"feature_strides": strides}
+    if head == "mask-rcnn":  # one size a map, of eight of its places, as torchvision's; two maps may share a stride
+        sizes = [8 * strides[0] * 2**index for index in range(len(strides))]
+        return {"use_masks": use_masks, "anchor_sizes": sizes}
+    if head == "detr":
+        return {"num_channels": backbone.config.num_channels}
+    return {}
+
+
+def _take_weights(model: Any, backbone: Any) -> None:
+    (inside,) = (module for module in model.modules() if isinstance(module, HfBaseBackbone))
+    report = inside.load_state_dict(backbone.state_dict(), strict=False)
+    # DETRs replace batch norms by frozen ones, which count nothing.
+    wrong = [*report.missing_keys, *(key for key in report.unexpected_keys if "num_batches_tracked" not in key)]
+    assert not wrong, wrong
+
+
+def _processor(kind: DenseHead, source: ModelSource, config: HfBaseConfig) -> Any:
+    """As a classifier's at this size, of the class that knows what the head predicts."""
+    plain = build_processor(source, config).to_dict()
+    names = ("size", "image_mean", "image_std", "resample", "do_convert_rgb")
+    given = {name: plain[name] for name in names}
+    unpadded = {"do_pad": False} if kind.name in ("detr", "deformable-detr", "mask2former") else {}
+    return getattr(transformers, kind.processor)(**given, **unpadded)

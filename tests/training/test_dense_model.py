@@ -1,0 +1,226 @@
+"""Heads of dense prediction on every family's backbone: built, trained a step, saved and loaded again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+
+import hf_vit
+from hf_vit.families import DENSE_HEADS
+from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
+from hf_vit.models.resnet_hf_vit import ResNetStem
+from hf_vit.subjects.dense import dense_task_of, detect, segment
+from hf_vit.training.dense_model import build_dense_model, model_inputs
+from hf_vit.training.model_source import find_model
+
+SIDE = 64
+VIT = {
+    "image_size": SIDE,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "num_labels": 5,
+}
+FAMILIES = {
+    "plain": lambda: hf_vit.HfViTConfig(**VIT, patch_size=16),
+    "hybrid": lambda: hf_vit.HfHybridViTConfig(**VIT, stage_depths=(1, 1, 1), stem_width=32),
+    "axial": lambda: hf_vit.HfAxialViTConfig(**VIT, patch_size=16),
+    "local": lambda: hf_vit.HfLocalViTConfig(**VIT, patch_size=16, attention_window=3),
+    "axial_resnet": lambda: hf_vit.HfAxialResNetConfig(image_size=SIDE, stem_width=16, stage_depths=(1,) * 4),
+    "bit": lambda: hf_vit.HfBitConfig(image_size=SIDE, stem_width=32, stage_depths=(1,) * 4),
+    "mixer": lambda: hf_vit.HfMixerConfig(image_size=SIDE, patch_size=16, hidden_size=32, num_hidden_layers=2),
+}
+DETR = {
+    **{"encoder_layers": 1, "decoder_layers": 2, "num_queries": 5, "dropout": 0.0},
+    **{f"{part}_attention_heads": 2 for part in ("encoder", "decoder")},
+    **{f"{part}_ffn_dim": 32 for part in ("encoder", "decoder")},
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "upernet": {"width": 16},
+    "mask2former": {
+        **{"width": 32, "encoder_layers": 1, "decoder_layers": 2, "num_queries": 4, "num_attention_heads": 2},
+        **{"dim_feedforward": 32, "encoder_feedforward_dim": 32, "train_num_points": 64},
+    },
+    "mask-rcnn": {"width": 16, "representation_size": 32, "mask_channels": (16,), "box_score_threshold": 0.0},
+    "detr": {"width": 32, **DETR},
+    "deformable-detr": {"width": 32, **DETR},
+}
+ONE_STRIDE = [("mixer", head) for head in ("upernet", "mask2former", "mask-rcnn")]
+CASES = [(family, head) for head in DENSE_HEADS for family in FAMILIES if (family, head) not in ONE_STRIDE]
+# The norm after the last block, where the maps are read before it.
+UNREAD = {"bit": "resnet.encoder.norm.", "mixer": "mixer.layernorm."}
+
+
+def build(family: str, head: str, **options: Any) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    return build_dense_model(find_model(FAMILIES[family]()), head, ["sky", "cat"], **{**SMALL[head], **options})
+
+
+def batch_for(head: str) -> dict[str, Any]:
+    """Two images: one with a square of class 1, one with nothing but the background."""
+    torch.manual_seed(1)
+    masks = torch.zeros(2, SIDE, SIDE, dtype=torch.long)
+    masks[0, 16:48, 8:40] = 1
+    pixel_values = torch.randn(2, 3, SIDE, SIDE) * 0.1 + masks[:, None]
+    if DENSE_HEADS[head].task == "segmentation":
+        masks[:, :4] = 255
+        return {"pixel_values": pixel_values, "labels": masks}
+    one = {
+        "boxes": torch.tensor([[8.0, 16.0, 40.0, 48.0]]),
+        "class_labels": torch.tensor([1]),
+        "masks": masks[:1].to(torch.uint8),
+    }
+    return {"pixel_values": pixel_values, "labels": [one, {name: value[:0] for name, value in one.items()}]}
+
+
+def backbone_of(model: Any) -> Any:
+    (backbone,) = (module for module in model.modules() if isinstance(module, HfBaseBackbone))
+    return backbone
+
+
+def predict(head: str, model: Any, processor: Any, pixel_values: torch.Tensor) -> list[Any]:
+    """Class maps, or boxes, labels, scores and masks."""
+    sizes = [(50, 70), (64, 64)]
+    if DENSE_HEADS[head].task == "segmentation":
+        return segment(model, processor, pixel_values, sizes)
+    found = detect(model, processor, pixel_values, sizes)
+    return [each[name] for each in found for name in sorted(each)]
+
+
+@pytest.mark.parametrize(("family", "head"), CASES)
+def test_every_head_on_every_family(family: str, head: str, tmp_path: Path) -> None:
+    """All of the backbone gets a gradient, and what is saved is loaded by its Auto class, bit for bit."""
+    kind, (model, processor) = DENSE_HEADS[head], build(family, head)
+    assert type(model) is kind.model_class
+    assert dense_task_of(model) == kind.task
+    assert type(processor) is getattr(transformers, kind.processor)
+    assert processor.size == {"height": SIDE, "width": SIDE}
+    assert model.config.id2label == {0: "sky", 1: "cat"}
+    batch = batch_for(head)
+    model.train()(**model_inputs(model, batch)).loss.sum().backward()
+    unread = UNREAD.get(family, "-")
+    without = [name for name, parameter in backbone_of(model).named_parameters() if parameter.grad is None]
+    assert [name for name in without if not name.startswith(unread)] == []
+    model.eval().save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    again, info = getattr(transformers, kind.auto_class).from_pretrained(tmp_path, output_loading_info=True)
+    assert type(again) is kind.model_class
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    state = again.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    loaded = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    before, after = (predict(head, *pair, batch["pixel_values"]) for pair in ((model, processor), (again, loaded)))
+    for old, new in zip(before, after, strict=True):
+        # The last bit of a convolution depends on where its kernel lies in memory.
+        torch.testing.assert_close(new, old, rtol=0, atol=1e-3 if old.is_floating_point() else 0)
+
+
+@pytest.mark.parametrize("head", DENSE_HEADS)
+def test_the_loss_falls(head: str) -> None:
+    model, _ = build("plain", head)
+    inputs = model_inputs(model.train(), batch_for(head))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = model(**inputs).loss.sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoints_weights_are_the_backbones(family: str, tmp_path: Path) -> None:
+    config = FAMILIES[family]()
+    classifier = transformers.AutoModelForImageClassification.from_config(config)
+    classifier.save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(image_mean=[0.1] * 3).save_pretrained(tmp_path)
+    model, processor = build_dense_model(find_model(str(tmp_path)), "linear", ["sky", "cat"])
+    assert list(processor.image_mean) == [0.1] * 3
+    state, shared = classifier.state_dict(), 0
+    for name, value in backbone_of(model).state_dict().items():
+        assert torch.equal(value, state[name]), name
+        shared += 1
+    assert shared > 10
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "strides"),
+    [
+        ("plain", "upernet", [4, 8, 16, 32]),
+        ("plain", "deformable-detr", [8, 16, 32]),
+        ("plain", "detr", [16]),
+        ("axial", "mask-rcnn", [4, 8, 16, 32]),
+        ("hybrid", "upernet", [4, 8, 16, 16]),
+        ("hybrid", "deformable-detr", [8, 16, 16]),
+        ("hybrid", "linear", [16]),
+        ("bit", "mask-rcnn", [4, 8, 16, 32]),
+        ("bit", "linear", [4, 8, 16, 32]),
+        ("axial_resnet", "deformable-detr", [8, 16, 32]),
+        ("axial_resnet", "detr", [32]),
+    ],
+)
+@torch.no_grad()
+def test_the_maps_have_the_strides_that_are_told(family: str, head: str, strides: list[int]) -> None:
+    backbone = backbone_of(build(family, head)[0]).eval()
+    maps = backbone(torch.zeros(1, 3, SIDE, 2 * SIDE)).feature_maps
+    assert [SIDE // each.shape[2] for each in maps] == strides == backbone.strides
+    assert [2 * SIDE // each.shape[3] for each in maps] == strides
+    assert [each.shape[1] for each in maps] == backbone.channels
+
+
+@pytest.mark.parametrize(("family", "head"), ONE_STRIDE)
+def test_a_head_that_does_not_fit_is_refused(family: str, head: str) -> None:
+    with pytest.raises(
+        hf_vit.UserError, match=rf"the head '{head}' reads \d maps of different strides.*linear or detr"
+    ):
+        build(family, head)
+
+
+def test_what_else_is_refused() -> None:
+    with pytest.raises(hf_vit.UserError, match="no head 'fcn'; it needs one of linear, upernet"):
+        build_dense_model(find_model(FAMILIES["plain"]()), "fcn", ["a"])
+    with pytest.raises(hf_vit.UserError, match="the head 'linear' has no num_queries"):
+        build("plain", "linear", num_queries=3)
+    source = find_model(hf_vit.HfViTConfig(**{**VIT, "image_size": 63}, patch_size=7))
+    with pytest.raises(hf_vit.UserError, match=r"patch of 7x7 px does not fit.*power of two"):
+        build_dense_model(source, "upernet", ["a", "b"])
+
+
+@torch.no_grad()
+def test_stem_maps_are_the_stems() -> None:
+    """Against stems that end earlier."""
+    depths = (1, 2, 1)
+    config = hf_vit.HfHybridViTConfig(**VIT, stage_depths=depths, stem_width=32, stem_stages=(1, 3))
+    backbone = hf_vit.HfHybridViTBackbone(config).eval()
+    pixel_values = torch.randn(2, 3, 48, 80)
+    maps, state = backbone(pixel_values).feature_maps, backbone.vit.embeddings.patch_embeddings.stem.state_dict()
+    for stage, given in ((1, maps[0]), (3, maps[1])):
+        stem = ResNetStem(hf_vit.HfHybridViTConfig(**VIT, stage_depths=depths[:stage], stem_width=32))
+        stem.load_state_dict({name: value for name, value in state.items() if name in stem.state_dict()})
+        torch.testing.assert_close(given, stem(pixel_values), rtol=0, atol=1e-5)
+    plain = hf_vit.HfHybridViTBackbone(hf_vit.HfHybridViTConfig(**VIT, stage_depths=depths, stem_width=32)).eval()
+    plain.load_state_dict(backbone.state_dict())
+    assert torch.equal(maps[2], plain(pixel_values).feature_maps[0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"stem_stages": (3, 1)}, r"stem_stages=\(3, 1\) must be some of the stem's stages \(1, 2, 3\)"),
+        ({"stem_stages": (4,)}, r"stem_stages=\(4,\) must be some"),
+        ({"stem_stages": (1,), "use_feature_pyramid": True}, "neither with use_feature_pyramid=True"),
+        ({"pyramid_strides": (8, 4)}, r"pyramid_strides=\(8, 4\) must be some of \(4, 8, 16, 32\) px"),
+        ({"pyramid_strides": ()}, r"pyramid_strides=\(\) must be some"),
+    ],
+)
+def test_wrong_maps_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(StrictDataclassError, match=message):
+        hf_vit.HfHybridViTConfig(**VIT, stem_width=32, **wrong)
