@@ -10,6 +10,7 @@ import torch
 from models.families import FAMILIES, HEADS, OTHERS, Family
 
 import hf_vit.models
+from hf_vit.families import DENSE_HEADS
 
 OTHER_FAMILIES = OTHERS
 MODELS = Path(hf_vit.models.__file__).parent
@@ -48,8 +49,18 @@ def test_what_travels(family: Family, tmp_path: Path):
             assert path.read_text() == (MODELS / path.name).read_text()
 
 
+@pytest.mark.parametrize("head", DENSE_HEADS)
+def test_what_travels_with_a_head_of_dense_prediction(head: str, tmp_path: Path):
+    """Every backbone, as the file that all heads share knows them all, and the head's own file."""
+    kind = DENSE_HEADS[head]
+    kind.config_class().save_pretrained(tmp_path)
+    files = {path.stem for path in tmp_path.glob("*.py")}
+    assert files == set().union(*TRAVELLING.values()) | {"dense_hf_vit", f"{kind.task}_hf_vit"}
+
+
 def test_everything_in_models_travels():
-    assert set().union(*TRAVELLING.values()) == {path.stem for path in MODELS.glob("*.py")} - {"__init__"}
+    dense = {"dense_hf_vit", *(f"{kind.task}_hf_vit" for kind in DENSE_HEADS.values())}
+    assert set().union(*TRAVELLING.values()) | dense == {path.stem for path in MODELS.glob("*.py")} - {"__init__"}
 
 
 def test_no_parameter_of_another_family_is_a_vits():
