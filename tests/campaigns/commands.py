@@ -28,6 +28,7 @@ class Command:
 
 _CONVERT, _CARD = ("convert", "source.npz", "out"), ("card", "model")
 _EVALUATE, _COMPARE = ("evaluate", "model", *DATA), ("compare", "model", "other", *DATA, *INTO)
+_PAGE = ("page", "model", *INTO, "--runtime", "runtime")
 _PREDICT = ("predict", "model", "images/red", "--output")
 _LIBRARIES = ("transformers", "timm", "vit_jax", "onnx", "openvino", "transformers.js")
 _EXPORT = {name: ("export", "model", "out", "--to", name) for name in _LIBRARIES}
@@ -68,6 +69,7 @@ WRITING: dict[str, Command] = {
     "bench-data": Command(("bench", "data", *DATA, "--model", "model", "--seconds", "0.05")),
     "models-page": Command(("models", ".", "papers", "--search", "Ti/16", "--output", "models.html")),
     "card": Command((*_CARD, "--license", "mit"), earlier=(_CARD,)),
+    "card-space": Command((*_CARD, "--space", "alice/my-page"), earlier=(_CARD,)),
     "convert": Command(_CONVERT),
     "convert-report": Command((*_CONVERT, "--report", "report.json")),
     "convert-force": Command(
@@ -75,7 +77,7 @@ WRITING: dict[str, Command] = {
         earlier=((*_CONVERT, "--report", "report.json"),),
     ),
     **{f"export-{name}": Command(arguments) for name, arguments in _EXPORT.items()},
-    "page": Command(("page", "model", *INTO, "--runtime", "runtime")),
+    "page": Command(_PAGE),
     "export-force": Command((*_EXPORT["timm"], "--force"), earlier=(("export", "other", "out", "--to", "timm"),)),
     "finetune": Command(_FINETUNE),
     "finetune-sweep": Command(("finetune", "--model", "model", *DATA, *INTO, *TRAINING, "--sweep-rates", "0.001,0.01")),
@@ -95,6 +97,7 @@ WRITING: dict[str, Command] = {
 _PUSH = ("push", "model", "alice/my-vit", "--license", "mit")
 SHARING: dict[str, Command] = {
     "push": Command((*_PUSH, "--max-shard-size", "8KB")),
+    "push-space": Command(("push", "out", "alice/my-vit", "--license", "mit", "--space"), earlier=(_PAGE,)),
     "push-collection": Command((*_PUSH, "--collection", "Small models")),
     "verify": Command(("verify", "alice/my-vit"), earlier=(_PUSH,)),
     "verify-results": Command(("verify", "alice/my-vit", "--results", *DATA), earlier=(_EVALUATE, _PUSH)),

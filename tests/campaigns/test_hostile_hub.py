@@ -52,7 +52,7 @@ class Field:
             (self.data / name).mkdir(parents=True)
             for number, image in enumerate(make_images(8, seed=label)):
                 image.save(self.data / name / f"{number}.png")
-        self.good, self.runtime = save_model(root / "good"), save_runtime(root / "runtime")
+        self.good, self.runtime = save_model(root / "good", image_size=8), save_runtime(root / "runtime")
         theirs = root / "theirs"
         make_classifier().save_pretrained(theirs)
         make_processor().save_pretrained(theirs)

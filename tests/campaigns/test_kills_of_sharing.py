@@ -56,4 +56,5 @@ def test_sharing_is_killed_at_changes(client: Watcher, loopback_server: Loopback
 def lasting(hub: Loopback) -> dict[str, str]:
     """Path -> hash of what the Hub holds; of files that tell of times or names, "" alone."""
     passing = ("facts.json", "README.md", ".png")
-    return {path: "" if path.endswith(passing) else digest for path, digest in hub.files(REPO).items()}
+    files = hub.files(REPO) | hub.files(f"spaces/{REPO}")
+    return {path: "" if path.endswith(passing) else digest for path, digest in files.items()}

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from transformers import BaseImageProcessor, PreTrainedModel
 
 
+_SHARD_SIZE = "5GB"
+
+
 def push_to_hub(
     source: "str | os.PathLike[str] | PreTrainedModel",
     repo_id: str,
@@ -45,7 +48,7 @@ def push_to_hub(
     dry_run: bool = False,
     token: str | None = None,
     message: str | None = None,
-    max_shard_size: int | str = "5GB",
+    max_shard_size: int | str = _SHARD_SIZE,
     share_images: bool = False,
     space: bool = False,
     report: Callable[[str], None] | None = None,
@@ -83,6 +86,8 @@ def push_to_hub(
     """
     check_repo_id(repo_id)
     _refuse_secrets({"name": repo_id, "branch": revision, "tag": tag, "title": message, "collection": collection})
+    if space and max_shard_size != _SHARD_SIZE:
+        raise UserError("--max-shard-size splits weight files, and a page has none; leave it out, or --space")
     options = PushOptions(private, revision, create_pr, tag, collection, token, space)
     message = message or f"Share the {'page' if space else 'model'} with hf-vit"
 
