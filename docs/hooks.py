@@ -1,7 +1,8 @@
-"""What the site adds to its pages: the options of the commands, and pages and pictures from other folders.
+"""What the site adds to its pages: options of the commands, the page of the digits models, files from other folders.
 
 A page says `<!-- options -->` where the options of the command of its name belong, and `<!-- commands -->` for the list
-of all: both are read from the program itself. Links are written as they work in the repository.
+of all: both are read from the program itself. `<!-- models -->` and `<!-- models vit-digits -->` become the page of the
+models in model_cards/, made while the site is built. Links are written as they work in the repository.
 """
 
 import html
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -21,6 +23,12 @@ ROOT = Path(__file__).parents[1]
 BORROWED = {"benchmarks/README.md": "benchmarks.md", "conversion/README.md": "origins.md"} | {
     f"benchmarks/results/{path.name}": f"results/{path.name}" for path in (ROOT / "benchmarks/results").glob("*.png")
 }
+# The runtime of the page of the digits models: `make lint` installs it, and nothing is fetched while the site is built.
+RUNTIME = ROOT / "page/node_modules/onnxruntime-web/dist"
+MODELS = ("vit-digits", "hybrid-digits", "axial-digits")
+_LIVE = "Point at a patch, paint some away, give it an image of your own: it runs in your browser, on no server."
+_STILL = "One image, as the model saw it in Python: where this site was built, the runtime of the page was missing."
+_MODELS = re.compile(r"<!-- models ?([\w-]*) -->")
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _EMPTY_HEADER = re.compile(r"<thead>\s*<tr>\s*(?:<th[^>]*>\s*</th>\s*)+</tr>\s*</thead>\s*")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`)", flags=re.MULTILINE | re.DOTALL)
@@ -30,7 +38,41 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Take in what lies outside docs/."""
     for source, uri in BORROWED.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / source)))
+    folder = Path(page_of_the_models().name)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".md"):
+        files.append(File.generated(config, f"models/{path.relative_to(folder)}", abs_src_path=str(path)))
     return files
+
+
+def on_shutdown() -> None:
+    """The site holds a copy of it."""
+    if page_of_the_models.cache_info().currsize:
+        page_of_the_models().cleanup()
+
+
+@cache
+def page_of_the_models() -> TemporaryDirectory[str]:
+    """The page of the models in model_cards/; without the runtime that of one image, in one file. Made once."""
+    folder = TemporaryDirectory()
+    place, cards = Path(folder.name), [ROOT / "model_cards" / name for name in MODELS]
+    if RUNTIME.is_dir():
+        from hf_vit.pages.making import make_page
+
+        make_page(cards, place / "live", images="digits", runtime=RUNTIME)
+    else:
+        from hf_vit.analysis import show
+
+        show(str(cards[0]), ROOT / "docs/images/digit.png").save(place / "still.html")
+    return folder
+
+
+def _frame(match: re.Match[str]) -> str:
+    """The page of the models, of one of them or all, as Markdown."""
+    named = match[1] and f"#model={match[1]}"
+    file, caption = (f"models/live/index.html{named}", _LIVE) if RUNTIME.is_dir() else ("models/still.html", _STILL)
+    title, style = match[1] or ", ".join(MODELS), "width: 100%; height: 60rem; border: 0"
+    frame = f'<iframe src="{file}" title="{title}" allow="camera" loading="lazy" style="{style}"></iframe>'
+    return f"{frame}\n\n*{caption}*"
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -40,6 +82,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown = markdown.replace("<!-- options -->", "\n".join(options(Path(uri).stem)))
     if "<!-- commands -->" in markdown:
         markdown = markdown.replace("<!-- commands -->", "\n".join(commands()))
+    markdown = _MODELS.sub(_frame, markdown)
     pieces = _CODE.split(_hide_code_in_links(markdown))
     pieces[::2] = [_LINK.sub(lambda match: _link(match, uri), piece) for piece in pieces[::2]]
     return "".join(pieces).replace("\0", "`")

@@ -4,6 +4,7 @@ import importlib
 import re
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import markdown
 import pytest
@@ -62,6 +63,21 @@ def test_tables_without_a_header_have_no_empty_one():
     assert page.count("<thead>") == 2
     assert re.findall(r"<th>(.*?)</th>", shown) == ["c", ""]
     assert re.findall(r"<td>(.*?)</td>", shown) == ["a", "b", "d", "e"]
+
+
+def test_without_the_runtime_the_site_holds_one_image(tmp_path: Path):
+    """And says so, where else the page runs."""
+    hooks = runpy.run_path(str(DOCS / "hooks.py"))
+    make = hooks["page_of_the_models"]
+    make.__wrapped__.__globals__["RUNTIME"] = tmp_path / "none"
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    shown = hooks["on_page_markdown"]((DOCS / "index.md").read_text(), page, None, None)
+    (file,) = re.findall(r'<iframe src="models/([^"]+)"', shown)
+    assert "*One image, as the model saw it in Python" in shown
+    still = Path(make().name) / file
+    assert "vit-digits" in still.read_text()
+    hooks["on_shutdown"]()
+    assert not still.exists()
 
 
 def test_search_needs_no_server_and_no_network():

@@ -18,6 +18,7 @@ const HINTS = {
 
 const areas: Area[] = [];
 const panels: Panel[] = [];
+let shown = 2; // models side by side
 let image: Pixels | null = null;
 let view: ViewName = "image";
 let still: StillPage | null = null;
@@ -57,7 +58,7 @@ function show(name: ViewName): void {
 
 function place(page: Page, slot: number, number: number): void {
   const model = page.models[number];
-  const picker = page.models.length > 2 ? pick(page, slot, number) : null;
+  const picker = page.models.length > shown ? pick(page, slot, number) : null;
   const panel = new Panel(model, areas, change, picker, (receive, fail) =>
     still === null ? new Runner(model, receive, fail) : new Still(still.outputs, receive),
   );
@@ -75,6 +76,13 @@ function pick(page: Page, slot: number, number: number): HTMLElement {
   select.value = `${number}`;
   select.addEventListener("change", () => place(page, slot, Number(select.value)));
   return select;
+}
+
+// Places in the page of the models that its address names (#model=NAME&model=NAME), else of the first.
+function chosen(page: Page): number[] {
+  const names = new URLSearchParams(location.hash.slice(1)).getAll("model");
+  const named = names.map((name) => page.models.findIndex((model) => model.name === name)).filter((at) => at >= 0);
+  return (named.length ? named : [...page.models.keys()]).slice(0, 2);
 }
 
 function drawViews(page: Page): void {
@@ -114,12 +122,14 @@ async function start(): Promise<void> {
   still = readStill();
   const page: Page = still?.page ?? (await (await fetch("page.json")).json());
   document.title = page.models.map(({ name }) => name).join(", ");
-  if (page.models.length > 1) part("#title").textContent = "What the models see";
+  const numbers = chosen(page);
+  shown = numbers.length;
+  if (shown > 1) part("#title").textContent = "What the models see";
   notice("");
   drawViews(page);
   listenToControls();
-  page.models.slice(0, 2).forEach((_, number) => {
-    place(page, number, number);
+  numbers.forEach((number, slot) => {
+    place(page, slot, number);
   });
   part<HTMLElement>("#panels").dataset.count = `${panels.length}`;
   listenForImages(receive, notice);

@@ -196,6 +196,13 @@ def test_models_are_no_pages_and_pages_no_models(page: Path, model_folder: Path)
         push_to_hub(object(), REPO, space=True)  # pyright: ignore[reportArgumentType]
 
 
+def test_what_splits_weights_does_nothing_to_a_page(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["push", str(page), REPO, "--space", "--license", "mit", "--max-shard-size", "1MB"])
+    told = "hf-vit: --max-shard-size splits weight files, and a page has none; leave it out, or --space\n"
+    assert (ended.value.code, capsys.readouterr().err) == (1, told)
+
+
 def test_the_card_links_to_the_space(model_folder: Path) -> None:
     """From then on, also in cards of later facts; before, it says how a page is made."""
     card = write_card(model_folder, license="mit").read_text()
@@ -217,6 +224,31 @@ def test_what_is_no_space_is_no_link(space: object, model_folder: Path) -> None:
     facts.records[0].values["space"] = space
     facts.save(model_folder)
     assert "Try it in the browser" not in render_card(model_folder)
+
+
+@pytest.mark.parametrize(
+    ("page", "is_way"),
+    [
+        ("../../docs/page.md#three-models", True),
+        ("pages/mine/index.html", True),
+        ("//example.org/x", False),
+        ("/etc/passwd", False),
+        ("https://example.org", False),
+        ("javascript:alert(1)", False),
+        ("a) [b](c", False),
+        ("a\n## b", False),
+        (["a"], False),
+    ],
+)
+def test_a_way_to_a_page_in_the_repository_is_linked(page: object, is_way: bool, model_folder: Path) -> None:
+    """Whatever facts.json holds: what this package writes there has no absolute paths."""
+    records = json.loads((model_folder / "facts.json").read_text())
+    records[0]["values"]["page"] = page
+    (model_folder / "facts.json").write_text(json.dumps(records))
+    card = render_card(model_folder)
+    assert (f"Try it in the browser: [its page]({page})" in card.splitlines()) == is_way
+    assert ("is made by `hf-vit page" in card) != is_way
+    assert "| page |" not in card
 
 
 def test_what_cannot_be_linked_to(model_folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import filecmp
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from hf_vit.pages.making import make_page
 from hf_vit.results.facts import DataFact, Facts
 
 pytestmark = pytest.mark.browser
+ROOT = Path(__file__).parents[2]
 HOSTILE = ("<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "&lt;b&gt;\u202e")
 CROPPED = {"size": {"shortest_edge": 24}, "do_center_crop": True, "crop_size": {"height": 16, "width": 16}}
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -244,13 +247,16 @@ def test_camera(hostile: str, window: Browser):
 
 
 def test_models_are_picked(window: Browser, tmp_path: Path):
-    """Of three models two are side by side; each place takes another, which looks at the same image."""
+    """Of three models two are side by side, or those that the address names; each place takes another, of the image."""
     for name in ("plain", "mixer", "bit"):
         save_classifier(tmp_path / name, name, "default")
     make_page(
         [tmp_path / name for name in ("plain", "mixer", "bit")], tmp_path / "page", images="digits", runtime=RUNTIME
     )
     with served(tmp_path / "page") as address:
+        window("open", url=f"{address}#model=bit&model=none")
+        assert [result["model"] for result in window.results()] == ["bit"]
+        assert window("evaluate", script="document.querySelectorAll('.panel select').length") == 1
         window("open", url=address)
         assert {result["model"] for result in window.results(2)} == {"plain", "mixer"}
         window("pick", selector=".panel:nth-child(2) select", value="2")
@@ -309,13 +315,41 @@ def test_still_page_in_a_frame(family: str, choice: str, files: list[Path], wind
         said = window("said")
     assert [request for request in said["requests"] if not request.startswith("data:")] == [address]
     assert said["errors"] == []
-    model = AutoModelForImageClassification.from_pretrained(folder).eval()
     with Image.open(files[5]) as opened:
-        pixel_values = AutoImageProcessor.from_pretrained(folder)(images=to_rgb(opened), return_tensors="pt")
+        expected = _answer(folder, opened)
+    assert names == list(expected)
+    np.testing.assert_allclose([float(share.rstrip("%")) for share in shares], list(expected.values()), atol=0.2)
+
+
+def test_the_documentation_holds_the_page_of_the_digits(window: Browser, tmp_path: Path):
+    """Built as it is for everyone, opened below another folder of its host: its first page runs the model."""
+    site = tmp_path / "somebody/hf_vit"
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", site]
+    subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
+    folder = ROOT / "model_cards/vit-digits"
+    with Image.open(site / "models/live/examples/0.png") as example:
+        expected = _answer(folder, example)
+    window("said")
+    with served(tmp_path) as address:
+        window("open", url=f"{address}somebody/hf_vit/index.html")
+        window("evaluate", script="document.querySelector('iframe').scrollIntoView()")
+        names, shares = (window("inFrame", selector=f".classes .{part}") for part in ("name", "share"))
+        assert "in WebAssembly" in window("inFrame", selector=".status")[0]
+        said = window("said")
+    assert [request for request in said["requests"] if not request.startswith((address, f"blob:{address}"))] == []
+    assert said["errors"] == []
+    assert names == list(expected)[:5]
+    np.testing.assert_allclose([float(each.rstrip("%")) for each in shares], list(expected.values())[:5], atol=0.06)
+
+
+def _answer(folder: Path, image: Image.Image) -> dict[str, float]:
+    """Classes in words, the most likely first, with percentages."""
+    model = AutoModelForImageClassification.from_pretrained(folder).eval()
     with torch.no_grad():
-        expected = model(**pixel_values).logits[0].softmax(0).sort(descending=True)
-    assert names == [HOSTILE[index] for index in expected.indices]
-    np.testing.assert_allclose([float(share.rstrip("%")) for share in shares], 100 * expected.values, atol=0.2)
+        logits = model(**AutoImageProcessor.from_pretrained(folder)(images=to_rgb(image), return_tensors="pt")).logits
+    shares = logits[0].softmax(0).sort(descending=True)
+    percentages = (100 * shares.values).tolist()
+    return {model.config.id2label[int(at)]: each for at, each in zip(shares.indices, percentages, strict=True)}
 
 
 def test_browser_without_webassembly_is_told(hostile: str, window: Browser):

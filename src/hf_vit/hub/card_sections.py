@@ -2,7 +2,8 @@
 
 What is read of a record's `values`, beyond the evaluation's own measurements:
 
-- training and conversion: `space`, user/name of the static Space that shows the model.
+- training and conversion: `space`, user/name of the static Space that shows the model; or `page`, the way from the card
+  to a page that does, in the same repository.
 - training: `recipe` (an object: hyperparameter -> value) and `base_model` (what was fine-tuned) have places of their
   own; everything else is listed by name.
 - evaluation: `pictures`, the files that were drawn beside the weights. By a protocol other than top1: `headline`, name
@@ -26,6 +27,8 @@ from hf_vit.hub.recipe_in_use import in_use
 from hf_vit.repositories.reading import CONFIG, loading
 from hf_vit.results.facts import Facts, Record
 
+# A way in the repository itself: to no other place, and nothing of Markdown in it.
+_PATH = re.compile(r"(?!/)[\w./-]+(#[\w-]+)?", re.ASCII)
 _PICTURES = {
     "confusion_matrix.png": "Confusion matrix",
     "wrong_images.png": "The most confident mistakes: true → predicted class, its probability, place in the split",
@@ -117,23 +120,27 @@ def _origin(facts: Facts) -> dict[str, Any]:
     training, conversion = _latest(facts, "training"), _latest(facts, "conversion")
     base_model = training.values.get("base_model") if training else None
     return {
-        "training": _run(training, skip=("recipe", "base_model", "parameters", "space")),
+        "training": _run(training, skip=("recipe", "base_model", "parameters", "space", "page")),
         "base_model": code_span(base_model) if base_model else None,
         "recipe": _rows(_recipe(training)) if training else [],
-        "conversion": _run(conversion, skip=("parameters", "verification", "space")),
-        "space": _space(facts),
+        "conversion": _run(conversion, skip=("parameters", "verification", "space", "page")),
+        "page": _page(facts),
         "parity": _rows(conversion.values.get("verification")) if conversion else [],
     }
 
 
-def _space(facts: Facts) -> Markdown | None:
-    """The link to the page that shows the model: kept beside the latest training or conversion that has one."""
+def _page(facts: Facts) -> Markdown | None:
+    """The link to what shows the model: kept beside the latest training or conversion that has one."""
+    space, page = _stated(facts, "space"), _stated(facts, "page")
+    if space and hub_id(space) == space:
+        return Markdown(f"[{text(space)}](https://huggingface.co/spaces/{space})")
+    return Markdown(f"[its page]({page})") if _PATH.fullmatch(page) else None
+
+
+def _stated(facts: Facts, name: str) -> str:
     origins = [record for record in facts.records if record.kind in ("training", "conversion")]
-    space = next((record.values["space"] for record in reversed(origins) if "space" in record.values), None)
-    if not isinstance(space, str) or hub_id(space) != space:
-        return None
-    address = f"https://huggingface.co/spaces/{space}"
-    return Markdown(f"[{text(space)}]({address})")
+    value = next((record.values[name] for record in reversed(origins) if name in record.values), None)
+    return value if isinstance(value, str) else ""
 
 
 def _recipe(training: Record) -> object:
