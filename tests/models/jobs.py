@@ -45,6 +45,41 @@ def journey(source: str, auto_class: str, others: list[str], answers: str, targe
     return found
 
 
+@torch.no_grad()
+def dense_answers(model: Any, images: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Logits, boxes, masks: all tensors that a dense predictor returns; of Mask R-CNN the first image's."""
+    outputs = model.eval()(pixel_values=images)
+    outputs = outputs.detections[0] if "detections" in outputs else outputs
+    return {name: value.contiguous() for name, value in outputs.items() if isinstance(value, torch.Tensor)}
+
+
+def differences(given: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    """The largest one, infinite where a name or a shape differs."""
+    if {name: value.shape for name, value in given.items()} != {name: value.shape for name, value in wanted.items()}:
+        return float("inf")
+    return max((given[name] - wanted[name]).abs().max().item() for name in given)
+
+
+def dense_journeys(folders: list[str]) -> list[Any]:
+    """Load what lies in each folder, save it, load that: which class it is, whether the weights are what lies there,
+    bit for bit, and how far both answer from what is wanted."""
+    found = []
+    for folder in folders:
+        names = json.loads(Path(folder, "config.json").read_text())["auto_map"]
+        (auto_class,) = set(names) - {"AutoConfig"}
+        wanted, stored = load_file(Path(folder, "answers.safetensors")), load_file(Path(folder, "model.safetensors"))
+        images = wanted.pop("images")
+        first = load(folder, auto_class)
+        first.save_pretrained(f"{folder}/again")
+        far, same = [], []
+        for model in (first, load(f"{folder}/again", auto_class)):
+            state = model.state_dict()
+            far.append(differences(dense_answers(model, images), wanted))
+            same.append(all(torch.equal(state[name], value) for name, value in stored.items()))
+        found.append([type(first).__module__.partition(".")[0], type(first).__name__, all(same), max(far)])
+    return found
+
+
 def told(model: Any, given: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[Any]:
     same = len(given) == len(wanted) and all(map(torch.equal, given, wanted))
     return [type(model).__module__.partition(".")[0], type(model).__name__, same]

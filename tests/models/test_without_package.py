@@ -5,10 +5,15 @@ from typing import Any
 
 import pytest
 import transformers
+from dense_heads import CASES as DENSE_CASES
+from dense_heads import batch_for
+from dense_heads import build as build_dense
 from loopback.client import Client, Loopback
 from models.families import FAMILIES, HEADS, OTHERS, Family
-from models.jobs import load, outputs_of
+from models.jobs import dense_answers, load, outputs_of
 from safetensors.torch import save_file
+
+from hf_vit.families import DENSE_HEADS
 
 ALL_FAMILIES = FAMILIES | OTHERS
 CASES = [
@@ -90,6 +95,39 @@ def test_from_a_hub(saved: Path, hub: Loopback, stranger: Client, tmp_path: Path
     cases = [journey(*row, f"alice/{row[0].name}", saved, tmp_path) for row in rows]
     found = stranger.run("models.jobs:journeys", cases=cases, token=None)
     assert dict(zip(heads, found, strict=True)) == {row[0].name: wanted(*row) for row in rows}
+
+
+# Every head, and every family with one of them; `slow` has them all.
+SOME_DENSE = [
+    *(("plain", head) for head in DENSE_HEADS),
+    *(("hybrid", "deformable-detr"), ("axial", "mask-rcnn"), ("local", "upernet"), ("axial_resnet", "detr")),
+    *(("bit", "mask2former"), ("mixer", "linear")),
+]
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(SOME_DENSE, id="some"),
+        pytest.param(DENSE_CASES, marks=[pytest.mark.slow, pytest.mark.timeout(900)], id="all"),
+    ],
+)
+def test_heads_of_dense_prediction(cases: list[tuple[str, str]], stranger: Client, tmp_path: Path) -> None:
+    """Each has the same weights, bit for bit, and answers, and again from what is saved without the package."""
+    folders = []
+    for family, head in cases:
+        model, processor = build_dense(family, head)
+        folders.append(tmp_path / f"{family}-{head}")
+        model.save_pretrained(folders[-1])
+        processor.save_pretrained(folders[-1])
+        images = batch_for(head)["pixel_values"]
+        save_file({"images": images, **dense_answers(model, images)}, folders[-1] / "answers.safetensors")
+    found = stranger.run("models.jobs:dense_journeys", folders=[str(folder) for folder in folders])
+    for (family, head), folder, (home, name, same, far) in zip(cases, folders, found, strict=True):
+        kind = DENSE_HEADS[head]
+        assert (home, name, same) == ("transformers_modules", kind.model_class.__name__, True), (family, head)
+        assert far < 1e-4, (family, head)  # the last bit of a convolution depends on where its kernel lies in memory
+        assert type(getattr(transformers, kind.auto_class).from_pretrained(folder / "again")) is kind.model_class
 
 
 def test_configurations_alone(stranger: Client, tmp_path: Path) -> None:
