@@ -39,6 +39,10 @@ NumWorkers = Annotated[int, typer.Option(help="Processes that prepare images.", 
 Device = Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")]
 Streaming = Annotated[bool, typer.Option("--streaming", help="Read the data while training.")]
 SkipBadImages = Annotated[bool, typer.Option("--skip-bad-images", help="Leave out unreadable images.")]
+MaxNumPatches = Annotated[
+    int | None,
+    typer.Option(help="Feed images in their own size and shape, shrunk where they hold more patches.", min=1),
+]
 ShareImages = Annotated[
     bool, typer.Option("--share-images", help="Show pictures with images of the data in the card, too.")
 ]

@@ -1,6 +1,7 @@
 """Embeddings and predictions of a data set: the model's own numbers, a row an image, whatever is killed meanwhile."""
 
 import io
+import json
 import multiprocessing
 import os
 import shutil
@@ -269,3 +270,10 @@ def test_a_list_of_other_columns_is_embedded(model, images, tmp_path):
         for place in ("folder", "listed")
     )
     assert listed == expected
+
+
+def test_a_folder_that_an_earlier_version_began_goes_on(model, images, tmp_path):
+    embed(str(model), str(images), tmp_path / "out")
+    settings = json.loads((tmp_path / "out" / "manifest.json").read_text())["settings"]
+    known_to_0_2 = {"predictions", "top", "batch_size", "rows_per_file", "streaming"}
+    assert set(settings) == known_to_0_2

@@ -32,7 +32,7 @@ def evaluate(
         output: folder for numbers and pictures; by default pictures lie with the model.
         device: torch device; by default a GPU where there is one.
         command: what was typed, for the facts.
-        **options: `split`, `num_images`, `batch_size`, `seed`, `streaming`, `skip_bad_images` and the others of
+        **options: `split`, `num_images`, `batch_size`, `max_num_patches`, `seed`, `streaming` and the others of
             `evaluate_protocol`, and those of the protocol.
 
     Returns:

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import datasets
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import BatchFeature
 
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
@@ -116,6 +117,7 @@ class Examination:
     def judging(self, what: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(pixel values [B, C, H, W] in at least float32, the model's classes [B]) of the images that judge."""
         for pixel_values, labels, _ in self._batches(self.split, self.model_classes, self._chosen(self.split), what):
+            assert isinstance(pixel_values, torch.Tensor), "what changes pixels is for images of one size"
             yield pixel_values, labels
 
     def logits(self, split: str, what: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -196,7 +198,7 @@ class Examination:
             rows = self._chosen(split)
         parts: dict[str, list[NDArray[np.float32]]] = {}
         classes: list[NDArray[np.int64]] = []
-        model, read = self.subject.model, depth_features if by_depth else _last_features
+        model, read = self.subject.model, cast(Any, depth_features if by_depth else _last_features)
         with torch.inference_mode():
             for pixel_values, labels, _ in self._batches(split, self.data_classes, rows, f"features of {split}"):
                 with enough_for(pixel_values):
@@ -215,7 +217,7 @@ class Examination:
 
     def _batches(
         self, split: str, classes: Sequence[int], rows: Sequence[int] | None, what: str
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, "list[Image]"]]:
+    ) -> Iterator[tuple[torch.Tensor | BatchFeature, torch.Tensor, "list[Image]"]]:
         table: Any = self.data.split(split)
         if rows is not None:
             table = table.select(rows)
@@ -233,7 +235,7 @@ class Examination:
             raise UserError(f"split '{split}' holds no image; choose another")
 
 
-def _last_features(model: torch.nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+def _last_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> dict[str, torch.Tensor]:
     return {PRE_LOGITS: pre_logits(model, pixel_values)}
 
 

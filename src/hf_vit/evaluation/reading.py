@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
     from torch import nn
+    from transformers import BatchFeature
 
 
 class Collate:
     """Rows of a data set -> pixel values [B, C, H, W], labels [B], and the images.
 
     Args:
-        prepare: Pillow images in RGB -> [B, C, H, W].
+        prepare: Pillow images in RGB -> [B, C, H, W], or a batch of mixed sizes (see `at_own_size`).
         mapping: for every class of the data the number to call it by, usually the model's class of that name.
         multi_label: a label is a list of classes; of it becomes 0 or 1 for each class of the data, [B, K].
     """
@@ -105,14 +106,18 @@ def shown(batches: Iterable[Any], total: int | None, what: str = "evaluating", p
             bar.advance(task, len(batch[-1]))
 
 
-def enough_for(pixel_values: "torch.Tensor") -> AbstractContextManager[None]:
+def enough_for(pixel_values: "torch.Tensor | BatchFeature") -> AbstractContextManager[None]:
     """Name the batch and the remedy where memory runs out for images [B, C, H, W]."""
-    batch, _, height, width = pixel_values.shape
+    batch, _, height, width = _shape(pixel_values)
     return enough_memory(f"a batch of {batch} images of {height}x{width} px", "choose a smaller batch size")
 
 
-def finite_logits(model: "nn.Module", pixel_values: "torch.Tensor") -> "torch.Tensor":
-    """Logits [B, K] in float32 (of a float64 model in float64) of pixel values [B, C, H, W].
+def _shape(pixel_values: Any) -> "torch.Size":
+    return (pixel_values if hasattr(pixel_values, "shape") else pixel_values["pixel_values"]).shape
+
+
+def finite_logits(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "torch.Tensor":
+    """Logits [B, K] in float32 (of a float64 model in float64) of pixel values [B, C, H, W] or of mixed sizes.
 
     They are computed in the dtype of the weights; hf_vit's, transformers' and timm's classifiers all do.
 
@@ -121,14 +126,16 @@ def finite_logits(model: "nn.Module", pixel_values: "torch.Tensor") -> "torch.Te
     """
     import torch
 
+    from hf_vit.subjects.features import called
+
     dtype = next(model.parameters()).dtype
     try:
         with enough_for(pixel_values):
-            output = model(pixel_values.to(dtype))
+            output = called(model, pixel_values.to(dtype))
     except UserError:
         raise
     except (ValueError, AssertionError) as error:
-        height, width = pixel_values.shape[2:]
+        height, width = _shape(pixel_values)[2:]
         raise UserError(
             f"the model takes no images of {height}x{width} px, which its image processor makes ({first_line(error)}); "
             "give it the preprocessor_config.json that it was saved with"

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import BatchFeature
 
 from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_vit import class_token_index, patch_token_slice
@@ -15,14 +16,19 @@ from hf_vit.subjects.layers import watch_layers
 PRE_LOGITS = "pre_logits"
 
 
-def pre_logits(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
+def called(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Any:
+    """What a model says of a batch: of images of one size [B, C, H, W], or of mixed sizes (see `at_own_size`)."""
+    return model(**pixel_values) if isinstance(pixel_values, BatchFeature) else model(pixel_values)
+
+
+def pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> torch.Tensor:
     """[B, D]: what the classification head sees; of a model without a head its pooled output.
 
     A model without a pooled output gives its class token, without one the mean of its patches.
 
     Args:
         model: of hf_vit, transformers or timm.
-        pixel_values: [B, C, H, W] on the model's device, in the dtype of its weights.
+        pixel_values: [B, C, H, W] on the model's device, in the dtype of its weights; or a batch of mixed sizes.
 
     Raises:
         UserError: the model is of another library.
@@ -37,7 +43,7 @@ def pre_logits(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
         )
     encoder: Any = model.base_model
     if encoder is model:
-        return _pooled_output(model, encoder(pixel_values))
+        return _pooled_output(model, called(encoder, pixel_values))
     return _input_of_head(model, encoder, pixel_values)
 
 
@@ -46,7 +52,7 @@ def _pooled_output(model: nn.Module, output: Any) -> torch.Tensor:
     return pool(model, output.last_hidden_state) if pooled is None else pooled.flatten(1)
 
 
-def _input_of_head(model: nn.Module, encoder: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
+def _input_of_head(model: nn.Module, encoder: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> torch.Tensor:
     """What reaches the first module that runs after the encoder."""
     seen: list[torch.Tensor] = []
 
@@ -55,7 +61,7 @@ def _input_of_head(model: nn.Module, encoder: nn.Module, pixel_values: torch.Ten
 
     handles = [head.register_forward_pre_hook(keep) for head in model.children() if head is not encoder]
     try:
-        model(pixel_values)
+        called(model, pixel_values)
     finally:
         for handle in handles:
             handle.remove()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hf_vit.display import Displayed
 from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
-from hf_vit.evaluation.embedding.processes import Job, Part, Settings, run_parts
+from hf_vit.evaluation.embedding.processes import Job, Part, Settings, opened, run_parts
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.writing import remove_remains, write_atomically
 
@@ -62,6 +62,7 @@ def embed(
     top: int = 5,
     num_processes: int = 1,
     batch_size: int = 32,
+    max_num_patches: int | None = None,
     rows_per_file: int = 4096,
     streaming: bool = False,
     skip_bad_images: bool = False,
@@ -86,6 +87,7 @@ def embed(
         top: classes a prediction, at most all.
         num_processes: each with the model in its memory, and a GPU of its own as long as there are.
         batch_size: images a forward pass; part of what decides about the last digits, so fixed for a folder.
+        max_num_patches: images in their own size and shape, shrunk where they hold more patches (`at_own_size`).
         rows_per_file: images a file. Of a stream every shard becomes a file, whatever its size.
         streaming: read parquet and webdataset files while computing, without looking at every image beforehand.
         skip_bad_images: leave out unreadable images instead of stopping.
@@ -104,7 +106,7 @@ def embed(
         raise UserError("top, the numbers of processes, of images a batch and of rows a file must be at least 1")
     start, folder = time.perf_counter(), Path(output)
     _refuse_other_folder(folder)
-    subject = _open(model, predictions, device)
+    subject = _open(model, predictions, device, max_num_patches)
     images = load_data(
         data,
         streaming=streaming,
@@ -115,7 +117,7 @@ def embed(
         seed=seed,
     )
     chosen = list(splits or images.splits)
-    settings = Settings(predictions, top, batch_size, rows_per_file)
+    settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
     manifest = _manifest(subject, images, chosen, settings)
     parts = [part for split in chosen for part in _parts(images, split, rows_per_file)]
     _enter(folder, manifest)
@@ -129,10 +131,8 @@ def embed(
     return Embedded(folder, [part.name for part in parts], rows, len(parts) - len(missing), left_out, images.notes)
 
 
-def _open(model: str, predictions: bool, device: str | None) -> "Subject":
-    from hf_vit.subjects.subject import open_subject
-
-    subject = open_subject(model, device)
+def _open(model: str, predictions: bool, device: str | None, max_num_patches: int | None) -> "Subject":
+    subject = opened(model, device, max_num_patches)
     if predictions and not subject.label_sets:
         raise UserError(f"{model} is no classifier, so it predicts no classes; leave --predictions out for embeddings")
     return subject
@@ -152,9 +152,14 @@ def _manifest(subject: "Subject", images: "ImageData", splits: list[str], settin
     manifest: dict[str, Any] = {
         "model": subject.describe(),
         "data": {"name": images.name, "fingerprint": images.fingerprint, "splits": splits},
-        "settings": {**asdict(settings), "streaming": bool(images.readers)},
+        "settings": {**_given(settings), "streaming": bool(images.readers)},
     }
     return cast(dict[str, Any], redact_values(json.loads(json.dumps(manifest))))
+
+
+def _given(settings: Settings) -> dict[str, object]:
+    """Without an option that earlier versions did not have and nobody gave: their folders go on."""
+    return {name: value for name, value in asdict(settings).items() if value is not None}
 
 
 def _refuse_other_folder(folder: Path) -> None:

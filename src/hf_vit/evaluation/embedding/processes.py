@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_vit.errors import UserError, enough_memory
+from hf_vit.errors import UserError
 from hf_vit.results.writing import write_atomically
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Settings:
     top: int
     batch_size: int
     rows_per_file: int
+    max_num_patches: int | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,15 @@ class Job:
 
     def _label(self, number: int | None) -> str | None:
         return self.label_names[number] if number is not None and 0 <= number < len(self.label_names) else None
+
+
+def opened(model: str, device: str | None, max_num_patches: int | None) -> "Subject":
+    """The model, fed with images of one size or, with `max_num_patches`, of their own."""
+    from hf_vit.subjects.own_size import at_own_size
+    from hf_vit.subjects.subject import open_subject
+
+    subject = open_subject(model, device)
+    return subject if max_num_patches is None else at_own_size(subject, max_num_patches)
 
 
 def run_parts(
@@ -147,8 +157,6 @@ def _start_worker(job: Job, folder: Path, device: str | None, ranks: "Queue[int]
 
     import torch
 
-    from hf_vit.subjects.subject import open_subject
-
     global _worker
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -158,7 +166,7 @@ def _start_worker(job: Job, folder: Path, device: str | None, ranks: "Queue[int]
     if device in (None, "cuda") and torch.cuda.is_available():
         device = f"cuda:{rank % torch.cuda.device_count()}"
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
-    _worker = (job, open_subject(job.model, device), folder)
+    _worker = (job, opened(job.model, device, job.settings.max_num_patches), folder)
 
 
 def _do_part(part: Part) -> list[str]:
@@ -216,9 +224,10 @@ def _table(batch: "Sequence[Row]", settings: Settings, subject: "Subject", schem
 
 
 def _embeddings(subject: "Subject", pixel_values: "torch.Tensor") -> list[Any]:
+    from hf_vit.evaluation.reading import enough_for
     from hf_vit.subjects.features import pre_logits
 
-    with enough_memory(f"a batch of {len(pixel_values)} images", "choose a smaller --batch-size"):
+    with enough_for(pixel_values):
         features = pre_logits(subject.model, pixel_values).float().cpu()
     if not bool(features.isfinite().all()):
         raise UserError("the model's outputs are not finite (NaN or infinity); its weights are damaged or diverged")

@@ -26,6 +26,7 @@ from hf_vit.evaluation.protocols.vtab.data import load_vtab
 from hf_vit.evaluation.protocols.vtab.protocol import vtab
 from hf_vit.evaluation.reading import evaluating
 from hf_vit.results.facts import Facts, Record
+from hf_vit.subjects.own_size import at_own_size
 from hf_vit.subjects.subject import open_subject
 
 PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
@@ -44,6 +45,8 @@ PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
 }
 # Those that look at features: their model needs no head.
 ON_FEATURES = ("few-shot", "linear-probe", "knn", "vtab")
+# Those that look at every depth or change pixels, or are defined for one size.
+OF_ONE_SIZE = ("linear-probe", "robustness", "corruptions", "patch-drop", "vtab")
 
 
 @final
@@ -89,6 +92,7 @@ def evaluate_protocol(
     image_column: str | None = None,
     label_column: str | None = None,
     num_workers: int = 0,
+    max_num_patches: int | None = None,
     **options: Any,
 ) -> ProtocolRun:
     """Measure a model by a protocol.
@@ -107,6 +111,7 @@ def evaluate_protocol(
         skip_bad_images: leave out unreadable images, see `load_data`.
         image_column, label_column: of lists and tables that call them otherwise, see `load_data`.
         num_workers: processes that read and prepare images; streams are read in this one.
+        max_num_patches: images in their own size and shape, shrunk where they hold more patches (`at_own_size`).
         **options: of the protocol, the keyword arguments of its function.
 
     Raises:
@@ -114,8 +119,14 @@ def evaluate_protocol(
     """
     function = _protocol(protocol)
     settings = _settings(protocol, function, options)
+    if max_num_patches is not None:
+        settings["max_num_patches"] = max_num_patches
+        if protocol in OF_ONE_SIZE:
+            raise UserError(f"protocol {protocol} takes images of one size; leave --max-num-patches out")
     with evaluating(model[0]) if isinstance(model, tuple) else nullcontext():
         subject = open_subject(model, device, as_classifier=protocol not in ON_FEATURES)
+        if max_num_patches is not None:
+            subject = at_own_size(subject, max_num_patches)
         if subject.folder is not None:
             Facts.load(subject.folder)  # damaged facts are told before the work, not after it
         if isinstance(data, str):

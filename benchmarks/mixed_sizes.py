@@ -1,0 +1,88 @@
+"""Images of mixed sizes in one sequence (`without_padding`) beside the same model on the padded batch.
+
+    python benchmarks/mixed_sizes.py [--variant B/16] [--sides 128 384] [--images 64] [--batch 8] [--turns 9]
+
+Heights and widths are drawn evenly between the two sides (px, whole patches), random weights. Both get the same padded
+pixels and mask, so that the ratio is that of the model alone, as loaded and optimized. The third contestant runs every
+image by itself. The largest difference of its logits to the others is printed.
+"""
+
+from typing import Any
+
+import torch
+
+from hf_vit import optimize_for_inference
+from hf_vit.inference.mixed_sizes import without_padding
+from hf_vit.speed.measuring import quartiles, speed_ratio, take_turns
+from hf_vit.speed.peers import Shape, build
+from hf_vit.speed.script import Script, parser
+
+
+def draw_grids(count: int, sides: tuple[int, int], patch: int) -> list[tuple[int, int]]:
+    low, high = (side // patch for side in sides)
+    return torch.randint(low, high + 1, (count, 2), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def padded(grids: list[tuple[int, int]], patch: int) -> dict[str, torch.Tensor]:
+    height, width = (max(grid[axis] for grid in grids) for axis in (0, 1))
+    mask = torch.zeros(len(grids), height, width, dtype=torch.int64)
+    for number, (h, w) in enumerate(grids):
+        mask[number, :h, :w] = 1
+    pixels = torch.randn(len(grids), 3, height * patch, width * patch, generator=torch.Generator().manual_seed(1))
+    seen = mask.repeat_interleave(patch, 1).repeat_interleave(patch, 2)[:, None]
+    return {"pixel_values": pixels * seen, "patch_attention_mask": mask}
+
+
+@torch.inference_mode()
+def logits(model: Any, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+    return torch.cat([model(**batch).logits for batch in batches])
+
+
+def main() -> None:
+    options = parser(__doc__, turns=9)
+    options.add_argument("--variant", default="B/16")
+    options.add_argument("--sides", type=int, nargs=2, default=(128, 384), metavar=("FROM", "TO"), help="px")
+    options.add_argument("--images", type=int, default=64)
+    options.add_argument("--batch", type=int, default=8, help="images a forward pass")
+    report = Script(options.parse_args())
+    given = report.options
+    built: Any = build("hf_vit", Shape(given.variant))
+    model: Any = getattr(built, "model", built).eval()
+    torch.nn.init.normal_(model.classifier.weight)
+    patch = model.config.patch_stride[0]
+    grids = draw_grids(given.images, given.sides, patch)
+    batches = [padded(grids[start : start + given.batch], patch) for start in range(0, len(grids), given.batch)]
+    alone = [padded([grid], patch) for grid in grids]
+    for number, one in enumerate(alone):
+        h, w = grids[number]
+        pixels = batches[number // given.batch]["pixel_values"][number % given.batch]
+        one["pixel_values"] = pixels[None, :, : h * patch, : w * patch]
+    patches, places = (sum(float(each) for each in counts) for counts in zip(*map(_counts, batches), strict=True))
+    for form in ("as loaded", "optimized"):
+        model = model if form == "as loaded" else optimize_for_inference(model)
+        unpadded = without_padding(model)
+        contestants = {
+            "without padding": lambda unpadded=unpadded: logits(unpadded, batches),
+            "padded": lambda model=model: logits(model, batches),
+            "one by one": lambda model=model: logits(model, alone),
+        }
+        difference = float((logits(unpadded, batches) - logits(model, alone)).abs().max())
+        seconds = take_turns(contestants, given.turns, warm_up=1)
+        report.add(
+            model=f"{given.variant}, {form}",
+            times_as_fast_as_padded=speed_ratio(seconds, "without padding", "padded"),
+            times_as_fast_as_one_by_one=speed_ratio(seconds, "without padding", "one by one"),
+            images_per_second=round(given.images / quartiles(seconds["without padding"]).median, 2),
+            patches_of_padded_batch=round(patches / places, 3),
+            largest_difference=difference,
+        )
+    report.finish(sides_px=list(given.sides), images=given.images, batch=given.batch)
+
+
+def _counts(batch: dict[str, torch.Tensor]) -> tuple[int, int]:
+    """Patches on images, and with padding."""
+    return int(batch["patch_attention_mask"].sum()), batch["patch_attention_mask"].numel()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Batches of mixed sizes without padding: the tokens of all images in one sequence, attention within each image alone.
+
+Legend: B images, T tokens of all of them, N of one (n of a batch padded to the largest), D hidden size, A heads,
+K head size, h x w patch grid. Source: "Patch n' Pack" (NaViT, arXiv 2307.06304, section 2).
+"""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.generic import can_return_tuple
+from transformers.utils.output_capturing import maybe_install_capturing_hooks
+
+from hf_vit.inference.freezing import Frozen, preceded
+from hf_vit.models.embeddings_hf_vit import image_grids_of
+from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTModel
+from hf_vit.models.modeling_hf_vit import HfViTBaseModel, HfViTModel, patch_token_slice
+from hf_vit.models.positions_hf_vit import Grid, own_places
+from hf_vit.rewriting.dense import derived
+from hf_vit.rewriting.heads import has_listeners
+
+Model = TypeVar("Model", bound=nn.Module)
+WITHIN_IMAGES = "within_images"
+# What makes a pass show or change tokens in their places of the padded batch.
+_OF_PADDED = ("output_hidden_states", "output_attentions", "bool_masked_pos", "patch_sources")
+
+
+def attend_within_images(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    images: Sequence[tuple[int, int]] = (),
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """An attention implementation on [1, A, T, K]: the output [1, T, A, K]; `images` as (how many, N of each)."""
+    causal: bool = getattr(module, "is_causal", False)
+    if query.device.type == "cuda" and query.dtype in (torch.bfloat16, torch.float16):
+        return _by_varlen(query, key, value, scaling, images, causal), None
+    lengths = [count * length for count, length in images]
+    parts = zip(images, *(states[0].split(lengths, dim=1) for states in (query, key, value)), strict=True)
+    attended = []
+    for shape, *states in parts:
+        of_image = (part.unflatten(1, shape).transpose(0, 1) for part in states)  # [B, A, N, K]
+        output = F.scaled_dot_product_attention(*of_image, is_causal=causal, scale=scaling)
+        attended.append(output.transpose(1, 2).flatten(0, 1))
+    return torch.cat(attended)[None], None
+
+
+def _by_varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float,
+    images: Sequence[tuple[int, int]],
+    causal: bool,
+) -> torch.Tensor:
+    """The same by torch's kernel for sequences of any lengths, in one call; it is for GPUs and half precision."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    lengths = torch.tensor([0, *(length for count, length in images for _ in range(count))], device=query.device)
+    starts, longest = lengths.cumsum(0, dtype=torch.int32), max(length for _, length in images)
+    query, key, value = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))  # [T, A, K]
+    window = (-1, 0) if causal else (-1, -1)
+    output: Any = varlen_attn(query, key, value, starts, starts, longest, longest, scale=scaling, window_size=window)
+    return output[None]
+
+
+ALL_ATTENTION_FUNCTIONS.register(WITHIN_IMAGES, attend_within_images)
+
+
+@contextmanager
+def _attending_within_images(config: Any) -> Generator[None]:
+    before = config._attn_implementation
+    config._attn_implementation = WITHIN_IMAGES
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+class UnpaddedModel(HfViTBaseModel):
+    """Goes before the class of a model that leaves the padding of a `patch_attention_mask` out; its outputs stay."""
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorated one's parameters are spelt out)
+        self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        asked = {name: kwargs.get(name, getattr(self.config, name, None)) for name in _OF_PADDED}
+        shown = any(value is not None and value is not False for value in asked.values())
+        if patch_attention_mask is None or shown or self.training or any(map(has_listeners, self.modules())):
+            return super().forward(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
+        one_sequence: Any = self.one_sequence  # the decorator takes return_dict beside its parameters
+        return one_sequence(pixel_values, patch_attention_mask, return_dict=kwargs.get("return_dict"))
+
+    @can_return_tuple
+    def one_sequence(self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor) -> Any:
+        """As `forward` of a padded batch; what `last_hidden_state` holds on padding is 0."""
+        grid = self.config.grid_of(*pixel_values.shape[2:])
+        image_grids = image_grids_of(patch_attention_mask, len(pixel_values), grid)
+        sizes = {own: [i for i, other in enumerate(image_grids) if other == own] for own in dict.fromkeys(image_grids)}
+        stride_h, stride_w = self.config.patch_stride
+        parts = [
+            self.embed(pixel_values[images, :, : h * stride_h, : w * stride_w], None).hidden_states
+            for (h, w), images in sizes.items()
+        ]
+        shapes = [(part.shape[0], part.shape[1]) for part in parts]
+        hidden_states = torch.cat([part.flatten(0, 1) for part in parts])[None]
+        with _attending_within_images(self.config):
+            for layer in self.layer_sequence():
+                hidden_states = layer(hidden_states, images=shapes)
+        if not self.norm_after_pooling:
+            hidden_states = self.layernorm(hidden_states)
+        parts = [
+            part.unflatten(0, shape)
+            for part, shape in zip(hidden_states[0].split([b * n for b, n in shapes]), shapes, strict=True)
+        ]
+        last = self._padded(parts, sizes, len(pixel_values), grid)
+        return BaseModelOutputWithPooling(last_hidden_state=last, pooler_output=self._pooled(parts, sizes))
+
+    def _padded(self, parts: list[torch.Tensor], sizes: dict[Grid, list[int]], batch: int, grid: Grid) -> torch.Tensor:
+        """Tokens by sizes -> [B, n, D] by images, each at the top left of the padded grid."""
+        special = self.config.num_special_tokens
+        num_patches = grid[0] * grid[1]
+        padded = parts[0].new_zeros(batch, special + num_patches, parts[0].shape[2])
+        of_patches = patch_token_slice(self.config)
+        of_special = slice(num_patches, None) if self.config.is_causal else slice(special)
+        for part, (own, images) in zip(parts, sizes.items(), strict=True):
+            rows = torch.tensor(images, device=part.device)
+            padded[:, of_patches][rows[:, None], own_places(own, grid, part.device)] = part[:, of_patches]
+            own_special = slice(own[0] * own[1], None) if self.config.is_causal else slice(special)
+            padded[rows, of_special] = part[:, own_special]
+        return padded
+
+    def _pooled(self, parts: list[torch.Tensor], sizes: dict[Grid, list[int]]) -> torch.Tensor | None:
+        if self.pooler is None:
+            return None
+        pooled = torch.cat([self.pooler(part) for part in parts])
+        pooled = self.layernorm(pooled) if self.norm_after_pooling else pooled
+        order = torch.tensor([i for images in sizes.values() for i in images], device=pooled.device)
+        return pooled[order.argsort()]
+
+
+_KINDS = (HfViTModel, HfHybridViTModel)
+
+
+def _needs_no_grid(module: Any) -> bool:
+    """Of an exact type, as loaded or optimized, and without relative positions, whose bias is one of a whole grid."""
+    kind: type = type(module)
+    kind = kind.__mro__[2] if issubclass(kind, Frozen) else kind
+    return kind in _KINDS and not module.config.position_embedding.startswith("relative")
+
+
+def without_padding(model: Model) -> Model:
+    """A model with the same weights, hooks and outputs that leaves the padding of batches of mixed sizes out.
+
+    The tokens of all images go through the layers in one sequence, and attend within their image. Give it images padded
+    at their right and bottom, and the `patch_attention_mask` that every model here takes.
+
+    Args:
+        model: as loaded or optimized. One that needs padding (axial and local models, relative positions, merged
+            tokens) comes back as it is. Training, hooks and hidden states, which show tokens in places, go on with it.
+
+    Returns:
+        Another object; the model itself stays as it is.
+    """
+    if _needs_no_grid(model):
+        return _shared(model)
+    encoders = {name: child for name, child in model.named_children() if _needs_no_grid(child)}
+    if not encoders:
+        return model
+    new = derived(type(model), model)
+    new._modules |= {name: _shared(encoder) for name, encoder in encoders.items()}
+    return new
+
+
+def _shared(encoder: Any) -> Any:
+    """Another object around the same layers, on which transformers' recording hooks must not be put by both."""
+    maybe_install_capturing_hooks(encoder)
+    return derived(preceded(type(encoder), by=UnpaddedModel), encoder)
