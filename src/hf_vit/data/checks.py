@@ -77,8 +77,14 @@ def open_image(stored: Mapping[str, Any], place: str) -> tuple[Seen, Image.Image
     return Seen(name, digest, image.height, image.width), image
 
 
-def scan(table: "Dataset", split: str) -> list[Seen]:
-    """Decode every image of a table once (several at a time), with a progress bar when there are many."""
+def scan(table: "Dataset", split: str, annotate: Callable[[int, Seen], Seen] | None = None) -> list[Seen]:
+    """Decode every image of a table once (several at a time), with a progress bar when there are many.
+
+    Args:
+        table: with the column "image".
+        split: its name.
+        annotate: of a readable image in this row, what it bears; see `DenseTables`.
+    """
     import datasets
 
     undecoded = table.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
@@ -90,7 +96,9 @@ def scan(table: "Dataset", split: str) -> list[Seen]:
             for start in range(0, total, 256):
                 rows = undecoded[start : start + 256]["image"]
                 places = [f"{split} image {start + offset}" for offset in range(len(rows))]
-                seen.extend(pool.map(lambda row, place: open_image(row, place)[0], rows, places))
+                opened = pool.map(lambda row, place: open_image(row, place)[0], rows, places)
+                for row, image in enumerate(opened, start=start):
+                    seen.append(image if annotate is None or image.problem else annotate(row, image))
                 advance(len(rows))
     finally:
         finish()
@@ -128,7 +136,7 @@ def keep_good(
 
 def describe(name: str, problem: str) -> str:
     """One image and its problem, as an error begins."""
-    return f"image '{name}' {problem}" if problem.startswith("is ") else f"image '{name}': {problem}"
+    return f"image '{name}' {problem}" if problem.startswith(("is ", "has ")) else f"image '{name}': {problem}"
 
 
 def raise_bad(seen: Seen, problem: str) -> NoReturn:

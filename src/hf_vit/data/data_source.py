@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from hf_vit.data.dense.layouts import Layout, coco_layout, dense_layout, is_coco
 from hf_vit.data.splits import split_name
 from hf_vit.errors import UserError
 
@@ -33,18 +34,21 @@ class DataSource:
     """A `--data` argument, understood.
 
     Attributes:
-        kind: where to read from; "list" is a CSV file or lines of JSON that name image files and their labels.
+        kind: where to read from; "list" is a CSV file or lines of JSON that name image files and their labels, "masks"
+            and "coco" are folders for segmentation and detection (`hf_vit.data.dense.layouts`).
         name: for people and facts; no directories above the data.
         files: split -> files (parquet, webdataset, lists).
         folder: split -> class -> image files (folder of class folders; of lists, once they are read, without a class).
         notes: what the user should be told.
+        root: the folder of "masks" or "coco".
     """
 
-    kind: Literal["builtin", "folder", "list", "parquet", "webdataset", "hub"]
+    kind: Literal["builtin", "folder", "list", "parquet", "webdataset", "hub", "masks", "coco"]
     name: str
     files: dict[str, list[Path]] = field(default_factory=dict[str, list[Path]])
     folder: dict[str, dict[str, list[Path]]] = field(default_factory=dict[str, dict[str, list[Path]]])
     notes: list[str] = field(default_factory=list[str])
+    root: Path | None = None
 
     def named_files(self) -> Iterator[tuple[str, Path]]:
         """Every file with its name for people: split/file, or split/class/file of a folder."""
@@ -77,7 +81,10 @@ def resolve_source(source: str) -> DataSource:
         )
     path = Path(source).expanduser()
     if path.is_dir():
-        return _from_folder(path, source)
+        dense = dense_layout(path, IMAGE_SUFFIXES)
+        return _from_layout(dense) if dense else _from_folder(path, source)
+    if path.suffix.lower() == ".json" and path.is_file() and is_coco(path):
+        return _from_layout(coco_layout(path.parent, [path]))
     if path.exists():
         return _from_files([path], path.name, source)
     if any(character in source for character in "*?["):
@@ -98,6 +105,9 @@ def image_files(root: Path) -> list[Path]:
 
     None of a folder of tables or lists, which tell of their images themselves.
     """
+    layout = dense_layout(root, IMAGE_SUFFIXES)
+    if layout is not None and layout.kind == "masks":
+        return (layout.folder.get("train") or next(iter(layout.folder.values())))["images"]
     files, _ = _walk(root)
     tables = tuple(suffix for kind, suffixes in _FILES if kind != "list" for suffix in suffixes)
     if any(parts[-1].lower().endswith(tables) or parts[-1].lower() in _LISTS for parts in files):
@@ -106,6 +116,11 @@ def image_files(root: Path) -> list[Path]:
     if any(len(parts) > 1 and split_name(parts[0]) for parts in images):
         images = [parts for parts in images if split_name(parts[0]) == "train"]
     return [root.joinpath(*parts) for parts in images]
+
+
+def _from_layout(layout: Layout) -> DataSource:
+    name = layout.root.resolve().name
+    return DataSource(layout.kind, name, layout.files, layout.folder, layout.notes, layout.root)
 
 
 def _looks_like_a_path(source: str) -> bool:

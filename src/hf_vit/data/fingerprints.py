@@ -29,12 +29,12 @@ def content_fingerprint(
             lines.extend(f"{split}\tclass {number}\t{name}" for number, name in enumerate(label_names))
         lines.extend(
             f"{split}\t{bears}\t{image.digest}"
-            for bears, image in zip(_borne(table, seen[split], label_names), seen[split], strict=True)
+            for bears, image in zip(borne(table, seen[split], label_names), seen[split], strict=True)
         )
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
 
 
-def _borne(table: "Dataset", seen: Sequence[Seen], label_names: Sequence[str]) -> list[str]:
+def borne(table: "Dataset", seen: Sequence[Seen], label_names: Sequence[str]) -> list[str]:
     """What every image bears: the names of its classes, or the hash of its mask or objects."""
     if "label" not in table.column_names:
         return [image.annotation.digest for image in seen if image.annotation is not None]

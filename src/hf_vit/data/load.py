@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +16,8 @@ from hf_vit.data.checks import Seen, keep_good, scan, short_name
 from hf_vit.data.copies import tell_copies
 from hf_vit.data.data_source import DataSource, image_files, is_builtin, resolve_source
 from hf_vit.data.dense.annotations import Target
+from hf_vit.data.dense.reading import read_dense
+from hf_vit.data.dense.tables import DenseTables
 from hf_vit.data.fingerprints import content_fingerprint, digests_of, file_states, states_fingerprint
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabelled
@@ -50,7 +53,7 @@ def load_data(
     image_column: str | None = None,
     label_column: str | None = None,
     multi_label: bool = False,
-    target: Target = "label",
+    target: Target | None = "label",
     seed: int = SPLIT_SEED,
 ) -> ImageData:
     """Load labelled images by name, path or Hub id, and check them before any training.
@@ -66,10 +69,13 @@ def load_data(
         image_size: (height, width) in px in which the built-in sets come, "photos" up to 384 px a side, "fractals" as
             squares of the longer side; None for their own pixels. Other sources keep theirs: the image processor
             resizes.
-        image_column, label_column: of a list or table, where they are not called as usual. Several label columns of
+        image_column, label_column: of a list or table, where they are not called as usual; the latter also of masks
+            or objects. Several label columns of
             0 and 1, "cat,dog", are classes of which an image may have several or none.
         target: "label"; "mask" for a class a pixel, "objects" for boxes, with masks where there are: see `ImageData`.
-            Built in is "scenes:images=1000,size=64,seed=0", synthetic, for either.
+            None for what the source is laid out for. Such sources are "scenes:images=1000,size=64,seed=0" (built in,
+            synthetic, for either), folders as ADE20K's (masks) and COCO's (objects), a COCO file (.json), parquet files
+            and Hub data sets with a column of masks or objects.
         multi_label: take data whose images have a list of classes each, which most uses cannot do with.
         seed: of the cut where validation or test are missing. The built-in splits are fixed.
 
@@ -84,13 +90,17 @@ def load_data(
         raise UserError(f"image size {image_size[0]}x{image_size[1]} px; both sides must be at least 1 px")
     resolved = resolve_source(source)
     named = NamedColumns(image_column, label_column)
-    if resolved.kind in ("builtin", "folder"):
+    if resolved.kind in ("builtin", "folder", "masks", "coco"):
         named.check((), resolved.name)
     if resolved.kind == "builtin":
         return _builtin_data(resolved.name, image_size, streaming, target)
     if broken := broken_file(resolved):
         raise UserError(f"'{resolved.name}' cannot be read as {resolved.kind}: {broken}; put it back, or remove it")
-    data = _read(resolved, named, streaming, skip_bad_images, seed)
+    tables = read_dense(resolved, named, target)
+    if tables is not None:
+        data = _dense_data(resolved, tables, streaming, skip_bad_images, seed)
+    else:
+        data = _read(resolved, named, streaming, skip_bad_images, seed)
     if data.multi_label and not multi_label:
         raise UserError(
             f"the images of '{data.name}' have several classes each, for which there are hf-vit data, finetune without "
@@ -190,12 +200,10 @@ def _read(source: DataSource, named: NamedColumns, streaming: bool, skip_bad_ima
     return _tables_data(source, tables, streaming, skip_bad_images, seed)
 
 
-def _builtin_data(
-    name: str, image_size: tuple[int, int] | None, streaming: bool, target: Target = "label"
-) -> ImageData:
+def _builtin_data(name: str, image_size: tuple[int, int] | None, streaming: bool, target: Target | None) -> ImageData:
     if name.partition(":")[0] == "scenes":
-        return _scenes_data(Scenes.parse(name), image_size, streaming, target)
-    if target != "label":
+        return _scenes_data(Scenes.parse(name), image_size, streaming, target or "objects")
+    if target not in ("label", None):
         raise UserError(f"'{name}' has neither masks nor objects; give 'scenes', or data that have them")
     if name not in ("digits", "photos"):
         return _fractals_data(Fractals.parse(name), image_size, streaming)
@@ -230,8 +238,6 @@ def _scenes_data(scenes: Scenes, image_size: tuple[int, int] | None, streaming: 
 
 
 def _tables_data(source: DataSource, tables: Tables, streaming: bool, skip_bad_images: bool, seed: int) -> ImageData:
-    import datasets
-
     splits, names, multi_label = _labelled(source.name, tables)
     if multi_label and streaming:
         raise UserError(f"the images of '{source.name}' have several classes each; load them without streaming")
@@ -244,16 +250,46 @@ def _tables_data(source: DataSource, tables: Tables, streaming: bool, skip_bad_i
         splits = {split: table.select(rows[split]) for split, table in splits.items()}
         data.seen = {split: [seen[split][row] for row in rows[split]] for split in splits}
         data.skipped = list(map(short_name, bad))
+    _deal_out(data, splits, seed)
+    if streaming:
+        data.fingerprint = _files_fingerprint(source, data.files)
+        return _streamed_tables(data, skip_bad_images)
+    return _decoded(data)
+
+
+def _dense_data(
+    source: DataSource, tables: DenseTables, streaming: bool, skip_bad_images: bool, seed: int
+) -> ImageData:
+    if streaming:
+        raise UserError(f"'{source.name}' has {tables.target}, which are not streamed; load it without streaming")
+    seen = {split: scan(table, split, partial(tables.annotated, split)) for split, table in tables.images.items()}
+    rows, bad = keep_good(seen, (1, 1), skip_bad_images)
+    good = {split: [seen[split][row] for row in rows[split]] for split in seen}
+    names = tables.conclude(good)
+    data = ImageData(
+        source.name, "", {}, names, notes=[*source.notes, *tables.notes], source=source, target=tables.target
+    )
+    data.revision, data.seen, data.skipped = tables.revision, good, list(map(short_name, bad))
+    data.files = file_states(source, contents=False)
+    _deal_out(data, {split: tables.table(split, rows[split]) for split in seen}, seed)
+    return _decoded(data)
+
+
+def _deal_out(data: ImageData, splits: "dict[str, Dataset]", seed: int) -> None:
+    """Put the splits into `data`, missing ones cut from train; and tell of images that occur more than once."""
     data.splits = splits
     data.cut = tuple(missing_splits(list(splits)))
     if data.cut:
         _cut(data, splits, seed)
-    data.notes += tell_copies(data.splits, data.seen, names)
-    if streaming:
-        data.fingerprint = _files_fingerprint(source, data.files)
-        return _streamed_tables(data, skip_bad_images)
-    decoded = {split: table.cast_column("image", datasets.Image()) for split, table in data.splits.items()}
-    data.splits, data.fingerprint = decoded, content_fingerprint(decoded, data.seen, names)
+    data.notes += tell_copies(data.splits, data.seen, data.label_names)  # pyright: ignore[reportArgumentType]
+
+
+def _decoded(data: ImageData) -> ImageData:
+    import datasets
+
+    tables = cast("dict[str, Dataset]", data.splits)
+    decoded = {split: table.cast_column("image", datasets.Image()) for split, table in tables.items()}
+    data.splits, data.fingerprint = decoded, content_fingerprint(decoded, data.seen, data.label_names)
     return data
 
 
@@ -293,7 +329,11 @@ def _cut(data: ImageData, splits: "dict[str, Dataset]", seed: int) -> None:
     """Put the splits into `data`, those of `data.cut` cut from train."""
     train, seen = splits["train"], data.seen.get("train")
     digests = digests_of(train) if seen is None else [image.digest for image in seen]
-    parts, notes = cut_rows(digests, list(train["label"]), data.label_names, data.cut, seed=seed)
+    # What has no label is dealt out as if it were all of one class.
+    labels, names = (
+        ([0] * len(train), ["image"]) if data.target != "label" else (list(train["label"]), data.label_names)
+    )
+    parts, notes = cut_rows(digests, labels, names, data.cut, seed=seed)
     cut = {split: train.select(rows) for split, rows in parts.items()}
     data.splits = {split: cut.get(split, splits.get(split)) for split in SPLITS}  # pyright: ignore[reportAttributeAccessIssue]
     if seen is not None:

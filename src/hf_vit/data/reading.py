@@ -121,6 +121,11 @@ def read_folder(source: DataSource) -> Tables:
 
 def read_files(source: DataSource, named: NamedColumns, *, streaming: bool) -> Tables:
     """Tables or streams of parquet or webdataset files."""
+    return _tables(open_files(source, streaming=streaming), source.name, named)
+
+
+def open_files(source: DataSource, *, streaming: bool) -> dict[str, Any]:
+    """What `datasets` makes of parquet or webdataset files, with all columns."""
     from datasets import load_dataset
 
     # load_dataset takes patterns: a bracket in a file name must not become one.
@@ -130,7 +135,7 @@ def read_files(source: DataSource, named: NamedColumns, *, streaming: bool) -> T
     except Exception as error:  # pyarrow, tarfile and datasets each raise their own
         cause = error.__cause__ or error
         raise UserError(f"'{source.name}' cannot be read as {source.kind}: {_one_line(cause)}") from error
-    return _tables(dict(loaded), source.name, named)
+    return dict(loaded)
 
 
 def read_list(source: DataSource, named: NamedColumns) -> Tables:
@@ -228,6 +233,19 @@ def _look_into(path: Path) -> None:
 
 def read_hub(source: DataSource, named: NamedColumns, *, streaming: bool) -> Tables:
     """Tables or streams of a Hub data set: `user/name`, or `user/name:configuration`."""
+    splits, notes, commit = open_hub(source, streaming=streaming)
+    tables = _tables(splits, source.name, named)
+    if not streaming:
+        for table in tables.splits.values():
+            refuse_places(cast("Dataset", table), tables.columns.image, source.name)
+    return Tables(tables.splits, tables.columns, tables.label_names, notes, commit)
+
+
+def open_hub(source: DataSource, *, streaming: bool) -> tuple[dict[str, Any], list[str], str | None]:
+    """What `datasets` makes of a Hub data set, with all columns; what is to be told of it; and its commit.
+
+    What its rows name in place of images is not refused yet: see `refuse_places`.
+    """
     repo, _, configuration = source.name.partition(":")
     neither = f"'{source.name}' is no existing path, and as a data set of the Hub it could not be loaded"
     try:
@@ -257,11 +275,7 @@ def read_hub(source: DataSource, named: NamedColumns, *, streaming: bool) -> Tab
         splits, notes = {"train": next(iter(read.values()))}, []
     if not splits:
         raise UserError(f"'{source.name}' has the splits {', '.join(read)}; needed: train, validation or test")
-    tables = _tables(splits, source.name, named)
-    if not streaming:
-        for table in tables.splits.values():
-            refuse_places(cast("Dataset", table), tables.columns.image, source.name)
-    return Tables(tables.splits, tables.columns, tables.label_names, notes, commit)
+    return splits, notes, commit
 
 
 def image_places(source: DataSource, column: str) -> Mapping[str, list[str]]:

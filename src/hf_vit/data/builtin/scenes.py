@@ -23,16 +23,7 @@ from hf_vit.data.augmentation import random_keys, uniforms
 from hf_vit.data.builtin.shipped import photograph_tiles
 from hf_vit.data.builtin.tables import LARGEST_TABLE, SPLIT_NUMBERS, Builtin, netpbm, read_numbers
 from hf_vit.data.checks import Seen
-from hf_vit.data.dense.annotations import (
-    Annotation,
-    Target,
-    mask_annotation,
-    mask_features,
-    object_annotation,
-    object_features,
-    stored_mask,
-    tight_box,
-)
+from hf_vit.data.dense.annotations import Annotation, Target, mask_annotation, object_annotation, tight_box
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
@@ -143,6 +134,9 @@ class Scenes:
             UserError: they are too large for that, or are asked for a label each.
         """
         from datasets import Dataset
+        from datasets import Image as ImageFeature
+
+        from hf_vit.data.dense.features import mask_features, object_features
 
         if target == "label":
             raise UserError("scenes have no label an image; they are for --task segmentation and --task detection")
@@ -153,7 +147,7 @@ class Scenes:
                 "for fewer or smaller ones"
             )
         names = ["background", *SHAPES] if target == "mask" else list(SHAPES)
-        features = mask_features() if target == "mask" else object_features(names, with_masks=True)
+        features = mask_features() if target == "mask" else object_features(names, ImageFeature())
         row_of = _mask_row if target == "mask" else _object_row
         splits: dict[str, Dataset] = {}
         seen: dict[str, list[Seen]] = {}
@@ -172,18 +166,22 @@ class Scenes:
 
 
 def _mask_row(scene: Scene) -> "tuple[dict[str, Any], Annotation]":
-    return {"mask": stored_mask(scene.classes, "PPM")}, mask_annotation(scene.classes)
+    stored = {"bytes": netpbm(scene.classes.tobytes(), scene.classes.shape[::-1], "L"), "path": None}
+    return {"mask": stored}, mask_annotation(scene.classes)
 
 
 def _object_row(scene: Scene) -> "tuple[dict[str, Any], Annotation]":
+    from hf_vit.data.dense.features import encoded
+
     objects: dict[str, list[Any]] = {
         "bbox": [tight_box(mask) for mask in scene.masks],
         "category": list(scene.shapes),
         "area": [float(np.count_nonzero(mask)) for mask in scene.masks],
         "iscrowd": [0] * len(scene.shapes),
     }
-    annotation = object_annotation(objects, scene.masks)
-    return {"objects": {**objects, "segmentation": [stored_mask(mask, "PPM") for mask in scene.masks]}}, annotation
+    annotation = object_annotation(objects, [np.packbits(mask).tobytes() for mask in scene.masks])
+    objects["segmentation"] = [encoded(Image.fromarray(mask), "PPM") for mask in scene.masks]
+    return {"objects": objects}, annotation
 
 
 def _grid(size: int) -> "tuple[NDArray[np.float64], NDArray[np.float64]]":

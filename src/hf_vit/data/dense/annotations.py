@@ -1,7 +1,6 @@
-"""What a picture bears beside one label: a mask of classes, or objects with boxes; how both are stored in a table."""
+"""What a picture bears beside one label: a mask of classes, or objects with boxes; what is known of either."""
 
 import hashlib
-import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,14 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from PIL import Image
+
+from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
-    from datasets import Features
     from numpy.typing import NDArray
+    from PIL import Image
 
 Target = Literal["label", "mask", "objects"]
-# The value of a mask where nobody is judged, as in transformers and torchvision.
+# The value of a mask where nothing is judged, as in transformers and torchvision.
 IGNORED = 255
 
 
@@ -33,28 +33,25 @@ class Annotation:
     amounts: dict[int, int]
 
 
-def mask_features() -> "Features":
-    """Columns of a table for segmentation: "mask" has class numbers, or `IGNORED`."""
-    from datasets import Features
-    from datasets import Image as ImageFeature
+def class_numbers(mask: "Image.Image", reduce_labels: bool = False) -> "NDArray[np.uint8]":
+    """[H, W] class numbers, or `IGNORED`, of a mask as it was saved; of a palette the indices count.
 
-    return Features({"image": ImageFeature(), "mask": ImageFeature()})
+    Args:
+        mask: of mode "1", "L", "P" or of 16 or 32 bits.
+        reduce_labels: 0 becomes `IGNORED` and every other number one less, as transformers' `do_reduce_labels` has it.
 
-
-def object_features(label_names: Sequence[str], with_masks: bool) -> "Features":
-    """Columns of a table for detection: boxes [x, y, width, height] in px as in COCO, masks of mode "1" where known."""
-    from datasets import ClassLabel, Features, List, Value
-    from datasets import Image as ImageFeature
-
-    objects: dict[str, Any] = {
-        "bbox": List(List(Value("float64"))),
-        "category": List(ClassLabel(names=list(label_names))),
-        "area": List(Value("float64")),
-        "iscrowd": List(Value("int64")),
-    }
-    if with_masks:
-        objects["segmentation"] = List(ImageFeature())
-    return Features({"image": ImageFeature(), "objects": objects})
+    Raises:
+        UserError: it is in colour, or has numbers that are no classes.
+    """
+    if mask.mode not in ("1", "L", "P") and not mask.mode.startswith("I"):
+        raise UserError(f"a mask in colour (mode {mask.mode}); needed: one channel of class numbers, such as mode L")
+    numbers = np.asarray(mask).astype(np.int64)
+    if numbers.min() < 0 or numbers.max() > IGNORED:
+        worst = int(numbers.min() if numbers.min() < 0 else numbers.max())
+        raise UserError(f"a mask with the value {worst}; needed: classes 0 to 254, or 255 for what is not judged")
+    if reduce_labels:
+        numbers = np.where((numbers == 0) | (numbers == IGNORED), IGNORED, numbers - 1)
+    return numbers.astype(np.uint8)
 
 
 def mask_annotation(mask: "NDArray[np.generic]") -> Annotation:
@@ -65,18 +62,12 @@ def mask_annotation(mask: "NDArray[np.generic]") -> Annotation:
     return Annotation(hashlib.sha256(content).hexdigest(), amounts)
 
 
-def object_annotation(objects: Mapping[str, Sequence[Any]], masks: "Sequence[NDArray[np.bool_] | None]") -> Annotation:
-    """Of the objects of one image: {"bbox", "category", "area", "iscrowd"} and their masks [H, W], if there are any."""
-    drawn = [None if mask is None else hashlib.sha256(np.packbits(mask).tobytes()).hexdigest() for mask in masks]
+def object_annotation(objects: Mapping[str, Sequence[Any]], masks: Sequence[bytes] | None) -> Annotation:
+    """Of the objects of one image: {"bbox", "category", "iscrowd", ...}, and of their masks' bytes, if there are."""
+    drawn = [None] * len(objects["bbox"]) if masks is None else [hashlib.sha256(mask).hexdigest() for mask in masks]
+    told = zip(objects["bbox"], objects["category"], objects["iscrowd"], drawn, strict=True)
     lines = sorted(
-        json.dumps(told)
-        for told in zip(
-            [list(map(float, box)) for box in objects["bbox"]],
-            map(int, objects["category"]),
-            map(int, objects["iscrowd"]),
-            drawn or [None] * len(objects["bbox"]),
-            strict=True,
-        )
+        json.dumps([list(map(float, box)), int(label), int(crowd), mask]) for box, label, crowd, mask in told
     )
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return Annotation(digest, dict(Counter(map(int, objects["category"]))))
@@ -87,10 +78,3 @@ def tight_box(mask: "NDArray[np.bool_]") -> list[float]:
     columns, rows = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
     left, top = int(columns[0]), int(rows[0])
     return [float(left), float(top), float(columns[-1] + 1 - left), float(rows[-1] + 1 - top)]
-
-
-def stored_mask(mask: "NDArray[np.generic]", kind: Literal["PNG", "PPM"] = "PNG") -> dict[str, Any]:
-    """A mask as a table stores it: classes [H, W] as mode "L", true and false as mode "1"; PPM is not compressed."""
-    file = io.BytesIO()
-    Image.fromarray(mask if mask.dtype == np.bool_ else mask.astype(np.uint8)).save(file, kind)
-    return {"bytes": file.getvalue(), "path": None}

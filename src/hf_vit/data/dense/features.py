@@ -1,0 +1,84 @@
+"""Column types of `datasets` for masks, which are decoded when a row is asked for; imported when data is read."""
+
+import io
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from datasets import ClassLabel, Features, Image, List, Value
+from datasets.features.features import register_feature
+from PIL import Image as Pillow
+
+from hf_vit.data.dense.annotations import class_numbers
+
+
+@dataclass(repr=False)
+class ClassMask(Image):
+    """A file of class numbers, in whatever mode it was saved, decoded to one of mode "L".
+
+    Attributes:
+        reduce_labels: 0 means nothing that is judged, and every other number one less, as ADE20K counts.
+    """
+
+    reduce_labels: bool = False
+    _type: str = field(default="ClassMask", init=False, repr=False)
+
+    def decode_example(self, value: Any, token_per_repo_id: Any = None) -> Pillow.Image:
+        """Mode "L"; raises UserError where the file is no mask."""
+        if isinstance(value, dict) and value["bytes"] is None:  # a file that is cut off would stay open
+            value = {"bytes": Path(value["path"]).read_bytes(), "path": None}
+        picture = super().decode_example(value, token_per_repo_id)
+        return Pillow.fromarray(class_numbers(picture, self.reduce_labels))
+
+
+@dataclass
+class RunLengthMask:
+    """One object's mask in COCO's compressed run lengths, decoded to an image of mode "1"; needs pycocotools."""
+
+    dtype: ClassVar[str] = "PIL.Image.Image"
+    pa_type: ClassVar[Any] = pa.struct({"size": pa.list_(pa.int32()), "counts": pa.binary()})
+    _type: str = field(default="RunLengthMask", init=False, repr=False)
+
+    def __call__(self) -> Any:
+        return self.pa_type
+
+    def decode_example(self, value: Any, token_per_repo_id: Any = None) -> Pillow.Image:
+        """Mode "1"."""
+        from pycocotools import mask
+
+        return Pillow.fromarray(mask.decode(value).astype(np.bool_))
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it calls itself experimental; without it a table does not know its own columns
+    register_feature(ClassMask, "ClassMask")
+    register_feature(RunLengthMask, "RunLengthMask")
+
+
+def mask_features(reduce_labels: bool = False) -> Features:
+    """Columns of a table for segmentation: "mask" has class numbers, or `IGNORED`."""
+    return Features({"image": Image(), "mask": ClassMask(reduce_labels=reduce_labels)})
+
+
+def object_features(label_names: Sequence[str], masks: Image | RunLengthMask | None) -> Features:
+    """Columns of a table for detection: boxes [x, y, width, height] in px as in COCO, and masks where there are."""
+    objects: dict[str, Any] = {
+        "bbox": List(List(Value("float64"))),
+        "category": List(ClassLabel(names=list(label_names))),
+        "area": List(Value("float64")),
+        "iscrowd": List(Value("int64")),
+    }
+    if masks is not None:
+        objects["segmentation"] = List(masks)
+    return Features({"image": Image(), "objects": objects})
+
+
+def encoded(image: Pillow.Image, kind: str = "PNG") -> dict[str, Any]:
+    """A picture as a table stores it."""
+    file = io.BytesIO()
+    image.save(file, kind)
+    return {"bytes": file.getvalue(), "path": None}

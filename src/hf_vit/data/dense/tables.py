@@ -1,0 +1,250 @@
+"""Images with masks or objects as they were read: each annotation is held against its image, then both are a table."""
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import UnidentifiedImageError
+
+from hf_vit.data.checks import Seen
+from hf_vit.data.dense.annotations import Target, mask_annotation, object_annotation
+from hf_vit.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# What rounding may put a box outside of its image, px; it is cut off.
+_ROUNDING = 1.0
+_SHOWN = 5
+
+RawObjects = dict[str, list[Any]]
+
+
+@dataclass
+class DenseTables(ABC):
+    """Abstract: splits of images and of what they bear.
+
+    Attributes:
+        images: split -> table with the column "image", undecoded.
+        label_names: the classes; None where nothing names them, until all was looked at.
+        notes: what the user should be told.
+        revision: the commit of a data set of the Hub.
+    """
+
+    images: "dict[str, Dataset]"
+    label_names: list[str] | None
+    notes: list[str] = field(default_factory=list[str])
+    revision: str | None = None
+
+    @property
+    @abstractmethod
+    def target(self) -> Target:
+        """What the images bear."""
+
+    @abstractmethod
+    def annotated(self, split: str, row: int, seen: Seen) -> Seen:
+        """What was seen of a readable image, with its annotation, or with what is wrong with that."""
+
+    @abstractmethod
+    def table(self, split: str, rows: Sequence[int]) -> "Dataset":
+        """The columns of `ImageData`, "image" undecoded, of the rows that are good."""
+
+    def conclude(self, seen: Mapping[str, Sequence[Seen]]) -> list[str]:
+        """The classes, once everything good was seen; adds notes.
+
+        Raises:
+            UserError: there is nothing to learn.
+        """
+        totals = {split: Counter[int]() for split in seen}
+        for split, images in seen.items():
+            for image in images:
+                totals[split].update(image.annotation.amounts if image.annotation else {})
+        if self.label_names is None:
+            highest = max((number for amounts in totals.values() for number in amounts), default=0)
+            self.label_names = [str(number) for number in range(highest + 1)]
+            self.notes.append(f"nothing names the classes, so they are called 0 to {highest}")
+        learnt = totals.get("train", Counter[int]())
+        if "train" in totals and not learnt:
+            raise UserError(f"the training images have no {self._things}; annotate some of them")
+        unseen = [name for number, name in enumerate(self.label_names) if not learnt[number]] if learnt else []
+        if unseen:
+            self.notes.append(f"{_listed(unseen)} of {len(self.label_names)} classes are in no training image")
+        return self.label_names
+
+    @property
+    def _things(self) -> str:
+        return "objects" if self.target == "objects" else "pixels of any class"
+
+
+@dataclass
+class MaskTables(DenseTables):
+    """Images with a mask each: class numbers, of the image's size.
+
+    Attributes:
+        masks: split -> table with the column "mask" (`ClassMask`); a row without a mask has None.
+    """
+
+    masks: "dict[str, Dataset]" = field(default_factory=dict[str, "Dataset"])
+
+    @property
+    def target(self) -> Target:
+        return "mask"
+
+    def annotated(self, split: str, row: int, seen: Seen) -> Seen:
+        try:
+            mask = self.masks[split][row]["mask"]
+        except UnidentifiedImageError:
+            return replace(seen, problem="has a mask that is not an image, or of a format that Pillow does not know")
+        except UserError as error:
+            return replace(seen, problem=f"has {error}")
+        except FileNotFoundError:
+            return replace(seen, problem="has a mask that is not there")
+        except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
+            detail = " ".join(str(error).split()) or type(error).__name__
+            return replace(seen, problem=f"has a mask that is corrupt or cannot be read ({detail:.120})")
+        if mask is None:
+            return replace(seen, problem="has no mask; add one of the same name")
+        if (mask.height, mask.width) != (seen.height, seen.width):
+            return replace(
+                seen,
+                problem=f"has a mask of {mask.height}x{mask.width} px, but is {seen.height}x{seen.width} px; both must "
+                "be of one size",
+            )
+        annotation = mask_annotation(np.asarray(mask))
+        unknown = [value for value in annotation.amounts if value >= len(self.label_names or range(255))]
+        if unknown:
+            names = self.label_names or []
+            return replace(
+                seen,
+                problem=f"has a mask with the class {max(unknown)}; there are classes 0 to {len(names) - 1} "
+                f"({_listed(names)}), and 255 for what is not judged",
+            )
+        return replace(seen, annotation=annotation)
+
+    def table(self, split: str, rows: Sequence[int]) -> "Dataset":
+        from datasets import concatenate_datasets
+
+        return concatenate_datasets([self.images[split].select(rows), self.masks[split].select(rows)], axis=1)
+
+
+@dataclass
+class ObjectTables(DenseTables):
+    """Images with any number of objects each.
+
+    Attributes:
+        objects: split -> for every image {"bbox": [x, y, width, height] px, "category": raw, "area", "iscrowd"} and,
+            where `with_masks`, "segmentation": polygons, run lengths or Pillow images as they came; or what is wrong.
+        numbers: raw category -> class number.
+        with_masks: all objects have masks.
+        sizes: split -> (height, width) px that the annotations were made for, where they tell.
+    """
+
+    objects: dict[str, list[RawObjects | str]] = field(default_factory=dict[str, list[RawObjects | str]])
+    numbers: dict[Any, int] = field(default_factory=dict[Any, int])
+    with_masks: bool = False
+    sizes: dict[str, list[tuple[int, int] | None]] = field(default_factory=dict[str, list[tuple[int, int] | None]])
+    # Of every good image what the table will hold.
+    _good: dict[tuple[str, int], RawObjects] = field(default_factory=dict[tuple[str, int], RawObjects], repr=False)
+
+    @property
+    def target(self) -> Target:
+        return "objects"
+
+    def annotated(self, split: str, row: int, seen: Seen) -> Seen:
+        raw = self.objects[split][row]
+        size = self.sizes[split][row] if split in self.sizes else None
+        if isinstance(raw, str):
+            return replace(seen, problem=raw)
+        if size is not None and size != (seen.height, seen.width):
+            return replace(
+                seen,
+                problem=f"is {seen.height}x{seen.width} px, but its annotations are for {size[0]}x{size[1]} px; use "
+                "the images that were annotated",
+            )
+        try:
+            objects = self._checked(raw, seen)
+        except UserError as error:
+            return replace(seen, problem=f"has {error}")
+        self._good[split, row] = objects
+        masks = [mask["counts"] for mask in objects["segmentation"]] if self.with_masks else None
+        return replace(seen, annotation=object_annotation(objects, masks))
+
+    def _checked(self, raw: RawObjects, seen: Seen) -> RawObjects:
+        boxes = [_box(box, number, seen) for number, box in enumerate(raw["bbox"], start=1)]
+        objects: RawObjects = {
+            "bbox": boxes,
+            "category": [self._number(value, row) for row, value in enumerate(raw["category"], start=1)],
+            "area": [
+                box[2] * box[3] if area is None else float(area) for box, area in zip(boxes, raw["area"], strict=True)
+            ],
+            "iscrowd": [int(bool(crowd)) for crowd in raw["iscrowd"]],
+        }
+        if self.with_masks:
+            from hf_vit.data.dense.run_lengths import run_lengths
+
+            objects["segmentation"] = [
+                run_lengths(mask, seen.height, seen.width, f"object {number}")
+                for number, mask in enumerate(raw["segmentation"], start=1)
+            ]
+        return objects
+
+    def _number(self, raw: Any, row: int) -> int:
+        if raw not in self.numbers:
+            names = [f"{value}" for value in self.numbers]
+            raise UserError(f"object {row} of the unknown class {raw!r}; there are {len(names)} ({_listed(names)})")
+        return self.numbers[raw]
+
+    def table(self, split: str, rows: Sequence[int]) -> "Dataset":
+        from datasets import Dataset, Features, concatenate_datasets
+
+        from hf_vit.data.dense.features import RunLengthMask, object_features
+
+        features = object_features(self.label_names or [], RunLengthMask() if self.with_masks else None)
+        objects = Dataset.from_dict(
+            {"objects": [self._good[split, row] for row in rows]}, features=Features({"objects": features["objects"]})
+        )
+        return concatenate_datasets([self.images[split].select(rows), objects], axis=1)
+
+    def conclude(self, seen: Mapping[str, Sequence[Seen]]) -> list[str]:
+        names = super().conclude(seen)
+        for split, images in seen.items():
+            without = sum(image.annotation is not None and not image.annotation.amounts for image in images)
+            if without:
+                self.notes.append(f"{without:,} of {len(images):,} images of {split} have no objects")
+        return names
+
+
+def _box(box: Any, number: int, seen: Seen) -> list[float]:
+    """[x, y, width, height] px inside the image, cut where rounding put it outside.
+
+    Raises:
+        UserError: it is no box, has no area, or lies outside.
+    """
+    try:
+        left, top, width, height = (float(value) for value in box)
+    except (TypeError, ValueError):
+        left, top, width, height = (math.nan,) * 4
+    if not all(map(math.isfinite, (left, top, width, height))):
+        raise UserError(f"object {number} with the box {box}; needed: x, y, width and height in px")
+    if width <= 0 or height <= 0:
+        raise UserError(f"object {number} with an empty box of {width:g}x{height:g} px (width x height)")
+    right, bottom = left + width, top + height
+    outside = max(-left, -top, right - seen.width, bottom - seen.height)
+    inside = min(right, seen.width) > max(left, 0) and min(bottom, seen.height) > max(top, 0)
+    if outside > _ROUNDING or not inside:
+        raise UserError(
+            f"object {number} with a box from ({left:g}, {top:g}) to ({right:g}, {bottom:g}) px, outside the image of "
+            f"{seen.width}x{seen.height} px (width x height)"
+        )
+    if outside <= 0:
+        return [left, top, width, height]
+    left, top = max(left, 0.0), max(top, 0.0)
+    return [left, top, min(right, float(seen.width)) - left, min(bottom, float(seen.height)) - top]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
