@@ -12,8 +12,8 @@ from torch import nn
 from hf_vit.families import DenseTask
 from hf_vit.models.detection_hf_vit import HfMaskRCNNForObjectDetection
 
-# What the names of transformers' classes end in.
-_TASKS: dict[str, DenseTask] = {
+# What the names of transformers' classes end in, and the Auto classes' behind "AutoModel".
+TASKS: dict[str, DenseTask] = {
     "ForSemanticSegmentation": "segmentation",
     "ForUniversalSegmentation": "segmentation",
     "ForObjectDetection": "detection",
@@ -23,7 +23,7 @@ _TASKS: dict[str, DenseTask] = {
 def dense_task_of(model: nn.Module) -> DenseTask | None:
     """What a model of transformers or of this package predicts for the places of an image; None: nothing."""
     name = type(model).__name__
-    return next((task for ending, task in _TASKS.items() if name.endswith(ending)), None)
+    return next((task for ending, task in TASKS.items() if name.endswith(ending)), None)
 
 
 @torch.no_grad()

@@ -20,6 +20,12 @@ class Library(NamedTuple):
     takes_pixels: bool
 
 
+# Where heads stand that have no bare model: transformers' UperNet, and this package's.
+_DENSE_MAPPINGS = (
+    "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING",
+    "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING",
+    "MODEL_FOR_OBJECT_DETECTION_MAPPING",
+)
 _NONE, _TRANSFORMERS = Library(None, False), Library("transformers", True)
 
 
@@ -29,6 +35,7 @@ def library_of(source: str, config: dict[str, Any]) -> Library:
         return Library("timm", True) if importlib.util.find_spec("timm") else _NONE
     if "://" in source or Path(source).expanduser().is_file():
         return _NONE
+    import transformers
     from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
     kind = config.get("model_type")
@@ -36,8 +43,10 @@ def library_of(source: str, config: dict[str, Any]) -> Library:
         return _TRANSFORMERS  # it says what is wrong
     if kind not in CONFIG_MAPPING:
         return _NONE
-    model_class: Any = MODEL_MAPPING.get(CONFIG_MAPPING[kind], None)
-    return Library("transformers", getattr(model_class, "main_input_name", None) == "pixel_values")
+    mappings: list[Any] = [MODEL_MAPPING, *(getattr(transformers, name) for name in _DENSE_MAPPINGS)]
+    classes = (mapping.get(CONFIG_MAPPING[kind], None) for mapping in mappings)
+    first = next((each for each in classes if each is not None), None)
+    return Library("transformers", getattr(first, "main_input_name", None) == "pixel_values")
 
 
 def is_timm_config(config: dict[str, Any]) -> bool:

@@ -9,17 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 from hf_vit.conversion.fetch.addresses import TIMM
 from hf_vit.errors import UserError, first_line
 from hf_vit.repositories.reading import CONFIG, WEIGHTS, check_folder, loading, model_folder
+from hf_vit.subjects.dense import TASKS
 from hf_vit.subjects.device import pick_device
 from hf_vit.subjects.libraries import config_in
 
 if TYPE_CHECKING:
-    from transformers import (
-        AutoModel,
-        AutoModelForImageClassification,
-        BaseImageProcessor,
-        PreTrainedConfig,
-        PreTrainedModel,
-    )
+    from transformers import BaseImageProcessor, PreTrainedConfig, PreTrainedModel
 
 
 def load_transformers(
@@ -28,7 +23,7 @@ def load_transformers(
     """Load an hf_vit or transformers vision model from a folder or the Hub.
 
     Code that comes with a checkpoint is never run. The weights keep the dtype they are stored in. A checkpoint of an
-    image classifier comes with its head, any other as the bare model.
+    image classifier and one of segmentation or detection come with their heads, any other as the bare model.
 
     Args:
         source: a folder with config.json and weights, or a Hub id.
@@ -41,7 +36,8 @@ def load_transformers(
     Raises:
         UserError: the folder, the Hub id or the device does not exist, or the checkpoint is incomplete or damaged.
     """
-    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModel, AutoModelForImageClassification
+    import transformers
+    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
 
     place = pick_device(device)
     location, folder = _locate(str(source))
@@ -54,9 +50,10 @@ def load_transformers(
                 f"{source} holds a {config.model_type} model ({named}), which is not an image classifier; give one, "
                 "or fine-tune it (hf-vit finetune)"
             )
-        with_head = as_classifier or (is_known and "ForImageClassification" in named.partition(",")[0])
-        auto_class = AutoModelForImageClassification if with_head else AutoModel
-        model = _load_model(location, str(source), auto_class)
+        first = named.partition(",")[0]
+        with_head = as_classifier or (is_known and "ForImageClassification" in first)
+        ending = "ForImageClassification" if with_head else next((each for each in TASKS if first.endswith(each)), "")
+        model = _load_model(location, str(source), getattr(transformers, f"AutoModel{ending}"), ending)
         processor = _load_processor(location, str(source))
     # transformers decorates `to` beyond what its types can tell.
     cast(Any, model).to(place)
@@ -125,11 +122,7 @@ def _read_config(location: Path, source: str) -> "PreTrainedConfig":
     return config
 
 
-def _load_model(
-    location: Path, source: str, auto_class: "type[AutoModel | AutoModelForImageClassification]"
-) -> "PreTrainedModel":
-    from transformers import AutoModelForImageClassification
-
+def _load_model(location: Path, source: str, auto_class: Any, head: str) -> "PreTrainedModel":
     try:
         loaded = auto_class.from_pretrained(location, output_loading_info=True, trust_remote_code=False)
     except RuntimeError as error:
@@ -138,18 +131,18 @@ def _load_model(
     except (OSError, ValueError) as error:
         raise UserError(f"{source} cannot be loaded: {first_line(error)}; save the model again") from error
     model, report = loaded
-    _refuse_missing(source, sorted(report["missing_keys"]), auto_class is AutoModelForImageClassification)
+    _refuse_missing(source, sorted(report["missing_keys"]), head)
     return model
 
 
-def _refuse_missing(source: str, missing: list[str], is_classifier: bool) -> None:
+def _refuse_missing(source: str, missing: list[str], head: str) -> None:
     """A bare model may lack the pooler, which checkpoints of other heads do not hold."""
-    if not is_classifier:
+    if not head:
         missing = [name for name in missing if "pooler" not in name]
     if not missing:
         return
     shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-    if is_classifier:
+    if head == "ForImageClassification":
         raise UserError(
             f"{source} is not a trained image classifier: its weights lack {shown}; "
             "fine-tune it first (hf-vit finetune), or save it with its classification head"
