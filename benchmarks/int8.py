@@ -210,7 +210,7 @@ def torch_step(folder: Path, images: torch.Tensor, form: str) -> Callable[[], An
 
     dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
     model: Any = AutoModelForImageClassification.from_pretrained(folder, dtype=dtype).eval()
-    model = optimize_for_inference(model, quantize="int8" if form == "int8" else None)
+    model = optimize_for_inference(model, engine="torch", quantize="int8" if form == "int8" else None)
     given = images.to(dtype)
 
     @torch.inference_mode()

@@ -59,7 +59,7 @@ def main() -> None:
         one["pixel_values"] = pixels[None, :, : h * patch, : w * patch]
     patches, places = (sum(float(each) for each in counts) for counts in zip(*map(_counts, batches), strict=True))
     for form in ("as loaded", "optimized"):
-        model = model if form == "as loaded" else optimize_for_inference(model)
+        model = model if form == "as loaded" else optimize_for_inference(model, engine="torch")
         unpadded = without_padding(model)
         contestants = {
             "without padding": lambda unpadded=unpadded: logits(unpadded, batches),

@@ -57,7 +57,7 @@ def split(name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def rows_of(name: str, model: Any, images: torch.Tensor, turns: int) -> list[dict[str, Any]]:
     """Speed for every r, as a ratio to the model that merges nothing."""
-    forms = {None: optimize_for_inference(copy.deepcopy(model))}
+    forms = {None: optimize_for_inference(copy.deepcopy(model), engine="torch")}
     forms |= {count: optimize_for_inference(copy.deepcopy(model), merge_tokens=count) for count in MERGED}
 
     def runs(form: Any) -> Any:

@@ -14,7 +14,7 @@ from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, PIXEL_VALUES
 from hf_vit.conversion.targets.graphs.quantizing import DENSE
 from hf_vit.conversion.targets.graphs.refusing import refuse_other_sizes
 from hf_vit.conversion.targets.graphs.runtimes import EXTENSIONS, ONNXRUNTIME, Runtime
-from hf_vit.conversion.targets.graphs.tracing import only_whole_patches, takes_other_sizes, traced_for_any_size
+from hf_vit.conversion.targets.graphs.tracing import only_whole_patches, onnx_program, takes_other_sizes
 from hf_vit.conversion.targets.target import OutgoingModel, Target
 from hf_vit.errors import UserError
 
@@ -53,21 +53,9 @@ class OnnxGraph(Target):
         if outgoing.takes != PIXEL_VALUES:
             _refuse_images(outgoing)
         outgoing.model.set_attn_implementation("eager")  # torch's exporter fails on sdpa with a bias
-        module, dims = Outcome(outgoing.model, outgoing.has_head).eval(), None
-        if _is_of_one_size(outgoing):
-            given: Any = (module, (torch.zeros(2, outgoing.config.num_channels, *_one_size(outgoing)),))
-            dims = ({0: torch.export.Dim("batch")},)
-        else:
-            given = (traced_for_any_size(module, outgoing.config),)
-        program = torch.onnx.export(
-            *given,
-            input_names=["pixel_values"],
-            output_names=outgoing.output_names,
-            dynamic_shapes=dims,
-            dynamo=True,
-            verbose=False,
-        )
-        assert program is not None
+        size = _one_size(outgoing) if _is_of_one_size(outgoing) else None
+        module = Outcome(outgoing.model, outgoing.has_head).eval()
+        program = onnx_program(module, outgoing.config, outgoing.output_names, size)
         self._finish(program.model, outgoing)
         program.save(str(outgoing.folder / FILE))
         outgoing.processor.save_pretrained(outgoing.folder)

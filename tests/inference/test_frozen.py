@@ -53,7 +53,7 @@ def state(model: nn.Module) -> dict[str, Any]:
 @torch.no_grad()
 def test_changes_are_refused_wholly(family: Family, tmp_path: Path):
     """For the classifier and for the bare model in it, whose parts are their own."""
-    model = hf_vit.optimize_for_inference(family.build("classification").train())
+    model = hf_vit.optimize_for_inference(family.build("classification").train(), engine="torch")
     images = family.images(model.config)
     wanted, before = model(images).logits, state(model)
     assert not any(before["modes"].values())
@@ -69,7 +69,7 @@ def test_changes_are_refused_wholly(family: Family, tmp_path: Path):
 
 
 def test_what_changes_nothing_may_stay_in_a_users_code(family: Family):
-    model = hf_vit.optimize_for_inference(family.build("classification"))
+    model = hf_vit.optimize_for_inference(family.build("classification"), engine="torch")
     assert model.eval().to(torch.float32).to("cpu").float().requires_grad_(False) is model
     assert isinstance(model, family.classes["classification"])
     assert type(model).__name__ == family.classes["classification"].__name__
@@ -77,7 +77,7 @@ def test_what_changes_nothing_may_stay_in_a_users_code(family: Family):
 
 
 def test_no_gradients(family: Family):
-    model = hf_vit.optimize_for_inference(family.build("classification"))
+    model = hf_vit.optimize_for_inference(family.build("classification"), engine="torch")
     images = family.images(model.config)
     assert not model(images).logits.requires_grad
     if any(isinstance(module, PackedDense) for module in model.modules()):  # BiT computes convolutions alone
@@ -92,7 +92,7 @@ def test_memory_is_given_back_at_once():
     gc.collect()
     gc.disable()
     try:
-        model = hf_vit.optimize_for_inference(model)
+        model = hf_vit.optimize_for_inference(model, engine="torch")
         with torch.no_grad():
             model(images)
         known = [weakref.ref(model), weakref.ref(model.vit.layers[0])]
@@ -120,7 +120,7 @@ WRITES: dict[str, Callable[[Any], object]] = {
 @torch.no_grad()
 def test_weights_that_are_shown_cannot_be_written(family: Family, write: Callable[[Any], object]):
     """The rest would part from those that are packed: averaged weights swapped in by name gave a mixture of both."""
-    model = hf_vit.optimize_for_inference(family.build("classification"))
+    model = hf_vit.optimize_for_inference(family.build("classification"), engine="torch")
     images = family.images(model.config)
     wanted = model(images).logits
     for name, weight in [*model.named_parameters(), *getattr(model, model.base_model_prefix).named_buffers()]:
@@ -138,7 +138,7 @@ KERNELS = {"hybrid": "vit.embeddings.patch_embeddings.projection", "axial_resnet
 def test_a_kernel_without_values_gives_no_numbers(name: str, part: str):
     """torch's own parts can be moved, and torch takes what is in memory for a kernel on the meta device."""
     family = (FAMILIES | OTHERS)[name]
-    model = hf_vit.optimize_for_inference(family.build("classification"))
+    model = hf_vit.optimize_for_inference(family.build("classification"), engine="torch")
     model.get_submodule(part).to("meta")
     with pytest.raises(ValueError, match="without values"):
         model(family.images(model.config))
@@ -146,7 +146,7 @@ def test_a_kernel_without_values_gives_no_numbers(name: str, part: str):
 
 @torch.no_grad()
 def test_weights_that_are_shown_can_be_read():
-    model = hf_vit.optimize_for_inference(FAMILIES["plain"].build("classification"))
+    model = hf_vit.optimize_for_inference(FAMILIES["plain"].build("classification"), engine="torch")
     weight, other = dict(model.named_parameters())["classifier.weight"], torch.zeros(3, 32)
     assert type(weight * 2) is type(weight.clone()) is torch.Tensor
     assert torch.equal(other.copy_(weight), model.classifier.weight)
@@ -160,7 +160,7 @@ def test_weights_that_are_shown_can_be_read():
 
 def test_parts_of_an_optimized_model_stay():
     """By every way in which a part, a weight or what is heard of it would be another than the plain model's."""
-    model = hf_vit.optimize_for_inference(FAMILIES["plain"].build("classification", "layer_scale"))
+    model = hf_vit.optimize_for_inference(FAMILIES["plain"].build("classification", "layer_scale"), engine="torch")
     layer, embeddings = model.vit.layers[0], model.vit.embeddings
     for change, message in (
         (lambda: setattr(layer.mlp, "fc1", nn.Linear(32, 48)), "another part"),
@@ -176,7 +176,7 @@ def test_parts_of_an_optimized_model_stay():
         with pytest.raises(AttributeError):
             layer.get_parameter(path)
     assert not hasattr(embeddings, "position_embeddings")
-    hybrid = hf_vit.optimize_for_inference(FAMILIES["hybrid"].build("classification"))
+    hybrid = hf_vit.optimize_for_inference(FAMILIES["hybrid"].build("classification"), engine="torch")
     assert not hasattr(hybrid.vit.embeddings.patch_embeddings.stem.root_conv, "weight")
     model(FAMILIES["plain"].images(model.config), output_hidden_states=True)  # transformers' own recording goes on
 
@@ -187,13 +187,13 @@ def test_what_a_hook_keeps_is_not_written_over(optimized_first: bool):
     """In the stem, whose units write sums over what nobody listens to."""
     plain, model = (FAMILIES["hybrid"].build("classification") for _ in range(2))
     images = FAMILIES["hybrid"].images(model.config)
-    model = hf_vit.optimize_for_inference(model) if optimized_first else model
+    model = hf_vit.optimize_for_inference(model, engine="torch") if optimized_first else model
     seen: list[list[torch.Tensor]] = [[], []]
     for each, kept in zip((plain, model), seen, strict=True):
         for module in each.modules():
             if isinstance(module, nn.GroupNorm):
                 module.register_forward_hook(lambda _, args, output, kept=kept: kept.append(output))
-    model = model if optimized_first else hf_vit.optimize_for_inference(model)
+    model = model if optimized_first else hf_vit.optimize_for_inference(model, engine="torch")
     plain(images)
     model(images)
     for given, wanted in zip(seen[1], seen[0], strict=True):

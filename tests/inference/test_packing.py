@@ -48,7 +48,7 @@ def test_without_the_names_of_this_torch_nothing_is_packed(name: str, monkeypatc
     images = PLAIN.images(model.config)
     wanted = model(images).logits
     monkeypatch.setattr(packing, name, None)
-    fast = hf_vit.optimize_for_inference(model)
+    fast = hf_vit.optimize_for_inference(model, engine="torch")
     assert not any(isinstance(module, PackedDense) for module in fast.modules())
     torch.testing.assert_close(fast(images).logits, wanted, rtol=0, atol=1e-5)
 
@@ -57,7 +57,7 @@ def test_without_the_names_of_this_torch_nothing_is_packed(name: str, monkeypatc
 def test_packed_weights_are_the_only_ones():
     model = PLAIN.build("classification")
     before = sum(p.numel() for p in model.parameters())
-    fast = hf_vit.optimize_for_inference(model)
+    fast = hf_vit.optimize_for_inference(model, engine="torch")
     dense = [module for module in fast.modules() if isinstance(module, PackedDense)]
     assert len(dense) == 1 + 4 * PLAIN.config().num_hidden_layers
     packed = sum(m.packed_weight.numel() + m.packed_bias.numel() for m in dense)
@@ -69,7 +69,7 @@ def test_packed_weights_are_the_only_ones():
 def test_position_tables_are_kept_a_grid(monkeypatch):
     """Computed once a grid, for a limited number of grids; equal all along."""
     model = PLAIN.build("classification", "bicubic")
-    fast = hf_vit.optimize_for_inference(copy.deepcopy(model))
+    fast = hf_vit.optimize_for_inference(copy.deepcopy(model), engine="torch")
     computed: list[Any] = []
     resample = type(model.vit.embeddings).position_table
 
@@ -98,7 +98,7 @@ def test_axial_attention_in_portions_is_the_same(monkeypatch):
     model = family.build("classification", dtype=torch.float64)
     images = family.images(model.config, grid=(3, 5), dtype=torch.float64)
     wanted = model(images).logits
-    fast = hf_vit.optimize_for_inference(model)
+    fast = hf_vit.optimize_for_inference(model, engine="torch")
     for limit in (1, 500, 2**18):  # a line, some, all at a time
         monkeypatch.setattr(memory, "CACHED_LOGITS", limit)
         torch.testing.assert_close(fast(images).logits, wanted, rtol=0, atol=1e-12)

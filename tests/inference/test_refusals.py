@@ -201,20 +201,20 @@ def test_what_would_be_lost_is_refused(change: Callable, message: str):
     model = change(PLAIN.build("classification"))
     runs = change not in (meta, mixed_dtypes, compiled, compiled_in_place)
     with nothing_changes(model, runs), pytest.raises(hf_vit.UserError, match=message) as refused:
-        hf_vit.optimize_for_inference(model)
+        hf_vit.optimize_for_inference(model, engine="torch")
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("given", [None, "out/model", nn.Linear(2, 2), nn.Sequential(nn.ReLU())], ids=str)
 def test_what_is_no_model_of_the_package(given: Any):
     with pytest.raises(hf_vit.UserError, match="is no model"):
-        hf_vit.optimize_for_inference(given)
+        hf_vit.optimize_for_inference(given, engine="torch")
 
 
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"engine": "onnxruntime"}, "engine='onnxruntime': there is 'auto' and 'torch'"),
+        ({"engine": "tvm"}, "engine='tvm': there is 'auto', 'torch', 'openvino', 'onnxruntime'"),
         ({"engine": None}, "engine=None"),
         ({"quantize": "int4"}, "quantize='int4': there is None and 'int8'"),
         ({"quantize": "int8", "compile": True}, "quantize='int8' does not go with compile=True"),
@@ -240,7 +240,7 @@ def test_a_failure_in_the_middle_changes_nothing(family: Family, error: Exceptio
 
     monkeypatch.setattr(optimize, "pack", fail_late)
     with nothing_changes(model), pytest.raises(hf_vit.UserError, match="too little memory"):
-        hf_vit.optimize_for_inference(model)
+        hf_vit.optimize_for_inference(model, engine="torch")
     assert next(calls) == 3
 
 
@@ -255,7 +255,7 @@ def test_a_merged_adapter_and_hooks_elsewhere_are_welcome():
     model.vit.layernorm.register_forward_hook(lambda *_: seen.append("norm"))
     model.classifier.register_forward_pre_hook(lambda *_: seen.append("head"))
     recorded = model(images, output_hidden_states=True).hidden_states  # transformers sets its hooks now
-    fast = hf_vit.optimize_for_inference(model)
+    fast = hf_vit.optimize_for_inference(model, engine="torch")
     seen.clear()
     with torch.no_grad():
         torch.testing.assert_close(fast(images).logits, wanted, rtol=0, atol=1e-5)
@@ -279,6 +279,8 @@ def test_a_model_inside_another():
     model, images = Wrapper().eval(), PLAIN.images(PLAIN.config())
     with torch.no_grad():
         wanted = model(images)
-        torch.testing.assert_close(hf_vit.optimize_for_inference(model)(images), wanted, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            hf_vit.optimize_for_inference(model, engine="torch")(images), wanted, rtol=0, atol=1e-5
+        )
     with pytest.raises(hf_vit.UserError, match="cannot be trained"):
         model.train()

@@ -23,7 +23,7 @@ def both(family: Family, head: str = "classification", choice: str = "default", 
     for name, buffer in model.named_buffers():
         if "running" in name:
             buffer.copy_(torch.rand_like(buffer) + 0.5)
-    return model, hf_vit.optimize_for_inference(copy.deepcopy(model))
+    return model, hf_vit.optimize_for_inference(copy.deepcopy(model), engine="torch")
 
 
 def assert_same(given: Any, wanted: Any, tolerance: float) -> None:
@@ -40,7 +40,7 @@ def test_every_choice_of_a_classifier(family: Family, choice: str):
     model, images = model.double(), images.double()
     if family.name in FAMILIES:
         model.set_attn_implementation("eager")
-    fast = hf_vit.optimize_for_inference(copy.deepcopy(model))
+    fast = hf_vit.optimize_for_inference(copy.deepcopy(model), engine="torch")
     labels = torch.tensor([0, 1]) if model.config.num_labels else None
     for grid in ((3, 5), None):
         images = family.images(model.config, grid=grid, dtype=torch.float64)
@@ -120,7 +120,7 @@ def test_a_head_of_a_users_own_may_read_all_tokens():
     images = FAMILIES["plain"].images(model.config)
     model.__class__ = Mean
     wanted = model(images)
-    torch.testing.assert_close(hf_vit.optimize_for_inference(model)(images), wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(hf_vit.optimize_for_inference(model, engine="torch")(images), wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("emulated", [False, True])

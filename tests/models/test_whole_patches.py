@@ -182,4 +182,4 @@ def test_compiled_exported_and_optimized():
     for shape in (images.shape[2:], (31, 22), (20, 50)):
         others = pixels(*shape).float()
         torch.testing.assert_close(program.module()(others).logits, model(others).logits, rtol=0, atol=1e-5)
-    torch.testing.assert_close(optimize_for_inference(model)(images).logits, wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(optimize_for_inference(model, engine="torch")(images).logits, wanted, rtol=0, atol=1e-5)

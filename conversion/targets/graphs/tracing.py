@@ -6,13 +6,14 @@ patches, with which it does not. And what the exporter cannot translate is said 
 traced; the models know nothing of it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
+from torch.onnx import ONNXProgram
 from torch.overrides import TorchFunctionMode
 
 
@@ -73,6 +74,26 @@ def traced_for_any_size(model: nn.Module, config: Any) -> ExportedProgram:
             strict=False,
             prefer_deferred_runtime_asserts_over_guards=True,  # that it is not the nominal size is no fault
         )
+
+
+def onnx_program(
+    module: nn.Module, config: Any, output_names: Sequence[str], size: tuple[int, int] | None = None
+) -> ONNXProgram:
+    """A module that takes images [B, C, H, W] as an ONNX graph: for any B, and any H and W unless they are given."""
+    if size is None:
+        given: tuple[Any, ...] = (traced_for_any_size(module, config),)
+    else:
+        given = (module, (torch.zeros(2, config.num_channels, *size),))
+    program = torch.onnx.export(
+        *given,
+        input_names=["pixel_values"],
+        output_names=output_names,
+        dynamic_shapes=None if size is None else ({0: Dim("batch")},),
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    return program
 
 
 def takes_other_sizes(config: Any) -> bool:

@@ -57,9 +57,11 @@ class Frozen:
 
     Attributes:
         placement: the dtype and device of the model when it was optimized.
+        engine: what computes, "torch" or another.
     """
 
     placement: tuple[torch.dtype, torch.device]
+    engine: str
 
     def train(self, mode: bool = True) -> Self:
         if mode:
@@ -99,7 +101,7 @@ class Frozen:
         if isinstance(value, torch.Tensor):
             _refuse_weights()
         if name == "forward" or (isinstance(value, nn.Module) and isinstance(self, Merged)):
-            _refuse("given another part here", "put it there before it is optimized")
+            _refuse_parts()
         super().__setattr__(name, value)
 
     def register_forward_hook(self, hook: Any, **kwargs: Any) -> Any:
@@ -132,8 +134,27 @@ class Frozen:
         _refuse("copied or pickled")
 
 
+class Sealed(Frozen):
+    """Goes before the class of every module that an engine computes: nothing in it can be changed."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, nn.Module) or name in vars(self)["_modules"]:
+            _refuse_parts()
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        _refuse_parts()
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        _refuse_parts()
+
+
 def _refuse(what: str, remedy: str = REMEDY) -> NoReturn:
     raise UserError(f"a model optimized for inference cannot be {what}; {remedy}")
+
+
+def _refuse_parts() -> NoReturn:
+    _refuse("given another part here", "put it there before it is optimized")
 
 
 def _refuse_weights() -> NoReturn:
@@ -147,13 +168,23 @@ def preceded(kind: type[Module], by: type[nn.Module]) -> type[Module]:
     return mixed
 
 
-def freeze(model: nn.Module, placement: tuple[torch.dtype, torch.device]) -> None:
-    """Guard the model itself and all its modules of the package; torch's own stay torch's."""
+def freeze(
+    model: nn.Module, placement: tuple[torch.dtype, torch.device], engine: str, computed: type[nn.Module]
+) -> None:
+    """Guard the model itself and all its modules of the package; torch's own stay torch's.
+
+    Args:
+        computed: class of what an engine computes; of that, all parts and weights are out of reach.
+    """
+    sealed = {part for each in model.modules() if isinstance(each, computed) for part in each.modules()}
     guarded: Any
-    for guarded in model.modules():
-        if guarded is model or type(guarded).__module__.startswith("hf_vit."):
-            guarded.placement = placement
-            guarded.__class__ = preceded(type(guarded), by=Frozen)
+    for guarded in list(model.modules()):
+        if guarded in sealed:
+            for tensors in (guarded._parameters, guarded._buffers):
+                tensors.update({name: each.as_subclass(ReadOnly) for name, each in tensors.items() if each is not None})
+        if guarded in sealed or guarded is model or type(guarded).__module__.startswith("hf_vit."):
+            guarded.placement, guarded.engine = placement, engine
+            guarded.__class__ = preceded(type(guarded), by=Sealed if guarded in sealed else Frozen)
 
 
 def check_not_frozen(model: object) -> None:

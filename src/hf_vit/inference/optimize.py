@@ -9,6 +9,8 @@ from hf_vit.environment import emulates_bfloat16
 from hf_vit.errors import UserError, enough_memory
 from hf_vit.inference import int8
 from hf_vit.inference.compiling import compile_frozen
+from hf_vit.inference.encoders import EngineEncoder, choose_engine, engine_changes
+from hf_vit.inference.engines import ENGINES
 from hf_vit.inference.freezing import check_not_frozen, freeze
 from hf_vit.inference.memory import memory_changes
 from hf_vit.inference.merging import check_mergeable, merging_changes
@@ -17,7 +19,6 @@ from hf_vit.rewriting.looking import check_rewritable
 from hf_vit.rewriting.planning import plan_for
 
 Model = TypeVar("Model", bound=nn.Module)
-ENGINES = ("auto", "torch")
 
 
 def optimize_for_inference(
@@ -43,7 +44,9 @@ def optimize_for_inference(
     Args:
         model: any model of this package, or one that holds such a model; on its device and in its dtype (they are
             final), without adapters, hooks or parametrisations on what is rewritten.
-        engine: what computes: "torch". "auto" chooses, today among that one.
+        engine: what computes: "torch"; "openvino" or "onnxruntime", for bare models and classifiers on CPUs in float32
+            (OpenVINO: bfloat16 too), with weights at least twice in memory. What their graph does not give (hidden
+            states, other sizes, padding, what hooks hear) torch computes. "auto": OpenVINO where it can, else torch.
         compile: instead of packing weights, compile with torch's inductor and the weights frozen into the graph. It
             needs a C++ compiler, a slow first call for every input shape, and weights twice in memory. Which of the two
             is faster depends on the processor (`hf-vit bench models`).
@@ -56,7 +59,7 @@ def optimize_for_inference(
 
     Returns:
         `model`, in evaluation mode and frozen: what would train, cast, move, copy or save it raises UserError and
-        changes nothing.
+        changes nothing. `model.engine` says what computes.
 
     Raises:
         UserError: an option that there is not; a model that cannot be optimized without losing something (the message
@@ -69,20 +72,22 @@ def optimize_for_inference(
         int8.check_int8(device, compile)
     if merge_tokens is not None:
         check_mergeable(model, merge_tokens)
+    others = {"compile": compile, "quantize": quantize, "merge_tokens": merge_tokens}
+    computes = choose_engine(engine, model, (dtype, device), others)
     is_emulated = dtype == torch.bfloat16 and device.type == "cpu" and emulates_bfloat16()
     # A compiler cannot look into packed weights, and folds by itself what depends on weights alone.
     with enough_memory("the model's weights a second time", "use the model as it is, or where there is more"):
         finish = int8.quantize if quantize is not None else _as_it_is if compile else pack
         plan = plan_for(model, torch.float32 if is_emulated or quantize is not None else dtype, finish=finish)
+        by_engine = [] if computes is None else engine_changes(model, computes, dtype, plan.classifiers)
     if merge_tokens is not None:
         plan.changes += merging_changes(model, plan.changes, merge_tokens)
-    if not compile:
-        plan.changes += memory_changes(model)
+    plan.changes += [*([] if compile else memory_changes(model)), *by_engine]
     plan.carry_out()
     model.eval().requires_grad_(False)
     if compile:
         compile_frozen(model)
-    freeze(model, (dtype, device))
+    freeze(model, (dtype, device), "torch" if computes is None else computes.package, EngineEncoder)
     return model
 
 
@@ -91,7 +96,7 @@ def _as_it_is(part: nn.Module) -> nn.Module:
 
 
 def _check_options(engine: str, quantize: object) -> None:
-    if engine not in ENGINES:
-        raise UserError(f"engine={engine!r}: there is {' and '.join(map(repr, ENGINES))}")
+    if engine not in ("auto", "torch", *ENGINES):
+        raise UserError(f"engine={engine!r}: there is {', '.join(map(repr, ('auto', 'torch', *ENGINES)))}")
     if quantize not in (None, "int8"):
         raise UserError(f"quantize={quantize!r}: there is None and 'int8'")

@@ -248,7 +248,7 @@ def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: s
         raise UserError(f"no contestant '{name}'; there are {known}, and hf-vit bench saved for saved models")
     model = model.to(device, dtype)
     if "optimized" in plain:
-        return optimize_for_inference(model, compile=plain.endswith(COMPILED))
+        return optimize_for_inference(model, engine="torch", compile=plain.endswith(COMPILED))
     if name.endswith(FROZEN):
         compile_frozen(model.eval().requires_grad_(False))
     elif name.endswith(COMPILED):

@@ -181,7 +181,7 @@ class Trial:
     def start(self, weights: int = OLD) -> Any:
         model = self.subject.build(weights + 2 * self.seed)
         if self.state == OPTIMIZED and self.subject.is_ours:
-            model = hf_vit.optimize_for_inference(model)
+            model = hf_vit.optimize_for_inference(model, engine="torch")
         with torch.no_grad():  # whatever a model would keep of its weights and of sizes of images, it has now
             for grid in (None, OTHER):
                 self.answer(model, self.images(grid))
@@ -189,7 +189,7 @@ class Trial:
 
     def done(self, model: Any) -> Any:
         if self.state == BEFORE and self.subject.is_ours:
-            model = hf_vit.optimize_for_inference(model)
+            model = hf_vit.optimize_for_inference(model, engine="torch")
         return model
 
     def source(self, weights: int = NEW) -> Any:

@@ -1,0 +1,120 @@
+"""The engines that a model's graph is computed by, one class and one line in `ENGINES` each; and which is fastest.
+
+Legend: B batch, C channels, H x W px.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, final
+
+import torch
+from torch.onnx import ONNXProgram
+
+from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME
+from hf_vit.environment import emulates_bfloat16
+
+_FILE = "model.onnx"
+
+
+class Engine(ABC):
+    """Abstract: a graph of float32, on the CPU, on as many threads as torch has when it is made.
+
+    Attributes:
+        package: its name on PyPI.
+        extra: of this package, with which it comes.
+        needs: what has to be installed.
+        dtypes: of models that it computes.
+
+    Args:
+        program: the graph.
+        dtype: of the model; products may be computed in it.
+    """
+
+    package: ClassVar[str]
+    extra: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]]
+    dtypes: ClassVar[tuple[torch.dtype, ...]]
+
+    @abstractmethod
+    def __init__(self, program: ONNXProgram, dtype: torch.dtype) -> None: ...
+
+    @abstractmethod
+    def run(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Images [B, C, H, W] in float32 -> outputs by name, in float32; from any thread."""
+
+    @classmethod
+    @final
+    def missing(cls) -> list[str]:
+        return [name for name in cls.needs if find_spec(name) is None]
+
+
+@final
+class OpenVinoEngine(Engine):
+    """OpenVINO. The batch that comes first is compiled for exactly; all others share a graph for any, which is slower.
+
+    bfloat16 is computed in float32 where the processor has no instructions for it.
+    """
+
+    package, extra = "openvino", "openvino,export"
+    needs = ("openvino", "onnx", "onnxscript")
+    dtypes = (torch.float32, torch.bfloat16)
+
+    def __init__(self, program: ONNXProgram, dtype: torch.dtype) -> None:
+        import openvino
+
+        with TemporaryDirectory() as folder:
+            program.save(str(file := Path(folder) / _FILE))
+            self._graph = openvino.convert_model(file)
+        precision = "bf16" if dtype == torch.bfloat16 and not emulates_bfloat16() else "f32"
+        self._options = {
+            "INFERENCE_PRECISION_HINT": precision,
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        }
+        self._names = [output.get_any_name() for output in self._graph.outputs]
+        self._lock = threading.Lock()  # a compiled graph computes one pass at a time
+        self._first_shape: torch.Size | None = None
+        self._for_first: Any = None
+        self._for_any: Any = None
+
+    def run(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+        with self._lock:
+            results = self._compiled_for(pixel_values.shape)([pixel_values.numpy()])
+            return {name: torch.from_numpy(results[name].copy()) for name in self._names}
+
+    def _compiled_for(self, shape: torch.Size) -> Any:
+        import openvino
+
+        if self._first_shape is None:
+            exact = self._graph.clone()
+            exact.reshape(list(shape))
+            self._for_first = openvino.compile_model(exact, "CPU", self._options)
+            self._first_shape = shape
+        if shape == self._first_shape:
+            return self._for_first
+        if self._for_any is None:
+            self._for_any = openvino.compile_model(self._graph, "CPU", self._options)
+        return self._for_any
+
+
+@final
+class OnnxRuntimeEngine(Engine):
+    """ONNX Runtime, which has no bfloat16 on CPUs."""
+
+    package, extra = "onnxruntime", "export"
+    needs = ("onnxruntime", "onnx", "onnxscript")
+    dtypes = (torch.float32,)
+
+    def __init__(self, program: ONNXProgram, dtype: torch.dtype) -> None:
+        with TemporaryDirectory() as folder:
+            program.save(str(file := Path(folder) / _FILE))
+            self._graph = ONNXRUNTIME.open(file)
+
+    def run(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self._graph.run(pixel_values)
+
+
+ENGINES: dict[str, type[Engine]] = {engine.package: engine for engine in (OpenVinoEngine, OnnxRuntimeEngine)}

@@ -1,0 +1,275 @@
+"""A model that an engine computes answers as the plain one does, and what its graph does not give comes from torch."""
+
+import copy
+import gc
+import tempfile
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models.families import FAMILIES, OTHERS, Family, tensors_of
+
+import hf_vit
+from hf_vit.conversion.targets.graphs.tracing import onnx_program
+from hf_vit.inference import encoders, engines
+from hf_vit.inference.encoders import EngineEncoder
+
+OTHER_FAMILIES = OTHERS
+PROGRAMS: dict[Any, Any] = {}
+TOLERANCE = {"hybrid": 6e-5, "bit": 6e-5}
+
+
+@torch.no_grad()
+def build(family: Family, head: str = "classification", choice: str = "default") -> Any:
+    """A model with answers: batch norms have seen images, and the head is not zero."""
+    model = family.build(head, choice)
+    for name, tensor in [*model.named_buffers(), *model.named_parameters()]:
+        if "running" in name:
+            tensor.copy_(torch.rand_like(tensor) + 0.5)
+        if "classifier" in name:
+            tensor.copy_(torch.randn_like(tensor))
+    return model
+
+
+def assert_same(given: Any, wanted: Any, tolerance: float) -> None:
+    assert list(given) == list(wanted)
+    for fast, plain in zip(tensors_of(given), tensors_of(wanted), strict=True):
+        bound = tolerance * max(1.0, float(plain.nan_to_num().abs().max()))
+        torch.testing.assert_close(fast, plain, rtol=0, atol=bound, equal_nan=True)
+
+
+@pytest.fixture(autouse=True)
+def _exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exporting takes seconds: of the same model of a family, engines are given the same graph."""
+
+    def exported(module: Any, config: Any, names: list[str], size: Any = None) -> Any:
+        weights = tuple(float(each.sum()) for each in [*module.parameters(), *module.buffers()])
+        key = config.to_json_string(), tuple(names), size, str(module.asked), weights
+        if key not in PROGRAMS:
+            PROGRAMS[key] = onnx_program(module, config, names, size)
+        return PROGRAMS[key]
+
+    monkeypatch.setattr(encoders, "onnx_program", exported)
+
+
+def all_tensors(outputs: Any) -> list[torch.Tensor]:
+    if isinstance(outputs, torch.Tensor):
+        return [outputs]
+    if isinstance(outputs, tuple):
+        return [tensor for each in outputs for tensor in all_tensors(each)]
+    return tensors_of(outputs)
+
+
+def calls_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes that engines computed, from now on."""
+    seen: list[tuple[int, ...]] = []
+    for encoder in model.modules():
+        if isinstance(encoder, EngineEncoder):
+            run = encoder.graph.run
+            monkeypatch.setattr(
+                encoder.graph, "run", lambda images, run=run: (seen.append(tuple(images.shape)), run(images))[1]
+            )
+    return seen
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_every_family(family: Family, engine: str, monkeypatch):
+    """A classifier: its own size, another batch, another size, one that is not finite."""
+    model = build(family)
+    fast = hf_vit.optimize_for_inference(copy.deepcopy(model), engine=engine)
+    assert fast.engine == engine
+    seen, bound = calls_of(fast, monkeypatch), TOLERANCE.get(family.name, 1e-5)
+    images = family.images(model.config, batch=3)
+    assert_same(fast(images), model(images), bound)
+    assert_same(fast(images[:1]), model(images[:1]), bound)
+    other = family.images(model.config, grid=(3, 5))
+    assert_same(fast(other), model(other), bound)
+    images[0, 0, 0, 0] = torch.nan
+    assert_same(fast(images), model(images), bound)
+    assert [shape[0] for shape in seen] == ([3, 1, 2] if family.one_size else [3, 1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("choice", ["relative", "map_with_class_token"])
+def test_bare_models(choice: str, monkeypatch):
+    """With every output."""
+    family = FAMILIES["plain"]
+    model = build(family, "model", choice)
+    fast = hf_vit.optimize_for_inference(copy.deepcopy(model), engine="openvino")
+    seen, images = calls_of(fast, monkeypatch), family.images(model.config)
+    assert_same(fast(images), model(images), TOLERANCE.get(family.name, 1e-5))
+    assert len(seen) == 1
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[Any, Any]:
+    model = build(FAMILIES["plain"])
+    return model, hf_vit.optimize_for_inference(copy.deepcopy(model), engine="openvino")
+
+
+AS_TORCH: dict[str, tuple[dict[str, Any], Any]] = {
+    "hidden states": ({"output_hidden_states": True}, None),
+    "labels": ({"labels": torch.tensor([0, 1])}, 2),
+    "a tuple": ({"return_dict": False}, 2),
+    "padding": ({"patch_attention_mask": torch.ones(2, 4, 4)}, None),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("asked", "batch"), AS_TORCH.values(), ids=AS_TORCH)
+def test_what_else_can_be_asked_for(plain: tuple[Any, Any], asked: dict[str, Any], batch: int | None, monkeypatch):
+    """The engine's outputs or torch's: the same function."""
+    model, fast = plain
+    seen, images = calls_of(fast, monkeypatch), FAMILIES["plain"].images(model.config)
+    given, wanted = fast(images, **asked), model(images, **asked)
+    assert type(given) is type(wanted)
+    for one, other in zip(all_tensors(given), all_tensors(wanted), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+    assert len(seen) == (1 if batch else 0)
+
+
+@torch.no_grad()
+def test_hooks_hear_what_they_heard(plain: tuple[Any, Any], monkeypatch):
+    model, fast = plain
+    seen, images = calls_of(fast, monkeypatch), FAMILIES["plain"].images(model.config)
+    heard: list[Any] = []
+    for place in (lambda each: each.vit.layernorm, lambda each: each.vit.layers[0], lambda each: each.vit):
+        for each in (model, fast):
+            handle = place(each).register_forward_hook(lambda _, __, output: heard.append(output))
+            each(images)
+            handle.remove()
+        plain_heard, fast_heard = heard[-2:]
+        for one, other in zip(all_tensors(fast_heard), all_tensors(plain_heard), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+    assert (len(heard), len(seen)) == (6, 0)
+    fast(images)
+    assert len(seen) == 1
+
+
+CHANGES: dict[str, Any] = {
+    "a layer": lambda model: model.vit.layers.__setitem__(0, torch.nn.Identity()),
+    "fewer layers": lambda model: model.vit.layers.__delitem__(1),
+    "a norm": lambda model: setattr(model.vit, "layernorm", torch.nn.Identity()),
+    "no pooler": lambda model: setattr(model.vit, "pooler", None),
+    "another forward": lambda model: setattr(model.vit.layernorm, "forward", None),
+    "a norm's weight": lambda model: model.vit.layernorm.weight.mul_(2),
+    "its data": lambda model: model.vit.layernorm.weight.data.mul_(2),
+    "its place": lambda model: model.vit.layernorm.to(torch.bfloat16),
+    "another weight": lambda model: setattr(model.vit.layernorm, "weight", torch.nn.Parameter(torch.ones(32))),
+    "training": lambda model: model.train(),
+    "a file": lambda model: model.save_pretrained("out"),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_changes_that_the_graph_would_not_follow_are_refused(plain: tuple[Any, Any], change: Any):
+    _, fast = plain
+    images = FAMILIES["plain"].images(fast.config)
+    before = fast(images).logits
+    with pytest.raises(hf_vit.UserError, match="a model optimized for inference cannot be") as refused:
+        change(fast)
+    assert "\n" not in str(refused.value)
+    assert torch.equal(fast(images).logits, before)
+
+
+@torch.no_grad()
+def test_bfloat16():
+    """As near to the float32 model as torch's own bfloat16 is, or nearer."""
+    family = FAMILIES["plain"]
+    model, images = build(family), family.images(FAMILIES["plain"].config())
+    wanted = model(images).logits
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    plain_error = float((half(images.bfloat16()).logits - wanted).abs().max())
+    given = hf_vit.optimize_for_inference(half, engine="openvino")(images.bfloat16()).logits
+    assert given.dtype == torch.bfloat16
+    assert float((given - wanted).abs().max()) <= 1.5 * plain_error
+
+
+def test_from_many_threads(plain: tuple[Any, Any]):
+    """A server's threads: every one gets its own answers."""
+    model, fast = plain
+    images = [torch.rand(1, *FAMILIES["plain"].images(model.config).shape[1:]) for _ in range(32)]
+    with torch.no_grad():
+        wanted = [model(each).logits for each in images]
+    with ThreadPoolExecutor(4) as pool:
+        given = list(pool.map(lambda each: fast(each).logits, images))
+    for one, other in zip(given, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+def test_a_pipeline(plain: tuple[Any, Any]):
+    from PIL import Image
+    from transformers import ViTImageProcessor, pipeline
+
+    side = plain[0].config.image_size
+    processor = ViTImageProcessor(size={"height": side, "width": side})
+    image = Image.effect_noise((side, side), 90).convert("RGB")
+    answers = [pipeline("image-classification", model=each, image_processor=processor)(image) for each in plain]
+    assert [each["label"] for each in answers[0]] == [each["label"] for each in answers[1]]
+    assert [each["score"] for each in answers[1]] == pytest.approx([each["score"] for each in answers[0]], abs=1e-5)
+
+
+def test_memory_and_files_are_given_back(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    model = build(FAMILIES["plain"])
+    gc.collect()
+    gc.disable()
+    try:
+        model = hf_vit.optimize_for_inference(model, engine="openvino")
+        with torch.no_grad():
+            model(FAMILIES["plain"].images(model.config))
+        assert list(tmp_path.iterdir()) == []
+        known = [weakref.ref(model), weakref.ref(model.vit.layers[0]), weakref.ref(model.vit.graph)]
+        del model
+        assert [reference() for reference in known] == [None] * 3
+    finally:
+        gc.enable()
+
+
+NOT_TAKEN: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "backbone": (lambda: FAMILIES["plain"].build("backbone"), {}, "is for bare models and classifiers"),
+    "compiled": (lambda: build(FAMILIES["plain"]), {"compile": True}, "does not go with compile=True"),
+    "merged": (lambda: build(FAMILIES["plain"]), {"merge_tokens": 2}, "does not go with merge_tokens=2"),
+    "int8": (lambda: build(FAMILIES["plain"]), {"quantize": "int8"}, "does not go with quantize='int8'"),
+    "float64": (lambda: build(FAMILIES["plain"]).double(), {}, "computes models in float32 or bfloat16, and this one"),
+    "a hook": (lambda: hooked(build(FAMILIES["plain"])), {}, "vit.layernorm has a hook"),
+}
+
+
+def hooked(model: Any) -> Any:
+    model.vit.layernorm.register_forward_hook(lambda *_: None)
+    return model
+
+
+@pytest.mark.parametrize(("make", "options", "message"), NOT_TAKEN.values(), ids=NOT_TAKEN)
+def test_what_an_engine_does_not_take(make: Any, options: dict[str, Any], message: str):
+    """Asked for it is refused in one line and nothing has changed; "auto" is torch then."""
+    model = make()
+    with pytest.raises(hf_vit.UserError, match=message) as refused:
+        hf_vit.optimize_for_inference(model, engine="openvino", **options)
+    assert "\n" not in str(refused.value)
+    if "compile" not in options:
+        assert hf_vit.optimize_for_inference(model, engine="auto", **options).engine == "torch"
+
+
+def test_bfloat16_is_not_for_onnxruntime():
+    with pytest.raises(hf_vit.UserError, match="engine='onnxruntime' computes models in float32, and this one is in"):
+        hf_vit.optimize_for_inference(build(FAMILIES["plain"]).to(torch.bfloat16), engine="onnxruntime")
+
+
+def test_an_engine_that_is_not_installed(monkeypatch):
+    """By its name it is refused with the remedy; "auto" takes what there is, and says so."""
+    monkeypatch.setattr(engines, "find_spec", lambda name: None if name == "openvino" else True)
+    model = build(FAMILIES["plain"])
+    with pytest.raises(hf_vit.UserError, match=r'needs openvino: pip install "hf-vit\[openvino,export\]"'):
+        hf_vit.optimize_for_inference(model, engine="openvino")
+    assert hf_vit.optimize_for_inference(model).engine == "torch"
+
+
+def test_auto_is_openvino_where_it_is_installed():
+    assert hf_vit.optimize_for_inference(build(FAMILIES["plain"])).engine == "openvino"
