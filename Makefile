@@ -24,9 +24,10 @@ slow: $(VENV)/.mixins
 browser: $(VENV)/.test $(PACKAGES)
 	$(BIN)/python -m pytest -m browser
 
-# The scripts that pages ship, from their sources.
+# The scripts that pages ship, from their sources; and the picture of a page, in Chromium.
 page: $(PACKAGES)
 	cd page && $(NODE) build.mjs
+	$(BIN)/python tests/pages/screenshot.py
 
 # mkdocs without --quiet, which hides warnings from --strict, too: it would pass.
 lint: $(VENV)/.test $(PACKAGES)

@@ -26,10 +26,11 @@ await page.addInitScript(() => {
     for (let at = 0; at < bytes.length; at += 32768) text += String.fromCharCode(...bytes.subarray(at, at + 32768));
     return btoa(text);
   };
-  document.addEventListener("result", ({ detail }) => {
+  document.addEventListener("result", ({ detail, timeStamp }) => {
     const entries = Object.entries(detail.outputs);
     const outputs = entries.map(([name, { dims, data }]) => [name, { dims: [...dims], data: base64(data) }]);
-    window.keep({ model: detail.model.name, pixels: base64(detail.pixels), outputs: Object.fromEntries(outputs) });
+    const result = { model: detail.model.name, pixels: base64(detail.pixels), outputs: Object.fromEntries(outputs) };
+    window.keep({ ...result, seconds: timeStamp / 1000 });
   });
 });
 

@@ -37,12 +37,14 @@ class Browser:
         return answer["value"]
 
     def results(self, count: int = 1) -> list[dict[str, Any]]:
-        """What the page's models gave since the last call, once there are `count`: model, pixels, outputs by name."""
+        """What the page's models gave since the last call, once there are `count`: model, pixels, outputs by name, and
+        how many seconds after the page was opened."""
         found = self("results", count=count)
         assert len(found) >= count, f"{len(found)} of {count} results came; the page says {self.text()}"
         return [
             {
                 "model": result["model"],
+                "seconds": result["seconds"],
                 "pixels": _floats(result["pixels"]),
                 "outputs": {
                     name: _floats(output["data"]).reshape(output["dims"]) for name, output in result["outputs"].items()

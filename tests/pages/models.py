@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import skimage.data
 from models import families
-from PIL import Image
+from PIL import Image, ImageCms
 from transformers import ViTImageProcessor
 
 FAMILIES = families.FAMILIES | families.OTHERS
@@ -46,3 +47,40 @@ def save_images(folder: Path) -> list[Path]:
         files.append(folder / f"{number}.png")
         image.save(files[-1], **options)
     return files
+
+
+def save_photographs(folder: Path) -> tuple[list[Path], list[Path]]:
+    """A photograph of odd sides in files of many kinds: JPEG of several samplings and qualities, GIF, PNG, WebP.
+
+    Returns:
+        Those that every reader decodes alike, and those of which browsers round otherwise than Pillow and hf_vit.
+    """
+    photograph = Image.fromarray(skimage.data.astronaut()).crop((180, 20, 281, 151))
+    generator = np.random.default_rng(0)
+    noise = Image.fromarray(generator.integers(0, 256, (131, 101, 3), dtype=np.uint8))
+    deep = Image.fromarray(generator.integers(0, 2**16, (131, 101), dtype=np.uint16))
+    glass, turned = photograph.convert("RGBA"), Image.Exif()
+    glass.putalpha(noise.convert("L"))
+    turned[0x0112] = 6
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    kinds: list[tuple[Image.Image, str, dict[str, Any]]] = [
+        *((photograph, "jpg", {"quality": quality, "subsampling": "4:4:4"}) for quality in (95, 30)),
+        *((photograph, "jpg", {"quality": quality, "subsampling": "4:2:2"}) for quality in (90, 60)),
+        *((photograph, "jpg", {"quality": quality, "subsampling": "4:2:0"}) for quality in (95, 75, 10)),
+        (photograph, "jpg", {"quality": 85, "progressive": True}),
+        (photograph, "jpg", {"exif": turned}),
+        (photograph, "jpg", {"icc_profile": profile}),
+        (photograph.convert("L"), "jpg", {}),
+        (photograph.convert("CMYK"), "jpg", {}),
+        (noise, "jpg", {"quality": 80}),
+        (photograph.quantize(64), "gif", {}),
+        (photograph, "webp", {"quality": 70}),
+        (glass, "png", {}),
+        (deep, "png", {}),
+        (glass, "webp", {"quality": 80}),
+    ]
+    folder.mkdir()
+    files = [folder / f"{number}.{suffix}" for number, (_, suffix, _) in enumerate(kinds)]
+    for file, (image, _, options) in zip(files, kinds, strict=True):
+        image.save(file, **options)
+    return files[:-2], files[-2:]

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import pytest
 import torch
 from hub.conftest import training_record
 from pages.browser import NODE, PAGE, RUNTIME, Browser, browser, served
-from pages.models import FAMILIES, save_classifier, save_images
+from pages.models import FAMILIES, save_classifier, save_images, save_photographs
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers import AutoImageProcessor, AutoModelForImageClassification, ViTImageProcessor
 
+from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.analysis import show
 from hf_vit.analysis.analyses.positions import patch_positions, position_similarity
 from hf_vit.analysis.analyses.rollout import rollout_step
@@ -132,17 +133,47 @@ def test_equal_to_python(kind: str, files: list[Path], window: Browser, tmp_path
             (given,) = window.results()
             with Image.open(file) as opened:
                 expected = processor(images=to_rgb(opened), return_tensors="pt")["pixel_values"]
-            assert_equal(given, expected, model, np.array(processor.image_std))
+            assert_equal(given, expected, model, processor.image_std)
         said = window("said")
     assert any(request.endswith(".wasm") for request in said["requests"])
     assert [request for request in said["requests"] if not request.startswith((address, f"blob:{address}"))] == []
     assert said["errors"] == []
 
 
-def assert_equal(given: dict[str, Any], expected: torch.Tensor, model: Any, std: np.ndarray) -> None:
+def test_files_are_decoded_as_python_does(window: Browser, tmp_path: Path):
+    """Every pixel, of images that nothing resizes; and what a trained model then says of them."""
+    torch.manual_seed(0)
+    sizes = {"image_size": (96, 64), "patch_size": 16, "hidden_size": 16, "num_hidden_layers": 1}
+    HfViTForImageClassification(HfViTConfig(**sizes, num_attention_heads=2)).save_pretrained(tmp_path / "model")
+    processor = ViTImageProcessor(do_resize=False, do_center_crop=True, crop_size={"height": 96, "width": 64})
+    processor.save_pretrained(tmp_path / "model")
+    alike, rounded = save_photographs(tmp_path / "images")
+    for name, folder in (("cropped", tmp_path / "model"), ("digits", ROOT / "model_cards/vit-digits")):
+        make_page([folder], tmp_path / name, runtime=RUNTIME)
+        model = AutoModelForImageClassification.from_pretrained(folder).eval()
+        processor = AutoImageProcessor.from_pretrained(folder)
+        with served(tmp_path / name) as address:
+            window("open", url=address)
+            for file in alike + rounded:
+                window("give", file=str(file))
+                (given,) = window.results()
+                with Image.open(file) as opened:
+                    expected = processor(images=to_rgb(opened), return_tensors="pt")["pixel_values"]
+                off = levels_off(given, expected, processor.image_std)
+                assert off.max() < (1e-3 if file in alike else 1.001), file
+                with torch.no_grad():
+                    logits = model(expected).logits[0]
+                np.testing.assert_allclose(given["outputs"]["logits"], logits, atol=1e-5 if file in alike else 0.03)
+
+
+def levels_off(given: dict[str, Any], expected: torch.Tensor, std: Sequence[float]) -> np.ndarray:
+    """How far pixels are from Python's, in steps of the 256."""
     pixels = given["pixels"].reshape(expected.shape[1:])
-    levels = np.abs(pixels - expected[0].numpy()) * std[:, None, None] * 255
-    assert levels.max() < 1e-3  # of the 8 bits: no pixel is another
+    return np.abs(pixels - expected[0].numpy()) * np.array(std)[:, None, None] * 255
+
+
+def assert_equal(given: dict[str, Any], expected: torch.Tensor, model: Any, std: Sequence[float]) -> None:
+    assert levels_off(given, expected, std).max() < 1e-3  # no pixel is another
     with torch.no_grad():
         output = model(expected, output_hidden_states=True)
         maps = model.attention_maps(expected) if hasattr(model, "attention_maps") else {}

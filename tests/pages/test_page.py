@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 from huggingface_hub import RepoCard
+from pages import screenshot
 from pages.browser import served
 from pages.models import FAMILIES, LABELS, save_classifier
 from pages.small_runtime import SMALL_FILES, save_runtime
@@ -200,6 +201,13 @@ def test_address_and_files_of_the_runtime():
     version = lock["packages"]["node_modules/onnxruntime-web"]["version"]
     assert f"https://cdn.jsdelivr.net/npm/onnxruntime-web@{version}/dist" == runtime.ADDRESS
     assert [len(sha256) for sha256 in runtime.FILES.values()] == [64] * 6
+
+
+def test_the_picture_is_of_the_page_as_it_is():
+    with Image.open(screenshot.PICTURE) as picture:
+        assert picture.info["sources"] == screenshot.sources(), (
+            "docs/images/page.png is stale: take it anew by make page"
+        )
 
 
 def test_our_scripts_are_small():

@@ -137,7 +137,7 @@ def _write_examples(data: ImageData | None, folder: Path) -> list[dict[str, str]
         first.setdefault(", ".join(names), index)
     (folder / "examples").mkdir()
     written: list[dict[str, str]] = []
-    for number, (label, index) in enumerate(list(first.items())[:NUM_EXAMPLES]):
+    for number, (label, index) in enumerate(sorted(list(first.items())[:NUM_EXAMPLES])):
         picture, file = to_rgb(split[index]["image"]), f"examples/{number}.png"
         picture.thumbnail((_EXAMPLE_PX, _EXAMPLE_PX))
         picture.save(folder / file)

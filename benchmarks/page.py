@@ -1,0 +1,80 @@
+"""How long a visitor waits for the first answer of a page, in headless Chromium with an empty cache.
+
+    python benchmarks/page.py [--openings 5] [--output benchmarks/results/page.json]
+
+From the opening of the address until the classes and all maps of the first example are there: scripts, runtime and
+graph are loaded from a server on this machine, the session is made, the image prepared, the model run. By WebAssembly,
+in one thread, as on any host that does not isolate its pages. `make browser` installs what it needs.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from hf_vit import HfViTForImageClassification, variant_config
+from hf_vit.data import make_processor
+from hf_vit.pages.making import make_page
+from hf_vit.results.measurements import Measurements
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from pages.browser import RUNTIME, browser, served  # noqa: E402
+
+
+def save_fresh(folder: Path, variant: str) -> Path:
+    """A classifier of 1000 classes whose weights were drawn: they decide nothing about the time."""
+    torch.manual_seed(0)
+    model = HfViTForImageClassification(variant_config(variant, num_labels=1000))
+    model.save_pretrained(folder)
+    make_processor(model.config).save_pretrained(folder)
+    return folder
+
+
+def first_answers(page: Path, openings: int, scratch: Path) -> tuple[list[float], str]:
+    """Seconds of each opening in a new browser; what the page says of the time of an image."""
+    seconds, said = [], ""
+    with served(page) as address:
+        for number in range(openings):
+            with browser(scratch / f"profile {page.name} {number}") as window:
+                window("open", url=address)
+                seconds += [result["seconds"] for result in window.results()]
+                said = window.text(".status")
+    return seconds, said
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--openings", type=int, default=5)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    command = f"python benchmarks/page.py --openings {options.openings}"
+    record = Measurements(options.output, command, "cpu", openings=options.openings)
+    with TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        models = {"vit-digits": ROOT / "model_cards/vit-digits", "S/16": save_fresh(scratch / "S16", "S/16")}
+        for name, model in models.items():
+            page = scratch / f"page of {model.name}"
+            made = make_page([model], page, images="digits", runtime=RUNTIME)
+            load = os.getloadavg()[0]
+            seconds, said = first_answers(page, options.openings, scratch)
+            row = {"model": name, "median_s": statistics.median(seconds), "least_s": min(seconds)}
+            print(f"{name}: {row['median_s']:.2f} s, at least {row['least_s']:.2f}; then {said}; load {load:.1f}")
+            record.add(
+                row
+                | {
+                    "most_s": max(seconds),
+                    "said": said,
+                    "page_mb": made.megabytes,
+                    "load": load,
+                    "niceness": os.nice(0),
+                }
+            )
+
+
+if __name__ == "__main__":
+    main()
