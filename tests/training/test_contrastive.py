@@ -9,7 +9,16 @@ import torch
 from PIL import Image
 from torch import distributed, multiprocessing
 
-from hf_vit import HfAxialViTConfig, HfAxialViTModel, HfHybridViTConfig, HfHybridViTModel, HfViTConfig, HfViTModel
+from hf_vit import (
+    HfAxialResNetConfig,
+    HfAxialResNetModel,
+    HfAxialViTConfig,
+    HfAxialViTModel,
+    HfHybridViTConfig,
+    HfHybridViTModel,
+    HfViTConfig,
+    HfViTModel,
+)
 from hf_vit.data import AugmentationConfig, make_processor
 from hf_vit.errors import UserError
 from hf_vit.training.tasks.momentum_contrast import (
@@ -21,6 +30,7 @@ from hf_vit.training.tasks.momentum_contrast import (
     contrastive_loss,
     momentum_at,
 )
+from hf_vit.training.trainer.batch_norm import synchronise_batch_norms
 
 SIZES = dict(image_size=16, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24)
 OPTIONS = dict(hidden_size=12, projection_size=8)
@@ -137,10 +147,22 @@ def test_other_families(model_class, config):
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.encoder.parameters())
 
 
-def one_of_two(rank, folder, results):
+def axial_learner():
+    """An encoder that has batch norms itself."""
+    torch.manual_seed(0)
+    sizes = dict(image_size=16, stage_depths=(1,), stem_width=8)
+    encoder = HfAxialResNetModel(HfAxialResNetConfig(**sizes))
+    return MomentumContrast(encoder, ContrastiveOptions(**OPTIONS)).double().train()
+
+
+LEARNERS = {"layer": lambda: learner("layer"), "batch": lambda: learner("batch"), "axial": axial_learner}
+
+
+def one_of_two(rank, folder, kind, results):
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     try:
-        model = learner("layer")
+        model = LEARNERS[kind]()
+        synchronise_batch_norms(model)
         loss = model(views(8)[rank * 4 : rank * 4 + 4])["loss"]
         loss.backward()
         found = [p.grad for p in model.parameters() if p.grad is not None]
@@ -149,25 +171,27 @@ def one_of_two(rank, folder, results):
         mean = loss.detach().clone()
         distributed.all_reduce(mean)
         if rank == 0:
-            results.put((mean.item() / 2, [(gradient / 2).numpy() for gradient in found]))
+            state = {name: value.numpy() for name, value in model.state_dict().items()}
+            results.put((mean.item() / 2, [(gradient / 2).numpy() for gradient in found], state))
             results.join()
     finally:
         distributed.destroy_process_group()
 
 
-def test_two_processes_give_the_loss_and_gradients_of_one(tmp_path):
-    """Keys are gathered over processes, so that every query sees the whole batch."""
+@pytest.mark.parametrize("kind", LEARNERS)
+def test_two_processes_give_the_loss_and_gradients_of_one(tmp_path, kind):
+    """Keys are gathered over processes, so that every query sees the whole batch; batch norms see it as well."""
     context = multiprocessing.get_context("fork")
     results = context.JoinableQueue()
-    processes = [context.Process(target=one_of_two, args=(rank, tmp_path, results)) for rank in range(2)]
+    processes = [context.Process(target=one_of_two, args=(rank, tmp_path, kind, results)) for rank in range(2)]
     for process in processes:
         process.start()
-    loss, gradients = results.get(timeout=60)
+    loss, gradients, state = results.get(timeout=60)
     results.task_done()
     for process in processes:
         process.join(timeout=60)
         assert process.exitcode == 0
-    model = learner("layer")
+    model = LEARNERS[kind]()
     wanted = model(views(8))["loss"]
     wanted.backward()
     assert loss == pytest.approx(wanted.item(), rel=1e-10)
@@ -175,8 +199,24 @@ def test_two_processes_give_the_loss_and_gradients_of_one(tmp_path):
     assert len(whole) == len(gradients)
     for given, own in zip(gradients, whole, strict=True):
         np.testing.assert_allclose(given, own, rtol=0, atol=1e-10)
-    halves = [learner("layer")(views(8)[i : i + 4])["loss"].item() for i in (0, 4)]
+    for name, value in model.state_dict().items():  # running means and variances among them
+        np.testing.assert_allclose(state[name], value.numpy(), rtol=0, atol=1e-10, err_msg=name)
+    halves = [LEARNERS[kind]()(views(8)[i : i + 4])["loss"].item() for i in (0, 4)]
     assert abs(sum(halves) / 2 - wanted.item()) > 1e-3, "without gathering it would be another number"
+
+
+def test_synchronised_batch_norms_keep_names_weights_and_judgement():
+    model = learner("batch")
+    twin = copy.deepcopy(model)
+    twin.projector[1].weight.requires_grad_(False)
+    synchronise_batch_norms(twin)
+    assert {name: value.shape for name, value in twin.state_dict().items()} == {
+        name: value.shape for name, value in model.state_dict().items()
+    }
+    assert not twin.projector[1].weight.requires_grad
+    assert twin.projector[4].weight.requires_grad
+    features = torch.randn(3, 16, dtype=torch.float64)
+    torch.testing.assert_close(twin.eval().projector(features), model.eval().projector(features), rtol=0, atol=0)
 
 
 def test_two_views_are_a_function_of_seed_epoch_and_image():

@@ -55,19 +55,24 @@ class LogitNorm(nn.Module):
         init.ones_(self.running_var)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor) -> torch.Tensor:
-        """From q, k [M, A, L, K] and offsets [L, K, L] for each; variances come from Gram matrices, not from logits."""
+        """From q, k [M, A, L, K] and offsets [L, K, L] for each."""
         variance = self.running_var
         if self.training:
-            number = q.shape[0] * q.shape[2] ** 2
-            x, offsets = torch.stack([q, k]), torch.stack([to_q, to_k])
-            of_line, of_place = x.transpose(3, 4) @ x, x.permute(0, 2, 3, 4, 1) @ x.permute(0, 2, 3, 1, 4)
-            of_offsets = (offsets @ offsets.transpose(2, 3))[:, None]
-            squares = [of_line.prod(0).sum((0, 2, 3))[None], (of_place * of_offsets).sum((2, 3, 4))]
-            sums = [x.sum(3).prod(0).sum((0, 2))[None], (x.sum(1) * offsets.sum(3)[:, None]).sum((2, 3))]
-            variance = torch.cat(squares) / number - (torch.cat(sums) / number).square()
+            mean_square, mean, number = self.moments(q, k, to_q, to_k)
+            variance = mean_square - mean.square()
             unbiased = variance.detach() * (number / (number - 1))
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
         return self.weight * torch.rsqrt(variance + self.eps)
+
+    def moments(self, q: torch.Tensor, k: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor):
+        """Mean squares and means [3, A] of how many logits; from Gram matrices, not from the logits."""
+        number = q.shape[0] * q.shape[2] ** 2
+        x, offsets = torch.stack([q, k]), torch.stack([to_q, to_k])
+        of_line, of_place = x.transpose(3, 4) @ x, x.permute(0, 2, 3, 4, 1) @ x.permute(0, 2, 3, 1, 4)
+        of_offsets = (offsets @ offsets.transpose(2, 3))[:, None]
+        squares = [of_line.prod(0).sum((0, 2, 3))[None], (of_place * of_offsets).sum((2, 3, 4))]
+        sums = [x.sum(3).prod(0).sum((0, 2))[None], (x.sum(1) * offsets.sum(3)[:, None]).sum((2, 3))]
+        return torch.cat(squares) / number, torch.cat(sums) / number, number
 
 
 def attend(qkv: torch.Tensor, scales: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor, to_v: torch.Tensor):

@@ -11,10 +11,12 @@ from transformers import AutoModel, PreTrainedModel, TrainerCallback
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.training.model_source import ModelSource, build_encoder, build_processor
+from hf_vit.training.processes import world_size
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.decisions import Run
 from hf_vit.training.tasks.momentum_contrast import (
     ContrastiveOptions,
+    ContrastTrainer,
     MomentumContrast,
     MomentumUpdate,
     TwoViews,
@@ -23,6 +25,7 @@ from hf_vit.training.tasks.momentum_contrast import (
 )
 from hf_vit.training.tasks.pictures import draw_embeddings
 from hf_vit.training.tasks.pretext import PretextTask, validation_images
+from hf_vit.training.trainer.batch_norm import synchronise_batch_norms
 
 _MAPPED = 1000  # images in the map of embeddings
 
@@ -38,6 +41,7 @@ class Contrast(PretextTask):
 
     accumulates = False  # the images of a batch are each other's negatives
     auto_class = AutoModel
+    trainer_class = ContrastTrainer
     picture = "embeddings.png"
     arguments: ClassVar[dict[str, Any]] = PretextTask.arguments | {
         "label_names": ["views"],
@@ -62,7 +66,10 @@ class Contrast(PretextTask):
         encoder = build_encoder(
             source, image_size=image_size, dropout=recipe.dropout, drop_path=recipe.drop_path, **self.fields
         )
-        return MomentumContrast(encoder, self.options), build_processor(source, encoder.config)
+        module = MomentumContrast(encoder, self.options)
+        if world_size() > 1:  # as the authors' code does
+            synchronise_batch_norms(module)
+        return module, build_processor(source, encoder.config)
 
     def learners(self, module: MomentumContrast) -> Sequence[PreTrainedModel]:
         return [module.encoder, module.momentum_encoder]

@@ -22,6 +22,8 @@ from hf_vit.data.augmentation import AugmentationConfig
 from hf_vit.data.transforms import TrainTransform
 from hf_vit.errors import UserError
 from hf_vit.training.tasks.views import Views
+from hf_vit.training.trainer.batch_norm import gather
+from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sampling import derive_seed
 
 _NORMS = ("batch", "layer", "none")
@@ -37,8 +39,8 @@ class ContrastiveOptions:
         momentum: of the momentum encoder at the first step; it rises to 1 along half a cosine.
         projection_size: E.
         hidden_size: width of projector and predictor; None is 4096, or 12 * D for encoders below ViT-S.
-        normalization: "batch" (the paper's), "layer" or "none" in projector and predictor. Batch norm on several
-            processes wants `torch.nn.SyncBatchNorm`; the others make a batch's parts independent.
+        normalization: "batch" (the paper's), "layer" or "none" in projector and predictor. Batch norm sees the images
+            of all processes; the others make a batch's parts independent.
         freeze_patches: the patch projection keeps its initial values, which the paper found to make training stable.
 
     Raises:
@@ -81,27 +83,26 @@ def build_mlp(sizes: Sequence[int], normalization: str) -> nn.Sequential:
     return layers
 
 
-def gather_keys(keys: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Keys [B, E] of all processes, one after the other, and where those of this one begin; no gradient flows."""
+def gather_rows(rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Rows [B, E] of all processes, one after the other, and where those of this one begin; no gradient flows."""
     if not (distributed.is_available() and distributed.is_initialized()):
-        return keys, 0
-    parts = [torch.empty_like(keys) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(parts, keys.contiguous())
-    return torch.cat(parts), distributed.get_rank() * len(keys)
+        return rows, 0
+    return gather(rows).flatten(0, 1), distributed.get_rank() * len(rows)
 
 
-def contrastive_loss(queries: torch.Tensor, keys: torch.Tensor, temperature: float) -> torch.Tensor:
+def contrastive_loss(queries: torch.Tensor, keys: torch.Tensor, temperature: float, first: int = 0) -> torch.Tensor:
     """InfoNCE: which key of the whole batch belongs to each query? (algorithm 1)
 
     Args:
-        queries: [B, E], of this process.
-        keys: [B, E], of the same images in the same order, without gradient.
+        queries: [B, E].
+        keys: [at least B, E] of the whole batch, without gradient.
         temperature: tau; the loss is scaled by 2 * tau, so that its gradient does not grow as tau shrinks.
+        first: the row of `keys` that is of the first query's image; the others follow in the same order.
     """
     queries = F.normalize(queries.float() if queries.dtype != torch.float64 else queries, dim=1)
-    everyone, first = gather_keys(F.normalize(keys.detach().to(queries.dtype), dim=1))
+    keys = F.normalize(keys.detach().to(queries.dtype), dim=1)
     labels = torch.arange(first, first + len(queries), device=queries.device)
-    return 2 * temperature * F.cross_entropy(queries @ everyone.T / temperature, labels)
+    return 2 * temperature * F.cross_entropy(queries @ keys.T / temperature, labels)
 
 
 @final
@@ -128,20 +129,24 @@ class MomentumContrast(nn.Module):
         self.momentum_encoder = copy.deepcopy(encoder).requires_grad_(False)
         self.momentum_projector = copy.deepcopy(self.projector).requires_grad_(False)
 
-    def forward(self, views: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Views [B, 2, C, H, W] -> the symmetric loss: each view is the query once, and once the key."""
+    def forward(self, views: torch.Tensor, count: int | None = None) -> dict[str, torch.Tensor]:
+        """Views [B, 2, C, H, W] -> the symmetric loss: each view is the query once, and once the key.
+
+        In evaluation mode that of the first `count` images of all processes, or of all.
+        """
         if views.ndim != 5 or views.shape[1] != 2:
             raise ValueError(f"views of shape {tuple(views.shape)}; momentum contrast needs [B, 2, C, H, W]")
         images = views.transpose(0, 1)
         queries = [self.predictor(self.projector(self.encoder(image).pooler_output)) for image in images]
         with torch.no_grad():
             keys = [self.momentum_projector(self.momentum_encoder(image).pooler_output) for image in images]
-        temperature = self.options.temperature
-        first, second = (
-            contrastive_loss(queries[0], keys[1], temperature),
-            contrastive_loss(queries[1], keys[0], temperature),
-        )
-        return {"loss": first + second}
+        return {"loss": self._loss(queries[0], keys[1], count) + self._loss(queries[1], keys[0], count)}
+
+    def _loss(self, queries: torch.Tensor, keys: torch.Tensor, count: int | None) -> torch.Tensor:
+        everyone, first = gather_rows(keys)
+        if not self.training:
+            queries, everyone, first = gather_rows(queries)[0][:count], everyone[:count], 0
+        return contrastive_loss(queries, everyone, self.options.temperature, first)
 
     @torch.no_grad()
     def update_momentum(self, share: float) -> None:
@@ -154,6 +159,17 @@ class MomentumContrast(nn.Module):
 def momentum_at(step: int, steps: int, start: float) -> float:
     """The momentum after `step` of `steps`: from `start` to 1 along half a cosine."""
     return 1 - (1 - start) * (1 + math.cos(math.pi * min(step / max(steps, 1), 1))) / 2
+
+
+@final
+class ContrastTrainer(HfViTTrainer):
+    """An `HfViTTrainer` whose validation loss counts every image once, by how many processes it ever is computed."""
+
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As transformers', without the images that were repeated to fill the last batch."""
+        state = self.accelerator.gradient_state
+        count = state.remainder if state.end_of_dataloader and state.remainder > 0 else None
+        return super().prediction_step(model, {**inputs, "count": count}, *args, **kwargs)
 
 
 @final

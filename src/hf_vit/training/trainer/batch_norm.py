@@ -1,0 +1,103 @@
+"""Batch norm over the images of all processes, as one process would see them together.
+
+torch's own `SyncBatchNorm` does the same on GPUs alone; this one runs wherever the processes can gather.
+"""
+
+from typing import Any, cast, final
+
+import torch
+from torch import distributed, nn
+
+from hf_vit.models.modeling_hf_axial_resnet import LogitNorm
+
+
+def synchronise_batch_norms(model: nn.Module) -> None:
+    """Let every batch norm of a model see the images of all processes, which must have equally many; in place.
+
+    Names, weights and what the model does in evaluation mode stay.
+    """
+    for module in model.modules():
+        module.__class__ = _KINDS.get(type(module), type(module))
+
+
+def gather(value: torch.Tensor) -> torch.Tensor:
+    """[...] of every process -> [processes, ...] in all of them; no gradient flows."""
+    parts = [torch.empty_like(value) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(parts, value.contiguous())
+    return torch.stack(parts)
+
+
+@final
+class _Gather(torch.autograd.Function):
+    """`gather` with the gradient of the sum of all processes' losses; their mean is what the processes make of it."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return gather(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        gradient = gradients[0].contiguous().clone()
+        distributed.all_reduce(gradient)
+        return gradient[distributed.get_rank()]
+
+
+def _together(value: torch.Tensor) -> torch.Tensor:
+    return cast(torch.Tensor, _Gather.apply(value))
+
+
+def _normalise(norm: nn.BatchNorm1d | nn.BatchNorm2d, values: torch.Tensor) -> torch.Tensor:
+    """Training's batch norm of [B, C, ...], B images of each process."""
+    wide = values if values.dtype == torch.float64 else values.float()
+    others = [axis for axis in range(wide.ndim) if axis != 1]
+    parts = _together(torch.stack([wide.mean(others), wide.var(others, unbiased=False)]))
+    mean = parts[:, 0].mean(0)
+    variance = parts[:, 1].mean(0) + parts[:, 0].var(0, unbiased=False)
+    with torch.no_grad():
+        assert norm.momentum is not None
+        assert norm.num_batches_tracked is not None
+        count = len(parts) * wide.numel() // wide.shape[1]
+        norm.num_batches_tracked += 1
+        cast(torch.Tensor, norm.running_mean).lerp_(mean, norm.momentum)
+        cast(torch.Tensor, norm.running_var).lerp_(variance * (count / (count - 1)), norm.momentum)
+    shape = [1, -1, *[1] * (wide.ndim - 2)]
+    result = (wide - mean.view(shape)) * (variance + norm.eps).rsqrt().view(shape)
+    if norm.affine:
+        result = result * norm.weight.view(shape) + norm.bias.view(shape)
+    return result.to(values.dtype)
+
+
+@final
+class SynchronisedBatchNorm1d(nn.BatchNorm1d):
+    """A `BatchNorm1d` whose statistics in training are those of all processes' images."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return _normalise(self, input) if self.training else super().forward(input)
+
+
+@final
+class SynchronisedBatchNorm2d(nn.BatchNorm2d):
+    """A `BatchNorm2d` whose statistics in training are those of all processes' images."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return _normalise(self, input) if self.training else super().forward(input)
+
+
+@final
+class SynchronisedLogitNorm(LogitNorm):
+    """A `LogitNorm` whose statistics in training are those of all processes' images."""
+
+    def moments(
+        self, q: torch.Tensor, k: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        mean_square, mean, number = super().moments(q, k, to_q, to_k)
+        parts = _together(torch.stack([mean_square, mean]))
+        mean_square, mean = parts.mean(0)
+        return mean_square, mean, len(parts) * number
+
+
+_KINDS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.BatchNorm1d: SynchronisedBatchNorm1d,
+    nn.BatchNorm2d: SynchronisedBatchNorm2d,
+    LogitNorm: SynchronisedLogitNorm,
+}
