@@ -14,7 +14,15 @@ RANK = int(os.environ.get("RANK", "0"))
 SETTINGS = dict(
     evaluations=2, batch_size=16, optimizer="sgd", learning_rate=0.1, dropout=0.0, drop_path=0.0, mixup_alpha=0.0
 )
-CONTRAST = dict(steps=4, evaluations=1, batch_size=16, optimizer="sgd", learning_rate=0.1)
+# What else can be chosen: two processes, with whole weights or sharded ones, give the weights of one.
+VARIANTS = {
+    "average": dict(average_decay=0.5),
+    "lora": dict(tune="lora", learning_rate=1.0),
+    "sam": dict(sam_rho=0.05),
+    "sam of parts": dict(sam_rho=0.05, sam_micro_batches=True, steps=3),
+    "distilled": dict(layer_decay=0.7, clip=0.1),
+}
+CONTRAST = dict(steps=4, evaluations=4, batch_size=16, optimizer="sgd", learning_rate=0.1)
 
 
 def tiny_config(**fields):
@@ -101,13 +109,28 @@ def misfits(folder: Path) -> None:
 
 
 def contrast(folder: Path, output: Path) -> None:
-    """The whole batch is the dictionary, over both processes; without a norm its parts do not know of each other."""
+    """The whole batch is the dictionary, over both processes, and what the batch norms see."""
     from hf_vit.training import FinetuneOptions, pretrain
-    from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
 
-    options, contrastive = FinetuneOptions(device="cpu", precision="fp32"), ContrastiveOptions(normalization="none")
-    settings = dict(objective="contrastive", contrastive=contrastive, options=options, **CONTRAST)
-    pretrain(tiny_config(), str(folder / "colours"), output, **settings)
+    options = FinetuneOptions(device="cpu", precision="fp32")
+    settings = dict(objective="contrastive", options=options, **CONTRAST)
+    result = pretrain(tiny_config(), str(folder / "colours"), output, **settings)
+    losses = [[entry[name] for entry in result.history if name in entry] for name in ("eval_loss", "loss")]
+    report(output.parent, output.name, losses)
+
+
+def variant(folder: Path, output: Path, name: str, **options) -> None:
+    """A training of 6 steps, which accumulates and ends an epoch in the middle of a batch; "of parts" does neither."""
+    from hf_vit.training import DistillationOptions, FinetuneOptions
+    from hf_vit.training import finetune as run
+
+    parts = 8 if name == "sam of parts" else 4
+    chosen = FinetuneOptions(device="cpu", precision="fp32", micro_batch_size=parts, **options)
+    told = DistillationOptions(folder / "ddp") if name == "distilled" else None
+    settings = {**SETTINGS, "steps": 6, **VARIANTS[name]}
+    result = run(tiny_config(), str(folder / "colours"), output, distillation=told, options=chosen, **settings)
+    losses = [entry["loss"] for entry in result.history if "loss" in entry]
+    report(output.parent, output.name, [result.test.loss, losses])
 
 
 def noisy_student(folder: Path, output: Path) -> None:
@@ -167,29 +190,39 @@ FSDP2 = dict(
 )
 
 
-def sharded_training(folder: Path) -> None:
-    """finetune as examples/accelerate/fsdp2.yaml, interrupted and not; on CPUs, where accelerate has DDP alone."""
+def sharded_training(folder: Path, kind: str, names: list[str], **environment: str) -> None:
+    """finetune as examples/accelerate/fsdp2.yaml, unbroken and resumed; on CPUs, where accelerate has DDP alone."""
     from accelerate import state
     from accelerate.utils import DistributedType
 
-    os.environ.update(FSDP2)
-    torch.distributed.init_process_group("gloo")
+    os.environ.update({**FSDP2, "FSDP_STATE_DICT_TYPE": kind, **environment})
+    state.AcceleratorState._reset_state(reset_partial_state=True)
     state.PartialState._prepare_backend = lambda *args: ("gloo", DistributedType.MULTI_GPU)
-    options = dict(micro_batch_size=4, keep_checkpoints=True)
-    done = finetune(folder / "colours", folder / "sharded", 8, **options)
-    if RANK == 0:
-        shutil.copytree(folder / "sharded" / "checkpoints", folder / "sharded-again" / "checkpoints")
-        shutil.rmtree(folder / "sharded-again" / "checkpoints" / "checkpoint-8")
-    torch.distributed.barrier()
-    again = finetune(folder / "colours", folder / "sharded-again", 8, resume=True, **options)
-    same = [torch.equal(a, b) for a, b in zip(done.model.parameters(), again.model.parameters(), strict=True)]
-    report(folder, "sharded", [all(same), done.test.loss])
+    for name in names:
+        output = folder / f"{kind} {name}"
+        if name == "contrastive":
+            contrast(folder, output)
+            continue
+        variant(folder, output, name, keep_checkpoints=True)
+        for last, again in (("checkpoint-6", "resumed"), ("finished", "ended")):
+            work = folder / f"{kind} {name} {again}" / "checkpoints"
+            if RANK == 0:
+                shutil.copytree(output / "checkpoints", work)
+                shutil.rmtree(work / last)
+            torch.distributed.barrier()
+            variant(folder, work.parent, name, keep_checkpoints=True, resume=True)
 
 
 def main() -> None:
+    from hf_vit import UserError
+
     folder = Path(sys.argv[1])
     if sys.argv[2:] == ["sharded"]:
-        sharded_training(folder)
+        torch.distributed.init_process_group("gloo")
+        sharded_training(folder, "FULL_STATE_DICT", ["average", "lora", "sam", "distilled", "contrastive"])
+        twice = dict(FSDP_ACTIVATION_CHECKPOINTING="true", ACCELERATE_DYNAMO_BACKEND="AOT_EAGER")
+        sharded_training(folder, "SHARDED_STATE_DICT", ["lora", "distilled"], **twice)
+        torch.distributed.destroy_process_group()
         return
     import datasets
 
@@ -203,9 +236,17 @@ def main() -> None:
         read_lanes(folder, "uneven", 2, 30)
         read_lanes(folder, "single", 2, 5)
         misfits(folder)
-        contrast(folder, folder / "contrast")
+        contrast(folder, folder / "contrastive")
         noisy_student(folder, folder / "noisy")
+        for name in VARIANTS:
+            variant(folder, folder / name, name)
         sharded(folder)
+        sharded_training(folder, "SHARDED_STATE_DICT", ["average"])
+        try:
+            variant(folder, folder / "refused", "sam of parts")
+        except UserError as error:
+            steps = [path.name for path in (folder / "refused").glob("**/checkpoint-*")]
+            report(folder, "refused", [str(error), steps])
     torch.distributed.destroy_process_group()
 
 

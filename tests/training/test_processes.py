@@ -1,16 +1,19 @@
 """Several processes train as one would; streams are divided; unequal data are refused or read, never waited for."""
 
+import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from training.rank_jobs import FSDP2, SETTINGS, contrast, noisy_student, tiny_config
+from training.rank_jobs import FSDP2, SETTINGS, VARIANTS, contrast, noisy_student, tiny_config, variant
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_vit import HfViTForImageClassification, UserError
@@ -18,7 +21,10 @@ from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate_protocol
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
+from hf_vit.training.refusals import REFUSALS
+from hf_vit.training.run.checkpoints import is_complete
 from hf_vit.training.run.decisions import micro_batch_size
+from hf_vit.training.trainer.sharding import check_sharding
 
 TESTS = Path(__file__).parents[1]
 SHARDS = {"even": [12, 12, 12, 12], "uneven": [3, 9, 6, 1], "single": [20]}
@@ -90,13 +96,9 @@ def test_two_processes_train_as_one(two, tmp_path, micro_batch):
         assert losses == pytest.approx([entry["loss"] for entry in one.history if "loss" in entry], abs=1e-5)
 
 
-def test_contrast_on_two_processes_is_that_of_one(two, tmp_path):
-    """Every process has half of the batch at once; the keys of the other half are negatives too."""
-    folder, _ = two
-    contrast(folder, tmp_path / "contrast")
-    ours, theirs = (load_file(place / "contrast" / "model.safetensors") for place in (tmp_path, folder))
-    for name, weight in ours.items():
-        torch.testing.assert_close(weight, theirs[name], atol=2e-6, rtol=0)
+def test_contrast_on_two_processes_is_that_of_one(two, one):
+    """Every process has half of the batch at once; keys and batch norms of the other half count too."""
+    assert_same_training(two[0], "contrastive", one("contrastive"))
 
 
 def test_a_noisy_student_of_two_processes_is_that_of_one(two, tmp_path):
@@ -214,20 +216,80 @@ def test_example_configurations_say_what_they_are_called():
             assert str(found["fsdp2"].fsdp_config[key]).lower() == value.lower()
 
 
+@pytest.fixture(scope="module")
+def one(two, tmp_path_factory):
+    """The weights and losses of a variant in this process alone."""
+    folder = tmp_path_factory.mktemp("one")
+
+    @functools.cache
+    def train(name):
+        if name == "contrastive":
+            contrast(two[0], folder / name)
+        else:
+            variant(two[0], folder / name, name)
+        return load_file(folder / name / "model.safetensors"), json.loads((folder / f"{name}-0.json").read_text())
+
+    return train
+
+
+def assert_same_training(folder, name, wanted):
+    weights, losses = wanted
+    found = load_file(folder / name / "model.safetensors")
+    assert found.keys() == weights.keys()
+    for key, weight in weights.items():
+        torch.testing.assert_close(found[key], weight, atol=1e-6, rtol=0, msg=f"{name}: {key}")
+    for rank in (0, 1):
+        theirs = json.loads((folder / f"{name}-{rank}.json").read_text())
+        assert theirs[0] == pytest.approx(losses[0], abs=1e-6)
+        assert theirs[1] == pytest.approx(losses[1], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_whatever_is_chosen_two_processes_train_as_one(two, one, name):
+    assert_same_training(two[0], name, one(name))
+
+
+def assert_resumed(folder, name):
+    """To the bit, from the middle and when the training itself had ended."""
+    weights = load_file(folder / name / "model.safetensors")
+    for again in ("resumed", "ended"):
+        found = load_file(folder / f"{name} {again}" / "model.safetensors")
+        assert all(torch.equal(found[key], weight) for key, weight in weights.items()), (name, again)
+
+
+def test_a_sharded_average_is_saved_in_parts_and_resumed(two, one, tmp_path):
+    folder, _ = two
+    name = "SHARDED_STATE_DICT average"
+    assert_same_training(folder, name, one("average"))
+    assert_resumed(folder, name)
+    saved = folder / name / "checkpoints" / "checkpoint-6"
+    assert not list(saved.glob("*.safetensors")), "nobody has brought the weights together"
+    parts = sorted(path.relative_to(saved).as_posix() for path in saved.rglob("*.distcp"))
+    folders = ("optimizer_0", "pytorch_model_fsdp_0", "pytorch_model_fsdp_1")
+    assert parts == [f"{each}/__{rank}_0.distcp" for each in folders for rank in (0, 1)]
+    work = shutil.copytree(saved.parent, tmp_path / "work")
+    assert is_complete(work / "checkpoint-6")
+    for each in folders:
+        half = shutil.copytree(work / "checkpoint-6", work / f"checkpoint-{7 + folders.index(each)}")
+        (half / each / ".metadata").unlink()  # torch writes it last
+        assert not is_complete(half)
+
+
 @pytest.mark.slow
-def test_sharded_training_is_that_of_one_process(two, tmp_path):
-    folder, read = two
+def test_whatever_is_chosen_sharded_training_is_that_of_one_process(two, one):
+    """Saved whole; then in parts, with activations computed again and the model compiled."""
+    folder, _ = two
     done = together([TESTS / "training" / "rank_jobs.py", folder, "sharded"], folder)
     assert done.returncode == 0, done.stderr[-3000:]
-    ours = load_file(folder / "sharded" / "model.safetensors")
-    for name, weight in load_file(folder / "ddp" / "model.safetensors").items():
-        torch.testing.assert_close(ours[name], weight, atol=2e-6, rtol=0, msg=name)
-    for same, loss in read("sharded"):
-        assert same
-        assert loss == pytest.approx(read("ddp")[0][0], abs=1e-5)
-    config = json.loads((folder / "sharded" / "config.json").read_text())
-    assert config["architectures"] == ["HfViTForImageClassification"]
-    assert (folder / "sharded" / "modeling_hf_vit.py").is_file()
+    for name in ("average", "lora", "sam", "distilled", "contrastive"):
+        assert_same_training(folder, f"FULL_STATE_DICT {name}", one(name))
+    for name in ("lora", "distilled"):
+        assert_same_training(folder, f"SHARDED_STATE_DICT {name}", one(name))
+        assert_resumed(folder, f"SHARDED_STATE_DICT {name}")
+        assert_resumed(folder, f"FULL_STATE_DICT {name}")
+    finished = folder / "FULL_STATE_DICT average"
+    assert json.loads((finished / "config.json").read_text())["architectures"] == ["HfViTForImageClassification"]
+    assert (finished / "modeling_hf_vit.py").is_file()
 
 
 @pytest.mark.slow
@@ -242,3 +304,28 @@ def test_by_command(two, tmp_path):
     again = together([*arguments, "--output", tmp_path / "out"], tmp_path)
     assert again.returncode != 0
     assert again.stderr.count("holds a finished model") == 1
+
+
+def plugin(version=2, checkpointing=False):
+    return SimpleNamespace(fsdp_version=version, activation_checkpointing=checkpointing)
+
+
+def test_refusals_stand_in_the_documentation_with_their_reasons():
+    text = (TESTS.parent / "docs" / "combinations.md").read_text()
+    rows = [line for line in text.partition("## Several processes")[2].splitlines() if line.startswith("| ")]
+    assert rows[1:] == [f"| {refusal.message} | {refusal.reason} |" for refusal in REFUSALS.values()]
+
+
+def test_what_sharding_cannot_do_is_refused_before_the_first_step(two):
+    assert two[1]("refused") == [[REFUSALS["sam micro-batches"].message, []]] * 2
+    plain, noisy = tiny_config(), tiny_config(drop_path_rate=0.1)
+    for settings, name in (
+        ((plugin(version=1), plain, False), "fsdp1"),
+        ((plugin(), plain, True), "sam micro-batches"),
+        ((plugin(checkpointing=True), noisy, False), "checkpointing dropout"),
+    ):
+        with pytest.raises(UserError) as error:
+            check_sharding(*settings)
+        assert str(error.value) == REFUSALS[name].message
+    for settings in ((None, noisy, True), (plugin(), noisy, False), (plugin(checkpointing=True), plain, False)):
+        check_sharding(*settings)

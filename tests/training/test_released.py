@@ -150,7 +150,7 @@ def adapted(family, tiny_config):
 @pytest.mark.parametrize("family", ["plain", "shared", "axial"])
 def test_lora_learns_low_rank_updates_and_leaves_a_plain_model(family, make_trainer, tiny_config):
     model, adapter = adapted(family, tiny_config)
-    before = {name: value.clone() for name, value in adapter.merged_state(model).items()}
+    before = {name: value.clone() for name, value in adapter.merged_state(model.state_dict()).items()}
     trainer = make_trainer(model, extras=dict(adapter=adapter), max_steps=4, save_steps=4, learning_rate=0.5)
     logits = []
 

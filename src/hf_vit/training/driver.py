@@ -221,7 +221,7 @@ def complete(task: Task[Result], trained: Trained) -> Result:
         UserError: the disk is full; the checkpoints stay.
     """
     run, trainer = trained.run, trained.trainer
-    model = task.released(whole_model(trainer.accelerator.unwrap_model(trainer.model)))
+    model = whole_model(task.released(trainer.bare_model()))
     model.eval()
     if (family := family_of(model.config.model_type)) is not None and family.is_vit:
         model.set_attn_implementation("sdpa")

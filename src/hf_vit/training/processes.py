@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from hf_vit.errors import UserError
+from hf_vit.training.refusals import refusal_of
 
 # How long the others wait while the first looks at every image.
 _PATIENCE = timedelta(days=1)
@@ -45,9 +46,7 @@ def first_goes_first(device: str | None) -> Generator[None]:
         yield
         return
     if device not in (None, "cpu", "cuda"):
-        raise UserError(
-            f"{world_size()} processes cannot all run on --device {device}; leave it out (a GPU each), or give cpu"
-        )
+        raise refusal_of("device", processes=world_size(), device=device)
     group = _join(device)
     if is_first():
         succeeded = False

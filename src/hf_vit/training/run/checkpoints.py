@@ -22,6 +22,7 @@ RUN_NAME = "run.json"
 _FILES_NAME, _MOST_FILES = "data_files.json", 100_000
 _STATE_NAME = "trainer_state.json"
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
+_ARCHIVES = ("stream_*.pt", "teacher.pt", "pytorch_model_fsdp*.bin")
 
 
 def work_folder(output: Path) -> Path:
@@ -41,25 +42,27 @@ def is_complete(checkpoint: Path) -> bool:
     """Whether a checkpoint was written to its end: every file is there and none is cut off.
 
     The Trainer writes its state last, but for what other processes write; archives carry their directory at the end,
-    and a safetensors header says how long the file must be.
+    a safetensors header says how long the file must be, and folders of sharded weights get their metadata last.
     """
     processes = (read_run(checkpoint.parent) or {}).get("world_size", 1)
     try:
         state = json.loads((checkpoint / _STATE_NAME).read_text(encoding="utf-8"))
         json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
         random_states = list(checkpoint.glob("rng_state*.pth"))
-        # "optimizer.bin" is that of sharded weights, brought together.
+        # "optimizer.bin" is that of sharded weights, brought together; "optimizer_0" holds the shards.
         optimizer = [path for name in _OPTIMIZERS if (path := checkpoint / name).exists()]
-        others = [*checkpoint.glob("stream_*.pt"), *checkpoint.glob("teacher.pt")]
+        others = [path for name in _ARCHIVES for path in checkpoint.glob(name)]
         zipped = [checkpoint / "scheduler.pt", *optimizer, *random_states, *others]
         weights = list(checkpoint.glob("*.safetensors"))
+        sharded, sharded_optimizer = (list(checkpoint.glob(name)) for name in ("pytorch_model_fsdp_?", "optimizer_?"))
         return (
             isinstance(state, dict)
-            and bool(weights)
-            and bool(optimizer)
+            and bool(weights or sharded)
+            and bool(optimizer or sharded_optimizer)
             and len(random_states) == processes
             and all(zipfile.is_zipfile(path) for path in zipped)
             and all(_is_whole(path) for path in weights)
+            and all((folder / ".metadata").is_file() for folder in (*sharded, *sharded_optimizer))
         )
     except (OSError, ValueError):
         return False

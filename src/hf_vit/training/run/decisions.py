@@ -18,6 +18,7 @@ from hf_vit.subjects.device import pick_device
 from hf_vit.training.model_source import ModelSource
 from hf_vit.training.processes import world_size
 from hf_vit.training.recipes.definition import Recipe
+from hf_vit.training.refusals import refusal_of
 from hf_vit.training.run.checkpoints import work_folder
 from hf_vit.training.run.options import FinetuneOptions
 
@@ -95,15 +96,10 @@ def micro_batch_size(batch_size: int, asked: int | None, accumulates: bool = Tru
     """
     share, rest = divmod(batch_size, world_size())
     if rest:
-        raise UserError(
-            f"{world_size()} processes do not divide the batch size {batch_size}; choose a multiple of their number"
-        )
+        raise refusal_of("batch", processes=world_size(), batch_size=batch_size)
     if not accumulates:
         if asked not in (None, share):
-            raise UserError(
-                f"a contrastive batch of {share} images cannot be accumulated from parts of {asked}: its images are "
-                "each other's negatives; leave --micro-batch-size out, or choose a smaller --batch-size"
-            )
+            raise refusal_of("contrastive parts", share=share, parts=asked)
         return share
     if asked is None:
         return next(size for size in range(min(share, _LARGEST_MICRO_BATCH), 0, -1) if share % size == 0)

@@ -25,6 +25,7 @@ from hf_vit.models.loss_hf_vit import classification_loss
 from hf_vit.subjects.pixels import PixelScale
 from hf_vit.training.processes import world_size
 from hf_vit.training.recipes.definition import Recipe
+from hf_vit.training.refusals import refusal_of
 from hf_vit.training.run.decisions import Run
 from hf_vit.training.tasks.self_training import SelfTraining, SelfTrainingOptions
 from hf_vit.training.tasks.teacher import Teacher
@@ -278,7 +279,7 @@ class MetaPseudoLabels(SelfTraining):
     def check(self, recipe: Recipe) -> None:
         super().check(recipe)
         if world_size() > 1:
-            raise UserError("meta pseudo labels are learnt in one process; start it without torchrun")
+            raise refusal_of("meta pseudo labels")
         if recipe.sam_rho > 0:
             raise UserError(
                 "meta pseudo labels make one step for the student and one for the teacher; leave --sam-rho out"

@@ -1,6 +1,7 @@
 """Training few weights: the head alone, or low-rank updates beside the frozen ones (LoRA, arXiv 2106.09685)."""
 
-from typing import Any, final
+from collections.abc import Mapping
+from typing import final
 
 import torch
 from torch import nn
@@ -48,23 +49,21 @@ class LoraAdapter:
                 f"{type(model).__name__} has no query and value projections ({', '.join(_TARGETS)}) to update; tune "
                 "all of it, or its head"
             ) from error
+        self._scale = alpha / rank
         _train_heads(model)
 
     @torch.no_grad()
-    def merged_state(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """The state dict of the model with the updates added to its weights, under the names without adapter."""
-        from peft.tuners.lora import LoraLayer
-
-        layers: dict[str, Any] = {path: layer for path, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+    def merged_state(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """From the state dict of the model that of one without adapter, with the updates added to its weights."""
         merged: dict[str, torch.Tensor] = {}
-        for name, value in model.state_dict().items():
+        for name, value in state.items():
             if ".lora_" in name:
                 continue
-            path = name.rpartition(".base_layer.")[0]
-            update = path in layers and name.endswith(".base_layer.weight")
-            merged[name.replace(".base_layer.", ".")] = (
-                value + layers[path].get_delta_weight(_NAME).to(value.dtype) if update else value
-            )
+            path = name.removesuffix(".base_layer.weight")
+            if path != name:
+                down, up = (state[f"{path}.lora_{factor}.{_NAME}.weight"] for factor in "AB")
+                value = value + ((up @ down) * self._scale).to(value.dtype)
+            merged[name.replace(".base_layer.", ".")] = value
         return merged
 
     def remove(self, merge: bool) -> None:

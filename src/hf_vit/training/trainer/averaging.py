@@ -1,20 +1,21 @@
 """An average of the weights over the steps of a training (Polyak), which is judged and released in their place."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from itertools import chain
 from typing import final
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from hf_vit.training.trainer.sharding import local_parts
 
 
 @final
 class WeightAverage:
     """Exponential moving average of a model's weights, from the weights that it has now.
 
-    average <- decay * average + (1 - decay) * weights after every step; batch norm's running statistics alike.
+    average <- decay * average + (1 - decay) * weights after every step; batch norm's running statistics alike. Of
+    weights that are divided among processes each averages its own part.
 
     Args:
         model: whose weights.
@@ -24,18 +25,17 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model, self.decay = model, decay
-        self._averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
-        self._averaged.update_parameters(model)  # the first call copies
+        self._averages = [value.clone() for value in local_parts(model)]
         self._is_in_place = False
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights after a step."""
-        pairs = zip(self._averaged.module.buffers(), self.model.buffers(), strict=True)
-        moved = [(own, own.lerp(learnt, 1 - self.decay)) for own, learnt in pairs if own.is_floating_point()]
-        self._averaged.update_parameters(self.model)  # which copies buffers
-        for own, value in moved:
-            own.copy_(value)
+        for average, learnt in self._pairs():
+            if average.is_floating_point():
+                average.lerp_(learnt, 1 - self.decay)
+            else:
+                average.copy_(learnt)
 
     @contextmanager
     def in_place(self) -> Generator[None]:
@@ -52,10 +52,11 @@ class WeightAverage:
     @torch.no_grad()
     def swap(self) -> None:
         """Exchange the model's weights and the average's."""
-        averaged: nn.Module = self._averaged.module
-        mine = chain(averaged.parameters(), averaged.buffers())
-        for own, learnt in zip(mine, chain(self.model.parameters(), self.model.buffers()), strict=True):
-            kept = own.clone()
-            own.copy_(learnt)
+        for average, learnt in self._pairs():
+            kept = average.clone()
+            average.copy_(learnt)
             learnt.copy_(kept)
         self._is_in_place = not self._is_in_place
+
+    def _pairs(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        return zip(self._averages, local_parts(self.model), strict=True)

@@ -23,6 +23,7 @@ from hf_vit.training.trainer.released import ReleasingTrainer
 from hf_vit.training.trainer.replaying import save_replay
 from hf_vit.training.trainer.sam import SharpnessAware
 from hf_vit.training.trainer.sampling import EpochBatches, EpochSampler, SeededDataset, as_is
+from hf_vit.training.trainer.sharding import check_sharding
 from hf_vit.training.trainer.sharing import SharingTrainer
 from hf_vit.training.trainer.streaming import SeededStream, StreamingTrainer, stream_loader
 
@@ -71,6 +72,9 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         self.layer_decay, self.sampling_weights, self.sharpness = layer_decay, sampling_weights, sharpness
         self._step_loss: torch.Tensor | float = 0.0  # of the micro-batches of one step
         super().__init__(*args, **kwargs)
+        climbs_alone = sharpness is not None and sharpness.micro_batches
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        check_sharding(plugin, getattr(self.model, "config", None), climbs_alone)
         # Trainer's own smoother knows no soft labels.
         self.label_smoother = None
         # The transforms need the image column, which is no argument of the model.
@@ -196,10 +200,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         def run(batch: dict[str, Any]) -> torch.Tensor:
             return self._checked(learn(model, batch, num_items_in_batch), batch)
 
-        if self.sharpness is None:
-            loss = run(inputs)
-        else:
-            loss = self.sharpness.backward(model, inputs, run, lambda: self.accelerator.no_sync(model))
+        loss = run(inputs) if self.sharpness is None else self.sharpness.backward(model, inputs, run)
         self._step_loss = self._step_loss + loss
         return loss
 

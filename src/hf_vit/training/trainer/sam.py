@@ -1,30 +1,28 @@
 """Sharpness-aware minimisation (arXiv 2010.01412): descend by the gradient at the worst point nearby."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, final
 
 import torch
 from torch import nn
 
 from hf_vit.errors import UserError
+from hf_vit.training.trainer.sharding import local_part, synchronise_gradients, whole
 
 # One forward and backward pass of a micro-batch: adds to the gradients, returns the loss.
 Backward = Callable[[Any], torch.Tensor]
-# What keeps the gradients of several processes apart.
-Unsynced = Callable[[], AbstractContextManager[Any]]
 
 
 @final
 class SharpnessAware:
     """Makes the gradient of a step that of w + rho * g / |g|, g being the gradient at the weights w (equation 2).
 
-    Both passes of a micro-batch draw the same dropout. Every process perturbs by its own gradient, as the paper's
-    accelerators do: m-sharpness, m being a process's images (section 4.1); `micro_batches` makes it a micro-batch's.
+    Both passes of a micro-batch draw the same dropout. The gradient g is that of the whole step, over all processes;
+    `micro_batches` makes it a micro-batch's of one process, as the paper's accelerators do: m-sharpness (section 4.1).
 
     Args:
         rho: length of the perturbation; 0.05 is the paper's default.
-        micro_batches: perturb for every micro-batch anew, instead of once a step.
+        micro_batches: perturb for every micro-batch and in every process anew, instead of once a step.
 
     Raises:
         UserError: rho is not above 0.
@@ -37,45 +35,50 @@ class SharpnessAware:
         self._batches: list[Any] = []
         self._losses: list[torch.Tensor] = []
         self._done = 0
-        self._weights: list[tuple[nn.Parameter, torch.Tensor]] = []
+        self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def begin(self, batches: Sequence[Any]) -> None:
         """The micro-batches of the next step."""
         self._batches, self._losses, self._done = list(batches), [], 0
 
-    def backward(self, model: nn.Module, inputs: dict[str, Any], run: Backward, unsynced: Unsynced) -> torch.Tensor:
+    def backward(self, model: nn.Module, inputs: dict[str, Any], run: Backward) -> torch.Tensor:
         """Add a micro-batch's part to the gradient; called for each of a step's in their order.
 
         Returns:
             Its loss at the weights themselves.
         """
+        self._done += 1
+        is_last = self._done == len(self._batches)
         if self.micro_batches:
             kept = [(parameter, parameter.grad) for parameter in model.parameters()]
-            loss = self._climb(model, [inputs], run, unsynced)[0]
+            loss = self._climb(model, [inputs], run, together=False)[0]
             for parameter, gradient in kept:
                 parameter.grad = gradient
-            run(inputs)
-            self._return()
-            return loss
-        if self._done == 0:
-            self._losses = self._climb(model, self._batches, run, unsynced)
+        else:
+            if self._done == 1:
+                self._losses = self._climb(model, self._batches, run, together=True)
+            loss = self._losses[self._done - 1]
+        synchronise_gradients(model, is_last)
         run(inputs)
-        self._done += 1
-        if self._done == len(self._batches):
+        if self.micro_batches or is_last:
             self._return()
-        return self._losses[self._done - 1]
+        return loss
 
-    def _climb(self, model: nn.Module, batches: list[Any], run: Backward, unsynced: Unsynced) -> list[torch.Tensor]:
+    def _climb(self, model: nn.Module, batches: list[Any], run: Backward, together: bool) -> list[torch.Tensor]:
         """Go to the perturbed weights, with all gradients cleared; returns the losses at the weights themselves."""
         model.zero_grad(set_to_none=True)
         device = next(model.parameters()).device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), unsynced():
-            losses = [run(batch) for batch in batches]
+        losses: list[torch.Tensor] = []
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            for number, batch in enumerate(batches, start=1):
+                synchronise_gradients(model, together and number == len(batches))
+                losses.append(run(batch))
         with torch.no_grad():
             slopes = [(weight, weight.grad) for weight in model.parameters() if weight.grad is not None]
-            norm = torch.nn.utils.get_total_norm([slope for _, slope in slopes])
-            self._weights = [(weight, weight.detach().clone()) for weight, _ in slopes]
-            for weight, slope in slopes:
+            norm = whole(torch.nn.utils.get_total_norm([slope for _, slope in slopes]))
+            pairs = [(local_part(weight), local_part(slope)) for weight, slope in slopes]
+            self._weights = [(weight, weight.clone()) for weight, _ in pairs]
+            for weight, slope in pairs:
                 weight.add_(slope * (self.rho / norm.clamp(min=1e-12)))
         model.zero_grad(set_to_none=True)
         return losses
