@@ -151,6 +151,10 @@ Randaugment = Annotated[
 RandomCrop = Annotated[
     int | None, typer.Option(rich_help_panel=_IMAGES, help="Of the whole image and so many px of reflected edge.")
 ]
+ScaleJitter = Annotated[
+    tuple[float, float] | None,
+    typer.Option(rich_help_panel=_IMAGES, help="Masks, boxes: smallest and largest scale, then a crop; 0 0: off."),
+]
 AutoAugment = Annotated[
     str | None,
     typer.Option(rich_help_panel=_IMAGES, help="timm's policy: rand-m9-mstd0.5-inc1, 3a; none: off."),

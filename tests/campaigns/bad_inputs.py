@@ -28,6 +28,7 @@ KINDS = {
         "normalization", "name", "protocol", "split", "fill", "picture_format", "hidden_act", "pooling", "to", "kinds",
         "only", "corruption", "variants", "work", "dtype", "contestant", "report_to", "image_column", "label_column",
         "family", "spelling", "self_training", "pseudo_labels", "auto_augment", "quantize",
+        "task", "head",
     ),
     "text": ("sweep_rates", "device_flops", "sha256", "license", "revision", "tag", "max_shard_size", "prefix"),
 }  # fmt: skip
@@ -137,6 +138,8 @@ BESIDE = {
     ("finetune", "temperature"): "--teacher model_2", ("finetune", "distillation"): "--teacher model_2",
     ("finetune", "distillation_weight"): "--teacher model_2", ("finetune", "bce_threshold"): "--loss bce",
     ("finetune", "lora_rank"): "--tune lora", ("finetune", "lora_alpha"): "--tune lora",
+    ("finetune", "head"): "--task segmentation", ("finetune", "head_width"): "--task segmentation",
+    ("finetune", "scale_jitter"): "--task segmentation",
     ("finetune", "cooldown"): "--schedule warmup_stable_decay",
     ("pretrain", "cooldown"): "--schedule warmup_stable_decay",
     ("finetune", "momentum"): "--optimizer sgd", ("analyze", "class_map"): "--cue-conflict cues --only shape_bias",

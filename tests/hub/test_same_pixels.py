@@ -16,6 +16,7 @@ from hf_vit.data import load_data, to_rgb
 from hf_vit.evaluation import predict_images
 from hf_vit.hub.card import render_card
 from hf_vit.hub.example import example
+from hf_vit.hub.model_folder import read_config
 from hf_vit.subjects.subject import open_subject
 
 SIDE = 32
@@ -87,7 +88,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("architecture", ["hf_vit", "transformers", "travelling"])
 def test_the_cards_code_is_predict(architecture, kind, models, photographs, tmp_path, monkeypatch) -> None:
-    code = example(str(models[architecture]), is_classifier=True, architecture=architecture)
+    code = example(read_config(models[architecture]), str(models[architecture]), architecture)
     KINDS[kind](photographs[0].copy(), tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     names, printed = {}, io.StringIO()

@@ -13,7 +13,7 @@ UNNAMED: dict[str, Any] = dict(
     layer_decay=None, average_decay=None, sam_rho=0.0, sam_micro_batches=False, image_size=None, evaluations=20,
     patience=None, random_resized_crop=None, random_crop=None, horizontal_flip=0.0, randaugment=None,
     auto_augment=None, color_jitter=0.0, random_erasing=0.0, mixup_alpha=0.0, cutmix_alpha=0.0, shift_px=0,
-    rotation_degrees=0.0, shear_degrees=0.0, zoom=0.0,
+    rotation_degrees=0.0, shear_degrees=0.0, zoom=0.0, scale_jitter=None,
 )  # fmt: skip
 
 _Named = dict[str, dict[str, Any]]
@@ -303,5 +303,68 @@ SOURCES |= {
     "contrastive-small": {
         "this package": dict(learning_rate=1e-3, warmup=0.1, epochs=100, batch_size=256, evaluations=10),
         "2104.02057": dict(weight_decay=0.1, random_resized_crop=[0.2, 1.0], horizontal_flip=0.5),
+    },
+}  # fmt: skip
+
+# ---- dense prediction
+
+_MMSEG = {"mmsegmentation's ADE20K pipeline": dict(scale_jitter=[0.5, 2.0], horizontal_flip=0.5, color_jitter=0.5)}
+_STEPS = dict(schedule="warmup_stable_decay")
+SOURCES |= {
+    "segmenter-ade20k": {
+        "2105.05633, section 4.1, and config.yml": dict(
+            optimizer="sgd", learning_rate=1e-3, schedule="linear", epochs=64, batch_size=8, image_size=[512, 512],
+        ),
+        "its code's train.py": dict(dropout=0.0, drop_path=0.1, weight_decay=0.0, momentum=0.9, clip=0.0),
+        **_MMSEG,
+    },
+    "upernet-ade20k": {
+        "BEiT's code": dict(
+            learning_rate=3e-5, beta1=0.9, beta2=0.999, weight_decay=0.05, layer_decay=0.9, drop_path=0.1,
+            schedule="linear", warmup=1500, steps=160_000, batch_size=8 * 2, clip=0.0, image_size=[512, 512],
+        ),
+        **_MMSEG,
+    },
+    "mask2former-ade20k": {
+        "its code's yaml": dict(
+            learning_rate=1e-4, schedule="linear", weight_decay=0.05, steps=160_000, batch_size=16, clip=0.01,
+            image_size=[512, 512], warmup=0,
+        ),
+        **_MMSEG,
+    },
+    "vitdet-coco": {
+        "2203.16527, appendix A.2": dict(
+            learning_rate=1e-4, weight_decay=0.1, batch_size=64, drop_path=0.1, layer_decay=0.7, warmup=250,
+            image_size=[1024, 1024], scale_jitter=[0.1, 2.0], horizontal_flip=0.5,
+        ),
+        "detectron2": dict(**_STEPS, steps=184_375, cooldown=184_375 - 163_889, clip=0.0),
+    },
+    "mask-rcnn-coco": {
+        "torchvision's train.py": dict(
+            **_STEPS, optimizer="sgd", learning_rate=0.02, momentum=0.9, weight_decay=1e-4, epochs=26,
+            batch_size=8 * 2, cooldown=(26 - 16) / 26, horizontal_flip=0.5,
+        ),
+        "its engine.py": dict(warmup=1000, clip=0.0),
+    },
+    "detr-coco": {
+        "2005.12872, section 4": dict(
+            **_STEPS, learning_rate=1e-4, weight_decay=1e-4, epochs=300, cooldown=(300 - 200) / 300, batch_size=64,
+        ),
+        "its code": dict(clip=0.1, horizontal_flip=0.5, scale_jitter=[480 / 800, 1.0]),
+    },
+    "deformable-detr-coco": {
+        "2010.04159, section 5": dict(
+            **_STEPS, learning_rate=2e-4, weight_decay=1e-4, epochs=50, cooldown=(50 - 40) / 50, batch_size=32,
+        ),
+        "its code": dict(clip=0.1, horizontal_flip=0.5, scale_jitter=[480 / 800, 1.0]),
+    },
+    **{
+        name: {
+            "this package": dict(
+                learning_rate=1e-3, weight_decay=0.05, warmup=0.1, epochs=30, batch_size=16, evaluations=evaluations,
+                random_resized_crop=[0.5, 1.0], horizontal_flip=0.5,
+            )
+        }
+        for name, evaluations in (("segmentation-small", 10), ("detection-small", 5))
     },
 }  # fmt: skip

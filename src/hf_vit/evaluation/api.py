@@ -3,32 +3,36 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from hf_vit.data import ImageData
+from hf_vit.evaluation.dense_prediction import DensePrediction, each_dense_prediction, write_dense_predictions
 from hf_vit.evaluation.prediction import Prediction, predict_images, write_predictions
 from hf_vit.evaluation.protocols.registry import ProtocolRun, evaluate_protocol
 from hf_vit.evaluation.saving import save_protocol
+from hf_vit.families import DenseTask, dense_head_of
 from hf_vit.hub.card import refresh_card
-from hf_vit.subjects.subject import open_subject
+from hf_vit.subjects.dense import dense_task_of
+from hf_vit.subjects.subject import Subject, open_subject
+from hf_vit.subjects.transformers_models import stored_config
 
 
 def evaluate(
     model: Any,
     data: str | ImageData,
     *,
-    protocol: str = "top1",
+    protocol: str | None = None,
     output: str | os.PathLike[str] | None = None,
     device: str | None = None,
     command: str | Sequence[str] | None = None,
     **options: Any,
 ) -> ProtocolRun:
-    """Measure an image classifier, and keep the result: in the facts and the card of its folder, where it has one.
+    """Measure a model, and keep the result: in the facts and the card of its folder, where it has one.
 
     Args:
         model: see `open_subject`: a folder, a Hub id, "timm:NAME", a checkpoint, or (model, image processor).
         data: see `load_data`, or what it gave.
-        protocol: of `PROTOCOLS`.
+        protocol: of `PROTOCOLS`; None: "segmentation" or "detection" where the model does that, else "top1".
         output: folder for numbers and pictures; by default pictures lie with the model.
         device: torch device; by default a GPU where there is one.
         command: what was typed, for the facts.
@@ -41,7 +45,7 @@ def evaluate(
     Raises:
         UserError: see `evaluate_protocol`; or nothing can be written there.
     """
-    run = evaluate_protocol(protocol, model, data, device=device, **options)
+    run = evaluate_protocol(protocol or _dense_task(model) or "top1", model, data, device=device, **options)
     run = replace(run, record=save_protocol(run, output, command=command, device=device))
     if run.examination.subject.folder is not None:
         refresh_card(run.examination.subject.folder)
@@ -53,18 +57,21 @@ def predict(
     images: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     top: int = 5,
+    threshold: float = 0.5,
     output: str | os.PathLike[str] | None = None,
     batch_size: int = 32,
     skip_bad_images: bool = False,
     device: str | None = None,
-) -> list[Prediction]:
+) -> list[Prediction] | list[DensePrediction]:
     """Say what images show.
 
     Args:
         model: see `open_subject`: a folder, a Hub id, "timm:NAME", a checkpoint, or (model, image processor).
         images: an image file, a folder of images or a pattern ("photos/**/*.jpg"), or several of them.
-        top: classes an image, the most likely ones.
-        output: .csv or .parquet file for the answers, a row an image; see `write_predictions`.
+        top: classes an image, the most likely ones, of a classifier.
+        threshold: how sure a detector must be of an object.
+        output: of a classifier a .csv or .parquet file for the answers, a row an image, see `write_predictions`; of a
+            model for masks or boxes a new folder, see `write_dense_predictions`.
         batch_size: images a step.
         skip_bad_images: an unreadable image gets no answer and the `problem`, instead of an error.
         device: torch device; by default a GPU where there is one.
@@ -76,7 +83,26 @@ def predict(
         UserError: the model names no classes, there is no such image, or it cannot be read.
     """
     paths = [images] if isinstance(images, str | os.PathLike) else images
+    if _dense_task(model) is not None:
+        predictions = each_dense_prediction(
+            open_subject(model, device),
+            paths,
+            threshold=threshold,
+            batch_size=batch_size,
+            skip_bad_images=skip_bad_images or output is not None,
+        )
+        return list(predictions) if output is None else write_dense_predictions(predictions, output)
     subject = open_subject(model, device, as_classifier=True)
     if output is not None:
         return write_predictions(subject, paths, output, top=top, batch_size=batch_size)
     return predict_images(subject, paths, top=top, batch_size=batch_size, skip_bad_images=skip_bad_images)
+
+
+def _dense_task(model: Any) -> DenseTask | None:
+    """What a model predicts for the places of an image, before it is opened; None: nothing of the kind."""
+    if isinstance(model, Subject):
+        return dense_task_of(model.model)
+    if isinstance(model, tuple):
+        return dense_task_of(cast("tuple[Any, Any]", model)[0])
+    head = dense_head_of(stored_config(str(model)).get("model_type"))
+    return None if head is None else head.task

@@ -1,6 +1,6 @@
 """A model and labelled data that it is measured on: where every protocol gets features, logits and pixels from."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -218,19 +218,29 @@ class Examination:
     def _batches(
         self, split: str, classes: Sequence[int], rows: Sequence[int] | None, what: str
     ) -> Iterator[tuple[torch.Tensor | BatchFeature, torch.Tensor, "list[Image]"]]:
+        collate = Collate(self.subject.prepare, classes, self.data.multi_label)
+        for pixel_values, labels, images in self._read(collate, split, rows, what):
+            dtype = torch.promote_types(self.subject.dtype, torch.float32)
+            yield pixel_values.to(self.subject.device, dtype), labels.to(self.subject.device), images
+
+    def read(self, collate: Callable[[Any], tuple[Any, ...]], what: str = "evaluating") -> Iterator[tuple[Any, ...]]:
+        """What `collate` makes of the rows that judge, a batch at a time; its last part has one entry an image."""
+        return self._read(collate, self.split, self._chosen(self.split), what)
+
+    def _read(
+        self, collate: Callable[[Any], tuple[Any, ...]], split: str, rows: Sequence[int] | None, what: str
+    ) -> Iterator[tuple[Any, ...]]:
         table: Any = self.data.split(split)
         if rows is not None:
             table = table.select(rows)
         elif self.num_images is not None and split == self.split and not hasattr(table, "__len__"):
             table = table.take(self.num_images)
         total, seen = len(table) if hasattr(table, "__len__") else None, 0
-        collate = Collate(self.subject.prepare, classes, self.data.multi_label)
         batches = image_batches(table, self.batch_size, collate, self.num_workers)
         with evaluating(self.subject.model):
-            for pixel_values, labels, images in shown(batches, total, what, self.progress):
-                dtype = torch.promote_types(self.subject.dtype, torch.float32)
-                yield pixel_values.to(self.subject.device, dtype), labels.to(self.subject.device), images
-                seen += len(labels)
+            for batch in shown(batches, total, what, self.progress):
+                yield batch
+                seen += len(batch[-1])
         if not seen:
             raise UserError(f"split '{split}' holds no image; choose another")
 

@@ -79,7 +79,7 @@ def each_prediction(
     thresholds = _thresholds(subject, names)
     for start in range(0, len(files), batch_size):
         chosen = files[start : start + batch_size]
-        opened = [_opened(path, skip_bad_images) for path in chosen]
+        opened = [opened_image(path, skip_bad_images) for path in chosen]
         rows = iter(_probabilities(subject, [one for one in opened if not isinstance(one, str)]))
         for path, one in zip(chosen, opened, strict=True):
             if isinstance(one, str):
@@ -146,7 +146,7 @@ def _row(prediction: Prediction, columns: Sequence[str]) -> dict[str, object]:
     return {**dict(zip(columns, answers, strict=False)), "labels": labels, "problem": prediction.problem}
 
 
-def _opened(path: Path, skip_bad_images: bool) -> "Image | str":
+def opened_image(path: Path, skip_bad_images: bool) -> "Image | str":
     """The image, or why it is left out."""
     try:
         return read_image(path)

@@ -90,15 +90,7 @@ def _examples(folder: Path, config: ModelConfig, name: str) -> dict[str, object]
     """How the model is used: with the package, by the code beside its weights, from the command line."""
 
     def block(architecture: Architecture) -> Markdown:
-        return code_block(
-            example(
-                name,
-                is_classifier=config.is_classifier,
-                architecture=architecture,
-                is_multi_label=config.is_multi_label,
-            ),
-            "python",
-        )
+        return code_block(example(config, name, architecture), "python")
 
     has_page = config.is_ours and config.is_classifier
     travels = any((folder / f"{target.partition('.')[0]}.py").is_file() for target in config.code_targets)

@@ -9,7 +9,15 @@ from urllib.parse import quote
 from hf_vit.errors import UserError, one_line
 from hf_vit.hub.energy import emissions
 from hf_vit.hub.model_folder import ModelConfig
-from hf_vit.hub.published_results import hub_dataset, hub_id, index_entries
+from hf_vit.hub.published_results import (
+    PUBLISHED,
+    TASK_TYPES,
+    hub_dataset,
+    hub_id,
+    index_entries,
+    metric_types,
+    protocol_of,
+)
 from hf_vit.results.facts import DataFact, Facts, Record
 
 if TYPE_CHECKING:
@@ -36,14 +44,18 @@ def current_records(facts: Facts) -> list[Record]:
     return facts.records[changed[-1] if changed else 0 :]
 
 
-def latest_evaluations(facts: Facts) -> list[Record]:
+def latest_evaluations(facts: Facts, protocols: Sequence[str] = ("top1",)) -> list[Record]:
     """The last evaluation of every data split, of those made after the weights were last changed.
 
     Data that has changed is other data. Results of training images are left out.
+
+    Args:
+        facts: of the model's folder.
+        protocols: by which.
     """
     latest: dict[object, Record] = {}
     for record in current_records(facts):
-        if record.kind == "evaluation" and isinstance(record.values.get("top1"), float | int):
+        if record.kind == "evaluation" and protocol_of(record) in protocols:
             data = record.data or DataFact(name="unnamed")
             key = (data.name, data.split, data.fingerprint)
             latest.pop(key, None)
@@ -65,7 +77,7 @@ def indexed_evaluations(facts: Facts) -> list[Record]:
     That is the state of the training, or the last one.
     """
     trained, chosen = _trained_fingerprint(facts), dict[object, Record]()
-    for record in latest_evaluations(facts):
+    for record in latest_evaluations(facts, tuple(PUBLISHED)):
         if record.values.get("trained_images"):
             continue
         data = record.data or DataFact(name="unnamed")
@@ -97,7 +109,7 @@ def metadata_of(
     datasets = {name for record in trainings if record.data and (name := hub_dataset(record.data))}
     bases, relation = _base_models(config, trainings)
     carbon = emissions(trainings[-1]) if trainings else None
-    task = "image-classification" if config.is_classifier else "image-feature-extraction"
+    task = _task_of(config)
     return ModelCardData(
         license=license,
         library_name="transformers",
@@ -106,12 +118,19 @@ def metadata_of(
         datasets=sorted(datasets) or None,
         base_model=bases[0] if len(bases) == 1 else bases or None,
         base_model_relation=relation if bases else None,
-        metrics=["accuracy"] if results else None,
+        metrics=metric_types(results) or None,
         model_name=repo.rpartition("/")[2] if results else None,
         eval_results=index_entries(results, repo) or None,
         widget=_widget(repo, examples) or None,
         co2_eq_emissions=carbon,
     )
+
+
+def _task_of(config: ModelConfig) -> str:
+    """In the Hub's words."""
+    if config.dense_head is not None:
+        return TASK_TYPES[config.dense_head.task]
+    return "image-classification" if config.is_classifier else "image-feature-extraction"
 
 
 def _widget(repo: str, examples: Sequence[str]) -> list[dict[str, str]]:

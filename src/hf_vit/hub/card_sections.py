@@ -35,7 +35,9 @@ _PICTURES = {
 }
 _MAX_LISTED_CLASSES = 30
 # What is drawn with images of the data in it; other pictures are made of numbers.
-_SHOWING_IMAGES = re.compile(r"(wrong_images|predictions|analysis_(attention_rollout|head_maps)(_\d+)?)\.(png|svg)")
+_SHOWING_IMAGES = re.compile(
+    r"(wrong_images|\w+_worst_images|predictions|analysis_(attention_rollout|head_maps)(_\d+)?)\.(png|svg)"
+)
 
 
 def shows_images(picture: str) -> bool:
@@ -62,14 +64,17 @@ def sections(folder: Path, config: ModelConfig, facts: Facts, share_images: bool
 
 def _model(folder: Path, config: ModelConfig) -> dict[str, Any]:
     # transformers' own ViT, as an export saves it, is the plain one.
-    family = family_of("hf_vit" if config.model_type == "vit" else config.model_type)
-    foreign = Markdown(f"A model of the type {code_span(config.model_type)}")
-    names = config.id2label or {}
+    inside = config.backbone
+    family = family_of("hf_vit" if inside.model_type == "vit" else inside.model_type)
+    foreign = Markdown(f"A model of the type {code_span(inside.model_type)}")
+    names, head = config.id2label or {}, config.dense_head
     return {
         "family": family.label if family else foreign,
         "is_classifier": config.is_classifier,
         "is_multi_label": config.is_multi_label,
-        "shape": _shape(config),
+        "task": None if head is None else head.task,
+        "head": None if head is None else head.name,
+        "shape": _shape(inside),
         "parameters": _grouped(count_parameters(folder)),
         "flops": _flops(config),
         "classes": [names[key] for key in sorted(names)] if len(names) <= _MAX_LISTED_CLASSES else [],

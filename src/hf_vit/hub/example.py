@@ -4,6 +4,7 @@ import json
 from typing import Literal
 
 from hf_vit.errors import one_line
+from hf_vit.hub.model_folder import ModelConfig
 
 # What brings the architecture: this package, transformers itself, or the code that travels with the weights.
 Architecture = Literal["hf_vit", "transformers", "travelling"]
@@ -18,7 +19,7 @@ model = {auto_class}.from_pretrained(repo{trust})
 
 {image}
 outputs = model(**processor(images=image, return_tensors="pt"))
-print({answer})"""
+{answer}"""
 # What hf-vit's own commands and training see: the same pixels by either way.
 _WITH_PACKAGE = (
     """\
@@ -42,20 +43,52 @@ image = image.convert("RGB")""",
 )
 
 
-def example(repo: str, *, is_classifier: bool, architecture: Architecture, is_multi_label: bool = False) -> str:
+# What is printed of dense predictions: the classes that are seen, or the objects and where they are.
+_SEGMENTED = """\
+classes = processor.post_process_semantic_segmentation(outputs, target_sizes=[image.size[::-1]])[0]
+for number, pixels in zip(*classes.unique(return_counts=True)):
+    print(model.config.id2label[number.item()], pixels.item(), "px")"""
+_DETECTED = """\
+found = {found}
+sure = found["scores"] > 0.5
+for label, box in zip(found["labels"][sure].tolist(), found["boxes"][sure].tolist()):
+    print(model.config.id2label[label], box)
+print(len(found["labels"][sure]), "objects")"""
+
+
+def example(config: ModelConfig, repo: str, architecture: Architecture) -> str:
     """A few lines of Python that load a model and print what it says of image.png.
 
     Every word of them is this package's own but for the name of the repository or folder, which is one string.
     """
-    answer = "model.config.id2label[outputs.logits.argmax(-1).item()]"
-    if is_multi_label:
-        answer = "[name for number, name in model.config.id2label.items() if outputs.logits[0, number] > 0]"
     imports, image = _WITH_PACKAGE if architecture == "hf_vit" else _WITHOUT
     return _EXAMPLE.format(
         imports=imports,
         image=image,
-        auto_class="AutoModelForImageClassification" if is_classifier else "AutoModel",
+        auto_class=_auto_class(config),
         repo=json.dumps(one_line(repo), ensure_ascii=False),
         trust=", trust_remote_code=True" if architecture == "travelling" else "",
-        answer=answer if is_classifier else "outputs.pooler_output.shape",
+        answer=_answer(config),
     )
+
+
+def _auto_class(config: ModelConfig) -> str:
+    if config.dense_head is not None:
+        return config.dense_head.auto_class
+    return "AutoModelForImageClassification" if config.is_classifier else "AutoModel"
+
+
+def _answer(config: ModelConfig) -> str:
+    if (head := config.dense_head) is not None:
+        if head.task == "segmentation":
+            return _SEGMENTED
+        sizes = "threshold=0.5, target_sizes=[image.size[::-1]]"
+        found = f"processor.post_process_object_detection(outputs, {sizes})[0]"
+        return _DETECTED.format(
+            found="outputs.detections[0]  # px of the resized image" if head.name == "mask-rcnn" else found
+        )
+    if not config.is_classifier:
+        return "print(outputs.pooler_output.shape)"
+    if config.is_multi_label:
+        return "print([name for number, name in model.config.id2label.items() if outputs.logits[0, number] > 0])"
+    return "print(model.config.id2label[outputs.logits.argmax(-1).item()])"

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hf_vit.errors import UserError
-from hf_vit.families import family_of
+from hf_vit.families import DenseHead, dense_head_of, family_of
 from hf_vit.repositories.reading import check_name, weight_shards
 
 CARD_NAME = "README.md"
@@ -49,9 +49,20 @@ class ModelConfig(BaseModel):
         return self.problem_type == "multi_label_classification"
 
     @property
+    def dense_head(self) -> DenseHead | None:
+        """Its head, where it predicts something for every place of an image."""
+        return dense_head_of(self.model_type)
+
+    @property
+    def backbone(self) -> "ModelConfig":
+        """The configuration of the vision model: of a dense head its backbone's, else this one."""
+        inside = (self.model_extra or {}).get("backbone_config")
+        return ModelConfig.model_validate(inside) if self.dense_head and isinstance(inside, dict) else self
+
+    @property
     def is_ours(self) -> bool:
         """Whether the architecture is one of this package."""
-        return family_of(self.model_type) is not None
+        return family_of(self.model_type) is not None or self.dense_head is not None
 
     @property
     def code_targets(self) -> list[str]:
@@ -149,7 +160,8 @@ def travelling_code(folder: Path, config: ModelConfig) -> set[str]:
     """
     if config.is_ours:
         classes = {target.rpartition(".")[2] for target in config.code_targets}
-        missing = [name for name in ("AutoConfig", "AutoModel") if name not in (config.auto_map or {})]
+        wanted = ("AutoConfig", "AutoModel" if config.dense_head is None else config.dense_head.auto_class)
+        missing = [name for name in wanted if name not in (config.auto_map or {})]
         missing += [] if config.architecture in classes else [config.architecture]
         if missing:
             raise UserError(f"auto_map in the config.json of {folder} lacks {', '.join(missing)}; save the model again")

@@ -16,7 +16,31 @@ if TYPE_CHECKING:
 RESULTS_FILE = ".eval_results/hf_vit.yaml"
 # The measurements of a record that are published -> their names there.
 ACCURACIES = {"top1": "Top-1 accuracy", "top5": "Top-5 accuracy"}
+# Protocol -> the Hub's type of its metrics, and its measurements with their names.
+PUBLISHED = {
+    "top1": ("accuracy", ACCURACIES),
+    "segmentation": ("mean_iou", {"mean_iou": "Mean IoU"}),
+    "detection": (
+        "mean_average_precision",
+        {"ap": "Box AP", "ap50": "Box AP50", "mask_ap": "Mask AP", "mask_ap50": "Mask AP50"},
+    ),
+}
+# What a model does -> the Hub's name of the task.
+TASK_TYPES = {"top1": "image-classification", "segmentation": "image-segmentation", "detection": "object-detection"}
 _USER_AND_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
+
+
+def protocol_of(record: Record) -> str | None:
+    """Which of these protocols a record is of; None: another."""
+    if isinstance(record.values.get("top1"), float | int):
+        return "top1"
+    name = record.values.get("protocol")
+    return name if isinstance(name, str) and name in PUBLISHED and name != "top1" else None
+
+
+def metric_types(records: Sequence[Record]) -> list[str]:
+    """The Hub's types of what these records publish, each once."""
+    return list(dict.fromkeys(PUBLISHED[name][0] for record in records if (name := protocol_of(record))))
 
 
 def rounded(value: float) -> float:
@@ -43,25 +67,28 @@ def index_entries(records: Sequence[Record], repo: str) -> "list[EvalResult]":
 def _entries(record: Record, repo: str) -> "list[EvalResult]":
     from huggingface_hub import EvalResult
 
+    if (protocol := protocol_of(record)) is None:
+        return []
     data = record.data or DataFact(name="unnamed")
     name, source = one_line(data.name), _facts_of(repo)
+    metric, measured = PUBLISHED[protocol]
     known = {"fingerprint": data.fingerprint, "num_images": data.size}
     return [
         EvalResult(
-            task_type="image-classification",
+            task_type=TASK_TYPES[protocol],
             dataset_type=hub_dataset(data) or re.sub(r"[^\w.\-]+", "-", name),
             dataset_name=name,
             dataset_config=_configuration(data),
             dataset_split=one_line(data.split) if data.split else None,
             dataset_revision=data.revision,
             dataset_args={key: value for key, value in known.items() if value is not None} or None,
-            metric_type="accuracy",
+            metric_type=metric,
             metric_name=title,
             metric_value=rounded(value),
             source_url=source,
             source_name=one_line(record.command) if source else None,
         )
-        for key, title in ACCURACIES.items()
+        for key, title in measured.items()
         if isinstance(value := record.values.get(key), float | int)
     ]
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 _SWITCHES = frozenset(
     {"label_smoothing", "dropout", "drop_path", "sam_rho", "clip", "horizontal_flip", "randaugment", "random_erasing",
      "mixup_alpha", "cutmix_alpha", "shift_px", "rotation_degrees", "shear_degrees", "zoom", "new_head", "head_bias",
-     "learning_rates", "auto_augment", "color_jitter", "random_crop", "min_learning_rate", "architecture"}
+     "learning_rates", "auto_augment", "color_jitter", "random_crop", "min_learning_rate", "architecture",
+     "scale_jitter"}
 )  # fmt: skip
 # Settings -> what they belong to: (setting, its values).
 _PARTS: dict[str, tuple[str, tuple[object, ...]]] = {

@@ -189,9 +189,7 @@ def _own_example(config: ModelConfig, folder: Path) -> str | None:
     if config.model_type not in CONFIG_MAPPING:
         return None
     architecture = "hf_vit" if config.is_ours else "transformers"
-    return example_code(
-        str(folder), is_classifier=config.is_classifier, architecture=architecture, is_multi_label=config.is_multi_label
-    )
+    return example_code(config, str(folder), architecture)
 
 
 def _run(example: _Example) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hf_vit.families import DenseTask
-from hf_vit.models.detection_hf_vit import HfMaskRCNNForObjectDetection
+from hf_vit.models.detection_hf_vit import HfMaskRCNNForObjectDetection, HfMaskRCNNOutput
 
 # What the names of transformers' classes end in, and the Auto classes' behind "AutoModel".
 TASKS: dict[str, DenseTask] = {
@@ -38,7 +38,11 @@ def segment(
         pixel_values: [B, C, ..], as the processor makes them.
         sizes: (height, width) of each image before that.
     """
-    outputs = model(pixel_values=pixel_values)
+    return class_maps(model(pixel_values=pixel_values), processor, sizes)
+
+
+def class_maps(outputs: Any, processor: Any, sizes: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    """As `segment`, of what the model returned."""
     return processor.post_process_semantic_segmentation(outputs, target_sizes=[tuple(size) for size in sizes])
 
 
@@ -64,13 +68,18 @@ def detect(
         that has them, masks [n, H, W], bool.
     """
     targets = [(int(height), int(width)) for height, width in sizes]
-    if isinstance(model, HfMaskRCNNForObjectDetection):
-        detections: Any = model(pixel_values=pixel_values, target_sizes=targets).detections
-        detections = [{name: value[each["scores"] > threshold] for name, value in each.items()} for each in detections]
-    else:
-        outputs = model(pixel_values=pixel_values)
-        detections = processor.post_process_object_detection(outputs, threshold=threshold, target_sizes=targets)
-    return [_sorted(each) for each in detections]
+    in_image = {"target_sizes": targets} if isinstance(model, HfMaskRCNNForObjectDetection) else {}
+    return detections(model(pixel_values=pixel_values, **in_image), processor, targets, threshold)
+
+
+def detections(
+    outputs: Any, processor: Any, sizes: Sequence[tuple[int, int]], threshold: float = 0.0
+) -> list[dict[str, torch.Tensor]]:
+    """As `detect`, of what the model returned; a Mask R-CNN's are of the sizes that it was given."""
+    if isinstance(outputs, HfMaskRCNNOutput):
+        told = outputs.detections or []
+        return [_sorted({name: value[each["scores"] > threshold] for name, value in each.items()}) for each in told]
+    return list(map(_sorted, processor.post_process_object_detection(outputs, threshold, list(sizes))))
 
 
 def _sorted(objects: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

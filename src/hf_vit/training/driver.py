@@ -7,13 +7,14 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from transformers import set_seed
 from transformers.utils import logging as transformers_logging
 
 from hf_vit.data import ImageData
 from hf_vit.data.auto_augment import open_policy
+from hf_vit.data.dense.annotations import Target
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.hub.card import write_card
@@ -27,7 +28,7 @@ from hf_vit.training.processes import first_goes_first, is_first, need_same, wai
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.checkpoints import find_best, has_ended
 from hf_vit.training.run.data import load_images
-from hf_vit.training.run.decisions import Run, micro_batch_size, total_steps, use_bf16
+from hf_vit.training.run.decisions import Run, micro_batch_size, total_steps, use_bf16, vision_config
 from hf_vit.training.run.failures import explained
 from hf_vit.training.run.learning_curve import LEARNING_CURVE_NAME, plot_learning_curve
 from hf_vit.training.run.options import FinetuneOptions
@@ -123,6 +124,8 @@ def check(task: Task[Any], job: Job, say: Say) -> None:
     """
     task.check(job.recipe)
     micro_batch_size(job.recipe.batch_size, job.options.micro_batch_size, task.accumulates)
+    if job.options.streaming and not task.streams:
+        raise UserError("images with masks or boxes are not streamed; leave --streaming out")
     if job.options.streaming and (job.recipe.class_weights or job.recipe.balanced_sampling):
         raise UserError("the classes of a stream are not known beforehand; balance them without --streaming")
     if job.options.streaming and job.recipe.repeated_augmentation > 1:
@@ -144,10 +147,10 @@ def _opened(task: Task[Any], job: Job, say: Say) -> Start | None:
     if job.options.resume and is_finished(job.output):
         return None
     refuse_taken(job.output, job.options.resume)
-    return open_start(job, say, multi_label=task.multi_label)
+    return open_start(job, say, multi_label=task.multi_label, target=task.target)
 
 
-def open_start(job: Job, say: Say, *, multi_label: bool = False) -> Start:
+def open_start(job: Job, say: Say, *, multi_label: bool = False, target: Target = "label") -> Start:
     """Find the model and load the images.
 
     Raises:
@@ -160,7 +163,7 @@ def open_start(job: Job, say: Say, *, multi_label: bool = False) -> Start:
             f"--random-crop {job.recipe.augmentation.random_crop} reflects more than there is of images of "
             f"{size[0]}x{size[1]} px; choose less than {min(size)}"
         )
-    images = load_images(job.data, source.config.patch_stride, size, job.options, say, multi_label)
+    images = load_images(job.data, source.config.patch_stride, size, job.options, say, multi_label, target)
     return Start(source, images, size)
 
 
@@ -205,7 +208,7 @@ def prepare(task: Task[Any], job: Job, start: Start, say: Say) -> Run:
         task=task.settings(),
         steps=total_steps(job.recipe, start.data.num_examples("train")),
         micro_batch_size=micro_batch_size(job.recipe.batch_size, job.options.micro_batch_size, task.accumulates),
-        bf16=use_bf16(job.options, cast(HfViTBaseConfig, model.config)),
+        bf16=use_bf16(job.options, vision_config(model)),
         checkpoint=checkpoint,
     )
     need_space_for(run, task.kept_bytes())

@@ -1,4 +1,4 @@
-"""The main job: train an image classifier on labelled images, judge it once on the test split, save it with facts."""
+"""The main job: train a model on images with labels, masks or boxes, judge it once on the test split, save it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,6 +24,9 @@ def finetune(
     data: str,
     output: str | Path,
     *,
+    task: str = "classification",
+    head: str | None = None,
+    head_width: int | None = None,
     recipe: str | Recipe | None = None,
     distillation: DistillationOptions | None = None,
     self_training: SelfTrainingOptions | None = None,
@@ -43,7 +46,12 @@ def finetune(
         model: a folder, a variant such as "S/16" or "Ti/4" (fresh weights), a Hub id, or a configuration.
         data: see `hf_vit.data.load_data`.
         output: a new or empty folder, or with `resume` that of the run.
-        recipe: a name of `RECIPES`, or a recipe; None: "default-small", with `self_training` that of its kind's name.
+        task: "classification", "segmentation" (of masks) or "detection" (of boxes).
+        head: of segmentation "linear" (the default), "upernet" or "mask2former"; of detection "mask-rcnn" (the
+            default), "detr" or "deformable-detr".
+        head_width: channels of that head; None is what its library takes.
+        recipe: a name of `RECIPES`, or a recipe; None: "default-small", with `self_training` that of its kind's name,
+            and "segmentation-small" or "detection-small".
         distillation: a teacher, and what is learnt from it beside the labels.
         self_training: a teacher, and images that it labels.
         lr_sweep: True tries every learning rate of the recipe's grid on the validation split, a sequence those; the
@@ -59,19 +67,23 @@ def finetune(
             model is complete then).
     """
     say, (options, values) = told_by_first(report), chosen_options(options, settings)
-    line = TASKS[_task_name(distillation, self_training)]
+    line = TASKS[_task_name(task, head, head_width, distillation, self_training)]
     named = line.recipe if recipe is None else recipe
     chosen = (find_recipe(named) if isinstance(named, str) else named).override(**values)
+    if lr_sweep is not False and task != "classification":
+        raise UserError(f"learning rates are compared by accuracy, which {task} does not have; leave the sweep out")
     train = train_once if lr_sweep is False else Sweep(rates_of(chosen, lr_sweep))
-    task = line.make(
+    learning = line.make(
         TaskChoices(
             distillation=distillation,
             self_training=self_training,
             skip_bad_images=options.skip_bad_images,
             device=options.device,
+            head=head,
+            head_width=head_width,
         )
     )
-    result: FinetuneResult = carry_out(task, Job(model, data, Path(output), chosen, options, command), say, train)
+    result: FinetuneResult = carry_out(learning, Job(model, data, Path(output), chosen, options, command), say, train)
     if options.push is None or not is_first():
         return result
     refresh_card(result.folder, license=options.license)
@@ -81,7 +93,24 @@ def finetune(
     return replace(result, pushed=shared)
 
 
-def _task_name(distillation: DistillationOptions | None, self_training: SelfTrainingOptions | None) -> str:
+FINETUNED = ("classification", "segmentation", "detection")
+
+
+def _task_name(
+    task: str,
+    head: str | None,
+    head_width: int | None,
+    distillation: DistillationOptions | None,
+    self_training: SelfTrainingOptions | None,
+) -> str:
+    if task not in FINETUNED:
+        raise UserError(f"there is no task '{task}' to fine-tune for; choose {', '.join(FINETUNED)}")
+    if task == "classification" and (head or head_width) is not None:
+        raise UserError("--head and --head-width are of segmentation and detection; give --task, or leave them out")
+    if task != "classification" and (distillation is not None or self_training is not None):
+        raise UserError(f"a teacher teaches classification, not {task}; leave one of the two out")
+    if task != "classification":
+        return task
     if distillation is not None and self_training is not None:
         raise UserError("a teacher teaches by distillation or labels images; give distillation or self_training")
     if self_training is not None:

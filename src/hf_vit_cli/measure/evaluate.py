@@ -14,17 +14,18 @@ def evaluate(
     model: Annotated[
         str,
         typer.Argument(
-            help="Image classifier: folder, Hub id, timm:NAME, or a file that hf-vit convert reads.", show_default=False
+            help="Model: folder, Hub id, timm:NAME, or a file that hf-vit convert reads.", show_default=False
         ),
     ],
     data: options.Data,
     protocol: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="top1, few-shot, linear-probe, knn, calibration, robustness, corruptions, patch-drop, multi-label, "
-            "real, objectnet or vtab."
+            "real, objectnet, vtab, segmentation or detection; by default what the model does.",
+            show_default=False,
         ),
-    ] = "top1",
+    ] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     batch_size: Annotated[int, typer.Option(help="Images a step.", min=1)] = 32,
     output: Annotated[
@@ -53,7 +54,7 @@ def evaluate(
     real_labels: Annotated[str | None, typer.Option(metavar="FILE", help="real: real.json as published.")] = None,
     mappings: Annotated[str | None, typer.Option(metavar="DIR", help="objectnet: its folder of mappings.")] = None,
 ) -> None:
-    """Measure an image classifier: accuracy, calibration, every class; or by another protocol."""
+    """Measure a model: accuracy, calibration, every class; mIoU of masks, AP of boxes; or by another protocol."""
     of_protocol: dict[str, Any] = {
         "shots": shots,
         "trials": trials,

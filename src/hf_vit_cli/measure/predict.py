@@ -8,13 +8,13 @@ import typer
 from hf_vit_cli import options
 
 if TYPE_CHECKING:
-    from hf_vit.evaluation import Prediction
+    from hf_vit.evaluation import DensePrediction, Prediction
 
 
 def predict(
     model: Annotated[
         str,
-        typer.Argument(help="Image classifier: folder, Hub id, timm:NAME, or a checkpoint file.", show_default=False),
+        typer.Argument(help="Model: folder, Hub id, timm:NAME, or a checkpoint file.", show_default=False),
     ],
     images: Annotated[
         list[str],
@@ -24,11 +24,15 @@ def predict(
             show_default=False,
         ),
     ],
-    top: Annotated[int, typer.Option(help="Classes to show for every image.", min=1)] = 5,
+    top: Annotated[int, typer.Option(help="Classifier: classes to show for every image.", min=1)] = 5,
+    threshold: Annotated[float, typer.Option(help="Detector: how sure it must be of an object.")] = 0.5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list instead of a table.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option(help="Write a row an image into this .csv or .parquet file instead.", dir_okay=False),
+        typer.Option(
+            help="Classifier: write a row an image into this .csv or .parquet file instead. Masks and boxes: write "
+            "them, as JSON and pictures, into this new folder."
+        ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Images a step.", min=1)] = 32,
     skip_bad_images: Annotated[
@@ -36,18 +40,20 @@ def predict(
     ] = False,
     device: options.Device = None,
 ) -> None:
-    """Say what images show: the most likely classes with their probabilities.
+    """Say what images show: the most likely classes, the classes of the pixels, or objects with their boxes.
 
     An image that cannot be read ends it before anything is said, but for --output and --skip-bad-images: they pass it
     over and tell of it. With --output alone the exit code is 1 then, for a table with a hole.
     """
     from hf_vit.errors import UserError
+    from hf_vit.evaluation import DensePrediction
     from hf_vit.evaluation import predict as run
 
     every = run(
         model,
         images,
         top=top,
+        threshold=threshold,
         output=output,
         batch_size=batch_size,
         skip_bad_images=skip_bad_images,
@@ -55,7 +61,12 @@ def predict(
     )
     bad = [each for each in every if each.problem is not None]
     if output is None:
-        _print([each for each in every if each.problem is None], as_json)
+        good = [each for each in every if each.problem is None]
+        dense = [each for each in good if isinstance(each, DensePrediction)]
+        if dense:
+            _print_dense(dense, as_json)
+        else:
+            _print([each for each in good if not isinstance(each, DensePrediction)], as_json)
     else:
         typer.echo(f"predictions in {output}")
     for each in bad:
@@ -87,5 +98,28 @@ def _print(predictions: "list[Prediction]", as_json: bool) -> None:
         for rank, (name, score) in enumerate(each.scores):
             answer = ["yes" if name in each.labels else "no"] if each.labels is not None else []
             table.add_row("" if rank else escape(each.image), escape(name), f"{score:.2%}", *answer)
+        table.add_section()
+    Console().print(table)
+
+
+def _print_dense(predictions: "list[DensePrediction]", as_json: bool) -> None:
+    import json
+
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    if as_json:
+        listed = [{"image": each.image, "answers": each.answers} for each in predictions]
+        typer.echo(json.dumps(listed, indent=2, ensure_ascii=False))
+        return
+    table = Table("image", "class", "share of pixels, or score", "box (x1 y1 x2 y2 px)")
+    for each in predictions:
+        for rank, answer in enumerate(each.answers):
+            box = " ".join(f"{side:.0f}" for side in answer.get("box", ()))
+            share = answer["share"] if "share" in answer else answer["score"]
+            table.add_row("" if rank else escape(each.image), escape(answer["label"]), f"{share:.2%}", box)
+        if not each.answers:
+            table.add_row(escape(each.image), "nothing", "", "")
         table.add_section()
     Console().print(table)

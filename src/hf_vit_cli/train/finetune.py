@@ -29,10 +29,21 @@ def finetune(
     data: options.Data,
     output: options.Output,
     config: Config = None,
+    task: Annotated[
+        str, typer.Option(help="classification; segmentation, of masks; or detection, of boxes (docs/dense.md).")
+    ] = "classification",
+    head: Annotated[
+        str | None,
+        typer.Option(
+            help="segmentation: linear (the default), upernet, mask2former; detection: mask-rcnn (the default), detr, "
+            "deformable-detr."
+        ),
+    ] = None,
+    head_width: Annotated[int | None, typer.Option(help="Channels of that head; by default its library's.")] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="Settings by name; hf-vit recipes shows them. By default default-small, or that of its name."
+            help="Settings by name; hf-vit recipes shows them. By default default-small, or that of its name or task."
         ),
     ] = None,
     image_size: options.ImageSize = None,
@@ -147,6 +158,7 @@ def finetune(
     cutmix_alpha: options.CutmixAlpha = None,
     random_resized_crop: options.RandomResizedCrop = None,
     random_crop: options.RandomCrop = None,
+    scale_jitter: options.ScaleJitter = None,
     randaugment: options.Randaugment = None,
     auto_augment: options.AutoAugment = None,
     color_jitter: options.ColorJitter = None,
@@ -157,7 +169,7 @@ def finetune(
     shear_degrees: options.ShearDegrees = None,
     zoom: options.Zoom = None,
 ) -> None:
-    """Train an image classifier: fine-tune a checkpoint, or a variant from scratch."""
+    """Train a model on labels, masks or boxes: fine-tune a checkpoint, or a variant from scratch."""
     from hf_vit.training import finetune as run
     from hf_vit.training.processes import is_first
     from hf_vit.training.recipes.registry import OVERRIDABLE
@@ -173,6 +185,9 @@ def finetune(
             model,
             data,
             output,
+            task=task,
+            head=head,
+            head_width=head_width,
             recipe=recipe,
             distillation=learning,
             self_training=labelling,

@@ -148,17 +148,26 @@ def dense_transforms(
     return DenseTrainTransform(processor, target, augmentation, seed), DenseEvalTransform(processor, target)
 
 
-def _variation(augmentation: AugmentationConfig, processor: "BaseImageProcessor", target: Target) -> Any:
-    from torchvision.transforms import v2
-    from torchvision.tv_tensors import Image as Pixels
-    from torchvision.tv_tensors import Mask
+def refuse_apart(augmentation: AugmentationConfig) -> None:
+    """Refuse what would vary images apart from their masks and boxes.
 
+    Raises:
+        UserError: there is something of the kind; the message names it.
+    """
     for field in fields(augmentation):
         if field.name not in _JOINT and getattr(augmentation, field.name) != field.default:
             raise UserError(
                 f"augmentation {field.name} does not move masks and boxes along; for segmentation and detection there "
                 f"are {', '.join(_JOINT)}"
             )
+
+
+def _variation(augmentation: AugmentationConfig, processor: "BaseImageProcessor", target: Target) -> Any:
+    from torchvision.transforms import v2
+    from torchvision.tv_tensors import Image as Pixels
+    from torchvision.tv_tensors import Mask
+
+    refuse_apart(augmentation)
     size, interpolation = input_size(processor), interpolation_of(processor)
     colour = tuple(min(255, round(255 * mean)) for mean in cast(Any, processor).image_mean)
     fill: Any = {Pixels: colour, Mask: IGNORED if target == "mask" else 0}

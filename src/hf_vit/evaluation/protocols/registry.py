@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from hf_vit.data import ImageData, load_data
+from hf_vit.data.dense.annotations import Target
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.attacks import robustness
 from hf_vit.evaluation.protocols.calibration import calibration
 from hf_vit.evaluation.protocols.corrupted_accuracy import corruptions
+from hf_vit.evaluation.protocols.dense.detection import detection
+from hf_vit.evaluation.protocols.dense.segmentation import segmentation
 from hf_vit.evaluation.protocols.few_shot import few_shot
 from hf_vit.evaluation.protocols.frame import ProtocolResult
 from hf_vit.evaluation.protocols.imagenet_real import real
@@ -42,11 +45,15 @@ PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
     "real": real,
     "objectnet": objectnet,
     "vtab": vtab,
+    "segmentation": segmentation,
+    "detection": detection,
 }
+# Those of other than labels -> what their images bear, see `ImageData`.
+TARGETS: dict[str, Target] = {"segmentation": "mask", "detection": "objects"}
 # Those that look at features: their model needs no head.
 ON_FEATURES = ("few-shot", "linear-probe", "knn", "vtab")
 # Those that look at every depth or change pixels, or are defined for one size.
-OF_ONE_SIZE = ("linear-probe", "robustness", "corruptions", "patch-drop", "vtab")
+OF_ONE_SIZE = ("linear-probe", "robustness", "corruptions", "patch-drop", "vtab", *TARGETS)
 
 
 @final
@@ -124,7 +131,7 @@ def evaluate_protocol(
         if protocol in OF_ONE_SIZE:
             raise UserError(f"protocol {protocol} takes images of one size; leave --max-num-patches out")
     with evaluating(model[0]) if isinstance(model, tuple) else nullcontext():
-        subject = open_subject(model, device, as_classifier=protocol not in ON_FEATURES)
+        subject = open_subject(model, device, as_classifier=protocol not in (*ON_FEATURES, *TARGETS))
         if max_num_patches is not None:
             subject = at_own_size(subject, max_num_patches)
         if subject.folder is not None:
@@ -139,7 +146,8 @@ def evaluate_protocol(
             if function is vtab:
                 data = _vtab_data(data, seed, reading)
             else:
-                data = load_data(data, image_size=subject.image_size, multi_label=function is multi_label, **reading)
+                reading |= {"multi_label": function is multi_label, "target": TARGETS.get(protocol, "label")}
+                data = load_data(data, image_size=subject.image_size, **reading)
         examination = Examination(subject, data, split, num_images, batch_size, seed, progress, num_workers)
         started = time.perf_counter()
         result = function(examination, **options)

@@ -139,7 +139,8 @@ class Recipe(BaseModel):
     def override(self, **values: Any) -> "Recipe":
         """The recipe with other values; None changes nothing.
 
-        (0, 0) switches random_resized_crop off, "none" auto_augment; of the two random crops one replaces the other.
+        (0, 0) switches random_resized_crop and scale_jitter off, "none" auto_augment; of the three random crops one
+        replaces the others.
 
         Args:
             **values: names of `OVERRIDABLE`, or image_size.
@@ -157,14 +158,16 @@ class Recipe(BaseModel):
         changes: dict[str, Any] = {name: getattr(self, name) for name in type(self).model_fields}
         if "epochs" in given or "steps" in given:
             changes |= {"epochs": None, "steps": None}
-        varied = {name: given.pop(name) for name in list(given) if name in AugmentationConfig.__dataclass_fields__}
-        if varied.get("random_resized_crop") == (0, 0):
-            varied["random_resized_crop"] = None
+        varied: dict[str, Any] = {
+            name: given.pop(name) for name in list(given) if name in AugmentationConfig.__dataclass_fields__
+        }
+        for name in ("random_resized_crop", "scale_jitter"):
+            if varied.get(name) == (0, 0):
+                varied[name] = None
         if varied.get("auto_augment") == "none":
             varied["auto_augment"] = None
-        for crop, other in (_CROPS, _CROPS[::-1]):
-            if crop in varied:
-                varied.setdefault(other, None)
+        if chosen := [crop for crop in _CROPS if varied.get(crop) is not None]:
+            varied = {**dict.fromkeys(set(_CROPS) - set(chosen)), **varied}
         changes |= given
         if varied:
             changes["augmentation"] = AugmentationConfig(**{**vars(self.augmentation), **varied})
@@ -186,7 +189,7 @@ class Recipe(BaseModel):
         return {name: list(v) if isinstance(v, tuple) else v for name, v in (values | vars(augmentation)).items()}
 
 
-_CROPS = ("random_resized_crop", "random_crop")
+_CROPS = ("random_resized_crop", "random_crop", "scale_jitter")
 # What no flag of `hf-vit finetune` changes, or one that is an option beside the recipe.
 _FIXED = {"name", "source", "summary", "learning_rates", "image_size", "architecture", "augmentation"}
 # What a flag of `hf-vit finetune` may change.

@@ -9,6 +9,7 @@ import difflib
 from hf_vit.data.augmentation import AugmentationConfig
 from hf_vit.errors import UserError
 from hf_vit.training.recipes.definition import OVERRIDABLE, Recipe
+from hf_vit.training.recipes.dense import DENSE
 from hf_vit.training.recipes.original import ORIGINAL
 from hf_vit.training.recipes.published import PUBLISHED
 
@@ -99,7 +100,7 @@ _OWN = (
     ),
 )
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*_OWN, *ORIGINAL, *PUBLISHED)}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*_OWN, *ORIGINAL, *PUBLISHED, *DENSE)}
 
 
 def find_recipe(name: str) -> Recipe:

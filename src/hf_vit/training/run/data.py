@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from hf_vit.data import ImageData, check_images, load_data
+from hf_vit.data.dense.annotations import Target
 from hf_vit.training.run.options import FinetuneOptions
 
 
@@ -13,6 +14,7 @@ def load_images(
     options: FinetuneOptions,
     say: Callable[[str], None],
     multi_label: bool = False,
+    target: Target = "label",
 ) -> ImageData:
     """Load what is named, and look at every image unless it is a stream.
 
@@ -23,6 +25,7 @@ def load_images(
         options: of the run.
         say: is told what was left out or done to the images.
         multi_label: whether images may have several classes each.
+        target: what they bear, see `ImageData`.
 
     Raises:
         UserError: there are no such data, or an image cannot be read.
@@ -35,6 +38,7 @@ def load_images(
         image_column=options.image_column,
         label_column=options.label_column,
         multi_label=multi_label,
+        target=target,
     )
     images = check_images(images, min_size, options.skip_bad_images)
     for note in images.notes:

@@ -66,8 +66,8 @@ class Run:
 
     @property
     def config(self) -> HfViTBaseConfig:
-        """The configuration of the model."""
-        return cast(HfViTBaseConfig, self.model.config)
+        """The configuration of the vision model, which is the backbone of a model for masks or boxes."""
+        return vision_config(self.model)
 
     def describe(self) -> str:
         """What is about to be trained, in one line."""
@@ -81,6 +81,11 @@ class Run:
             f"recipe {self.recipe.name}, {self.steps:,} steps of {self.recipe.batch_size} images in "
             f"{'bf16' if self.bf16 else 'fp32'}"
         )
+
+
+def vision_config(model: nn.Module) -> HfViTBaseConfig:
+    """The configuration of a model, or of the backbone in it."""
+    return cast(HfViTBaseConfig, getattr(model.config, "backbone_config", None) or model.config)
 
 
 def micro_batch_size(batch_size: int, asked: int | None, accumulates: bool = True) -> int:

@@ -1,4 +1,4 @@
-"""The picture of a training: loss and accuracy over the epochs."""
+"""The picture of a training: loss and the score of the validation split over the epochs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,28 +10,35 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LEARNING_CURVE_NAME = "learning_curve.png"
+# What is logged of the validation split -> what the axis calls it.
+_SCORES = {
+    "eval_accuracy": "accuracy",
+    "eval_top1": "accuracy",
+    "eval_mean_iou": "mean intersection over union",
+    "eval_ap50": "AP50",
+}
 
 
 def plot_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) -> bool:
-    """Draw loss and accuracy over the epochs from a Trainer's `state.log_history`.
+    """Draw loss and score over the epochs from a Trainer's `state.log_history`.
 
     Returns:
         Whether there was anything to draw; without a loss no file is written.
     """
     losses = {"training": _series(log_history, "loss"), "validation": _series(log_history, "eval_loss")}
-    accuracy = _series(log_history, "eval_accuracy") or _series(log_history, "eval_top1")
+    scores = {name: points for key, name in _SCORES.items() if (points := _series(log_history, key))}
     if not any(losses.values()):
         return False
-    figure = new_figure(9 if accuracy else 5, 3.6)
-    axes = figure.add_subplot(1, 2 if accuracy else 1, 1)
+    figure = new_figure(9 if scores else 5, 3.6)
+    axes = figure.add_subplot(1, 2 if scores else 1, 1)
     for name, points in losses.items():
         _draw(axes, points, name)
     axes.set_ylabel("loss (nats)")
     axes.legend()
-    if accuracy:
+    for name, points in list(scores.items())[:1]:
         axes = figure.add_subplot(1, 2, 2)
-        _draw(axes, [(epoch, 100 * value) for epoch, value in accuracy], "validation")
-        axes.set_ylabel("accuracy (%)")
+        _draw(axes, [(epoch, 100 * value) for epoch, value in points], "validation")
+        axes.set_ylabel(f"{name} (%)")
         axes.legend()
     save_figure(figure, path)
     return True

@@ -23,6 +23,8 @@ from transformers import (
 from hf_vit.data import ImageCollator, ImageData
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.protocols.dense.detection import DetectionResult
+from hf_vit.evaluation.protocols.dense.segmentation import SegmentationResult
 from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, judge, multi_label
 from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.evaluation.protocols.top1 import OF_CLASSES, ClassificationResult, top1
@@ -46,10 +48,10 @@ _LOSS_WEIGHT = 1e-6
 
 @dataclass(frozen=True, repr=False)
 class FinetuneResult(TrainingResult):
-    """A finished classifier, with the weights of the best checkpoint by validation accuracy.
+    """A finished classifier, or model for masks or boxes, with the weights of the best checkpoint by its validation.
 
     Attributes:
-        validation: accuracy and loss of that checkpoint on the validation split.
+        validation: accuracy (mIoU, AP) and loss of that checkpoint on the validation split.
         test: measured once, on the untouched test split; of a run that was found finished without pictures and matrix.
         chance: the highest accuracy on the validation split that chance explains (see `accuracy_of_chance`).
         best_step: the optimizer step the best checkpoint was taken after.
@@ -58,7 +60,7 @@ class FinetuneResult(TrainingResult):
     """
 
     validation: dict[str, float]
-    test: ClassificationResult | MultiLabelResult
+    test: ClassificationResult | MultiLabelResult | SegmentationResult | DetectionResult
     best_step: int
     chance: float = 0.0
     trials: Sequence[Mapping[str, Any]] = field(default=())

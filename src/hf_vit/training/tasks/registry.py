@@ -6,6 +6,8 @@ from typing import Any
 
 from hf_vit.training.tasks.classification import Classification
 from hf_vit.training.tasks.contrast import Contrast
+from hf_vit.training.tasks.dense.detection import Detection
+from hf_vit.training.tasks.dense.segmentation import Segmentation
 from hf_vit.training.tasks.distillation import Distillation, DistillationOptions
 from hf_vit.training.tasks.masking import NextPatch, RandomMasking
 from hf_vit.training.tasks.meta_pseudo_labels import MetaPseudoLabels
@@ -25,6 +27,7 @@ class TaskChoices:
         self_training, skip_bad_images: the teacher and the unlabelled images, and what becomes of unreadable ones.
         target, masking, static_masks: of patch prediction.
         contrastive: of contrast.
+        head, head_width: of segmentation and detection: its name, and its channels.
         fields: of the model's configuration, in place of those it has.
     """
 
@@ -36,6 +39,8 @@ class TaskChoices:
     masking: RandomMasking | None = None
     static_masks: bool = False
     contrastive: ContrastiveOptions | None = None
+    head: str | None = None
+    head_width: int | None = None
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -46,7 +51,7 @@ class TaskLine:
     Attributes:
         make: the task, as it was chosen.
         recipe: it has where none is named.
-        has_labels: it learns from labels, and is fine-tuned; else it is pre-trained.
+        has_labels: it learns from labels, masks or boxes, and is fine-tuned; else it is pre-trained.
     """
 
     make: Callable[[TaskChoices], Task[Any]]
@@ -72,6 +77,10 @@ TASKS: dict[str, TaskLine] = {
     "distillation": TaskLine(_distillation, "default-small", has_labels=True),
     "noisy-student": TaskLine(_self_training(NoisyStudent), "noisy-student", has_labels=True),
     "meta-pseudo-labels": TaskLine(_self_training(MetaPseudoLabels), "meta-pseudo-labels", has_labels=True),
+    "segmentation": TaskLine(
+        lambda told: Segmentation(told.head, told.head_width), "segmentation-small", has_labels=True
+    ),
+    "detection": TaskLine(lambda told: Detection(told.head, told.head_width), "detection-small", has_labels=True),
     "masked-patch": TaskLine(
         lambda told: PatchPrediction(told.target, told.masking or RandomMasking(), told.static_masks, told.fields),
         "pretrain-small",

@@ -14,6 +14,7 @@ from transformers import AutoImageProcessor, PreTrainedModel, TrainerCallback, T
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from hf_vit.data import ImageData, eval_transform, train_transform, transform_split
+from hf_vit.data.dense.annotations import Target
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.results.facts import Facts, Record
@@ -71,6 +72,9 @@ class Task(ABC, Generic[Result]):
     accumulates: bool = True
     # Whether images may have several classes each.
     multi_label: bool = False
+    # What the images bear, see `ImageData`; and whether they can be read while training.
+    target: Target = "label"
+    streams: bool = True
     # Which trainer, and what of its arguments is not as classifiers have it.
     trainer_class: type[HfViTTrainer] = HfViTTrainer
     arguments: ClassVar[dict[str, Any]] = {}
@@ -118,7 +122,7 @@ class Task(ABC, Generic[Result]):
         records = Facts.load(folder).records
         last = max((index for index, record in enumerate(records) if record.kind == "training"), default=0)
         values = cast(dict[str, Any], records[last].values) if records else {}
-        if mark not in values:
+        if mark not in values or values.get("task") != self.settings().get("task"):
             raise UserError(f"the output folder {folder} holds a model of another kind; choose a new or empty one")
         shared = {
             "folder": folder,

@@ -18,14 +18,17 @@ _EMBEDDINGS = re.compile(r"(?:^|\.)embeddings\.")
 def layer_numbers(model: nn.Module) -> dict[str, int]:
     """Parameter name -> layer: 0 the embeddings (a hybrid's stem too), 1..L the blocks, L + 1 norm, pooling and head.
 
-    A block that several layers share has the number of the highest.
+    A block that several layers share has the number of the highest. Of a model for masks or boxes the layers are those
+    of its backbone, and everything else is head.
 
     Raises:
         UserError: the model has no such layers.
     """
     names = [name for name, _ in model.named_parameters()]
-    found = {int(match[1]) for name in names if (match := _LAYER.search(name))}
-    depth: int | None = getattr(model.config, "num_hidden_layers", None)
+    backbone: Any = getattr(model.config, "backbone_config", None)
+    inside = [name for name in names if backbone is None or "backbone." in name]
+    found = {int(match[1]) for name in inside if (match := _LAYER.search(name))}
+    depth: int | None = getattr(backbone or model.config, "num_hidden_layers", None)
     if not found or depth is None:
         raise UserError(
             f"layer-wise learning-rate decay needs a model of numbered layers, and {type(model).__name__} is none; "
@@ -34,10 +37,10 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
     groups = max(found) + 1
     highest = {index * groups // depth: index + 1 for index in range(depth)}
     numbers: dict[str, int] = {}
-    for name in names:
+    for name in inside:
         block = _LAYER.search(name)
         numbers[name] = highest[int(block[1])] if block else 0 if _EMBEDDINGS.search(name) else depth + 1
-    return numbers
+    return dict.fromkeys(names, depth + 1) | numbers
 
 
 def parameter_groups(

@@ -27,8 +27,8 @@ class Patience(EarlyStoppingCallback):
         metrics: dict[str, float],
         **kwargs: Any,
     ) -> None:
-        loss = metrics["eval_loss"]
-        is_lower = self.lowest_loss is None or loss < self.lowest_loss
+        loss = metrics.get("eval_loss")  # some detectors tell none of a validation split
+        is_lower = loss is not None and (self.lowest_loss is None or loss < self.lowest_loss)
         if is_lower:
             self.lowest_loss = loss
         if state.global_step <= args.get_warmup_steps(state.max_steps):

@@ -10,6 +10,12 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import ExportableState
 
 _Kind = TypeVar("_Kind", bound=TrainerCallback)
+# What an evaluation logs -> what it is called.
+SCORES = {
+    "eval_accuracy": "validation accuracy",
+    "eval_mean_iou": "validation mIoU",
+    "eval_ap50": "validation AP50",
+}
 
 
 def callbacks_of(trainer: Trainer, kind: type[_Kind]) -> list[_Kind]:
@@ -58,7 +64,8 @@ class LiveProgress(TrainerCallback):
         logs: dict[str, float] | None = None,
         **kwargs: object,
     ) -> None:
-        for key, text in (("epoch", "epoch {:.1f}"), ("loss", "loss {:.3f}"), ("eval_accuracy", "validation {:.2%}")):
+        scores = ((key, f"{name} {{:.2%}}") for key, name in SCORES.items())
+        for key, text in (("epoch", "epoch {:.1f}"), ("loss", "loss {:.3f}"), *scores):
             if logs and key in logs:
                 self._news[key] = text.format(logs[key])
         self._bar.update(self._task, news=", ".join(self._news.values()))
@@ -119,7 +126,7 @@ class LoggedProgress(TrainerCallback):
             "loss": "loss {:.4f}",
             "learning_rate": "learning rate {:.2e}",
             "eval_loss": "validation loss {:.4f}",
-            "eval_accuracy": "validation accuracy {:.2%}",
+            **{key: f"{name} {{:.2%}}" for key, name in SCORES.items()},
         }
         self._tell(args, state, [text.format(self._logged[key]) for key, text in texts.items() if key in self._logged])
         self._logged.clear()  # what is not logged again is old

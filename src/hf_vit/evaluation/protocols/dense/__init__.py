@@ -1,0 +1,1 @@
+"""Predictions for every pixel or object: how they are judged, by torchmetrics, and drawn beside the truth."""

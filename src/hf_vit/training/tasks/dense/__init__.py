@@ -1,0 +1,1 @@
+"""Learning to predict masks and boxes."""
