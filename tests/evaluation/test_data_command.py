@@ -2,12 +2,14 @@
 
 import re
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
 from evaluation.tiny import make_images
 from PIL import Image
 
+from hf_vit.data import load_data
 from hf_vit_cli.main import main
 
 
@@ -56,3 +58,35 @@ def test_dark_scans_are_told(told):
     assert "kinds: RGB 39, I;16 1 of those looked into" in out
     assert "images of 16 bits reach 4,095 of 65,535, so they are seen in 6% of the brightness" in out
     assert "contact_sheet" not in out
+
+
+@pytest.mark.parametrize(("target", "unit"), [("mask", "pixels"), ("objects", "objects")])
+def test_masks_and_objects_are_counted_and_drawn(tmp_path, capsys, target, unit):
+    name = "scenes:images=12,size=32"
+    with pytest.raises(SystemExit) as ended:
+        main(["data", name, "--target", target, "--output", str(tmp_path / "look")])
+    assert not ended.value.code
+    out = capsys.readouterr().out
+    data = load_data(name, target=target)
+    for split, column in (("train", 0), ("test", 2)):
+        counts = Counter()
+        for row in data.splits[split]:
+            values = np.array(row["mask"]).ravel().tolist() if target == "mask" else row["objects"]["category"]
+            counts.update(data.label_names[value] for value in values)
+        for label, count in counts.items():
+            line = next(line for line in out.splitlines() if f" {label} " in line[:14])
+            assert int(re.findall(r"[\d,]+", line)[column].replace(",", "")) == count
+        total = next(line for line in out.splitlines() if f" all {unit} " in line)
+        assert int(re.findall(r"[\d,]+", total)[column].replace(",", "")) == sum(counts.values())
+    with Image.open(tmp_path / "look" / "contact_sheet.png") as sheet:
+        assert sheet.size == (8 * 192, 3 * 192 + 16)
+        pixels = np.asarray(sheet)
+    plain, drawn = pixels[:188, :188].astype(int), pixels[:188, 192 : 192 + 188].astype(int)
+    assert (plain != drawn).any(-1).mean() > 0.03
+    if target == "objects":  # outside of the boxes nothing is drawn
+        left, top, width, height = np.array(data.splits["train"][0]["objects"]["bbox"]).T * 188 / 32
+        rows, columns = np.mgrid[:188, :188]
+        outside = np.ones((188, 188), bool)
+        for x, y, w, h in zip(left, top, width, height, strict=True):
+            outside &= (columns < x - 3) | (columns > x + w + 3) | (rows < y - 3) | (rows > y + h + 3)
+        assert (plain == drawn)[outside].all()

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw
 
+from hf_vit.data.dense.drawing import class_colours, paint_classes, paint_objects
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.images import to_rgb
 from hf_vit.data.labels import classes_of
@@ -19,6 +21,7 @@ _LOOKED_INTO = 200
 # Where the largest class is that many times the smallest, an accuracy hides the small ones.
 _UNEVEN = 3
 _MAX_CLASSES, _LINE, _NAME_PX = 40, 16, 120
+_PAIRS = 24
 
 
 @dataclass(frozen=True)
@@ -26,15 +29,17 @@ class Overview:
     """What was understood of a data set.
 
     Attributes:
-        counts: class -> split -> images.
+        counts: class -> split -> images; of data with masks pixels, with objects these.
         sizes: smallest, middle and largest (height, width) px, by the number of pixels.
         modes: Pillow's mode ("RGB", "L", "I;16", ...) -> how many of the images that were looked into.
+        unit: what is counted.
         remarks: what may surprise.
     """
 
     counts: dict[str, dict[str, int]]
     sizes: list[tuple[int, int]]
     modes: dict[str, int]
+    unit: str = "images"
     remarks: list[str] = field(default_factory=list[str])
 
 
@@ -42,23 +47,34 @@ def overview(data: ImageData) -> Overview:
     """Look over a data set of tables (`load_data` without streaming)."""
     tables = cast("dict[str, Dataset]", data.splits)
     counts = {name: dict.fromkeys(tables, 0) for name in data.label_names}
-    for split, table in tables.items():
-        rows = cast("list[int]", list(table["label"]))
-        for label, number in Counter(each for row in rows for each in classes_of(row)).items():
+    for split in tables:
+        for label, number in _amounts(data, split).items():
             counts[data.label_names[label]][split] = number
     sizes = sorted(
         ((image.height, image.width) for seen in data.seen.values() for image in seen),
         key=lambda size: size[0] * size[1],
     )
-    modes, remarks = _look_into(list(tables.values()))
+    modes, remarks = _look_into([table.select_columns(["image"]) for table in tables.values()])
     totals = {name: sum(parts.values()) for name, parts in counts.items()}
     most, least = max(totals, key=lambda name: totals[name]), min(totals, key=lambda name: totals[name])
-    if totals[most] > _UNEVEN * totals[least]:
+    unit = {"label": "images", "mask": "pixels", "objects": "objects"}[data.target]
+    if data.target == "label" and totals[most] > _UNEVEN * totals[least]:
         remarks.append(
             f"class '{most}' has {totals[most]:,} images and '{least}' {totals[least]:,}: look at every class, "
             "and see --class-weights and --balanced-sampling of hf-vit finetune"
         )
-    return Overview(counts, [sizes[0], sizes[len(sizes) // 2], sizes[-1]], modes, remarks)
+    return Overview(counts, [sizes[0], sizes[len(sizes) // 2], sizes[-1]], modes, unit, remarks)
+
+
+def _amounts(data: ImageData, split: str) -> Counter[int]:
+    """Class -> what there is of it in a split: images, pixels or objects."""
+    amounts: Counter[int] = Counter()
+    if data.target == "label":
+        for row in cast("list[int]", list(cast("Dataset", data.splits[split])["label"])):
+            amounts.update(classes_of(row))
+    for image in data.seen[split] if data.target != "label" else ():
+        amounts.update(image.annotation.amounts if image.annotation else {})
+    return amounts
 
 
 def _look_into(tables: "Sequence[Dataset]") -> tuple[dict[str, int], list[str]]:
@@ -83,11 +99,15 @@ def _look_into(tables: "Sequence[Dataset]") -> tuple[dict[str, int], list[str]]:
 def contact_sheet(data: ImageData, columns: int = 8, side: int = 96) -> Image.Image:
     """A row a class (of the first 40) with its first images, as the model will see them, and its name.
 
+    Of data with masks or objects the first images in pairs, as they are and with what they bear drawn over them.
+
     Args:
         data: tables, see `load_data`.
-        columns: images a class.
+        columns: images a class, or in a row.
         side: px of an image on the sheet.
     """
+    if data.target != "label":
+        return _annotated_sheet(data, columns, 2 * side)
     table: Any = data.splits.get("train") or next(iter(data.splits.values()))
     rows: dict[int, list[int]] = {}
     for row, labels in enumerate(cast("Sequence[int]", table["label"])):
@@ -104,3 +124,41 @@ def contact_sheet(data: ImageData, columns: int = 8, side: int = 96) -> Image.Im
             small.thumbnail((side - 4, side - 4))
             sheet.paste(small, (_NAME_PX + column * side, top + 2))
     return sheet
+
+
+def _annotated_sheet(data: ImageData, columns: int, side: int) -> Image.Image:
+    """Pairs of pictures, and below the names of the first 40 classes in the colours of their masks and boxes."""
+    table: Any = data.splits.get("train") or next(iter(data.splits.values()))
+    pairs = [pair for row in table.select(range(min(len(table), _PAIRS))) for pair in _pair(data, row, side)]
+    lines = -(-len(pairs) // columns)
+    names = data.label_names[:_MAX_CLASSES]
+    per_line = max(1, columns * side // _NAME_PX)
+    legend = -(-len(names) // per_line)
+    sheet = Image.new("RGB", (columns * side, lines * side + legend * _LINE), "white")
+    for place, picture in enumerate(pairs):
+        sheet.paste(picture, (place % columns * side, place // columns * side))
+    pen = ImageDraw.Draw(sheet)
+    colours = class_colours(len(data.label_names))
+    for number, name in enumerate(names):
+        left, top = number % per_line * _NAME_PX, lines * side + number // per_line * _LINE
+        pen.rectangle((left + 2, top + 2, left + _LINE - 2, top + _LINE - 2), fill=colours[number])
+        pen.text((left + _LINE + 2, top + 2), name[:16], fill="black")
+    return sheet
+
+
+def _pair(data: ImageData, row: dict[str, Any], side: int) -> tuple[Image.Image, Image.Image]:
+    """An image, and the same with its mask or objects, in a square of `side` px less a margin."""
+    image = to_rgb(row["image"])
+    scale = (side - 4) / max(image.size)
+    width, height = (max(1, round(scale * length)) for length in image.size)
+    shown = image.resize((width, height), Image.Resampling.BILINEAR)
+    if data.target == "mask":
+        mask = np.array(row["mask"].resize((width, height), Image.Resampling.NEAREST))
+        return shown, paint_classes(shown, torch.from_numpy(mask), len(data.label_names))
+    objects = row["objects"]
+    corners = torch.tensor([[x, y, x + w, y + h] for x, y, w, h in objects["bbox"]]).reshape(-1, 4)
+    scaled = {"boxes": corners * scale, "labels": torch.tensor(objects["category"], dtype=torch.int64)}
+    if objects.get("segmentation"):
+        masks = [mask.resize((width, height), Image.Resampling.NEAREST) for mask in objects["segmentation"]]
+        scaled["masks"] = torch.from_numpy(np.stack([np.array(mask) for mask in masks]))
+    return shown, paint_objects(shown, scaled, data.label_names)

@@ -1,7 +1,7 @@
 """`hf-vit data`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,6 +17,13 @@ def data(
     ] = None,
     image_column: options.ImageColumn = None,
     label_column: options.LabelColumn = None,
+    target: Annotated[
+        Literal["label", "mask", "objects"] | None,
+        typer.Option(
+            help="What is learnt: a label an image, a mask (segmentation) or objects (detection).",
+            show_default="as laid out",
+        ),
+    ] = None,
 ) -> None:
     """Show what is understood of data, before any training: classes, counts, sizes, copies, bad files, a look."""
     import io
@@ -30,7 +37,12 @@ def data(
     from hf_vit.results.writing import write_atomically
 
     images = load_data(
-        source, skip_bad_images=True, image_column=image_column, label_column=label_column, multi_label=True
+        source,
+        skip_bad_images=True,
+        image_column=image_column,
+        label_column=label_column,
+        multi_label=True,
+        target=target,
     )
     seen = overview(images)
     total = sum(images.num_examples(split) or 0 for split in images.splits)
@@ -38,7 +50,12 @@ def data(
     for name, parts in seen.counts.items():
         table.add_row(escape(name), *(f"{parts[split]:,}" for split in images.splits))
     table.add_section()
-    table.add_row("all", *(f"{images.num_examples(split):,}" for split in images.splits))
+    sums = {split: sum(parts[split] for parts in seen.counts.values()) for split in images.splits}
+    if seen.unit != "images":
+        table.add_row(f"all {seen.unit}", *(f"{number:,}" for number in sums.values()))
+    table.add_row(
+        "all" if seen.unit == "images" else "images", *(f"{images.num_examples(split):,}" for split in images.splits)
+    )
     Console().print(table)
     smallest, middle, largest = (f"{height}x{width}" for height, width in seen.sizes)
     typer.echo(f"sizes: {smallest} to {largest} px (height x width), the middle one {middle}")
