@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from hf_vit.data.dense.drawing import class_colours, paint_classes, paint_objects
+from hf_vit.data.dense.drawing import class_palette, paint_classes, paint_objects
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.images import to_rgb
 from hf_vit.data.labels import classes_of
@@ -138,7 +138,7 @@ def _annotated_sheet(data: ImageData, columns: int, side: int) -> Image.Image:
     for place, picture in enumerate(pairs):
         sheet.paste(picture, (place % columns * side, place // columns * side))
     pen = ImageDraw.Draw(sheet)
-    colours = class_colours(len(data.label_names))
+    colours = class_palette(len(data.label_names))
     for number, name in enumerate(names):
         left, top = number % per_line * _NAME_PX, lines * side + number // per_line * _LINE
         pen.rectangle((left + 2, top + 2, left + _LINE - 2, top + _LINE - 2), fill=colours[number])

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from hf_vit.data.dense.drawing import paint_classes, paint_objects
 from hf_vit.errors import UserError
 from hf_vit.evaluation.prediction import image_files, opened_image
-from hf_vit.evaluation.protocols.dense.pictures import paint_classes, paint_objects
 from hf_vit.evaluation.reading import enough_for
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.writing import saying_why

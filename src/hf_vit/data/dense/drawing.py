@@ -17,7 +17,7 @@ _MASK_STRENGTH = 0.55
 _NAME_LENGTH = 16
 
 
-def class_colours(count: int) -> list[tuple[int, int, int]]:
+def class_palette(count: int) -> list[tuple[int, int, int]]:
     """A colour for each of so many classes, those of neighbouring numbers far apart."""
     hues = [colorsys.hsv_to_rgb(number * _GOLDEN % 1.0, 0.85, 1.0) for number in range(count)]
     return [(round(255 * red), round(255 * green), round(255 * blue)) for red, green, blue in hues]
@@ -31,7 +31,7 @@ def paint_classes(image: "Image", classes: torch.Tensor, count: int) -> "Image":
     there = [number for number in classes.unique().tolist() if number != IGNORED]
     if not there:
         return image
-    palette = class_colours(count)
+    palette = class_palette(count)
     layers = torch.stack([classes == number for number in there])
     return to_pil_image(draw_segmentation_masks(_pixels(image), layers, _MASK_STRENGTH, [palette[k] for k in there]))
 
@@ -44,7 +44,7 @@ def paint_objects(image: "Image", objects: Mapping[str, torch.Tensor], names: Se
     numbers: list[int] = objects["labels"].tolist()
     if not numbers:
         return image
-    palette = class_colours(len(names))
+    palette = class_palette(len(names))
     colours: Any = [palette[number] for number in numbers]
     pixels = _pixels(image)
     if "masks" in objects:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import numpy as np
 import torch
 
+from hf_vit.data.dense.drawing import paint_objects
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.dense.meters import DetectionMeter
 from hf_vit.evaluation.protocols.dense.pictures import (
@@ -15,7 +16,6 @@ from hf_vit.evaluation.protocols.dense.pictures import (
     WorstImages,
     draw_classes,
     draw_worst,
-    paint_objects,
 )
 from hf_vit.evaluation.protocols.dense.rows import DenseRows, answered, need_task
 from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent

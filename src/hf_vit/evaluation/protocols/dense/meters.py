@@ -6,9 +6,9 @@ from typing import Any, final
 
 import torch
 
+from hf_vit.data.dense.annotations import IGNORED
 from hf_vit.errors import UserError
 
-IGNORED = 255  # pixels that nobody judges by
 # Every process of a training judges all images by itself.
 _ALONE: Any = {"sync_on_compute": False}
 

@@ -1,14 +1,12 @@
-"""What is drawn of dense predictions: masks and boxes over images, the truth beside the answer, the worst first."""
+"""What is drawn of dense predictions: the truth beside the answer, the worst first; and a bar for each class."""
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
-import torch
 
-from hf_vit.evaluation.protocols.dense.meters import IGNORED
 from hf_vit.evaluation.protocols.top1_figures import shortened
 from hf_vit.results.figures import new_figure
 
@@ -17,52 +15,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _SIDE_PX = 320  # of an image in a picture of several
-_MASK_STRENGTH = 0.55
-
-
-def class_colours(count: int) -> list[tuple[int, int, int]]:
-    """A colour for each of so many classes, those of neighbouring numbers far apart."""
-    import matplotlib
-
-    table = matplotlib.colormaps["hsv"]
-    golden = 0.618033988749895  # steps of it around the circle fill it evenly, however many there are
-    return [tuple(round(255 * part) for part in table((k * golden) % 1.0)[:3]) for k in range(count)]  # pyright: ignore[reportReturnType]
-
-
-def paint_classes(image: "Image", classes: torch.Tensor, count: int) -> "Image":
-    """An image with the class of every pixel, [H, W] of 0..count-1 (ignored ones stay as they are), as its colour."""
-    from torchvision.transforms.functional import to_pil_image
-    from torchvision.utils import draw_segmentation_masks
-
-    there = [k for k in classes.unique().tolist() if k != IGNORED]
-    if not there:
-        return image
-    colours = class_colours(count)
-    layers = torch.stack([classes == k for k in there])
-    return to_pil_image(draw_segmentation_masks(_pixels(image), layers, _MASK_STRENGTH, [colours[k] for k in there]))
-
-
-def paint_objects(image: "Image", objects: Mapping[str, torch.Tensor], names: Sequence[str]) -> "Image":
-    """An image with boxes [n, 4] px, their classes and scores where there are any, and masks [n, H, W] likewise."""
-    from torchvision.transforms.functional import to_pil_image
-    from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
-
-    if not len(objects["labels"]):
-        return image
-    numbers = objects["labels"].tolist()
-    palette = class_colours(len(names))
-    colours: Any = [palette[k] for k in numbers]
-    pixels = _pixels(image)
-    if "masks" in objects:
-        pixels = draw_segmentation_masks(pixels, objects["masks"].cpu().bool(), _MASK_STRENGTH, colours)
-    titles: list[str] = [shortened(str(names[k]), 16) for k in numbers]
-    if "scores" in objects:
-        titles = [f"{title} {score:.0%}" for title, score in zip(titles, objects["scores"].tolist(), strict=True)]
-    return to_pil_image(draw_bounding_boxes(pixels, objects["boxes"].cpu(), titles, colours))
-
-
-def _pixels(image: "Image") -> torch.Tensor:
-    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
 @final

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import numpy as np
 import torch
 
+from hf_vit.data.dense.annotations import IGNORED
+from hf_vit.data.dense.drawing import paint_classes
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.dense.meters import IGNORED, SegmentationMeter
+from hf_vit.evaluation.protocols.dense.meters import SegmentationMeter
 from hf_vit.evaluation.protocols.dense.pictures import (
     WorstImage,
     WorstImages,
     draw_classes,
     draw_worst,
-    paint_classes,
 )
 from hf_vit.evaluation.protocols.dense.rows import DenseRows, answered, need_task
 from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
