@@ -1,26 +1,35 @@
 """Segmentation and detection under the one driver: what is learnt, judged, written, resumed and refused."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
+from training.dense_jobs import DATA, TINY, learn
 
 import hf_vit
 from hf_vit import UserError
+from hf_vit.data import load_data
 from hf_vit.data.builtin import scenes
+from hf_vit.evaluation import evaluate, predict
 from hf_vit.results.facts import Facts
+from hf_vit.subjects.checkpoint_folders import checkpoints_in
 from hf_vit.training import finetune
+from hf_vit.training.run.checkpoints import is_complete
+from hf_vit_cli.main import main
 
-SIDE = 32
-TINY: dict[str, Any] = dict(
-    image_size=SIDE, patch_size=8, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
-)
-DATA = f"scenes:images=16,size={SIDE}"
-QUICK: dict[str, Any] = dict(steps=4, evaluations=2, batch_size=8, device="cpu")
+JOBS = Path(__file__).with_name("dense_jobs.py")
 TASKS = [("segmentation", "linear"), ("segmentation", "upernet"), ("detection", "mask-rcnn")]
+MODELS = TASKS[::2]
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +37,15 @@ def few_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scenes, "HELD_OUT", 6)
 
 
-def learn(output: Path, task: str, head: str | None = None, **settings: Any) -> Any:
-    chosen = QUICK | dict(head_width=16) | settings
-    return finetune(hf_vit.HfViTConfig(**TINY), DATA, output, task=task, head=head, **chosen)
+@pytest.fixture(scope="module", params=MODELS, ids=lambda model: model[0])
+def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A finished model of each task, with its checkpoints."""
+    task, head = request.param
+    before = scenes.HELD_OUT
+    settings = dict(steps=12, evaluations=6, keep_checkpoints=True)
+    result = learn(tmp_path_factory.mktemp(task) / "learnt", task, head, **settings)
+    scenes.HELD_OUT = before
+    return task, head, settings, result
 
 
 @pytest.mark.parametrize(("task", "head"), TASKS)
@@ -58,6 +73,86 @@ def test_a_finished_folder(tmp_path: Path, task: str, head: str) -> None:
     assert again.validation == result.validation
     for name, value in again.model.state_dict().items():
         assert torch.equal(value, result.model.state_dict()[name].cpu())
+
+
+def start(output: Path, task: str, head: str, settings: dict[str, Any], processes: int = 1) -> subprocess.Popen[bytes]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [*(launcher if processes > 1 else []), str(JOBS), str(output), task, head, json.dumps(settings)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(JOBS.parents[1])}
+    return subprocess.Popen(
+        [sys.executable, *command], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+
+def test_killed_and_resumed_to_the_same_bits(learnt: Any, tmp_path: Path) -> None:
+    """kill -9 after the second checkpoint; weights, best step, validation and test are those of the unbroken run."""
+    task, head, settings, unbroken = learnt
+    process = start(tmp_path / "killed", task, head, settings)
+    second = tmp_path / "killed" / "checkpoints" / "checkpoint-4"
+    while not (second.exists() and is_complete(second)):
+        assert process.poll() is None, process.stderr.read().decode()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    process.stderr.close()
+    assert checkpoints_in(tmp_path / "killed" / "checkpoints")
+    resumed = learn(tmp_path / "killed", task, head, **settings, resume=True)
+    ours, theirs = (load_file(result.folder / "model.safetensors") for result in (resumed, unbroken))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
+    assert (resumed.validation, resumed.best_step) == (unbroken.validation, unbroken.best_step)
+    assert resumed.test.values() == unbroken.test.values()
+
+
+def test_two_processes_judge_every_image_once(learnt: Any, tmp_path: Path) -> None:
+    """Both say the same; of masks without ignored pixels it is what one process learns, but for rounding."""
+    task, head, _, _ = learnt
+    settings = dict(optimizer="sgd", learning_rate=0.01, random_resized_crop=(0, 0), horizontal_flip=0.0)
+    process = start(tmp_path / "two" / "out", task, head, settings, processes=2)
+    _, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err.decode()
+    told = [json.loads((tmp_path / "two" / "told" / f"{rank}.json").read_text()) for rank in range(2)]
+    assert told[0] == told[1]
+    record = Facts.load(tmp_path / "two" / "out").records[0]
+    assert record.values["world_size"] == 2
+    if task == "segmentation":
+        one = learn(tmp_path / "one", task, head, **settings)
+        ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("two/out", "one"))
+        assert max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) < 1e-5
+        assert told[0]["validation"] == pytest.approx(one.validation, abs=2e-3)
+
+
+def test_a_folder_is_measured_and_predicts(learnt: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Without a word of the task: the same test again, and answers as JSON, masks and pictures."""
+    task, _, _, result = learnt
+    again = evaluate(str(result.folder), DATA, device="cpu", progress=False)
+    assert again.protocol == task
+    assert again.result.values() == result.test.values()
+    image = load_data(DATA, target="mask").split("test")[0]["image"].resize((48, 40))
+    for name in ("one", "One"):
+        (tmp_path / name.lower()).mkdir(exist_ok=True)
+        image.save(tmp_path / name.lower() / f"{name}.png")
+    files = sorted((tmp_path / "one").iterdir())
+    with pytest.raises(SystemExit) as stopped:
+        main(["predict", str(result.folder), *map(str, files), "--output", str(tmp_path / "out"), "--threshold", "0"])
+    assert not stopped.value.code, capfd.readouterr().err
+    listed = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    told = predict(str(result.folder), files, threshold=0.0, device="cpu")
+    assert [each["answers"] for each in listed] == [each.answers for each in told]
+    assert len({each["mask"] for each in listed}) == 2
+    mask = np.asarray(Image.open(tmp_path / "out" / listed[0]["mask"]))
+    assert mask.shape == (40, 48)
+    if task == "segmentation":
+        shares = {answer["label"]: answer["share"] for answer in listed[0]["answers"]}
+        names = result.model.config.id2label
+        assert shares == pytest.approx({names[k]: float(np.mean(mask == k)) for k in np.unique(mask).tolist()})
+    else:
+        boxes = np.asarray([answer["box"] for answer in listed[0]["answers"]])
+        assert boxes.min() >= 0
+        assert (boxes.max(axis=0) <= [48, 40, 48, 40]).all()
+        scores = [answer["score"] for answer in listed[0]["answers"]]
+        assert scores == sorted(scores, reverse=True)
+    with Image.open(tmp_path / "out" / listed[0]["picture"]) as picture:
+        assert picture.size == (48, 40)
 
 
 @pytest.mark.parametrize(

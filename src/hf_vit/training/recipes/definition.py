@@ -42,7 +42,8 @@ class Recipe(BaseModel):
         head_bias: first value of a new head's bias; None: 0, and -log K with "bce" (see `initial_head_bias`).
         label_smoothing: share of the probability that goes to all classes evenly.
         dropout, drop_path: rates; None keeps the model's.
-        architecture: fields of the configuration of a model with fresh weights; a checkpoint keeps its own.
+        architecture: fields of the configuration of a model with fresh weights; a checkpoint keeps its own. Of
+            segmentation and detection those of the head, which is always new.
         tune: which weights learn: "all", "head", or "lora": low-rank updates of the queries' and values' projections
             (arXiv 2106.09685) and the head; they are merged into the weights that are released.
         lora_rank, lora_alpha: of the updates, which are scaled by alpha / rank.

@@ -109,6 +109,7 @@ class HeadTask(Task[FinetuneResult]):
             use_masks=has_object_masks(data),
             dropout=recipe.dropout,
             drop_path=recipe.drop_path,
+            **recipe.architecture,
         )
 
     def transforms(self, run: Run) -> tuple[Any, Any]:

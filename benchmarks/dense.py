@@ -1,0 +1,273 @@
+"""Masks and boxes from scratch: what every head and family reaches on generated scenes, held out, in equal CPU time.
+
+    python benchmarks/dense.py [--part goals|families|hours] [--only WORD] [--seeds 0 1 2] [--limit N] [--work FOLDER]
+    python benchmarks/dense.py --summary       # the tables and the plot of what is there, no runs
+
+    goals      the two pairs that are to reach mIoU 90 and AP50 80 on the test scenes within 10 CPU minutes each
+    families   UperNet and Mask R-CNN on each family's backbone, about equally large, 4 CPU minutes a run
+    hours      DETR and Deformable DETR, an hour each
+
+Data: `scenes`, shapes over photographs and textures (synthetic); 4,000 to train on, 200 to validate on, 200 to test on,
+whose photographs are others. One thread. A run's steps are as many as fit its CPU time, by the CPU seconds of a few
+steps and of an evaluation that are measured before it; every line has what was really used, evaluations included. Of
+each pair the learning rates of `RATES` are tried first, with seed 0 and a quarter of the time, and the one with the
+best score on the VALIDATION scenes is kept; so is the best checkpoint of each run. The test scenes are looked at once
+a final run. One JSON line a finished run; what is in the file is not run again.
+"""
+
+import argparse
+import datetime
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hf_vit
+from hf_vit.data import dense_collator, dense_transforms, load_data, transform_split
+from hf_vit.environment import hardware, versions
+from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.protocols.registry import PROTOCOLS, TARGETS
+from hf_vit.results.figures import new_figure, save_figure
+from hf_vit.subjects.subject import open_subject
+from hf_vit.training import finetune
+from hf_vit.training.dense_model import build_dense_model, model_inputs
+from hf_vit.training.model_source import find_model
+from hf_vit.training.recipes.registry import Recipe, find_recipe
+
+RATES = (1e-3, 3e-3)
+BATCH, EVALUATIONS, HELD_OUT = 16, 5, 200
+MEASURES = {"segmentation": "mean IoU", "detection": "box AP50"}
+GOALS = {"segmentation": 0.90, "detection": 0.80}
+DEFAULT = Path(__file__).parent / "results" / "dense.jsonl"
+
+_VIT: dict[str, Any] = {"hidden_size": 96, "num_attention_heads": 3, "intermediate_size": 192}
+# Backbones of about the same size, whose maps are as fine as their architecture allows.
+BACKBONES: dict[str, Any] = {
+    "plain": lambda size: hf_vit.HfViTConfig(image_size=size, patch_size=8, num_hidden_layers=6, **_VIT),
+    "hybrid": lambda size: hf_vit.HfHybridViTConfig(
+        image_size=size, num_hidden_layers=3, stage_depths=(1, 1), stem_width=32, **_VIT
+    ),
+    "axial": lambda size: hf_vit.HfAxialViTConfig(image_size=size, patch_size=8, num_hidden_layers=4, **_VIT),
+    "axial_resnet": lambda size: hf_vit.HfAxialResNetConfig(image_size=size, stem_width=16, stage_depths=(1, 1, 1, 1)),
+    "bit": lambda size: hf_vit.HfBitConfig(image_size=size, stem_width=32, stage_depths=(1, 1, 1)),
+}
+# Fields of the heads: libraries' own are made for images of 1,000 px.
+_MASK_RCNN: dict[str, Any] = {
+    "representation_size": 128,
+    "mask_channels": [32, 32],
+    "rpn_batch_size": 64,
+    "box_batch_size": 64,
+    "rpn_pre_nms_top_n": [300, 200],
+    "rpn_post_nms_top_n": [150, 100],
+}
+_DETR: dict[str, Any] = {
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "num_queries": 20,
+    "dropout": 0.0,
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A head on a backbone, on scenes of one size, for so many CPU minutes."""
+
+    part: str
+    task: str
+    head: str
+    backbone: str
+    size: int
+    minutes: float
+    width: int = 32
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.part} {self.task} {self.head} {self.backbone}"
+
+    @property
+    def data(self) -> str:
+        return f"scenes:images=4000,size={self.size}"
+
+
+PAIRS = [
+    Pair("goals", "segmentation", "upernet", "hybrid", 64, 10),
+    Pair("goals", "detection", "mask-rcnn", "hybrid", 128, 10, fields=_MASK_RCNN),
+    *(Pair("families", "segmentation", "upernet", name, 64, 4) for name in BACKBONES),
+    *(Pair("families", "detection", "mask-rcnn", name, 128, 4, fields=_MASK_RCNN) for name in BACKBONES),
+    Pair("hours", "detection", "detr", "hybrid", 128, 60, 64, _DETR),
+    Pair("hours", "detection", "deformable-detr", "hybrid", 128, 60, 64, _DETR),
+]
+
+
+def costs(pair: Pair) -> tuple[float, float]:
+    """CPU seconds of a step of training, and of judging the held-out scenes once; the least of three."""
+    data = load_data(f"scenes:images={BATCH},size={pair.size}", target=TARGETS[pair.task])
+    model, processor = build_dense_model(
+        find_model(BACKBONES[pair.backbone](pair.size)), pair.head, data.label_names, width=pair.width, **pair.fields
+    )
+    training, _ = dense_transforms(processor, TARGETS[pair.task], recipe_of(pair, 1e-3, 1).augmentation, 0)
+    images = transform_split(data, "train", training)
+    optimizer, seconds = torch.optim.AdamW(model.parameters(), lr=1e-4), list[float]()
+    for _ in range(4):
+        start = time.process_time()
+        batch = dense_collator(images.__getitems__(range(BATCH)))
+        model.train()(**model_inputs(model, batch)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.process_time() - start)
+    start, judged = time.process_time(), 40
+    PROTOCOLS[pair.task](Examination(open_subject((model, processor)), data, num_images=judged, progress=False))
+    return min(seconds[1:]), (time.process_time() - start) * HELD_OUT / judged
+
+
+def recipe_of(pair: Pair, rate: float, steps: int) -> Recipe:
+    """The small recipe of the task with this rate and length, and the head's fields."""
+    small = find_recipe(f"{pair.task}-small")
+    settings = {"learning_rate": rate, "batch_size": BATCH, "steps": steps, "evaluations": EVALUATIONS}
+    return small.override(**settings).model_copy(update={"architecture": pair.fields})
+
+
+def train(pair: Pair, seed: int, rate: float, minutes: float, folder: Path) -> dict[str, Any]:
+    """One run from scratch."""
+    step, judging = costs(pair)
+    steps = max(EVALUATIONS, int((60 * minutes * 0.95 - (EVALUATIONS + 1) * judging) / step))
+    shutil.rmtree(folder, ignore_errors=True)
+    start, wall = time.process_time(), time.perf_counter()
+    result = finetune(
+        BACKBONES[pair.backbone](pair.size),
+        pair.data,
+        folder,
+        task=pair.task,
+        head=pair.head,
+        head_width=pair.width,
+        recipe=recipe_of(pair, rate, steps),
+        seed=seed,
+        device="cpu",
+        precision="fp32",
+    )
+    return {
+        "pair": pair.name,
+        "seed": seed,
+        "rate": rate,
+        "minutes": minutes,
+        "steps": steps,
+        "cpu_seconds": round(time.process_time() - start, 1),
+        "seconds": round(time.perf_counter() - wall, 1),
+        "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
+        "best_step": result.best_step,
+        "validation": result.validation,
+        "test": result.test.values(),
+        "headline": result.test.headline(),
+    }
+
+
+def todo(part: str | None, only: str, seeds: list[int]) -> Iterator[tuple[Pair, int, float | None]]:
+    """(pair, seed, rate) in their order; the rate None is the best of those tried."""
+    for pair in PAIRS:
+        if part not in (None, pair.part) or only not in pair.name:
+            continue
+        yield from ((pair, 0, rate) for rate in RATES)
+        yield from ((pair, seed, None) for seed in seeds)
+
+
+def measure(output: Path, work: Path, limit: int | None, chosen: Iterator[tuple[Pair, int, float | None]]) -> None:
+    """Make at most `limit` of the runs that the file does not hold yet."""
+    torch.set_num_threads(1)
+    machine = {"date": f"{datetime.date.today()}", "hardware": hardware("cpu"), "versions": versions()}
+    for pair, seed, rate in chosen:
+        of_pair = [line for line in read(output) if line["pair"] == pair.name and line["final"] == (rate is None)]
+        if any(line["seed"] == seed and rate in (None, line["rate"]) for line in of_pair):
+            continue
+        if limit == 0:
+            return
+        if rate is None:
+            found = train(pair, seed, best_rate(output, pair), pair.minutes, work / "run")
+        else:
+            found = train(pair, seed, rate, pair.minutes / 4, work / "run")
+            del found["test"], found["headline"]  # by which nothing is to be chosen
+        with output.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(found | {"final": rate is None} | machine) + "\n")
+        said = found["validation"] if rate is not None else found["headline"]
+        print(f"{pair.name}, seed {seed}, rate {found['rate']:g}: {said}, {found['cpu_seconds']} CPU s", flush=True)
+        limit = None if limit is None else limit - 1
+
+
+def best_rate(output: Path, pair: Pair) -> float:
+    """Which learning rate did best on the validation scenes of seed 0: by mIoU, or AP."""
+    tried = [line for line in read(output) if line["pair"] == pair.name and not line["final"]]
+    best = max(tried, key=lambda line: next(iter(line["validation"].values())))
+    return float(best["rate"])
+
+
+def read(output: Path) -> list[dict[str, Any]]:
+    """The finished runs."""
+    return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()] if output.exists() else []
+
+
+def finals(output: Path) -> Iterator[tuple[Pair, list[dict[str, Any]]]]:
+    """The pairs that have final runs, and these."""
+    for pair in PAIRS:
+        if runs := [line for line in read(output) if line["pair"] == pair.name and line["final"]]:
+            yield pair, runs
+
+
+def summary(output: Path) -> str:
+    """A Markdown table: of every pair the mean over the seeds, and each."""
+    lines = [
+        "| part | head | backbone | parameters | rate | measure on test | mean, % | of each seed | CPU s a run |",
+        "|---|---|---|---:|---:|---|---:|---|---:|",
+    ]
+    for pair, runs in finals(output):
+        scores = [100 * run["headline"][MEASURES[pair.task]] for run in runs]
+        cells = [
+            pair.part, pair.head, pair.backbone, f"{runs[0]['parameters']:,}", f"{runs[0]['rate']:g}",
+            MEASURES[pair.task], f"{statistics.mean(scores):.1f}", ", ".join(f"{score:.1f}" for score in scores),
+            f"{statistics.mean(run['cpu_seconds'] for run in runs):.0f}",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def plot(output: Path) -> None:
+    """The families side by side, a point a seed, into a picture beside the results."""
+    figure = new_figure(10, 4)
+    for place, task in enumerate(MEASURES, start=1):
+        axes = figure.add_subplot(1, 2, place)
+        shown = [(pair, runs) for pair, runs in finals(output) if (pair.part, pair.task) == ("families", task)]
+        for column, (_, runs) in enumerate(shown):
+            scores = [100 * run["headline"][MEASURES[task]] for run in runs]
+            axes.bar(column, statistics.mean(scores), color="lightsteelblue")
+            axes.plot([column] * len(scores), scores, "k.")
+        axes.set_xticks(range(len(shown)), labels=[pair.backbone for pair, _ in shown])
+        axes.set_ylabel(f"{MEASURES[task]} on test scenes (%)")
+        axes.set_title(", ".join({pair.head for pair, _ in shown}))
+    save_figure(figure, output.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=DEFAULT)
+    parser.add_argument("--work", type=Path, default=Path("out/dense"), help="folder for the runs")
+    parser.add_argument("--part", choices=["goals", "families", "hours"])
+    parser.add_argument("--only", default="", help="pairs whose name has this word")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--limit", type=int, help="at most so many runs")
+    parser.add_argument("--summary", action="store_true")
+    arguments = parser.parse_args()
+    if not arguments.summary:
+        chosen = todo(arguments.part, arguments.only, arguments.seeds)
+        measure(arguments.output, arguments.work, arguments.limit, chosen)
+    print(summary(arguments.output))
+    if any(pair.part == "families" for pair, _ in finals(arguments.output)):
+        plot(arguments.output)

@@ -1,0 +1,37 @@
+"""What a process of its own does for test_dense_tasks.py: [torchrun] dense_jobs.py FOLDER TASK HEAD SETTINGS."""
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+SIDE = 32
+DATA = f"scenes:images=16,size={SIDE}"
+TINY: dict[str, Any] = dict(
+    image_size=SIDE, patch_size=8, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+)
+
+
+def learn(output: Path, task: str, head: str, **settings: Any) -> Any:
+    """A tiny training on few scenes."""
+    import torch
+
+    from hf_vit import HfViTConfig
+    from hf_vit.data.builtin import scenes
+    from hf_vit.training import finetune
+
+    torch.set_num_threads(1)
+    scenes.HELD_OUT = 6
+    quick = dict(steps=4, evaluations=2, batch_size=8, device="cpu", precision="fp32", head_width=16)
+    return finetune(HfViTConfig(**TINY), DATA, output, task=task, head=head, **(quick | settings))
+
+
+if __name__ == "__main__":
+    folder, task, head, settings = Path(sys.argv[1]), *sys.argv[2:]
+    result = learn(folder, task, head, **json.loads(settings))
+    with contextlib.suppress(FileExistsError):
+        (folder.parent / "told").mkdir()
+    told = {"validation": result.validation, "test": result.test.values()}
+    (folder.parent / "told" / f"{os.environ.get('RANK', 0)}.json").write_text(json.dumps(told))
