@@ -64,12 +64,12 @@ def test_committed_scripts_are_those_of_the_sources(tmp_path: Path):
     assert (sorted(same), other, missing) == (sorted(making.STATIC), [], [])
 
 
-@pytest.mark.parametrize("query", [None, 5])
+@pytest.mark.parametrize(("query", "head"), [(None, None), (5, None), (5, 1)])
 @pytest.mark.parametrize(
     ("family", "choice"),
     [("plain", "default"), ("plain", "causal_distillation"), ("plain", "registers_gap"), ("axial", "default")],
 )
-def test_maps_are_those_of_analyze(family: str, choice: str, query: int | None):
+def test_maps_are_those_of_analyze(family: str, choice: str, query: int | None, head: int | None):
     model = FAMILIES[family].build("classification", choice)
     image = FAMILIES[family].images(model.config, 1)
     with torch.no_grad():
@@ -85,7 +85,7 @@ def test_maps_are_those_of_analyze(family: str, choice: str, query: int | None):
     positions = patch_positions(model)
     if positions is not None:
         outputs["positions"] = positions.flatten(0, 1)
-    given = _maps_of(about, outputs, query)
+    given = _maps_of(about, outputs, query, head)
     patches = TokenLayout(model)
 
     def asked(rows: torch.Tensor) -> torch.Tensor:
@@ -100,8 +100,12 @@ def test_maps_are_those_of_analyze(family: str, choice: str, query: int | None):
         rolled = rollout_step(rolled, maps, layer, 0.5)
     assert rolled is not None
     np.testing.assert_allclose(given["rollout"], asked(rolled[0]), atol=1e-6)
+    heads = slice(None) if head is None else [head]
     if about["attention"] == "full" or query is None:
-        np.testing.assert_allclose(given["attention"], asked(maps.dense(1)[0].mean(0)), atol=1e-6)
+        expected = asked(maps.dense(1)[0, heads].mean(0))
+    else:
+        expected = _cross(*(lines[0, heads].mean(0) for lines in maps[1]), query).flatten()
+    np.testing.assert_allclose(given["attention"], expected, atol=1e-6)
     vectors = hidden[0, patches.patch_tokens]
     of = vectors.mean(0) if query is None else vectors[query]
     np.testing.assert_allclose(given["features"], torch.cosine_similarity(of[None], vectors), atol=1e-5)
@@ -110,9 +114,20 @@ def test_maps_are_those_of_analyze(family: str, choice: str, query: int | None):
         np.testing.assert_allclose(given["positions"], expected, atol=1e-5)
 
 
-def _maps_of(about: dict[str, Any], outputs: dict[str, torch.Tensor], query: int | None) -> dict[str, list[float]]:
+def _cross(rows: torch.Tensor, columns: torch.Tensor, query: int) -> torch.Tensor:
+    """[h, w] of the row and the column that a patch sees, [h, w, w] and [w, h, h]; where they meet the larger share."""
+    row, column = divmod(query, len(columns))
+    seen = torch.zeros(len(rows), len(columns))
+    seen[row], seen[:, column] = rows[row, column], columns[column, row]
+    seen[row, column] = max(rows[row, column, column], columns[column, row, row])
+    return seen
+
+
+def _maps_of(
+    about: dict[str, Any], outputs: dict[str, torch.Tensor], query: int | None, head: int | None
+) -> dict[str, list[float]]:
     written = {name: {"dims": list(each.shape), "data": each.flatten().tolist()} for name, each in outputs.items()}
-    asked = {"model": about | {"outputs": list(outputs)}, "outputs": written, "query": query, "layer": 1, "head": None}
+    asked = {"model": about | {"outputs": list(outputs)}, "outputs": written, "query": query, "layer": 1, "head": head}
     command = [NODE, "tests/maps.mjs"]
     done = subprocess.run(command, cwd=PAGE, input=json.dumps(asked), capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
@@ -236,6 +251,50 @@ def test_patches_are_painted_away_live(hostile: str, window: Browser):
         np.testing.assert_array_equal(result["pixels"], before[result["model"]]["pixels"])
 
 
+def test_pointer_looks_and_paints(hostile: str, window: Browser):
+    """Over the sixth patch of 4x4: what it sees, then it and those on the way to the twelfth are painted away."""
+    window("open", url=hostile)
+    before = next(result["pixels"] for result in window.results(2)).reshape(3, 16, 16)
+    left, top, width, height = window("evaluate", script=PLACE)
+    at = [(left + width * (column + 0.5) / 4, top + height * (row + 0.5) / 4) for row, column in ((1, 1), (1, 3))]
+    window("move", selector=".stage", x=width * 1.5 / 4, y=height * 1.5 / 4)
+    assert "Attention from row 2, column 2, highest" in window("evaluate", script=LABEL)
+    window("click", selector="#paint")
+    assert "Attention from the class token" in window("evaluate", script=LABEL)
+    window("drag", **{"from": at[0], "to": at[1]})
+    expected = before.copy()
+    expected[:, 4:8, 4:16] = before.mean(axis=(1, 2))[:, None, None]
+    while not np.allclose(window.results()[-1]["pixels"].reshape(3, 16, 16), expected, atol=1e-5):
+        pass  # on the way there; without an end in sight `results` fails
+    assert "3 patches are hidden" in window("evaluate", script=LABEL)
+
+
+def test_any_layer_and_head(hostile: str, window: Browser):
+    """By the sliders: the first layer's last head, from the first patch, is highest where torch says."""
+    window("open", url=hostile)
+    (fed,) = (result["pixels"] for result in window.results(2) if result["model"] != "axial")
+    window("press", selector=".sliders label:nth-child(1) input", key="Home")
+    window("press", selector=".sliders label:nth-child(2) input", key="End")
+    window("press", selector=".stage", key="ArrowRight")
+    model = FAMILIES["plain"].build("classification", "default")
+    maps = model.attention_maps(torch.tensor(fed).reshape(1, 3, 16, 16))
+    row, column = divmod(int(maps[0][0, -1, 1, 1:].argmax()), 4)
+    assert window("evaluate", script="document.querySelector('.sliders').innerText").split() == [
+        "Layer",
+        "1",
+        "Head",
+        "4",
+    ]
+    assert f"from row 1, column 1, highest at row {row + 1}, column {column + 1}" in window("evaluate", script=LABEL)
+
+
+LABEL = "document.querySelector('.stage').ariaLabel"
+PLACE = """
+(() => {
+  const { left, top, width, height } = document.querySelector(".stage").getBoundingClientRect();
+  return [left, top, width, height];
+})()
+"""
 GIVEN = """
 (async () => {
   const given = new DataTransfer();
