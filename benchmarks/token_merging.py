@@ -100,9 +100,11 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         right.plot(merged, [row["times_as_fast"].median for row in mine], marker="o", label=name)
         if name == "digits":
             speeds = [row["times_as_fast"].median for row in mine]
-            for part in ("validation", "test"):
-                left.plot(speeds, [100 * row[f"{part}_accuracy"] for row in mine], marker="o", label=part)
-    left.set(xlabel="times as fast", ylabel="accuracy of the digits (%)")
+            for part, sign in (("validation", "o"), ("test", "x")):
+                left.plot(speeds, [100 * row[f"{part}_accuracy"] for row in mine], sign, label=part)
+            for speed, row in zip(speeds, mine, strict=True):
+                left.annotate(str(row["merge_tokens"] or 0), (speed, 100 * row["test_accuracy"]), fontsize=7)
+    left.set(xlabel="times as fast", ylabel="accuracy of the digits (%), by r")
     right.set(xlabel="tokens that a block merges (r)", ylabel="times as fast")
     for axes in (left, right):
         axes.grid(alpha=0.3)

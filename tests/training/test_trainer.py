@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from training.noise import Images
+from transformers import Trainer
 
 from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.training.trainer.losses import smooth_labels
@@ -142,3 +143,12 @@ def test_a_model_of_transformers_trains_too(make_trainer):
     first = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < first
+
+
+def test_operations_are_counted_as_the_stock_trainer_does(make_trainer):
+    """The count goes into trainer_state.json; ours looks at the parameters once a training."""
+    trainer = make_trainer()
+    for size in (4, 3, 4):
+        batch = {"pixel_values": torch.zeros(size, 3, 8, 8)}
+        assert trainer.floating_point_ops(batch) == Trainer.floating_point_ops(trainer, batch)
+    assert trainer.floating_point_ops({"other": torch.zeros(2)}) == 0

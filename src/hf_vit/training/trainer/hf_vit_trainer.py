@@ -71,6 +71,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         self.repeated_augmentation = repeated_augmentation
         self.layer_decay, self.sampling_weights, self.sharpness = layer_decay, sampling_weights, sharpness
         self._step_loss: torch.Tensor | float = 0.0  # of the micro-batches of one step
+        self._flops_per_value: int | None = None
         super().__init__(*args, **kwargs)
         climbs_alone = sharpness is not None and sharpness.micro_batches
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
@@ -118,6 +119,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         """Batches in a seeded order, each transformed and collated under a seed of its own."""
         if self.train_dataset is None:
             raise ValueError("training needs a train_dataset")
+        self._flops_per_value = None
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         workers = self.args.dataloader_num_workers
         rank, world = self.args.process_index, self.args.world_size
@@ -221,6 +223,15 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
             f"{self.args.max_grad_norm:g}); lower the learning rate, lengthen the warm-up, or clip gradients "
             f"(1.0){saved}"
         )
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """As the Trainer's, which would count the model's parameters anew at every step."""
+        values = inputs.get(getattr(self.model, "main_input_name", ""))
+        if values is None:
+            return super().floating_point_ops(inputs)
+        if self._flops_per_value is None:
+            self._flops_per_value = super().floating_point_ops(inputs) // values.numel()
+        return self._flops_per_value * values.numel()
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)

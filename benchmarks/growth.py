@@ -1,0 +1,123 @@
+"""Time and memory of every family against batch, hidden size, depth and tokens, with fitted exponents, as one plot.
+
+    python benchmarks/growth.py [--turns 5] [--points 4] [--output benchmarks/results/growth.json]
+
+CPU seconds of one thread, which other processes touch less than the clock, and the most that torch holds beside the
+weights, for models as loaded. An exponent is the slope of the logarithms. Theory is, for time, the slope of the FLOPs
+on the same points (`hf_vit.cost`); for memory 1 in batch, hidden size and tokens and 0 in depth, as nothing is kept
+from layer to layer and no matrix of all pairs of tokens is made; AxialResNet's logits have a row for every token: 1.5
+in tokens. "worse" are exponents more than a tenth above theory (of 0: above 0.1).
+"""
+
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_vit.cost.flops import forward_flops
+from hf_vit.families import FAMILIES
+from hf_vit.results.figures import new_figure, save_figure
+from hf_vit.speed.measuring import peak_memory
+from hf_vit.speed.script import Script, parser
+
+PATCH = 8  # px
+AXES: dict[str, tuple[int, ...]] = {
+    "batch": (2, 4, 8, 16),
+    "hidden size": (64, 128, 256, 512),
+    "depth": (2, 4, 8, 16),
+    "tokens": (64, 256, 576, 1024),
+}
+BASE = {"batch": 2, "hidden size": 128, "depth": 4, "tokens": 256}
+MEMORY_THEORY = {"batch": 1.0, "hidden size": 1.0, "depth": 0.0, "tokens": 1.0}
+
+
+def configuration(name: str, width: int, depth: int, tokens: int) -> Any:
+    """A model of a family with so many tokens; of ResNets places of the last map, and units."""
+    family, fields = FAMILIES[name], {"image_size": PATCH * round(tokens**0.5), "num_labels": 10}
+    if not family.has_tokens:
+        return family.config_class(**fields, stage_depths=(depth // 2, depth // 2), stem_width=width // 2)
+    fields |= {"hidden_size": width, "num_hidden_layers": depth, "intermediate_size": 4 * width}
+    if family.is_vit:
+        fields["num_attention_heads"] = width // 32
+    stem = {"stage_depths": (1, 1), "stem_width": 32} if name == "hybrid" else {"patch_size": PATCH}
+    mixer = {"token_intermediate_size": 128} if name == "mixer" else {}
+    return family.config_class(**fields, **stem, **mixer)
+
+
+@torch.inference_mode()
+def measured(name: str, point: dict[str, int], turns: int) -> dict[str, Any]:
+    config = configuration(name, point["hidden size"], point["depth"], point["tokens"])
+    model = FAMILIES[name].classes["classification"](config).eval()
+    images = torch.randn(point["batch"], 3, *config.nominal_size)
+    seconds: list[float] = []
+    for turn in range(-1, turns):
+        started = time.process_time()
+        model(images)
+        if turn >= 0:
+            seconds.append(time.process_time() - started)
+    return {
+        "family": name,
+        **point,
+        "seconds": statistics.median(seconds),
+        "bytes": peak_memory(lambda: model(images)),
+        "flops": point["batch"] * forward_flops(config),
+    }
+
+
+def slope(rows: list[dict[str, Any]], axis: str, of: str) -> float:
+    return float(np.polyfit(np.log([row[axis] for row in rows]), np.log([row[of] for row in rows]), 1)[0])
+
+
+def exponents(name: str, axis: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was fitted for a family along an axis, and what theory says."""
+    memory = 1.5 if (name, axis) == ("axial_resnet", "tokens") else MEMORY_THEORY[axis]
+    found: dict[str, Any] = {"family": name, "axis": axis}
+    for what, theory in (("seconds", slope(rows, axis, "flops")), ("bytes", memory)):
+        exponent = slope(rows, axis, what)
+        allowed = max(1.1 * theory, 0.1)
+        found |= {f"{what}_exponent": round(exponent, 3), f"{what}_theory": round(theory, 3)}
+        found[f"{what}_worse"] = exponent > allowed
+    return found
+
+
+def draw(rows: dict[tuple[str, str], list[dict[str, Any]]], fits: list[dict[str, Any]], path: Any) -> None:
+    figure = new_figure(16, 8)
+    panels = figure.subplots(2, len(AXES))
+    for column, axis in enumerate(AXES):
+        for panel, (what, unit, factor) in zip(
+            panels[:, column], (("seconds", "CPU s", 1), ("bytes", "MB", 1e-6)), strict=True
+        ):
+            for fit in (each for each in fits if each["axis"] == axis):
+                line = rows[fit["family"], axis]
+                label = f"{fit['family']}: {fit[f'{what}_exponent']:.2f} (theory {fit[f'{what}_theory']:.2f})"
+                panel.plot([row[axis] for row in line], [row[what] * factor for row in line], marker="o", label=label)
+            panel.set(xscale="log", yscale="log", xlabel=axis, ylabel=unit)
+            panel.grid(alpha=0.3, which="both")
+            panel.legend(fontsize=7)
+    save_figure(figure, path)
+
+
+def main() -> None:
+    options = parser(__doc__, turns=5)
+    options.add_argument("--points", type=int, default=4, help="values of every axis, the first ones")
+    options.set_defaults(threads=1)
+    report = Script(options.parse_args())
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    fits: list[dict[str, Any]] = []
+    for name in FAMILIES:
+        for axis, values in AXES.items():
+            points = [{**BASE, axis: value} for value in values[: report.options.points]]
+            rows[name, axis] = [measured(name, point, report.options.turns) for point in points]
+            fits.append(exponents(name, axis, rows[name, axis]))
+            report.add(**fits[-1], points=rows[name, axis])
+    report.finish(
+        worse=[f"{fit['family']}, {fit['axis']}" for fit in fits if fit["seconds_worse"] or fit["bytes_worse"]]
+    )
+    if report.options.output is not None:
+        draw(rows, fits, report.options.output.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

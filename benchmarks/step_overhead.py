@@ -1,0 +1,122 @@
+"""What a training step costs beside a plain PyTorch loop, where the model is tiny: HfViTTrainer and the stock Trainer.
+
+    python benchmarks/step_overhead.py [--turns 9] [--steps 60] [--output benchmarks/results/step_overhead.json]
+
+The same model, images, AdamW, cosine schedule and clipping at 1.0; CPU seconds a step of one thread, which other
+processes touch less than the clock; the first steps are left out. A turn runs each contestant once.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments, get_cosine_schedule_with_warmup
+
+from hf_vit import HfViTConfig, HfViTForImageClassification
+from hf_vit.speed.measuring import quartiles, speed_ratio
+from hf_vit.speed.script import Script, parser
+from hf_vit.training import HfViTTrainer
+
+BATCH, RATE, WARM_UP = 64, 1e-3, 5
+
+
+class Noise(torch.utils.data.Dataset):
+    """512 images of noise, 16x16 px."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.images = torch.randn(512, 3, 16, 16, generator=generator)
+        self.labels = torch.randint(0, 10, (512,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"pixel_values": self.images[index], "labels": self.labels[index]}
+
+
+class Clock(TrainerCallback):
+    """When every step ended, in CPU seconds."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_step_end(self, *args: object, **kwargs: object) -> None:
+        self.times.append(time.process_time())
+
+
+def tiny() -> Any:
+    torch.manual_seed(0)
+    sizes: Any = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128}
+    return HfViTForImageClassification(HfViTConfig(image_size=16, patch_size=4, num_labels=10, **sizes))
+
+
+def collate(examples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.stack([example[name] for example in examples]) for name in examples[0]}
+
+
+def by_trainer(kind: type[Trainer], steps: int) -> list[float]:
+    with tempfile.TemporaryDirectory() as folder:
+        settings: dict[str, Any] = {"max_steps": steps, "learning_rate": RATE, "lr_scheduler_type": "cosine"}
+        arguments = TrainingArguments(
+            folder, per_device_train_batch_size=BATCH, logging_steps=20, save_strategy="no", use_cpu=True,
+            disable_tqdm=True, remove_unused_columns=False, optim="adamw_torch", **settings,
+        )  # fmt: skip
+        clock = Clock()
+        trainer = kind(tiny(), arguments, train_dataset=Noise(), data_collator=collate, callbacks=[clock])
+        trainer.train()
+    return clock.times
+
+
+def by_loop(steps: int) -> list[float]:
+    model, times = tiny().train(), list[float]()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
+    schedule = get_cosine_schedule_with_warmup(optimizer, 0, steps)
+    loader = torch.utils.data.DataLoader(Noise(), BATCH, shuffle=True, collate_fn=collate)
+    while len(times) < steps:
+        for batch in loader:
+            optimizer.zero_grad()
+            loss = model(**batch).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            times.append(time.process_time())
+    return times[:steps]
+
+
+def a_step(times: list[float]) -> float:
+    return statistics.median(
+        after - before for before, after in zip(times[WARM_UP:], times[WARM_UP + 1 :], strict=False)
+    )
+
+
+def main() -> None:
+    options = parser(__doc__, turns=9)
+    options.add_argument("--steps", type=int, default=60)
+    options.set_defaults(threads=1)
+    report = Script(options.parse_args())
+    steps = report.options.steps
+    contestants: dict[str, Callable[[], list[float]]] = {
+        "HfViTTrainer": lambda: by_trainer(HfViTTrainer, steps),
+        "Trainer": lambda: by_trainer(Trainer, steps),
+        "a plain loop": lambda: by_loop(steps),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(report.options.turns):
+        for name, run in contestants.items():
+            seconds[name].append(a_step(run()))
+    for name, each in seconds.items():
+        report.add(
+            contestant=name,
+            time_of_a_plain_loop=speed_ratio(seconds, "a plain loop", name),
+            milliseconds=round(1000 * quartiles(each).median, 2),
+        )
+    report.finish(steps=steps, batch=BATCH)
+
+
+if __name__ == "__main__":
+    main()
