@@ -12,6 +12,8 @@ from hf_vit.conversion.readers.checkpoint import CheckpointReader
 from hf_vit.errors import UserError
 from hf_vit.models.positions_hf_vit import resample_position_table
 
+AHEAD = 3  # arrays that other threads may inflate, the one in use included
+
 
 @dataclass
 class Weights:
@@ -44,11 +46,14 @@ def load_weights(
         UserError: an array is damaged, holds no floats, NaN or infinite values, or values too large for `dtype`.
     """
     weights = Weights()
-    for key, rows in groupby(plan.rows, key=lambda row: row.key):  # an array of all blocks is read once
+    # An array of all blocks is read once.
+    groups = [(key, list(rows)) for key, rows in groupby(plan.rows, key=lambda row: row.key)]
+    for place, (key, rows) in enumerate(groups):
         if key is None:
             weights.state |= {plan.parameter_name(row): torch.zeros(row.parameter_shape, dtype=dtype) for row in rows}
             continue
-        source = reader.map_floats(key) if mapped else reader.read_floats(key)
+        reader.read_ahead(each for each, _ in groups[place : place + AHEAD] if each is not None)
+        source = reader.map_floats(key)
         for row in rows:
             if row.beside:
                 weights.state[plan.parameter_name(row)] = _computed(reader, row, plan.config.grid, dtype)
@@ -59,6 +64,8 @@ def load_weights(
         if source.dtype == torch.float64 and dtype != torch.float64:
             _account_for_rounding(weights, source, key, dtype)
         advance(4 * source.numel())
+    if not mapped:
+        reader.confirm()
     return weights
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -88,6 +88,10 @@ class CheckpointReader(ABC):
     def map_floats(self, key: str) -> torch.Tensor:
         """As `read_floats`; what the file holds ready for use may come unchecked, until `confirm`."""
         return self.read_floats(key)
+
+    def read_ahead(self, keys: Iterable[str]) -> None:
+        """Arrays that `map_floats` is asked for next: a reader may begin with them in other threads."""
+        return
 
     def confirm(self) -> None:
         """Check what `map_floats` gave unchecked; leaving the context does it too.

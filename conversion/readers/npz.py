@@ -16,7 +16,7 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,6 +106,7 @@ class NpzReader(CheckpointReader):
                 self._zip = zipfile.ZipFile(self._file)
             self.members: Mapping[str, Member] = self._directory()
             self._pool, self._checks = ThreadPoolExecutor(CHECKING_THREADS), list[Future[None]]()
+            self._begun: dict[str, Future[torch.Tensor]] = {}
         except BaseException:
             self._file.close()
             raise
@@ -140,13 +141,20 @@ class NpzReader(CheckpointReader):
     def map_floats(self, key: str) -> torch.Tensor:
         """As `read_floats`; a stored float32 array lies in the file's mapping, and is checked by another thread."""
         if not self.is_mapped(key):
-            return self.read_floats(key)
+            begun = self._begun.pop(key, None)
+            return self.read_floats(key) if begun is None else begun.result()
         member = self.members[key]
         with self._refusing(f"is damaged at '{key}'"):
             data = self._stored(member)
             tensor = self._tensor(member, data[member.header_bytes :])
         self._checks.append(self._pool.submit(self._check, key, data, tensor))
         return tensor
+
+    def read_ahead(self, keys: Iterable[str]) -> None:
+        """Inflate in other threads what is not mapped; its errors are raised when it is asked for."""
+        for key in keys:
+            if not self.is_mapped(key) and key not in self._begun:
+                self._begun[key] = self._pool.submit(self.read_floats, key)
 
     def confirm(self) -> None:
         """Wait for the checks of all arrays that `map_floats` gave.

@@ -338,3 +338,23 @@ def test_folder_without_weights(tmp_path: Path):
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "config.json").write_text("{}")
     refused(tmp_path / "saved", tmp_path, "saved holds no weights; it needs model.safetensors or pytorch_model.bin")
+
+
+def test_arrays_that_are_read_ahead_are_read_ones(write_npz):
+    rng = np.random.default_rng(0)
+    arrays = {f"{kind} {i}": rng.normal(size=(30, 50)).astype(kind) for kind in ("f4", "f8") for i in range(5)}
+    with NpzReader(write_npz(arrays, stored=False)) as reader:
+        reader.read_ahead(arrays)
+        found = {key: reader.map_floats(key) for key in arrays}
+        again = {key: reader.map_floats(key) for key in arrays}  # not asked for ahead
+    for key, array in arrays.items():
+        np.testing.assert_array_equal(found[key].numpy(), array)
+        np.testing.assert_array_equal(again[key].numpy(), array)
+
+
+def test_an_array_that_is_spoilt_ahead_is_refused_when_it_is_asked_for(write_npz):
+    with NpzReader(write_npz({"a": np.ones(9), "b": np.full(5000, np.nan)}, stored=False)) as reader:
+        reader.read_ahead(["a", "b"])
+        assert reader.map_floats("a").sum() == 9
+        with pytest.raises(UserError, match=r"'b' .* holds NaN"):
+            reader.map_floats("b")
