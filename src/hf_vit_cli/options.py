@@ -23,13 +23,14 @@ Model = Annotated[
 Data = Annotated[
     str,
     typer.Option(
-        help="digits, photos, fractals, class folders, a .csv or .jsonl, parquet or webdataset files, or a Hub id.",
+        help="digits, photos, fractals, scenes, class, COCO or ADE20K folders, .csv, .jsonl, parquet, .tar, a Hub id.",
         show_default=False,
     ),
 ]
 ImageColumn = Annotated[str | None, typer.Option(help="Column of images, or of their files, in a list or table.")]
 LabelColumn = Annotated[
-    str | None, typer.Option(help="Column of classes in a list or table; of 0 and 1 several, cat,dog.")
+    str | None,
+    typer.Option(help="Column of classes in a list or table (of 0 and 1 several, cat,dog), of masks or of objects."),
 ]
 Output = Annotated[Path, typer.Option(help="New or empty folder for the finished model.", show_default=False)]
 ImageSize = Annotated[str | None, typer.Option(help="px, S or HxW; positions are resampled.")]

@@ -50,7 +50,9 @@ VALUES: dict[str, tuple[str, ...]] = {
         "empty", "no_images", "one_class", "flat", "zero_image", "truncated_image", "huge_image", "text_image",
         "parquet.parquet", "zero.parquet", "broken.parquet", "archive.tar", "broken.tar", "table.csv", "pickle.bin",
         "/dev/null", "/dev/zero", "pipe", "loop", "dangling", "model", "line\nbreak", "a" * 300, "deep_classes",
-        "fractals:classes=0", "fractals:classes=10,images=99999999", "fractals:colour=3",
+        "fractals:classes=0", "fractals:classes=10,images=99999999", "fractals:colour=3", "scenes", "scenes:images=0",
+        "scenes:size=9,images=3", "masks", "other_masks", "colour_masks", "no_masks", "coco", "broken_coco",
+        "empty_coco", "outside_coco", "coco/annotations.json",
     ),
     "output": (
         "", "taken", "notes.txt", "notes.txt/out", "/proc/out", "/dev/null/out", "/dev/null", "dangling", "loop/out",
@@ -164,6 +166,7 @@ GOOD["pretrain"] = {name: words for name, words in GOOD["finetune"].items()}
 def prepare(root: Path, checkpoint: Path) -> None:
     """Write all the files that the values name."""
     _images(root)
+    _masks_and_objects(root)
     _models(root)
     shutil.copy(checkpoint, root / "checkpoint.npz")
     (root / "empty").mkdir()
@@ -222,6 +225,34 @@ def _images(root: Path) -> None:
     for name, content in {"zero": b"", "truncated": whole[:100], "huge": huge, "text": b"no image"}.items():
         (folder(f"{name}_image") / "blue" / "bad.png").write_bytes(content)
     _square(0, 0).save(root / "image.png")
+
+
+def _masks_and_objects(root: Path) -> None:
+    """Folders for segmentation and detection, of which each but the first of its kind has something wrong."""
+    mask = np.arange(144, dtype=np.uint8).reshape(12, 12) % 3
+    masks = {
+        "masks": Image.fromarray(mask), "other_masks": Image.fromarray(mask[:7]), "no_masks": None,
+        "colour_masks": Image.new("RGB", (12, 12)),
+    }  # fmt: skip
+    for name, picture in masks.items():
+        for part in ("images", "annotations"):
+            (root / name / part).mkdir(parents=True)
+        for index in range(9):
+            _square(index % 3, 300 + index).save(root / name / "images" / f"{index}.png")
+            if picture is not None:
+                picture.save(root / name / "annotations" / f"{index}.png")
+    for name, box in {"coco": [2, 2, 5, 6], "empty_coco": [2, 2, 0, 6], "outside_coco": [2, 2, 90, 6]}.items():
+        (root / name).mkdir()
+        for index in range(9):
+            _square(index % 3, 400 + index).save(root / name / f"{index}.png")
+        told = {
+            "images": [{"id": index, "file_name": f"{index}.png", "height": 12, "width": 12} for index in range(9)],
+            "annotations": [{"id": 1 + i, "image_id": i, "category_id": i % 2, "bbox": box} for i in range(9)],
+            "categories": [{"id": 0, "name": "blue"}, {"id": 1, "name": "red"}],
+        }
+        (root / name / "annotations.json").write_text(json.dumps(told))
+    shutil.copytree(root / "coco", root / "broken_coco")
+    (root / "broken_coco" / "annotations.json").write_text(json.dumps(told)[:-9])
 
 
 def _models(root: Path) -> None:

@@ -206,7 +206,8 @@ FAILED_ONCE = (
     "predict/images/''", "scaling-law/sources/'/dev/zero'", "scaling-law/sources/'deep.json'",
     "finetune/config/'/dev/zero'", "convert/model/'loop'", "convert/model/'truncated'", "convert/labels/'deep.json'",
     "embed/data/'empty'", "embed/seed/'-1'", "finetune/push/'user/'", "page/images/'" + 300 * "a" + "'",
-    "data/source/'fractals:classes=10,images=99999999'",
+    "data/source/'fractals:classes=10,images=99999999'", "data/source/'broken_coco'", "data/source/'empty_coco'",
+    "finetune/data/'coco/annotations.json'",
 )  # fmt: skip
 
 

@@ -194,12 +194,12 @@ BAD = {
     "no image": (lambda told: told["images"][2].update(file_name="none.png"), "'train2017/none.png' is not there"),
     "no images": (
         lambda told: [image.update(file_name="x" + image["file_name"]) for image in told["images"]],
-        "the images of instances_train2017.json, such as x000.png, are not there",
+        "the images of instances_train2017.json of 'beasts', such as x000.png, are not there",
     ),
     "no objects": (lambda told: told["annotations"].clear(), "the training images have no objects; annotate some"),
     "a lost field": (
         lambda told: told["annotations"][3].pop("category_id"),
-        "instances_train2017.json: entry 3 of 'annotations' has no category_id",
+        "instances_train2017.json of 'beasts': entry 3 of 'annotations' has no category_id",
     ),
     "a repeated id": (lambda told: told["images"][1].update(id=100), "two images have the id 100"),
     "a repeated name": (
@@ -243,5 +243,5 @@ def test_other_tasks_are_refused_in_one_line(coco):
 def test_broken_json_is_no_traceback(coco):
     place = coco / "annotations" / "instances_val2017.json"
     place.write_text(place.read_text()[:-40])
-    with pytest.raises(UserError, match=r"instances_val2017\.json cannot be read as JSON"):
+    with pytest.raises(UserError, match=r"instances_val2017\.json of 'beasts' cannot be read as JSON"):
         load_data(str(coco), target="objects")

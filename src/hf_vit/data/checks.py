@@ -130,7 +130,7 @@ def keep_good(
         raise UserError(f"{first}{more}; {_REMEDY}")
     for split, good in rows.items():
         if not good and scans[split]:
-            raise UserError(f"split {split} has no usable image left: {first}")
+            raise UserError(f"split {split} has no usable image left: {first}; mend it, or give other data")
     return rows, bad
 
 

@@ -82,9 +82,9 @@ def resolve_source(source: str) -> DataSource:
     path = Path(source).expanduser()
     if path.is_dir():
         dense = dense_layout(path, IMAGE_SUFFIXES)
-        return _from_layout(dense) if dense else _from_folder(path, source)
+        return _from_layout(dense, path.resolve().name) if dense else _from_folder(path, source)
     if path.suffix.lower() == ".json" and path.is_file() and is_coco(path):
-        return _from_layout(coco_layout(path.parent, [path]))
+        return _from_layout(coco_layout(path.parent, [path]), path.name)
     if path.exists():
         return _from_files([path], path.name, source)
     if any(character in source for character in "*?["):
@@ -118,8 +118,7 @@ def image_files(root: Path) -> list[Path]:
     return [root.joinpath(*parts) for parts in images]
 
 
-def _from_layout(layout: Layout) -> DataSource:
-    name = layout.root.resolve().name
+def _from_layout(layout: Layout, name: str) -> DataSource:
     return DataSource(layout.kind, name, layout.files, layout.folder, layout.notes, layout.root)
 
 

@@ -27,15 +27,16 @@ def read_coco(source: DataSource) -> ObjectTables:
     categories: dict[Any, str] = {}
     for split in (name for name in SPLITS if name in source.files):
         place = source.files[split][0]
-        read = _parsed(place)
-        _add_categories(categories, read["categories"], place)
-        listed = _listed_images(read["images"], place)
-        folder = _image_folder(source.root, place, split, [image["file_name"] for image in listed.values()])
+        where = place.name if place.name == source.name else f"{place.name} of '{source.name}'"
+        read = _parsed(place, where)
+        _add_categories(categories, read["categories"], where)
+        listed = _listed_images(read["images"], where)
+        folder = _image_folder(source.root, place, split, [image["file_name"] for image in listed.values()], where)
         paths = [folder / image["file_name"] for image in listed.values()]
         source.folder[split] = {"": paths}
         stored = [{"bytes": None, "path": str(path)} for path in paths]
         images[split] = Dataset.from_dict({"image": stored}, features=Features({"image": Image(decode=False)}))
-        objects[split] = _objects(read["annotations"], listed, place)
+        objects[split] = _objects(read["annotations"], listed, where)
         sizes[split] = [_size(image) for image in listed.values()]
     numbers = {category: number for number, category in enumerate(sorted(categories))}
     names = [categories[category] for category in sorted(categories)]
@@ -63,14 +64,16 @@ def _has_mask(mask: Any) -> bool:
     return mask is not None and (not isinstance(mask, list | dict) or bool(mask))
 
 
-def _parsed(place: Path) -> Mapping[str, list[Any]]:
+def _parsed(place: Path, where: str) -> Mapping[str, list[Any]]:
     try:
         read: Any = json.loads(place.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{place.name} cannot be read as JSON: {' '.join(str(error).split()):.120}") from error
+        raise UserError(
+            f"{where} cannot be read as JSON: {' '.join(str(error).split()):.120}; write it again"
+        ) from error
     wanted = ("images", "annotations", "categories")
     if not isinstance(read, dict) or not all(isinstance(read.get(key), list) for key in wanted):
-        raise UserError(f"{place.name} is no file of COCO annotations; needed: lists of {', '.join(wanted)}")
+        raise UserError(f"{where} is no file of COCO annotations; needed: lists of {', '.join(wanted)}")
     for key in wanted:
         for row, entry in enumerate(read[key]):
             needed = {"images": ("id", "file_name"), "annotations": ("image_id", "category_id", "bbox")}
@@ -78,37 +81,35 @@ def _parsed(place: Path) -> Mapping[str, list[Any]]:
                 name for name in needed.get(key, ("id", "name")) if not isinstance(entry, dict) or name not in entry
             ]
             if missing:
-                raise UserError(
-                    f"{place.name}: entry {row} of '{key}' has no {missing[0]}; add it, or remove the entry"
-                )
+                raise UserError(f"{where}: entry {row} of '{key}' has no {missing[0]}; add it, or remove the entry")
     return read
 
 
-def _add_categories(categories: dict[Any, str], entries: Sequence[Mapping[str, Any]], place: Path) -> None:
+def _add_categories(categories: dict[Any, str], entries: Sequence[Mapping[str, Any]], where: str) -> None:
     """Of all splits together: an id has one name, and a name one id."""
     for entry in entries:
         number, name = entry["id"], str(entry["name"])
         if not isinstance(number, int):
-            raise UserError(f"{place.name}: the category '{name}' has the id {number!r}; needed: a whole number")
+            raise UserError(f"{where}: the category '{name}' has the id {number!r}; needed: a whole number")
         if categories.setdefault(number, name) != name:
             raise UserError(
-                f"{place.name}: category {number} is '{name}' here and '{categories[number]}' before; name it once"
+                f"{where}: category {number} is '{name}' here and '{categories[number]}' before; name it once"
             )
     twice = [name for name, count in Counter(categories.values()).items() if count > 1]
     if twice:
-        raise UserError(f"{place.name}: two categories are called '{twice[0]}'; give them different names")
+        raise UserError(f"{where}: two categories are called '{twice[0]}'; give them different names")
 
 
-def _listed_images(entries: Sequence[dict[str, Any]], place: Path) -> dict[Any, dict[str, Any]]:
+def _listed_images(entries: Sequence[dict[str, Any]], where: str) -> dict[Any, dict[str, Any]]:
     listed: dict[Any, dict[str, Any]] = {}
     for entry in entries:
         if not isinstance(entry["file_name"], str) or not isinstance(entry["id"], int | str):
-            raise UserError(f"{place.name}: the image {entry['id']!r} has no usable id or file_name; correct it")
+            raise UserError(f"{where}: the image {entry['id']!r} has no usable id or file_name; correct it")
         if entry["id"] in listed:
-            raise UserError(f"{place.name}: two images have the id {entry['id']}; give each its own")
+            raise UserError(f"{where}: two images have the id {entry['id']}; give each its own")
         listed[entry["id"]] = entry
     if not listed:
-        raise UserError(f"{place.name} lists no images; add some")
+        raise UserError(f"{where} lists no images; add some")
     return listed
 
 
@@ -117,7 +118,7 @@ def _size(image: Mapping[str, Any]) -> tuple[int, int] | None:
     return (height, width) if isinstance(height, int) and isinstance(width, int) else None
 
 
-def _objects(entries: Sequence[Mapping[str, Any]], listed: Mapping[Any, Any], place: Path) -> list[RawObjects | str]:
+def _objects(entries: Sequence[Mapping[str, Any]], listed: Mapping[Any, Any], where: str) -> list[RawObjects | str]:
     rows: dict[Any, RawObjects] = {
         number: {"bbox": [], "category": [], "area": [], "iscrowd": [], "segmentation": []} for number in listed
     }
@@ -125,7 +126,7 @@ def _objects(entries: Sequence[Mapping[str, Any]], listed: Mapping[Any, Any], pl
         row = rows.get(entry["image_id"])
         if row is None:
             raise UserError(
-                f"{place.name}: entry {position} of 'annotations' is of the image {entry['image_id']}, which is not "
+                f"{where}: entry {position} of 'annotations' is of the image {entry['image_id']}, which is not "
                 "listed; list the image, or remove the entry"
             )
         row["bbox"].append(entry["bbox"])
@@ -136,7 +137,7 @@ def _objects(entries: Sequence[Mapping[str, Any]], listed: Mapping[Any, Any], pl
     return list(rows.values())
 
 
-def _image_folder(root: Path, place: Path, split: str, names: Sequence[str]) -> Path:
+def _image_folder(root: Path, place: Path, split: str, names: Sequence[str], where: str) -> Path:
     """Where the images of a file of annotations lie: the place that has most of the first hundred.
 
     Raises:
@@ -153,7 +154,7 @@ def _image_folder(root: Path, place: Path, split: str, names: Sequence[str]) -> 
     best = max(counts, key=lambda folder: counts[folder])
     if not counts[best]:
         raise UserError(
-            f"the images of {place.name}, such as {names[0]}, are not there; put them beside it, or into images/ or "
+            f"the images of {where}, such as {names[0]}, are not there; put them beside it, or into images/ or "
             f"{split}/ of '{root.name}'"
         )
     return best
