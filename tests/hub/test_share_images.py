@@ -1,6 +1,7 @@
 """Images of somebody's data are in no card and no push, unless that is asked for; what will be public is listed."""
 
 import ast
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,35 +19,42 @@ from hf_vit_cli.main import main
 SHOWING = {"wrong_images.png", "analysis_attention_rollout.png", "analysis_head_maps.png"}
 
 
-@pytest.fixture
-def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model that was evaluated and analysed, and may be pushed."""
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that was evaluated and analysed, and may be pushed. Not to be changed."""
+    root = tmp_path_factory.mktemp("drawn")
     config = variant_config(
         "Ti/4", image_size=8, id2label=dict(enumerate(NAMES[:2])), hidden_size=16, num_hidden_layers=1,
         num_attention_heads=2, intermediate_size=16,
     )  # fmt: skip
     model = HfViTForImageClassification(config)
     model.classifier.weight.data.normal_()
-    model.save_pretrained(tmp_path / "model")
-    make_processor().save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "facts.json").write_text(
+    model.save_pretrained(root / "model")
+    make_processor().save_pretrained(root / "model")
+    (root / "model" / "facts.json").write_text(
         '[{"kind": "conversion", "command": "hf-vit convert", "date": "2031-01-01T00:00Z", "values": {"source": "x"}}]'
     )
     images = iter(make_images(24))
     for name in NAMES[:2]:
-        (tmp_path / "data" / "test" / name).mkdir(parents=True)
+        (root / "data" / "test" / name).mkdir(parents=True)
         for number in range(12):
-            next(images).save(tmp_path / "data" / "test" / name / f"{number}.png")
+            next(images).save(root / "data" / "test" / name / f"{number}.png")
     for arguments in (
-        ["evaluate", tmp_path / "model", "--data", tmp_path / "data", "--device", "cpu"],
-        ["analyze", tmp_path / "model", "--images", tmp_path / "data", "--output", tmp_path / "analysis"],
+        ["evaluate", root / "model", "--data", root / "data", "--device", "cpu"],
+        ["analyze", root / "model", "--images", root / "data", "--output", root / "analysis"],
     ):
         with pytest.raises(SystemExit) as ended:
             main([str(argument) for argument in arguments])
         assert not ended.value.code
-    write_card(tmp_path / "model", license="mit")
+    write_card(root / "model", license="mit")
+    return root / "model"
+
+
+@pytest.fixture
+def seen(drawn: Path, tmp_path: Path) -> Path:
+    """A copy, to be changed, and a folder for what is made on the way beside it."""
     (tmp_path / "scratch").mkdir()
-    return tmp_path / "model"
+    return shutil.copytree(drawn, tmp_path / "model")
 
 
 def test_images_are_shared_when_asked_for(seen: Path) -> None:
