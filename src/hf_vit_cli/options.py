@@ -39,6 +39,9 @@ Precision = Annotated[str, typer.Option(help="auto, fp32 or bf16.")]
 NumWorkers = Annotated[int, typer.Option(help="Processes that prepare images.", min=0)]
 Device = Annotated[str | None, typer.Option(help="torch device; by default a GPU where there is one.")]
 Streaming = Annotated[bool, typer.Option("--streaming", help="Read the data while training.")]
+Optimize = Annotated[
+    bool, typer.Option("--optimize/--no-optimize", help="Make the model faster where so many images repay it.")
+]
 SkipBadImages = Annotated[bool, typer.Option("--skip-bad-images", help="Leave out unreadable images.")]
 MaxNumPatches = Annotated[
     int | None,

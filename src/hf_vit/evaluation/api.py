@@ -1,18 +1,20 @@
 """The doors of `hf-vit evaluate` and `hf-vit predict`: a model by its name, and what is kept of the result."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from hf_vit.data import ImageData
 from hf_vit.evaluation.dense_prediction import DensePrediction, each_dense_prediction, write_dense_predictions
-from hf_vit.evaluation.prediction import Prediction, predict_images, write_predictions
+from hf_vit.evaluation.prediction import Prediction, image_files, predict_images, write_predictions
 from hf_vit.evaluation.protocols.registry import ProtocolRun, evaluate_protocol
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.families import DenseTask, dense_head_of
 from hf_vit.hub.card import refresh_card
 from hf_vit.subjects.dense import dense_task_of
+from hf_vit.subjects.optimizing import engine_for, engine_note
+from hf_vit.subjects.optimizing import optimize as make_faster
 from hf_vit.subjects.subject import Subject, open_subject
 from hf_vit.subjects.transformers_models import stored_config
 
@@ -36,7 +38,7 @@ def evaluate(
         output: folder for numbers and pictures; by default pictures lie with the model.
         device: torch device; by default a GPU where there is one.
         command: what was typed, for the facts.
-        **options: `split`, `num_images`, `batch_size`, `max_num_patches`, `seed`, `streaming` and the others of
+        **options: `split`, `num_images`, `batch_size`, `max_num_patches`, `optimize`, `seed`, and the others of
             `evaluate_protocol`, and those of the protocol.
 
     Returns:
@@ -62,6 +64,8 @@ def predict(
     batch_size: int = 32,
     skip_bad_images: bool = False,
     device: str | None = None,
+    optimize: bool = False,
+    report: Callable[[str], None] | None = None,
 ) -> list[Prediction] | list[DensePrediction]:
     """Say what images show.
 
@@ -75,6 +79,8 @@ def predict(
         batch_size: images a step.
         skip_bad_images: an unreadable image gets no answer and the `problem`, instead of an error.
         device: torch device; by default a GPU where there is one.
+        optimize: compute a model that is loaded here by what is fastest for so many images (`engine_for`).
+        report: is told, in one line, what computes an optimized model.
 
     Returns:
         The answers; with `output`, which holds them, those to the images that were passed over as unreadable.
@@ -93,6 +99,12 @@ def predict(
         )
         return list(predictions) if output is None else write_dense_predictions(predictions, output)
     subject = open_subject(model, device, as_classifier=True)
+    if optimize and isinstance(model, str | os.PathLike):
+        engine = engine_for(subject, sum(1 for _ in image_files(paths)))
+        if engine is not None:
+            make_faster(subject, engine)
+            if report is not None:
+                report(engine_note(engine))
     if output is not None:
         return write_predictions(subject, paths, output, top=top, batch_size=batch_size)
     return predict_images(subject, paths, top=top, batch_size=batch_size, skip_bad_images=skip_bad_images)

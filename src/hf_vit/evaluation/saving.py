@@ -12,6 +12,7 @@ from hf_vit.results.facts import Record, append_record, new_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.writing import write_atomically
+from hf_vit.subjects.optimizing import engine_title
 
 PICTURE_PREFIX = "evaluation_"
 
@@ -49,7 +50,9 @@ def save_protocol(
         return None
     record = new_record(
         "evaluation",
-        values=run.result.record(run.protocol, run.settings, pictures) | warnings_of(run.examination, home),
+        values=run.result.record(run.protocol, run.settings, pictures)
+        | warnings_of(run.examination, home)
+        | ({} if run.engine is None else {"engine": engine_title(run.engine)}),
         command=command,
         seed=run.examination.seed,
         data=run.examination.fact(run.result.num_images),

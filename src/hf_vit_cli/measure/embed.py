@@ -26,6 +26,7 @@ def embed(
     skip_bad_images: options.SkipBadImages = False,
     image_column: options.ImageColumn = None,
     label_column: options.LabelColumn = None,
+    optimize: options.Optimize = True,
     device: options.Device = None,
     seed: Annotated[int, typer.Option(help="Of splits that are cut where the data has none.", min=0)] = 0,
 ) -> None:
@@ -34,6 +35,7 @@ def embed(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from hf_vit.evaluation.embedding.job import embed as run
+    from hf_vit.subjects.optimizing import engine_note
 
     columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TextColumn("files"), TimeRemainingColumn())
     console = Console(stderr=True)
@@ -56,9 +58,12 @@ def embed(
             image_column=image_column,
             label_column=label_column,
             device=device,
+            optimize=optimize,
             seed=seed,
             report=lambda done, files: bar.update(task, completed=done, total=files),
         )
+    if result.engine is not None:
+        typer.echo(f"note: {engine_note(result.engine)}", err=True)
     for note in result.notes:
         typer.echo(f"note: {note}", err=True)
     if result.skipped:

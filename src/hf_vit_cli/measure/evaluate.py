@@ -36,6 +36,7 @@ def evaluate(
     image_column: options.ImageColumn = None,
     label_column: options.LabelColumn = None,
     streaming: Annotated[bool, typer.Option("--streaming", help="Read the data while evaluating.")] = False,
+    optimize: options.Optimize = True,
     device: options.Device = None,
     seed: Annotated[int, typer.Option(help="Of every draw.", min=0)] = 0,
     num_images: Annotated[int | None, typer.Option(help="Judge by so many images.", min=1)] = None,
@@ -69,6 +70,7 @@ def evaluate(
         "mappings": mappings,
     }
     from hf_vit.evaluation import evaluate as measure
+    from hf_vit.subjects.optimizing import engine_note
     from hf_vit_cli.command_line import command_line
 
     run = measure(
@@ -83,6 +85,7 @@ def evaluate(
         max_num_patches=max_num_patches,
         seed=seed,
         device=device,
+        optimize=optimize,
         streaming=streaming,
         skip_bad_images=skip_bad_images,
         image_column=image_column,
@@ -91,6 +94,8 @@ def evaluate(
     )
     for note in run.examination.data.notes:
         typer.echo(f"note: {note}", err=True)
+    if run.engine is not None:
+        typer.echo(f"note: {engine_note(run.engine)}", err=True)
     print_tables(run.result.tables(run.examination.judged(run.result.num_images)))
     record, folder = run.record, run.examination.subject.folder
     if folder is not None and record is not None:

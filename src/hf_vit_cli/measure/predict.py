@@ -38,6 +38,7 @@ def predict(
     skip_bad_images: Annotated[
         bool, typer.Option("--skip-bad-images", help="Unreadable images are no failure: exit code 0.")
     ] = False,
+    optimize: options.Optimize = True,
     device: options.Device = None,
 ) -> None:
     """Say what images show: the most likely classes, the classes of the pixels, or objects with their boxes.
@@ -58,6 +59,8 @@ def predict(
         batch_size=batch_size,
         skip_bad_images=skip_bad_images,
         device=device,
+        optimize=optimize,
+        report=lambda line: typer.echo(f"note: {line}", err=True),
     )
     bad = [each for each in every if each.problem is not None]
     if output is None:

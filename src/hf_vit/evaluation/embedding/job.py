@@ -10,6 +10,7 @@ the same command goes on with the files that are missing, and any number of proc
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +21,8 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.embedding.processes import Job, Part, Settings, opened, run_parts
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.writing import remove_remains, write_atomically
+from hf_vit.subjects.optimizing import engine_for
+from hf_vit.subjects.optimizing import optimize as make_faster
 
 if TYPE_CHECKING:
     from hf_vit.data import ImageData
@@ -39,6 +42,7 @@ class Embedded(Displayed):
         done_before: files that were there already.
         skipped: unreadable images that this call left out.
         notes: what a user should be told about the data.
+        engine: what computes an optimized model; None for one that is as it was loaded.
     """
 
     folder: Path
@@ -47,6 +51,7 @@ class Embedded(Displayed):
     done_before: int
     skipped: list[str]
     notes: list[str]
+    engine: str | None = None
 
     def overview(self) -> dict[str, object]:
         return {"folder": self.folder, "files": len(self.files), "images": f"{self.rows:,}"}
@@ -70,6 +75,7 @@ def embed(
     image_column: str | None = None,
     label_column: str | None = None,
     seed: int = 0,
+    optimize: bool = False,
     report: Callable[[int, int], None] | None = None,
 ) -> Embedded:
     """Write what a model makes of every image into parquet files; go on where an earlier call was stopped.
@@ -94,6 +100,7 @@ def embed(
         device: torch device; by default a GPU where there is one.
         image_column, label_column: of a list or table, see `load_data`.
         seed: of the splits that are cut where the data has none.
+        optimize: compute by what is fastest for so many images (`engine_for`), of one size; fixed for a folder, too.
         report: is told (files done, files in all) after every file.
 
     Raises:
@@ -117,24 +124,40 @@ def embed(
         seed=seed,
     )
     chosen = list(splits or images.splits)
-    settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
+    engine = _engine(subject, images, chosen, folder) if optimize and max_num_patches is None else None
+    settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches, engine)
     manifest = _manifest(subject, images, chosen, settings)
     parts = [part for split in chosen for part in _parts(images, split, rows_per_file)]
     _enter(folder, manifest)
     missing = [part for part in parts if not (folder / part.name).is_file()]
     job = Job(model, {split: images.splits[split] for split in chosen}, images.readers, images.label_names, settings)
-    own = subject if num_processes == 1 else None
+    own = _faster(subject, engine) if num_processes == 1 and missing else None
     del subject  # of several processes each loads its own
     skipped = run_parts(job, missing, folder, num_processes, device, own, _counting(parts, missing, report))
     rows = _finish(folder, parts, manifest, time.perf_counter() - start, device)
     left_out = sorted({*images.skipped, *skipped})
-    return Embedded(folder, [part.name for part in parts], rows, len(parts) - len(missing), left_out, images.notes)
+    done = len(parts) - len(missing)
+    return Embedded(folder, [part.name for part in parts], rows, done, left_out, images.notes, engine)
 
 
 def _open(model: str, predictions: bool, device: str | None, max_num_patches: int | None) -> "Subject":
     subject = opened(model, device, max_num_patches)
     if predictions and not subject.label_sets:
         raise UserError(f"{model} is no classifier, so it predicts no classes; leave --predictions out for embeddings")
+    return subject
+
+
+def _engine(subject: "Subject", images: "ImageData", splits: list[str], folder: Path) -> str | None:
+    """What repays itself on the images of all splits; of a folder that was begun, what it was begun with."""
+    with suppress(OSError, ValueError, LookupError, TypeError):  # what is wrong with it is told by `_enter`
+        return json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))["settings"].get("engine")
+    numbers = [images.num_examples(split) for split in splits]
+    return engine_for(subject, None if None in numbers else sum(number or 0 for number in numbers))
+
+
+def _faster(subject: "Subject", engine: str | None) -> "Subject":
+    if engine is not None:
+        make_faster(subject, engine)
     return subject
 
 

@@ -39,6 +39,7 @@ class Settings:
     batch_size: int
     rows_per_file: int
     max_num_patches: int | None = None
+    engine: str | None = None
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,12 @@ def _start_worker(job: Job, folder: Path, device: str | None, ranks: "Queue[int]
     if device in (None, "cuda") and torch.cuda.is_available():
         device = f"cuda:{rank % torch.cuda.device_count()}"
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
-    _worker = (job, opened(job.model, device, job.settings.max_num_patches), folder)
+    subject = opened(job.model, device, job.settings.max_num_patches)
+    if job.settings.engine is not None:
+        from hf_vit.subjects.optimizing import optimize
+
+        optimize(subject, job.settings.engine)
+    _worker = (job, subject, folder)
 
 
 def _do_part(part: Part) -> list[str]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 from hf_vit.data import ImageData, load_data
@@ -29,8 +30,10 @@ from hf_vit.evaluation.protocols.vtab.data import load_vtab
 from hf_vit.evaluation.protocols.vtab.protocol import vtab
 from hf_vit.evaluation.reading import evaluating
 from hf_vit.results.facts import Facts, Record
+from hf_vit.subjects.optimizing import engine_for
+from hf_vit.subjects.optimizing import optimize as make_faster
 from hf_vit.subjects.own_size import at_own_size
-from hf_vit.subjects.subject import open_subject
+from hf_vit.subjects.subject import Subject, open_subject
 
 PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
     "top1": top1,
@@ -55,6 +58,9 @@ ON_FEATURES = ("few-shot", "linear-probe", "knn", "vtab")
 # Those that look at every depth or change pixels, or are defined for one size.
 OF_ONE_SIZE = ("linear-probe", "robustness", "corruptions", "patch-drop", "vtab", *TARGETS)
 
+# Those that look inside a model or ask it for gradients.
+READING_INSIDE = ("linear-probe", "robustness", "vtab")
+
 
 @final
 @dataclass(frozen=True, repr=False)
@@ -68,6 +74,7 @@ class ProtocolRun(Displayed):
         settings: every option, those that were not given too.
         seconds: wall time, reading and preparing the images included.
         record: what the model's folder was told, if it has one and was told.
+        engine: what computed an optimized model; None for one that was as it was loaded.
     """
 
     protocol: str
@@ -76,6 +83,7 @@ class ProtocolRun(Displayed):
     settings: dict[str, Any]
     seconds: float
     record: Record | None = None
+    engine: str | None = None
 
     def overview(self) -> dict[str, object]:
         model, data = self.examination.subject.name, self.examination.data.name
@@ -100,6 +108,7 @@ def evaluate_protocol(
     label_column: str | None = None,
     num_workers: int = 0,
     max_num_patches: int | None = None,
+    optimize: bool = False,
     **options: Any,
 ) -> ProtocolRun:
     """Measure a model by a protocol.
@@ -119,6 +128,8 @@ def evaluate_protocol(
         image_column, label_column: of lists and tables that call them otherwise, see `load_data`.
         num_workers: processes that read and prepare images; streams are read in this one.
         max_num_patches: images in their own size and shape, shrunk where they hold more patches (`at_own_size`).
+        optimize: compute a model that is loaded here by what is fastest for so many images (`engine_for`); for
+            protocols that only ask for answers or features, of images of one size.
         **options: of the protocol, the keyword arguments of its function.
 
     Raises:
@@ -148,10 +159,21 @@ def evaluate_protocol(
             else:
                 reading |= {"multi_label": function is multi_label, "target": TARGETS.get(protocol, "label")}
                 data = load_data(data, image_size=subject.image_size, **reading)
+        only_infers = optimize and max_num_patches is None and protocol not in (*READING_INSIDE, *TARGETS)
+        engine = _optimized(subject, data, split, num_images) if only_infers and isinstance(model, str | Path) else None
         examination = Examination(subject, data, split, num_images, batch_size, seed, progress, num_workers)
         started = time.perf_counter()
         result = function(examination, **options)
-    return ProtocolRun(protocol, result, examination, settings, time.perf_counter() - started)
+    return ProtocolRun(protocol, result, examination, settings, time.perf_counter() - started, None, engine)
+
+
+def _optimized(subject: Subject, data: ImageData, split: str, num_images: int | None) -> str | None:
+    """Let the engine that so many images repay compute the model; its name, or None."""
+    known = [number for number in (data.num_examples(split), num_images) if number is not None]
+    engine = engine_for(subject, min(known, default=None))
+    if engine is not None:
+        make_faster(subject, engine)
+    return engine
 
 
 def _protocol(name: str) -> Callable[..., ProtocolResult]:

@@ -1,0 +1,61 @@
+"""A loaded model made faster before it only infers: by what, follows from how many images it will see.
+
+So few images that making it faster costs more than that saves are computed as loaded; those of long runs on models that
+are not small by the fastest engine. The numbers are from `benchmarks/results/int8.json` and what making took there: a
+model of S/16 or B/16 is packed in the time that packing saves on 8 images, and its graph is made in that of some 5,000.
+"""
+
+from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES
+from hf_vit.environment import versions
+from hf_vit.errors import UserError
+from hf_vit.inference.encoders import choose_engine
+from hf_vit.inference.freezing import check_not_frozen
+from hf_vit.inference.optimize import optimize_for_inference
+from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
+from hf_vit.rewriting.looking import check_rewritable
+from hf_vit.subjects.subject import Subject
+
+PACKED_FROM, GRAPH_FROM = 16, 10_000  # images, twice what repays it
+GRAPH_PARAMETERS = 5_000_000  # smaller models answer sooner than a graph is made
+
+
+def engine_for(subject: Subject, num_images: int | None) -> str | None:
+    """The engine that repays itself, a value of `optimize_for_inference`; None for a model that stays as it was loaded.
+
+    That is one of another library, on a GPU, or with parts that cannot be rewritten.
+
+    Args:
+        num_images: that it will see; None for a stream of nobody knows how many.
+    """
+    model = subject.model
+    if not isinstance(model, HfPreTrainedModel) or (num_images is not None and num_images < PACKED_FROM):
+        return None
+    try:
+        check_not_frozen(model)
+        placement = check_rewritable(model)
+    except UserError:
+        return None
+    if placement[1].type != "cpu":
+        return None
+    is_small = sum(parameter.numel() for parameter in model.parameters()) < GRAPH_PARAMETERS
+    if is_small or (num_images is not None and num_images < GRAPH_FROM):
+        return "torch"
+    engine = choose_engine("auto", model, placement, {})
+    return "torch" if engine is None else engine.package
+
+
+def optimize(subject: Subject, engine: str) -> None:
+    """Let an engine compute the subject's model, in place; its fingerprint stays that of its weights."""
+    assert isinstance(subject.model, HfPreTrainedModel)
+    _ = subject.fingerprint  # it is kept: an optimized model shows no state
+    optimize_for_inference(subject.model, engine=engine)
+
+
+def engine_title(engine: str) -> str:
+    """Name and version, for people and facts."""
+    return f"{engine} {RUNTIMES[engine].version() if engine in RUNTIMES else versions()[engine]}"
+
+
+def engine_note(engine: str) -> str:
+    """What a command says of it."""
+    return f"optimized for inference, computed by {engine_title(engine)} (as loaded: --no-optimize)"

@@ -1,0 +1,143 @@
+"""Commands that only infer optimize the model where that repays itself: the same answers, and it is said by what."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from evaluation.tiny import NAMES, our_subject
+from PIL import Image
+
+from hf_vit import HfViTConfig, HfViTForImageClassification
+from hf_vit.data import make_processor
+from hf_vit.evaluation import evaluate
+from hf_vit.results.facts import Facts
+from hf_vit.subjects import optimizing
+from hf_vit.subjects.optimizing import engine_for
+from hf_vit.subjects.subject import open_subject
+from hf_vit_cli.main import main
+
+COUNT = 24  # images of the test split
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    random = np.random.default_rng(0)
+    for split, count in (("train", 4), ("validation", 4), ("test", COUNT)):
+        for number in range(count):
+            place = root / split / NAMES[number % 2]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place / f"{number}.png")
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    sizes: Any = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    labels: Any = {"id2label": dict(enumerate(NAMES)), "label2id": {name: n for n, name in enumerate(NAMES)}}
+    model = HfViTForImageClassification(HfViTConfig(image_size=8, patch_size=4, **sizes, **labels))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path / "model")
+    make_processor(model.config).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture(params=["torch", "openvino"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Graphs for few images and small models, too, where one is asked for."""
+    if request.param == "openvino":
+        monkeypatch.setattr(optimizing, "GRAPH_FROM", 0)
+        monkeypatch.setattr(optimizing, "GRAPH_PARAMETERS", 0)
+    return request.param
+
+
+def run(*arguments: object) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    assert not stopped.value.code
+
+
+def close(given: Any, wanted: Any) -> None:
+    """Numbers within 1e-5, everything else equal."""
+    if isinstance(wanted, dict):
+        assert set(given) == set(wanted)
+        for name, value in wanted.items():
+            close(given[name], value)
+    elif isinstance(wanted, list):
+        assert len(given) == len(wanted)
+        for one, other in zip(given, wanted, strict=True):
+            close(one, other)
+    else:
+        assert given == (pytest.approx(wanted, abs=1e-5) if isinstance(wanted, float) else wanted)
+
+
+def test_evaluate(folder: Path, data: Path, engine: str, capfd: pytest.CaptureFixture[str]):
+    """Beside the same as loaded; the record says what computed, of a model as loaded nothing."""
+    run("evaluate", folder, "--data", data, "--no-optimize")
+    assert "optimized" not in capfd.readouterr().err
+    run("evaluate", folder, "--data", data)
+    assert f"note: optimized for inference, computed by {engine} " in capfd.readouterr().err
+    plain, fast = (record.values for record in Facts.load(folder).of_kind("evaluation"))
+    assert "engine" not in plain
+    assert fast.pop("engine").startswith(f"{engine} ")
+    assert fast.pop("images_per_second") != plain.pop("images_per_second")
+    close(fast, plain)
+
+
+def test_predict(folder: Path, data: Path, engine: str, capfd: pytest.CaptureFixture[str]):
+    pattern = data / "test" / "*" / "*.png"
+    run("predict", folder, pattern, "--json", "--no-optimize")
+    plain = json.loads(capfd.readouterr().out)
+    run("predict", folder, pattern, "--json")
+    shown = capfd.readouterr()
+    assert f"computed by {engine} " in shown.err
+    assert len(plain) == COUNT
+    close(json.loads(shown.out), plain)
+
+
+def test_embed(folder: Path, data: Path, engine: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """A folder that was begun goes on as it was begun."""
+    for name, option in (("plain", ["--no-optimize"]), ("fast", []), ("fast", []), ("plain", [])):
+        run("embed", folder, "--data", data, "--output", tmp_path / name, "--split", "test", *option)
+    rows = {
+        name: [row for path in sorted((tmp_path / name).glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+        for name in ("plain", "fast")
+    }
+    close(rows["fast"], rows["plain"])
+    settings = {name: json.loads((tmp_path / name / "manifest.json").read_text())["settings"] for name in rows}
+    assert "engine" not in settings["plain"]
+    assert settings["fast"]["engine"] == engine
+
+
+def test_a_models_fingerprint_stays_that_of_its_weights(folder: Path, data: Path):
+    optimized = evaluate(folder, str(data), optimize=True)
+    assert optimized.engine == "torch"
+    assert optimized.examination.subject.fingerprint == open_subject(folder).fingerprint
+
+
+def test_models_that_are_given_stay_as_they_are(folder: Path, data: Path):
+    """What is made in Python is somebody's."""
+    subject = open_subject(folder)
+    given = (subject.model, subject.processor)
+    assert evaluate(given, str(data), optimize=True).engine is None
+    subject.model.train()
+
+
+def test_protocols_that_read_inside_leave_the_model_as_loaded(folder: Path, data: Path):
+    assert evaluate(folder, str(data), protocol="robustness", optimize=True, steps=1).engine is None
+
+
+REPAID = [(1, True, None), (15, True, None), (16, True, "torch"), (9_999, True, "torch"), (10_000, True, "openvino")]
+REPAID += [(None, True, "openvino"), (None, False, "torch"), (10**6, False, "torch")]
+
+
+@pytest.mark.parametrize(("images", "is_large", "engine"), REPAID)
+def test_what_so_many_images_repay(images: int | None, is_large: bool, engine: str | None, monkeypatch):
+    monkeypatch.setattr(optimizing, "GRAPH_PARAMETERS", 0 if is_large else 10**8)
+    assert engine_for(our_subject("plain"), images) == engine
