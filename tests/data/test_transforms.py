@@ -85,6 +85,30 @@ def test_evaluation_equals_the_pillow_processor(pictures, mode, settings):
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"resample": 3, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
+        {"size": {"height": 33, "width": 64}, "rescale_factor": 1 / 127.5},
+        # What the direct route leaves to the processor itself.
+        {"resample": 1},
+        {"do_rescale": False},
+    ],
+    ids=["default", "bicubic", "rectangle", "lanczos", "not_rescaled"],
+)
+def test_evaluation_is_the_torchvision_processor_to_the_bit(settings):
+    from transformers import ViTImageProcessor
+
+    processor, random = ViTImageProcessor(do_convert_rgb=True, **settings), np.random.default_rng(0)
+    for size in ((224, 224), (300, 400), (33, 64), (31, 900), (1, 1), (224, 225)):
+        image = Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8))
+        ours = eval_transform(processor).prepare([image])[0]
+        theirs = processor(images=[image], return_tensors="pt")["pixel_values"][0]
+        assert torch.equal(ours, theirs)
+        assert ours.stride() == theirs.stride()
+
+
 def test_evaluation_agrees_with_the_pipelines_loading(pictures, tmp_path):
     from transformers.image_utils import load_image
 

@@ -49,7 +49,7 @@ def make_processor(config: "PreTrainedConfig", **kwargs: Any) -> "ViTImageProces
 class EvalTransform:
     """Batch function for `Dataset.with_transform`: what the image processor makes of the images as RGB.
 
-    For transformers' ViT processor on Pillow the same numbers (to 1e-6) are made by Pillow and torch directly: faster.
+    For transformers' ViT processors the same numbers (on Pillow to 1e-6) are made by their libraries directly: faster.
     Grayscale, palette and RGBA images come out the same when given to the processor directly; 16-bit ones do not (see
     `to_rgb`), nor does transformers' pipeline look at transparency.
     """
@@ -59,7 +59,7 @@ class EvalTransform:
 
     def __init__(self, processor: "BaseImageProcessor") -> None:
         self.processor = processor
-        self._direct = _DirectPillow(processor) if _is_plain_pillow(processor) else None
+        self._direct = _direct(processor)
 
     def prepare(self, images: Sequence[Image.Image]) -> list[torch.Tensor]:
         """[3, H, W] float32 for every image: all there is to do, once and for all."""
@@ -210,12 +210,15 @@ def _covering(image: Image.Image, processor: Any) -> Image.Image:
     return image.resize(size, Image.Resampling(processor.resample))
 
 
-def _is_plain_pillow(processor: "BaseImageProcessor") -> bool:
-    """Whether a processor is transformers' ViT one on Pillow, and does what it does by default."""
+def _direct(processor: "BaseImageProcessor") -> "_DirectPillow | _DirectTorchvision | None":
+    """For one of transformers' two ViT processors that does what it does by default."""
     steps = [getattr(processor, f"do_{name}", None) for name in ("resize", "rescale", "normalize")]
     others = [getattr(processor, f"do_{name}", None) for name in ("center_crop", "pad")]
     fixed = all(getattr(processor, "size", {}).get(side) for side in ("height", "width"))
-    return type(processor).__name__ == "ViTImageProcessorPil" and all(steps) and not any(others) and fixed
+    kind = _DIRECT.get(type(processor).__name__)
+    if kind is None or not all(steps) or any(others) or not fixed:
+        return None
+    return kind(processor) if kind is _DirectPillow or processor.resample in _OF_TORCHVISION else None
 
 
 class _DirectPillow:
@@ -229,6 +232,28 @@ class _DirectPillow:
     def __call__(self, image: Image.Image) -> torch.Tensor:
         pixels = torch.from_numpy(np.array(image.resize(self.size, self.resample))).permute(2, 0, 1)
         return pixels.to(torch.float32, memory_format=torch.contiguous_format).mul_(self.factor).add_(self.offset)
+
+
+class _DirectTorchvision:
+    """Resize and scale by torchvision, an RGB image -> [3, H, W] float32: to the bit what its processor makes."""
+
+    def __init__(self, processor: Any) -> None:
+        self.size, self.interpolation = list(input_size(processor)), interpolation_of(processor)
+        inverse = 1.0 / processor.rescale_factor
+        self.mean, self.std = (
+            (torch.tensor(values) * inverse)[:, None, None] for values in (processor.image_mean, processor.image_std)
+        )
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        from torchvision.transforms.v2 import functional as resizing
+
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        resized = resizing.resize(pixels, self.size, interpolation=self.interpolation, antialias=True)
+        return resized.to(torch.float32, memory_format=torch.contiguous_format).sub_(self.mean).div_(self.std)
+
+
+_DIRECT = {"ViTImageProcessorPil": _DirectPillow, "ViTImageProcessor": _DirectTorchvision}
+_OF_TORCHVISION = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)  # of others it makes something else
 
 
 def _eraser(probability: float) -> Callable[[torch.Tensor], torch.Tensor] | None:
