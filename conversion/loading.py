@@ -18,7 +18,7 @@ from hf_vit.conversion.progress import without_transformers_bars, without_transf
 from hf_vit.conversion.readers.json import read_json
 from hf_vit.conversion.readers.opening import CONFIG
 from hf_vit.errors import UserError
-from hf_vit.families import Door, family_of
+from hf_vit.families import Door, dense_head_of, family_of
 from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.repositories.reading import check_folder, loading
 
@@ -100,7 +100,8 @@ def config_of(source: str | Path) -> tuple[HfBaseConfig, Door]:
         plan = convert_on_the_way(source).plan
         return plan.config, "classification" if plan.has_head else "model"
     family = family_of(read_json(checkpoint.path / CONFIG)["model_type"])
-    assert family is not None
+    if family is None:
+        raise UserError(f"{checkpoint.name} has a head of dense prediction, which is not counted; give its backbone's")
     with loading(checkpoint.name):
         config: Any = family.config_class.from_pretrained(checkpoint.path)
     return config, family.door_of(model_class.__name__) or "model"
@@ -183,6 +184,8 @@ def _class_of_this_package(checkpoint: LocalCheckpoint) -> type[PreTrainedModel]
     check_folder(checkpoint.path, checkpoint.name)
     config = read_json(checkpoint.path / CONFIG)
     kind: object = config.get("model_type")
+    if (head := dense_head_of(kind)) is not None:
+        return head.model_class
     family = family_of(kind) if isinstance(kind, str) else None
     if family is None:
         return None

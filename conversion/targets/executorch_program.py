@@ -27,7 +27,7 @@ class ExecuTorchProgram(Target):
 
         outgoing = replace(outgoing, static=True)
         outgoing.model.set_attn_implementation("eager")
-        module = Outcome(outgoing.model, outgoing.has_head).eval()
+        module = Outcome(outgoing.model, outgoing.has_head, outgoing.output_names).eval()
         images = torch.zeros(2, outgoing.config.num_channels, *outgoing.nominal_size)
         dims = ({0: torch.export.Dim("batch", min=1, max=LARGEST_BATCH)},)
         with torch.no_grad():

@@ -10,6 +10,7 @@ from torch import nn
 
 from hf_vit.conversion.targets.graphs.certificate import certify
 from hf_vit.conversion.targets.graphs.certified_int8 import in_int8
+from hf_vit.conversion.targets.graphs.dense import DenseSizes
 from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, PIXEL_VALUES, Preprocessing, prepend
 from hf_vit.conversion.targets.graphs.quantizing import DENSE
 from hf_vit.conversion.targets.graphs.refusing import refuse_other_sizes
@@ -23,15 +24,16 @@ FILE = "model.onnx"
 
 @final
 class Outcome(nn.Module):
-    """Pixels in, tensors out: of a classifier logits and the features that its head sees, else tokens."""
+    """Pixels in, tensors out: of a classifier logits and the features that its head sees, else those of the names."""
 
-    def __init__(self, model: nn.Module, has_head: bool) -> None:
+    def __init__(self, model: nn.Module, has_head: bool, names: list[str]) -> None:
         super().__init__()
-        self.model, self.has_head = model, has_head
+        self.model, self.has_head, self.names = model, has_head, names
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if not self.has_head:
-            return (self.model(pixel_values).last_hidden_state,)
+            outputs = self.model(pixel_values)
+            return tuple(outputs[name] for name in self.names)
         seen: list[torch.Tensor] = []
         classifier: Any = self.model.classifier
         handle = classifier.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
@@ -48,14 +50,17 @@ class OnnxGraph(Target):
     title = "ONNX"
     libraries = (("onnx", "onnxscript", "onnxruntime"), "export")
     options = ("static", "preprocessing", "decoding", "quantize", "calibrate")
+    takes_dense = True
 
     def write(self, outgoing: OutgoingModel) -> None:
         if outgoing.takes != PIXEL_VALUES:
             _refuse_images(outgoing)
         outgoing.model.set_attn_implementation("eager")  # torch's exporter fails on sdpa with a bias
-        size = _one_size(outgoing) if _is_of_one_size(outgoing) else None
-        module = Outcome(outgoing.model, outgoing.has_head).eval()
-        program = onnx_program(module, outgoing.config, outgoing.output_names, size)
+        module = Outcome(outgoing.model, outgoing.has_head, outgoing.output_names).eval()
+        size, sizes = _one_size(outgoing) if _is_of_one_size(outgoing) else None, outgoing.sizes
+        if size is None and isinstance(sizes, DenseSizes):
+            sizes.refuse_nominal()
+        program = onnx_program(module, sizes, outgoing.output_names, size)
         self._finish(program.model, outgoing)
         program.save(str(outgoing.folder / FILE))
         outgoing.processor.save_pretrained(outgoing.folder)
@@ -64,7 +69,7 @@ class OnnxGraph(Target):
         """Names for the axes, sizes that hold, and what the file says of itself."""
         from onnxscript import ir
 
-        config = outgoing.config
+        config, sizes = outgoing.config, outgoing.sizes
         inside = list(model.graph.initializers.values())
         for node in model.graph.all_nodes():
             _name_by_module(node)
@@ -75,12 +80,17 @@ class OnnxGraph(Target):
             value.shape = value.type = None
         (images,), (output, *features) = model.graph.inputs, model.graph.outputs
         height, width = _one_size(outgoing) if _is_of_one_size(outgoing) else ("height", "width")
-        images.shape = ir.Shape(["batch", config.num_channels, height, width])
-        output.shape = ir.Shape(["batch", *([config.num_labels] if outgoing.has_head else ["tokens", output.shape[2]])])
-        for each in features:
-            each.shape = ir.Shape(["batch", each.shape[1]])
+        images.shape = ir.Shape(["batch", sizes.num_channels, height, width])
+        if outgoing.is_dense:
+            for each in (output, *features):
+                each.shape = ir.Shape(["batch", each.shape[1], *([None] * (len(each.shape) - 2))])
+        else:
+            axes = [config.num_labels] if outgoing.has_head else ["tokens", output.shape[2]]
+            output.shape = ir.Shape(["batch", *axes])
+            for each in features:
+                each.shape = ir.Shape(["batch", each.shape[1]])
         if not _is_of_one_size(outgoing):
-            refuse_other_sizes(model, config.patch_stride, only_whole_patches(config))
+            refuse_other_sizes(model, sizes.patch_stride, only_whole_patches(sizes))
         if outgoing.takes != PIXEL_VALUES:
             prepend(model, Preprocessing.of(outgoing.processor), outgoing.takes)
         model.metadata_props.update(about(outgoing))
@@ -97,6 +107,7 @@ def about(outgoing: OutgoingModel) -> dict[str, str]:
         "processor": json.dumps(outgoing.processor.to_dict(), ensure_ascii=False, default=str),
         "image_sizes": _sizes_in_words(outgoing),
         "takes": outgoing.takes,
+        **({"predicts": type(outgoing.model).__name__} if outgoing.is_dense else {}),
     }
 
 
@@ -138,7 +149,7 @@ def _name_by_module(node: Any) -> None:
 
 def _is_of_one_size(outgoing: OutgoingModel) -> bool:
     """The model, whose images an image processor before it may have resized."""
-    return outgoing.static or outgoing.takes != PIXEL_VALUES or not takes_other_sizes(outgoing.config)
+    return outgoing.static or outgoing.takes != PIXEL_VALUES or not takes_other_sizes(outgoing.sizes)
 
 
 def _one_size(outgoing: OutgoingModel) -> tuple[int, int]:
@@ -152,8 +163,8 @@ def _sizes_in_words(outgoing: OutgoingModel) -> str:
     height, width = outgoing.nominal_size
     if _is_of_one_size(outgoing):
         return f"{height}x{width} px"
-    height, width = outgoing.config.patch_stride
-    return f"{'multiples of' if only_whole_patches(outgoing.config) else 'at least'} {height}x{width} px"
+    height, width = outgoing.sizes.patch_stride
+    return f"{'multiples of' if only_whole_patches(outgoing.sizes) else 'at least'} {height}x{width} px"
 
 
 def sizes_to_compare(outgoing: OutgoingModel) -> list[tuple[int, int]]:
@@ -174,6 +185,6 @@ def sizes_to_compare(outgoing: OutgoingModel) -> list[tuple[int, int]]:
     nominal = outgoing.nominal_size
     if _is_of_one_size(outgoing):
         return [nominal, nominal]
-    (h, w), (height, width) = outgoing.config.grid, outgoing.config.patch_stride
+    (h, w), (height, width) = outgoing.sizes.grid, outgoing.sizes.patch_stride
     grids = [(max(h // 2, 1), w), (h + 1, max(w - 1, 1)), (h + h // 2, w + 2), (h, 2 * w)]
     return [nominal, nominal, *((rows * height, columns * width) for rows, columns in grids)]

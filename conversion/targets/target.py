@@ -20,8 +20,10 @@ from hf_vit.conversion.planning.layout import listing
 from hf_vit.conversion.planning.plan import HEADS
 from hf_vit.conversion.targets.backwards import array_of, rules_for
 from hf_vit.conversion.targets.graphs.calibration import Calibration, Mode
+from hf_vit.conversion.targets.graphs.dense import DenseSizes, dense_outputs, refuse_dense
 from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.errors import UserError
+from hf_vit.families import DENSE_HEADS
 from hf_vit.models.configuration_hf_vit import as_pair
 
 # Settings of training, of feature maps and of pre-training heads: no logits depend on them.
@@ -43,7 +45,7 @@ SIZES: Mapping[str, Sequence[Any]] = dict.fromkeys(
     ANY,
 )
 # As in `verification`; of the models that are not named, 1e-5.
-TOLERANCE = {"hf_hybrid_vit": 6e-5, "hf_bit": 6e-5}
+TOLERANCE = {"hf_hybrid_vit": 6e-5, "hf_bit": 6e-5, **{head.model_type: 1e-4 for head in DENSE_HEADS.values()}}
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,25 @@ class OutgoingModel:
 
     @property
     def output_names(self) -> list[str]:
-        """Of its graph: a classifier's logits and what its head sees, a bare model's tokens."""
+        """Of its graph: a classifier's logits and what its head sees, a bare model's tokens, a dense head's."""
+        if (names := dense_outputs(self.model)) is not None:
+            return names
         return ["logits", "features"] if self.has_head else ["last_hidden_state"]
+
+    @property
+    def compared(self) -> list[str]:
+        """Those of its graph's outputs that are compared with the model's."""
+        return self.output_names if self.is_dense else self.output_names[:1]
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it predicts something for every place of an image."""
+        return dense_outputs(self.model) is not None
+
+    @property
+    def sizes(self) -> Any:
+        """What tells which images it takes: its configuration, or what the maps of a dense predictor allow."""
+        return DenseSizes.of(self.model) if self.is_dense else self.config
 
     @property
     def nominal_size(self) -> tuple[int, int]:
@@ -99,9 +118,9 @@ class OutgoingModel:
         return images, self.outcome(images)
 
     def outcome(self, images: torch.Tensor) -> torch.Tensor:
-        """What the model makes of images [B, C, H, W]: logits, or tokens of a bare model."""
+        """What the model makes of images [B, C, H, W]: logits, tokens of a bare model, or all that is `compared`."""
         output = self.model(images)
-        return output.logits if self.has_head else output.last_hidden_state
+        return joined([output[name] for name in self.compared])
 
 
 class Target(ABC):
@@ -116,6 +135,7 @@ class Target(ABC):
         libraries: modules that are needed to write or to compare, and the extra of this package that brings them.
         options: what else `export` takes for this target, by the names of its arguments.
         takes: what its graphs are fed with, see `OutgoingModel`.
+        takes_dense: whether models of dense prediction can go there.
         least_tolerance: of results, for a target that computes by approximations.
     """
 
@@ -127,6 +147,7 @@ class Target(ABC):
     options: ClassVar[tuple[str, ...]] = ()
     least_tolerance: ClassVar[float] = 0.0
     takes: ClassVar[str] = PIXEL_VALUES
+    takes_dense: ClassVar[bool] = False
 
     @abstractmethod
     def write(self, outgoing: OutgoingModel) -> None:
@@ -179,6 +200,9 @@ class Target(ABC):
     def refuse_inexpressible(self, model: PreTrainedModel) -> None:
         """Raise a UserError that names everything the target cannot express; return if there is nothing."""
         config, kind = model.config, type(model).__name__
+        refuse_dense(model, self.title, self.takes_dense)
+        if dense_outputs(model) is not None:
+            return
         if not kind.endswith(("Model", "ForImageClassification")):
             raise UserError(f"{kind} is neither a classifier nor a bare model; only those can be exported")
         if self.tables is None:
@@ -223,8 +247,14 @@ class Target(ABC):
         return arrays
 
 
+def joined(outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One output as it is, several [B, ...] as one [B, M]."""
+    return outputs[0] if len(outputs) == 1 else torch.cat([each.flatten(1) for each in outputs], dim=1)
+
+
 def has_head(model: PreTrainedModel) -> bool:
-    return any(name.startswith(HEADS) for name in model.state_dict())
+    """Whether it is a classifier."""
+    return dense_outputs(model) is None and any(name.startswith(HEADS) for name in model.state_dict())
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@
 kept: they follow from the check.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from zipfile import BadZipFile
@@ -23,7 +23,7 @@ from hf_vit.conversion.targets.graphs.preprocessing import (
 )
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Runtime
 from hf_vit.conversion.targets.graphs.tracing import only_whole_patches
-from hf_vit.conversion.targets.target import OutgoingModel, largest_difference
+from hf_vit.conversion.targets.target import OutgoingModel, joined, largest_difference
 from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
 from hf_vit.results.documents import Document
@@ -124,6 +124,7 @@ class Certificate(Document):
         runtime: the package that ran the graph.
         takes: what the graph is fed with; see `preprocessing`.
         tolerance: bound of results.
+        outputs: those that results are, one beside the other; empty: the first.
         pixel_tolerance: bound of what the image processor makes: a step of 1/255, as its values are scaled.
         versions, hardware: with and on which the model and the graph were run.
     """
@@ -137,6 +138,7 @@ class Certificate(Document):
     image_sizes: str
     takes: str = PIXEL_VALUES
     tolerance: float
+    outputs: tuple[str, ...] = ()
     pixel_tolerance: float | None = None
     checks: list[Check]
     versions: dict[str, str]
@@ -175,7 +177,8 @@ def certify(
 ) -> Certificate:
     """Run the model and its graph at these sizes (H, W), and write the certificate beside the graph."""
     file = outgoing.folder / runtime.file
-    given = _checks(outgoing, sizes, runtime.keeps_nan or not only_whole_patches(outgoing.config))
+    given = _checks(outgoing, sizes, runtime.keeps_nan or not only_whole_patches(outgoing.sizes))
+    compared = outgoing.compared if outgoing.is_dense else []
     with torch.no_grad():
         results = [_result(outgoing, check) for check in given]
     np.savez(outgoing.folder / RESULTS, *(result.numpy() for result in results))
@@ -188,7 +191,8 @@ def certify(
         takes=outgoing.takes,
         tolerance=tolerance,
         pixel_tolerance=None if outgoing.takes == PIXEL_VALUES else Preprocessing.of(outgoing.processor).step,
-        checks=list(_compared(runtime, file, outgoing.takes, given, results)),
+        outputs=tuple(compared),
+        checks=list(_compared(runtime, file, outgoing.takes, given, results, compared)),
         versions=_versions(runtime),
         hardware=hardware(),
     )
@@ -198,13 +202,13 @@ def certify(
 
 def _checks(outgoing: OutgoingModel, sizes: list[tuple[int, int]], keeps_nan: bool) -> list[Check]:
     """A batch of every size, and one that is not finite; where the graph resizes images, all sizes but the first."""
-    channels = outgoing.config.num_channels
+    channels = outgoing.sizes.num_channels
     given = [
         Check(batch=batch, channels=channels, height=height, width=width)
         for batch, (height, width) in zip(BATCHES, sizes, strict=False)
     ]
     if outgoing.takes == PIXEL_VALUES:
-        if not keeps_nan:
+        if not keeps_nan or outgoing.is_dense:  # a place that is not finite is looked up in another one
             return given
         return [*given, given[0].model_copy(update={"batch": 2, "pixels": "not finite"})]
     kept: dict[str, Any] = {"pixels": "noise of 8 bits"} | ({"batch": 1} if outgoing.takes == ENCODED else {})
@@ -249,7 +253,7 @@ def verify(folder: Path) -> Certificate:
         raise UserError(f"{folder} lacks {file.name} or {RESULTS}, whole; export the model again") from error
     if sha256 != certificate.sha256:
         raise UserError(f"{file} is not the file that {NAME} certifies: it was changed; export the model again")
-    checks = list(_compared(runtime, file, certificate.takes, certificate.checks, results))
+    checks = list(_compared(runtime, file, certificate.takes, certificate.checks, results, certificate.outputs))
     repeated = certificate.model_copy(update={"checks": checks, "versions": _versions(runtime), "hardware": hardware()})
     if not repeated.holds():
         raise UserError(
@@ -264,9 +268,10 @@ def _versions(runtime: Runtime) -> dict[str, str]:
 
 
 def _compared(
-    runtime: Runtime, file: Path, takes: str, checks: list[Check], results: list[torch.Tensor]
+    runtime: Runtime, file: Path, takes: str, checks: list[Check], results: list[torch.Tensor], compared: Sequence[str]
 ) -> Iterator[Check]:
     graph = runtime.open(file)
     for check, ours in zip(checks, results, strict=True):
         outputs = graph.run(as_given(takes, check.images()))
-        yield check.compared(ours, outputs[PREPROCESSED if check.compares == PREPROCESSED else graph.outputs[0]])
+        names = [PREPROCESSED] if check.compares == PREPROCESSED else compared or graph.outputs[:1]
+        yield check.compared(ours, joined([outputs[name] for name in names]))

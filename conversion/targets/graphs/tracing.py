@@ -41,11 +41,50 @@ def _unfold(input: torch.Tensor, dimension: int, size: int, step: int) -> torch.
     return input[starts[:, None] + torch.arange(size)].transpose(1, 2)
 
 
+def _adaptive_avg_pool2d(input: torch.Tensor, output_size: Any) -> torch.Tensor:
+    """As products with matrices of shares: the exporter keeps the windows of the traced size."""
+    rows, columns = (output_size, output_size) if isinstance(output_size, int) else output_size
+    down, across = _shares(rows, input.shape[2]), _shares(columns, input.shape[3])
+    return down.to(input.dtype) @ input @ across.T.to(input.dtype)
+
+
+def _shares(number: int, side: int) -> torch.Tensor:
+    """[number, side]: the share of each place in each of the means."""
+    index, place = torch.arange(number)[:, None], torch.arange(side)
+    start, end = index * side // number, ((index + 1) * side + number - 1) // number
+    return ((place >= start) & (place < end)) / (end - start)
+
+
+def _linspace(start: Any, end: Any, steps: Any, **options: Any) -> torch.Tensor:
+    return (spaced if isinstance(steps, torch.SymInt) else torch.linspace)(start, end, steps, **options)
+
+
+def spaced(start: Any, end: Any, steps: Any, **options: Any) -> torch.Tensor:
+    """torch.linspace, of which the exporter keeps the steps of the traced size."""
+    return start + torch.arange(steps, **options) * ((end - start) / torch.sym_max(steps - 1, 1))
+
+
+def _as_tensor(data: Any, **options: Any) -> torch.Tensor:
+    """Of sizes in nested lists, one tensor each: the exporter keeps the numbers of the traced size."""
+    if isinstance(data, torch.SymInt):
+        return torch.full((), data, **options)
+    if isinstance(data, list | tuple) and _has_sizes(data):
+        return torch.stack([_as_tensor(each, **options) for each in data])
+    return torch.as_tensor(data, **options)
+
+
+def _has_sizes(data: Any) -> bool:
+    return any(map(_has_sizes, data)) if isinstance(data, list | tuple) else isinstance(data, torch.SymInt)
+
+
 OTHERWISE: Mapping[Any, Callable[..., torch.Tensor]] = {
+    F.adaptive_avg_pool2d: _adaptive_avg_pool2d,
     F.interpolate: _interpolate,
     F.linear: _linear,
     torch.Tensor.remainder: _remainder,
     torch.Tensor.unfold: _unfold,
+    torch.as_tensor: _as_tensor,
+    torch.linspace: _linspace,
 }
 
 

@@ -60,6 +60,10 @@ class GraphForImageClassification(nn.Module):
             ) from error
         except Exception as error:  # a runtime has a class for every reason
             raise UserError(f"{file} cannot be read by {runtime.package}: {one_line(error)}") from error
+        if predicts := self.graph.about.get("predicts"):
+            raise UserError(
+                f"{file} is the graph of a {predicts}, which is run by {runtime.package} alone; give the model itself"
+            )
         if "logits" not in self.graph.outputs:
             raise UserError(f"{file} is the graph of a bare model, which answers nothing; export a classifier")
         self.config = SimpleNamespace(
