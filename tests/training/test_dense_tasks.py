@@ -106,7 +106,7 @@ def test_killed_and_resumed_to_the_same_bits(learnt: Any, tmp_path: Path) -> Non
 def test_two_processes_judge_every_image_once(learnt: Any, tmp_path: Path) -> None:
     """Both say the same; of masks without ignored pixels it is what one process learns, but for rounding."""
     task, head, _, _ = learnt
-    settings = dict(optimizer="sgd", learning_rate=0.01, random_resized_crop=(0, 0), horizontal_flip=0.0)
+    settings = dict(optimizer="sgd", learning_rate=0.01)  # no Adam, which makes steps of rounding errors
     process = start(tmp_path / "two" / "out", task, head, settings, processes=2)
     _, err = process.communicate(timeout=280)
     assert process.returncode == 0, err.decode()
