@@ -18,6 +18,7 @@ from training.dense_jobs import DATA, TINY, learn
 
 import hf_vit
 from hf_vit import UserError
+from hf_vit.audit.results import audit_results
 from hf_vit.data import load_data
 from hf_vit.data.builtin import scenes
 from hf_vit.evaluation import evaluate, predict
@@ -127,6 +128,9 @@ def test_a_folder_is_measured_and_predicts(learnt: Any, tmp_path: Path, capfd: p
     again = evaluate(str(result.folder), DATA, device="cpu", progress=False)
     assert again.protocol == task
     assert again.result.values() == result.test.values()
+    findings = audit_results(result.folder, device="cpu")
+    assert {finding.verdict for finding in findings} == {"equal"}, "what the card tells is measured again"
+    assert len(findings) == len(result.test.headline())
     image = load_data(DATA, target="mask").split("test")[0]["image"].resize((48, 40))
     for name in ("one", "One"):
         (tmp_path / name.lower()).mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ from hf_vit.audit.claims import records_to_measure, without_record
 from hf_vit.audit.same_data import SameData
 from hf_vit.errors import UserError, first_line, one_line
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.registry import ProtocolRun, evaluate_protocol
+from hf_vit.evaluation.protocols.registry import TARGETS, ProtocolRun, evaluate_protocol
 from hf_vit.hub.published_results import ACCURACIES
 from hf_vit.results.facts import DataFact, Facts, Record
 from hf_vit.subjects.subject import Subject, open_subject
@@ -93,7 +93,8 @@ def _measured_again(record: Record, subject: Subject, known: SameData, batch_siz
     if record.data is None or record.data.split is None:
         yield Finding(what, "not checkable", reason="the record names no data, or no split")
         return
-    images, reason = known.of(record.data)
+    protocol = str(record.values.get("protocol", "top1"))
+    images, reason = known.of(record.data, TARGETS.get(protocol, "label"))
     if images is None:
         yield Finding(what, "not checkable", reason=reason)
         return
@@ -101,7 +102,7 @@ def _measured_again(record: Record, subject: Subject, known: SameData, batch_siz
     options: dict[str, Any] = settings if isinstance(settings, dict) else {}
     try:
         run = evaluate_protocol(
-            str(record.values.get("protocol", "top1")),
+            protocol,
             subject,
             images,
             split=record.data.split,

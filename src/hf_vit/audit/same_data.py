@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hf_vit.data import ImageData, load_data
 from hf_vit.data.data_source import is_builtin
+from hf_vit.data.dense.annotations import Target
 from hf_vit.errors import UserError
 from hf_vit.hub.published_results import hub_dataset
 from hf_vit.results.facts import DataFact
@@ -23,10 +24,10 @@ class SameData:
 
     def __init__(self, image_size: tuple[int, int] | None, given: Sequence[str] = ()) -> None:
         self.image_size, self.given = image_size, given
-        self._loaded: dict[tuple[str, bool], ImageData | UserError] = {}
+        self._loaded: dict[tuple[str, bool, Target], ImageData | UserError] = {}
 
-    def of(self, fact: DataFact) -> tuple[ImageData | None, str]:
-        """The data with the record's fingerprint; or None, and why there is none."""
+    def of(self, fact: DataFact, target: Target = "label") -> tuple[ImageData | None, str]:
+        """The data with the record's fingerprint, whose images bear `target`; or None, and why there is none."""
         if not fact.fingerprint:
             return None, "the record holds no fingerprint of its data"
         names = [*([fact.name] if is_public(fact) else []), *self.given]
@@ -34,8 +35,8 @@ class SameData:
             return None, f"{fact.name} is no public data set; say where it is with --data"
         reasons = list[str]()
         for name in names:
-            for streaming in (False, True):  # a stream's fingerprint is another
-                data = self._load(name, streaming)
+            for streaming in (False, True) if target == "label" else (False,):  # a stream's fingerprint is another
+                data = self._load(name, streaming, target)
                 if isinstance(data, UserError):
                     reasons.append(str(data))
                     break
@@ -45,12 +46,12 @@ class SameData:
                 reasons.append(f"{name} is not what was measured: its content has another fingerprint")
         return None, "; ".join(reasons)
 
-    def _load(self, name: str, streaming: bool) -> ImageData | UserError:
-        key = name, streaming
+    def _load(self, name: str, streaming: bool, target: Target) -> ImageData | UserError:
+        key = name, streaming, target
         if key not in self._loaded:
             try:  # what was left out then is left out now: the fingerprint is of the rest
                 self._loaded[key] = load_data(
-                    name, streaming=streaming, skip_bad_images=True, image_size=self.image_size
+                    name, streaming=streaming, skip_bad_images=True, image_size=self.image_size, target=target
                 )
             except UserError as error:
                 self._loaded[key] = error
