@@ -20,6 +20,7 @@ const areas: Area[] = [];
 const panels: Panel[] = [];
 let shown = 2; // models side by side
 let image: Pixels | null = null;
+let last: Blob | null = null; // file that was given
 let view: ViewName = "image";
 let still: StillPage | null = null;
 
@@ -30,12 +31,16 @@ function notice(words: string): void {
 }
 
 async function receive(file: Blob): Promise<void> {
+  last = file;
+  let read: Pixels;
   try {
-    image = await decoded(file);
+    read = await decoded(file);
   } catch (error) {
-    notice(error instanceof Error ? error.message : String(error));
+    if (file === last) notice(error instanceof Error ? error.message : String(error));
     return;
   }
+  if (file !== last) return; // it took longer than the one that came after it
+  image = read;
   notice("");
   forget();
   for (const panel of panels) panel.look(image);

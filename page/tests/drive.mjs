@@ -46,7 +46,10 @@ const steps = {
     await page.goto(url);
   },
   results: ({ count }) => resultsAfter(count),
-  give: ({ file }) => page.setInputFiles("#file", file),
+  give: async ({ file }) => {
+    await page.waitForSelector(".stage"); // from then on the page listens
+    await page.setInputFiles("#file", file);
+  },
   click: ({ selector }) => page.click(selector),
   pick: ({ selector, value }) => page.selectOption(selector, value),
   press: ({ selector, key }) => page.press(selector, key),

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -321,6 +322,20 @@ def test_images_are_dropped_and_pasted(event: str, hostile: str, window: Browser
     window("evaluate", script=GIVEN % event)
     for result in window.results(2):
         np.testing.assert_array_equal(result["pixels"], chosen[result["model"]])
+
+
+def test_the_last_image_stays(hostile: str, window: Browser, tmp_path: Path):
+    """A large one takes longer to read than a small one that comes after it."""
+    window("open", url=hostile)
+    window.results(2)
+    window("click", selector="#examples button:nth-child(2)")
+    small = {result["model"]: result["pixels"] for result in window.results(2)}
+    Image.effect_noise((5000, 5000), 90).save(tmp_path / "large.png")
+    window("give", file=str(tmp_path / "large.png"))
+    window("click", selector="#examples button:nth-child(2)")
+    time.sleep(4)  # the large one comes within this time, if it comes
+    for result in window.results(2)[-2:]:
+        np.testing.assert_array_equal(result["pixels"], small[result["model"]])
 
 
 def test_camera(hostile: str, window: Browser):
