@@ -7,7 +7,7 @@ traced; the models know nothing of it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import nn
@@ -66,15 +66,17 @@ def spaced(start: Any, end: Any, steps: Any, **options: Any) -> torch.Tensor:
 
 def _as_tensor(data: Any, **options: Any) -> torch.Tensor:
     """Of sizes in nested lists, one tensor each: the exporter keeps the numbers of the traced size."""
-    if isinstance(data, torch.SymInt):
-        return torch.full((), data, **options)
-    if isinstance(data, list | tuple) and _has_sizes(data):
-        return torch.stack([_as_tensor(each, **options) for each in data])
-    return torch.as_tensor(data, **options)
+    if not _has_sizes(data):
+        return torch.as_tensor(data, **options)
+    if isinstance(data, list | tuple):
+        return torch.stack([_as_tensor(each, **options) for each in cast("list[Any]", data)])
+    return torch.full((), data, **options)
 
 
 def _has_sizes(data: Any) -> bool:
-    return any(map(_has_sizes, data)) if isinstance(data, list | tuple) else isinstance(data, torch.SymInt)
+    if isinstance(data, list | tuple):
+        return any(map(_has_sizes, cast("list[Any]", data)))
+    return isinstance(data, torch.SymInt)
 
 
 OTHERWISE: Mapping[Any, Callable[..., torch.Tensor]] = {
@@ -85,6 +87,7 @@ OTHERWISE: Mapping[Any, Callable[..., torch.Tensor]] = {
     torch.Tensor.unfold: _unfold,
     torch.as_tensor: _as_tensor,
     torch.linspace: _linspace,
+    torch.tensor: _as_tensor,
 }
 
 
