@@ -56,7 +56,8 @@ def _shares(number: int, side: int) -> torch.Tensor:
 
 
 def _linspace(start: Any, end: Any, steps: Any, **options: Any) -> torch.Tensor:
-    return (spaced if isinstance(steps, torch.SymInt) else torch.linspace)(start, end, steps, **options)
+    known = cast(Any, torch.linspace)  # of sizes too, which torch's types leave out
+    return (spaced if isinstance(steps, torch.SymInt) else known)(start, end, steps, **options)
 
 
 def spaced(start: Any, end: Any, steps: Any, **options: Any) -> torch.Tensor:
