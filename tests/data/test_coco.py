@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from pycocotools import mask as coded
 from pycocotools.coco import COCO
+from transformers import ViTImageProcessor
 
-from hf_vit.data import load_data
+from hf_vit.data import AugmentationConfig, dense_transforms, load_data, transform_split
 from hf_vit.errors import UserError
 
 CATEGORIES = [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}, {"id": 90, "name": "owl"}]
@@ -107,6 +109,21 @@ def test_the_training_images_are_dealt_out_and_those_without_objects_are_counted
     assert data.cut == ("test",)
     assert "1 of 12 images of train have no objects" in data.notes
     assert load_data(str(coco), target=None).fingerprint == data.fingerprint
+
+
+def test_they_are_trained_on_like_any_others(coco):
+    """Run lengths become masks [n, H, W] of the image in the model's size."""
+    data = load_data(str(coco), target="objects")
+    processor = ViTImageProcessor(
+        size={"height": 2 * HEIGHT, "width": 2 * WIDTH}, image_mean=[0.5] * 3, image_std=[0.5] * 3
+    )
+    training, judging = dense_transforms(processor, "objects", AugmentationConfig(horizontal_flip=1.0))
+    flipped, whole = (transform_split(data, "validation", transform)[1] for transform in (training, judging))
+    reference = [np.array(mask) for mask in data.splits["validation"][1]["objects"]["segmentation"]]
+    assert (whole["masks"].numpy() == [mask.repeat(2, 0).repeat(2, 1) for mask in reference]).all()
+    single = whole["iscrowd"] == 0
+    assert torch.equal(flipped["masks"], whole["masks"][single].flip(-1))
+    assert flipped["class_labels"].tolist() == whole["class_labels"][single].tolist()
 
 
 @pytest.mark.parametrize("layout", ["beside", "images", "one file", "roboflow"])

@@ -124,3 +124,47 @@ def test_a_table_of_labels_is_refused_for_masks(tmp_path, make, folder):
         with pytest.raises(UserError, match=said):
             load_data(str(path), target=target)
     assert load_data(str(path), target=None).target == "label"
+
+
+@pytest.mark.parametrize("target", ["mask", "objects"])
+def test_a_split_that_hides_its_annotations_is_left_out(tmp_path, make, target):
+    pictures, drawn = masks_of(20, make)
+    if target == "mask":
+        features, borne = Features({"image": ImageFeature(), "mask": ImageFeature()}), drawn
+    else:
+        fields = {
+            "bbox": List(List(Value("float64"))),
+            "category": List(Value("int64")),
+            "area": List(Value("float64")),
+        }
+        features, borne = Features({"image": ImageFeature(), "objects": fields}), boxes_of(20)
+    column = list(features)[1]
+    Dataset.from_dict({"image": pictures, column: borne}, features=features).to_parquet(tmp_path / "train.parquet")
+    hidden = {"image": pictures[:5], column: [None] * 5}
+    Dataset.from_dict(hidden, features=features).to_parquet(tmp_path / "test.parquet")
+    data = load_data(str(tmp_path), target=target)
+    assert f"split 'test' of '{tmp_path.name}' has nothing in '{column}' and was left out" in data.notes
+    assert data.cut == ("validation", "test")
+
+
+@pytest.mark.parametrize("target", ["mask", "objects"])
+def test_a_strangers_table_that_names_files_is_refused(tmp_path, make, monkeypatch, target):
+    """Images, masks and objects' masks of a Hub data set must be in it: nothing else of this machine is read."""
+    secret = tmp_path / "secret.png"
+    Image.new("L", (12, 9)).save(secret)
+    pictures, drawn = masks_of(4, make)
+    elsewhere = {"bytes": None, "path": str(secret)}
+    if target == "mask":
+        features = Features({"image": ImageFeature(), "mask": ImageFeature()})
+        columns = {"image": pictures, "mask": [*drawn[:3], elsewhere]}
+    else:
+        fields = {"bbox": List(List(Value("float64"))), "category": List(Value("int64"))}
+        features = Features({"image": ImageFeature(), "objects": {**fields, "segmentation": List(ImageFeature())}})
+        objects = {"bbox": [[1.0, 1, 3, 3]], "category": [0], "segmentation": [elsewhere]}
+        columns = {"image": pictures, "objects": [objects] * 4}
+    table = Dataset.from_dict(columns, features=features)
+    monkeypatch.setattr(
+        "hf_vit.data.dense.reading.open_hub", lambda source, streaming: ({"train": table}, [], "a" * 40)
+    )
+    with pytest.raises(UserError, match=r"names a file in place of an image|with a mask that is not in the table"):
+        load_data("user/rooms", target=target)

@@ -1,7 +1,8 @@
-"""Images in, batches out: built-in and own data sets, checks before training, transforms and the collator."""
+"""Images in, batches out: built-in and own data sets, checks before training, transforms and collators."""
 
 from hf_vit.data.augmentation import AugmentationConfig
 from hf_vit.data.batches import AnnotatedImages, ImageCollator, TransformedImages, dense_collator, transform_split
+from hf_vit.data.dense.tiles import Tiles
 from hf_vit.data.dense.transforms import DenseEvalTransform, DenseTrainTransform, dense_transforms
 from hf_vit.data.image_data import ImageData, check_images
 from hf_vit.data.images import to_rgb
@@ -16,6 +17,7 @@ __all__ = [
     "DenseTrainTransform",
     "ImageCollator",
     "ImageData",
+    "Tiles",
     "TransformedImages",
     "TransformedStream",
     "check_images",

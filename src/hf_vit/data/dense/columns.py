@@ -64,6 +64,7 @@ def _masks(
     from hf_vit.data.dense.features import mask_features
 
     image, mask = _mask_columns(features, name, named)
+    splits = _annotated(splits, mask, name, notes)
     masks = {
         split: table.select_columns([mask]).rename_columns({} if mask == "mask" else {mask: "mask"})
         for split, table in splits.items()
@@ -77,6 +78,7 @@ def _objects(
 ) -> ObjectTables:
     column, fields = _objects_column(features, name, named)
     image = named.image or _first(_IMAGES, features, name, "--image-column")
+    splits = _annotated(splits, column, name, notes)
     undecoded = _undecoded(features[column])
     columns = {split: table.select_columns([column]).cast_column(column, undecoded) for split, table in splits.items()}
     raw = {split: [_row(row, fields) for row in table[column]] for split, table in columns.items()}
@@ -96,6 +98,17 @@ def _objects(
     tables = ObjectTables(_images(splits, image), list(names), notes, objects=raw, numbers=numbers)
     decide_on_masks(tables)
     return tables
+
+
+def _annotated(splits: "Mapping[str, Dataset]", column: str, name: str, notes: list[str]) -> "dict[str, Dataset]":
+    """The splits but those that hide what is to be learnt, as published test splits do."""
+    hidden = [
+        split
+        for split, table in splits.items()
+        if split != "train" and table.data.column(column).null_count == len(table)
+    ]
+    notes.extend(f"split '{split}' of '{name}' has nothing in '{column}' and was left out" for split in hidden)
+    return {split: table for split, table in splits.items() if split not in hidden}
 
 
 def _undecoded(feature: Any) -> Any:
