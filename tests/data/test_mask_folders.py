@@ -117,6 +117,34 @@ def test_the_fingerprint_is_of_images_masks_and_names(ade):
     assert load_data(str(ade), target="mask").fingerprint != before
 
 
+def test_names_that_repeat_are_told_apart_by_their_folders(ade):
+    """Two towns number their streets alike; what is hidden is none of them."""
+    for town, shift in (("rome", 0), ("bonn", 6)):
+        for folder, suffix in (("images", ".jpg"), ("annotations", ".png")):
+            (ade / folder / "training" / town).mkdir()
+            for number in range(6):
+                old = ade / folder / "training" / f"{number + shift:03d}{suffix}"
+                old.rename(ade / folder / "training" / town / f"{number}{suffix}")
+    (ade / "annotations" / "training" / ".thumbs").mkdir()
+    (ade / "annotations" / "training" / ".thumbs" / "0.png").write_text("none")
+    (ade / "objectInfo150.txt").unlink()
+    data = load_data(str(ade), target="mask")
+    pixels = {
+        make_pixels(ade, town, number): mask(number + shift)
+        for town, shift in (("rome", 0), ("bonn", 6))
+        for number in range(6)
+    }
+    rows = [row for split in ("train", "test") for row in data.splits[split]]
+    assert len(rows) == 12
+    for row in rows:
+        assert (np.array(row["mask"]) == pixels[row["image"].tobytes()]).all()
+
+
+def make_pixels(root, town, number) -> bytes:
+    with Image.open(root / "images" / "training" / town / f"{number}.jpg") as opened:
+        return opened.tobytes()
+
+
 def break_file(path):
     path.write_bytes(path.read_bytes()[:60])
 

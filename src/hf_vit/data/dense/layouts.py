@@ -97,8 +97,8 @@ def _candidates(root: Path) -> list[Path]:
 def _by_split(folder: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
     splits: dict[str, list[Path]] = {}
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in suffixes and not path.name.startswith(".") and path.is_file():
-            inside = path.relative_to(folder).parts
+        inside = path.relative_to(folder).parts
+        if path.suffix.lower() in suffixes and not any(part.startswith(".") for part in inside) and path.is_file():
             split = split_name(inside[0]) if len(inside) > 1 else None
             splits.setdefault(split or "train", []).append(path)
     return splits

@@ -1,6 +1,7 @@
 """Folders of images and masks as ADE20K has them, into tables."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ def read_mask_folder(source: DataSource) -> MaskTables:
     masks: dict[str, Dataset] = {}
     notes: list[str] = []
     for split in (name for name in SPLITS if name in source.folder):
-        pictures = source.folder[split]["images"]
-        beside = {_key(path): path for path in source.folder[split]["annotations"]}
-        paths = [beside.pop(_key(path), None) for path in pictures]
+        pictures, drawn = source.folder[split]["images"], source.folder[split]["annotations"]
+        key = _key_of(source.root, pictures, drawn)
+        beside = {key(path): path for path in drawn}
+        paths = [beside.pop(key(path), None) for path in pictures]
         if beside:
             notes.append(f"{len(beside)} masks of {split} have no image, such as {min(beside.values()).name}")
         images[split] = Dataset.from_dict(
@@ -44,9 +46,11 @@ def read_mask_folder(source: DataSource) -> MaskTables:
     return MaskTables(images, names, notes, masks=masks)
 
 
-def _key(path: Path) -> str:
-    """What an image and its mask share: the name without the suffix."""
-    return path.stem
+def _key_of(root: Path | None, *folders: Sequence[Path]) -> Callable[[Path], str]:
+    """What an image and its mask share: the name without its suffix; with the folders above where names repeat."""
+    if all(len({path.stem for path in paths}) == len(paths) for paths in folders):
+        return lambda path: path.stem
+    return lambda path: "/".join(path.relative_to(root or "").with_suffix("").parts[1:])
 
 
 def _stored(path: Path) -> dict[str, Any]:
