@@ -50,6 +50,9 @@ MaxNumPatches = Annotated[
 ShareImages = Annotated[
     bool, typer.Option("--share-images", help="Show pictures with images of the data in the card, too.")
 ]
+ProcessTimeout = Annotated[
+    int, typer.Option(help="Seconds that a process waits for the others (torchrun) before it gives up.")
+]
 KeepCheckpoints = Annotated[bool, typer.Option("--keep-checkpoints", help="Keep OUTPUT/checkpoints when done.")]
 ReportTo = Annotated[str, typer.Option(help="tensorboard (OUTPUT/runs), wandb, trackio or none.")]
 

@@ -213,6 +213,34 @@ def sharded_training(folder: Path, kind: str, names: list[str], **environment: s
             variant(folder, work.parent, name, keep_checkpoints=True, resume=True)
 
 
+def full_disk(folder: Path) -> None:
+    """The second process cannot write its random state: /dev/full is a disk without space."""
+    from transformers import Trainer
+
+    from hf_vit import UserError
+
+    save = Trainer._save_rng_state
+
+    def save_on_full(trainer, output):
+        Path(output).mkdir(parents=True, exist_ok=True)
+        file = Path(output) / "rng_state_1.pth"
+        file.symlink_to("/dev/full")
+        try:
+            save(trainer, output)
+        finally:  # which has no end, for who reads it
+            file.unlink()
+            file.touch()
+
+    if RANK == 1:
+        Trainer._save_rng_state = save_on_full
+    try:
+        finetune(folder / "colours", folder / "full disk", 4, process_timeout=20)
+    except UserError as error:
+        report(folder, "full-disk", str(error))
+        if RANK == 1:
+            os._exit(0)  # as a process that has failed; torchrun would end the first at once
+
+
 def main() -> None:
     from hf_vit import UserError
 
@@ -247,6 +275,8 @@ def main() -> None:
         except UserError as error:
             steps = [path.name for path in (folder / "refused").glob("**/checkpoint-*")]
             report(folder, "refused", [str(error), steps])
+        full_disk(folder)
+        os._exit(0)  # the other process is gone
     torch.distributed.destroy_process_group()
 
 

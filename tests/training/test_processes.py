@@ -4,14 +4,18 @@ import functools
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import PartialState
 from safetensors.torch import load_file
 from training.rank_jobs import FSDP2, SETTINGS, VARIANTS, contrast, noisy_student, tiny_config, variant
 from transformers import AutoImageProcessor, AutoModelForImageClassification
@@ -21,6 +25,7 @@ from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate_protocol
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
+from hf_vit.training.processes import first_goes_first, missing_explained
 from hf_vit.training.refusals import REFUSALS
 from hf_vit.training.run.checkpoints import is_complete
 from hf_vit.training.run.decisions import micro_batch_size
@@ -304,6 +309,63 @@ def test_by_command(two, tmp_path):
     again = together([*arguments, "--output", tmp_path / "out"], tmp_path)
     assert again.returncode != 0
     assert again.stderr.count("holds a finished model") == 1
+
+
+def test_a_full_disk_of_one_process_ends_all_in_a_line(two):
+    first, second = two[1]("full-disk")
+    assert first.startswith("process 0 of 2 has lost another one, which has ended or was silent for 20 seconds")
+    assert "cannot be written: " in second
+    assert "space" in second
+    assert "--resume" in first
+    assert "--resume" in second
+    assert not {"\n"} & {*first, *second}
+
+
+def wait_for_the_first(rank, folder, seconds, timeout, results):
+    """What becomes of two processes of which the first works for so long, or dies (None)."""
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1"
+    )
+    os.environ["MASTER_PORT"] = (folder / "port").read_text()
+    PartialState._reset_state()  # of tests before this one
+    started = time.monotonic()
+    try:
+        with missing_explained(timeout), first_goes_first("cpu", timeout):
+            if rank == 0 and seconds is None:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif rank == 0:
+                time.sleep(seconds)
+        results.put((rank, "went on", time.monotonic() - started))
+    except UserError as error:
+        results.put((rank, str(error), time.monotonic() - started))
+    results.join()
+
+
+@pytest.mark.parametrize("seconds", [6, None], ids=["at work", "silent"])
+def test_who_works_is_waited_for_and_who_is_silent_is_not(tmp_path, seconds):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        (tmp_path / "port").write_text(str(free.getsockname()[1]))
+    context = torch.multiprocessing.get_context("fork")
+    results = context.JoinableQueue()
+    arguments = (tmp_path, seconds, 4, results)
+    processes = [context.Process(target=wait_for_the_first, args=(rank, *arguments)) for rank in (0, 1)]
+    try:
+        for process in processes:
+            process.start()
+        found = sorted(results.get(timeout=60) for _ in range(1 if seconds is None else 2))
+    finally:
+        for process in processes:
+            process.kill()
+    if seconds is None:
+        [(rank, message, waited)] = found
+        assert (rank, waited < 40) == (1, True)
+        assert message == (
+            "process 1 of 2 has lost another one, which has ended or was silent for 4 seconds (--process-timeout); see "
+            "what that one says, then go on with --resume"
+        )
+    else:
+        assert [(rank, what) for rank, what, _ in found] == [(0, "went on"), (1, "went on")]
 
 
 def plugin(version=2, checkpointing=False):

@@ -24,7 +24,7 @@ from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
 from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.trained_images import write_trained
 from hf_vit.training.model_source import ModelSource, find_model
-from hf_vit.training.processes import first_goes_first, is_first, need_same, wait_for_all
+from hf_vit.training.processes import first_goes_first, is_first, missing_explained, need_same, wait_for_all
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.checkpoints import find_best, has_ended
 from hf_vit.training.run.data import load_images
@@ -102,8 +102,8 @@ def carry_out(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result
     Raises:
         UserError: bad input, a full disk, too little memory, or a loss that is not a number.
     """
-    with quiet_transformers(), ExitStack() as held:
-        with first_goes_first(job.options.device):
+    with quiet_transformers(), missing_explained(job.options.process_timeout), ExitStack() as held:
+        with first_goes_first(job.options.device, job.options.process_timeout):
             check(task, job, say)
             held.enter_context(alone_in(job.output))
             start = _opened(task, job, say)
@@ -173,7 +173,7 @@ def train_once(task: Task[Any], job: Job, start: Start, say: Say) -> Trained:
     Raises:
         UserError: a full disk, too little memory, a loss that is not a number; other settings than the checkpoint's.
     """
-    with first_goes_first(job.options.device):
+    with first_goes_first(job.options.device, job.options.process_timeout):
         run = prepare(task, job, start, say)
     trainer = task.build_trainer(run)
     try:

@@ -1,18 +1,19 @@
 """Several processes, one training (torchrun, accelerate launch): which this is, and what only the first may do.
 
-The first alone writes, prints and pushes. The launcher stops the others when one fails.
+The first alone writes, prints and pushes. When one fails the launcher stops the others, or they miss it themselves.
 """
 
 import os
+import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 
 from hf_vit.errors import UserError
 from hf_vit.training.refusals import refusal_of
 
-# How long the others wait while the first looks at every image.
-_PATIENCE = timedelta(days=1)
+# What the first tells the others.
+_FAILED, _DONE, _AT_WORK = range(3)
 
 
 def world_size() -> int:
@@ -31,13 +32,15 @@ def told_by_first(report: Callable[[str], None] | None) -> Callable[[str], None]
 
 
 @contextmanager
-def first_goes_first(device: str | None) -> Generator[None]:
+def first_goes_first(device: str | None, timeout: int) -> Generator[None]:
     """The first process runs the block alone; the others follow, or end without a word if it failed.
 
-    What can be wrong is so found once, and what is loaded or built is in the caches when the others come.
+    What can be wrong is so found once, and what is loaded or built is in the caches when the others come. However long
+    it takes: the first tells that it is still at work.
 
     Args:
         device: what the user chose to train on.
+        timeout: seconds that processes wait for each other's word, here and later.
 
     Raises:
         UserError: several processes cannot share the chosen device.
@@ -47,18 +50,44 @@ def first_goes_first(device: str | None) -> Generator[None]:
         return
     if device not in (None, "cpu", "cuda"):
         raise refusal_of("device", processes=world_size(), device=device)
-    group = _join(device)
-    if is_first():
-        succeeded = False
-        try:
-            yield
-            succeeded = True
-        finally:
-            _from_first(succeeded, group)
-    else:
-        if not _from_first(False, group):
+    group = _join(device, timeout)
+    if not is_first():
+        while (word := _first_word(_FAILED, group)) == _AT_WORK:
+            pass
+        if word == _FAILED:
             raise SystemExit(1)
         yield
+        return
+    ended = threading.Event()
+    telling = threading.Thread(target=_tell_of_work, args=(ended, timeout / 3, group), daemon=True)
+    telling.start()
+    word = _FAILED
+    try:
+        yield
+        word = _DONE
+    finally:
+        ended.set()
+        telling.join()
+        with suppress(RuntimeError) if word == _FAILED else nullcontext():
+            _first_word(word, group)
+
+
+@contextmanager
+def missing_explained(timeout: int) -> Generator[None]:
+    """Turn the silence of another process into one line.
+
+    Raises:
+        UserError: instead of the errors of torch.distributed and its backends.
+    """
+    try:
+        yield
+    except Exception as error:
+        if world_size() == 1 or not _is_silence(error):
+            raise
+        raise UserError(
+            f"process {os.environ.get('RANK')} of {world_size()} has lost another one, which has ended or was silent "
+            f"for {timeout} seconds (--process-timeout); see what that one says, then go on with --resume"
+        ) from error
 
 
 def wait_for_all() -> None:
@@ -91,19 +120,35 @@ def need_same(what: str, value: str | int) -> None:
         )
 
 
-def _join(device: str | None) -> object:
+def _join(device: str | None, timeout: int) -> object:
     import torch
     from accelerate import PartialState
 
     from hf_vit.subjects.device import pick_device
 
-    PartialState(cpu=pick_device(device).type == "cpu")
-    return torch.distributed.new_group(backend="gloo", timeout=_PATIENCE)
+    patience = timedelta(seconds=timeout)
+    PartialState(cpu=pick_device(device).type == "cpu", timeout=patience)
+    return torch.distributed.new_group(backend="gloo", timeout=patience)
 
 
-def _from_first(value: bool, group: object) -> bool:
+def _tell_of_work(ended: threading.Event, interval: float, group: object) -> None:
+    while not ended.wait(interval):
+        try:
+            _first_word(_AT_WORK, group)
+        except RuntimeError:  # the others are gone: the first is told when it is done
+            return
+
+
+def _first_word(word: int, group: object) -> int:
     import torch
 
-    held = [value]
-    torch.distributed.broadcast_object_list(held, src=0, group=group, device=torch.device("cpu"))  # pyright: ignore[reportArgumentType]
-    return held[0]
+    held = torch.tensor([word])
+    torch.distributed.broadcast(held, src=0, group=group)  # pyright: ignore[reportArgumentType]
+    return int(held)
+
+
+def _is_silence(error: BaseException) -> bool:
+    """Whether torch, NCCL or gloo, which raises nothing but RuntimeError, miss a process."""
+    from torch import distributed
+
+    return isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

@@ -116,6 +116,7 @@ def finetune(
     image_column: options.ImageColumn = None,
     label_column: options.LabelColumn = None,
     keep_checkpoints: options.KeepCheckpoints = False,
+    process_timeout: options.ProcessTimeout = 1800,
     report_to: options.ReportTo = "none",
     push: Annotated[str | None, typer.Option(help="Share the finished model on the Hub: user/name.")] = None,
     license: Annotated[str | None, typer.Option(help="With --push: Hub license id; else the base model's.")] = None,

@@ -39,6 +39,7 @@ def pretrain(
     image_column: options.ImageColumn = None,
     label_column: options.LabelColumn = None,
     keep_checkpoints: options.KeepCheckpoints = False,
+    process_timeout: options.ProcessTimeout = 1800,
     report_to: options.ReportTo = "none",
     target: Annotated[
         str, typer.Option(rich_help_panel=_PATCHES, help="mean_color, downsampled or pixels.")

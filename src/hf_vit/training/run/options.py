@@ -40,6 +40,7 @@ class FinetuneOptions:
         keep_checkpoints: keep OUTPUT/checkpoints when the run is complete.
         image_column, label_column: of lists and tables that call them otherwise, see `load_data`.
         device: torch device; by default a GPU where there is one.
+        process_timeout: seconds that a process waits for the others before the training ends with an error.
         report_to: "tensorboard" (into OUTPUT/runs), "wandb" or "trackio" gets the Trainer's log, too.
         push: repository on the Hub to share the finished model in; looked at before the training.
         private: make that repository private.
@@ -59,6 +60,7 @@ class FinetuneOptions:
     image_column: str | None = None
     label_column: str | None = None
     device: str | None = None
+    process_timeout: int = 1800
     report_to: str = "none"
     push: str | None = None
     private: bool = False
@@ -68,6 +70,8 @@ class FinetuneOptions:
     def __post_init__(self) -> None:
         if self.micro_batch_size is not None and self.micro_batch_size < 1:
             raise UserError(f"micro batch size {self.micro_batch_size} must be at least 1")
+        if self.process_timeout < 1:
+            raise UserError(f"process timeout {self.process_timeout} must be at least 1 second")
         if self.precision not in ("auto", "fp32", "bf16"):
             raise UserError(f"precision '{self.precision}' is unknown; choose auto, fp32 or bf16")
         if self.report_to not in _REPORTERS:

@@ -123,8 +123,8 @@ class ReleasingTrainer(Trainer):
     def _forget(self, merge: bool) -> None:
         """From now on the model's own weights are the released ones."""
         self.average = None
+        divide_again(cast(nn.Module, self.model))
         if self.adapter is not None:
-            divide_again(cast(nn.Module, self.model))
             self.adapter.remove(merge)
             self.adapter = None
 
@@ -133,9 +133,8 @@ class ReleasingTrainer(Trainer):
         with nullcontext() if self.average is None else self.average.in_place():
             yield
 
-    def bare_model(self) -> Any:
-        """The model without what several processes or compiling have put around it; what is sharded in its parts."""
-        divide_again(cast(nn.Module, self.model))
+    def bare_model(self) -> nn.Module:
+        """The model without what several processes or compiling have put around it."""
         return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
 
     def _sharded(self) -> tuple[Any, Any, nn.Module]:

@@ -1,0 +1,169 @@
+"""Processes of one training that are killed, fall silent or are slow, under torchrun."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from campaigns.ledger import Campaign, failures
+from campaigns.strikes import THINNED
+from safetensors.torch import load_file
+from training.conftest import make_colour_folder
+from training.rank_jobs import tiny_config
+
+from hf_vit import HfViTForImageClassification
+from hf_vit.data import make_processor
+from hf_vit.training import FinetuneOptions, finetune
+
+SILENCE = 30  # seconds that the others wait
+# What torchrun gives processes to end before it kills them, and as much for everything else on a busy machine.
+BOUND = SILENCE + 30 + 240
+SETTINGS: dict[str, Any] = dict(
+    steps=8, evaluations=8, batch_size=16, optimizer="sgd", learning_rate=0.1, mixup_alpha=0
+)
+SETTINGS |= dict(dropout=0, drop_path=0)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Colours to learn, and a classifier of them."""
+    folder = tmp_path_factory.mktemp("lost")
+    make_colour_folder(folder / "colours", 24)
+    torch.manual_seed(0)
+    model = HfViTForImageClassification(tiny_config(hidden_dropout_prob=0.0))
+    model.save_pretrained(folder / "model")
+    make_processor(model.config).save_pretrained(folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weights(place: Path) -> dict[str, torch.Tensor]:
+    """What one process makes of it, unbroken."""
+    options = FinetuneOptions(device="cpu", precision="fp32")
+    finetune(str(place / "model"), str(place / "colours"), place / "one", options=options, **SETTINGS)
+    return load_file(place / "one" / "model.safetensors")
+
+
+class Launch:
+    """A training by two processes; torchrun starts them again `restarts` times."""
+
+    def __init__(self, place: Path, name: str, restarts: int, patience: int = SILENCE) -> None:
+        self.output, self.log = place / name, place / f"{name}.txt"
+        arguments = ["--model", place / "model", "--data", place / "colours", "--output", self.output, "--resume"]
+        arguments += ["--device", "cpu", "--precision", "fp32", "--process-timeout", patience]
+        arguments += [word for key, value in SETTINGS.items() for word in (f"--{key.replace('_', '-')}", value)]
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "--max-restarts", restarts]
+        command = [sys.executable, *launcher, "-m", "hf_vit", "finetune", *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(list(map(str, command)), env=environment, stdout=log, stderr=log)
+        self.begun = time.monotonic()
+
+    def rank(self, number: int) -> psutil.Process | None:
+        """The process of that rank, as long as there is one."""
+        for child in psutil.Process(self.process.pid).children():
+            try:
+                if child.environ().get("RANK") == str(number):
+                    return child
+            except psutil.Error:
+                continue
+        return None
+
+    def wait_until(self, is_so: Callable[[], bool]) -> bool:
+        """Whether it came to be so before the training ended."""
+        while self.process.poll() is None:
+            if is_so():
+                return True
+            time.sleep(0.02)
+        return False
+
+    def end(self) -> int:
+        """Its exit status; the launch is bounded in time."""
+        try:
+            return self.process.wait(max(1.0, BOUND - (time.monotonic() - self.begun)))
+        except subprocess.TimeoutExpired:
+            children = psutil.Process(self.process.pid).children(recursive=True)
+            for process in (*children, self.process):
+                process.kill()
+            raise AssertionError(f"it hangs: {self.log.read_text()[-300:]}") from None
+
+    def check_weights(self, weights: dict[str, torch.Tensor]) -> str:
+        assert self.end() == 0, self.log.read_text()[-400:]
+        found = load_file(self.output / "model.safetensors")
+        for name, weight in weights.items():
+            torch.testing.assert_close(found[name], weight, atol=1e-6, rtol=0, msg=name)
+        assert sorted(path.name for path in self.output.glob(".*")) == []
+        return "same weights"
+
+    def check_line(self, silent: int) -> str:
+        """The other process says in a line what befell it, and torchrun that the training failed."""
+        assert self.end() != 0
+        said = [line for line in self.log.read_text().splitlines() if line.startswith("hf-vit")]
+        assert len(said) == 1, said
+        assert f"process {1 - silent} of 2 has lost another one" in said[0]
+        return "one line"
+
+
+def test_a_killed_process_is_started_again_and_ends_as_one(place: Path, weights: dict[str, torch.Tensor]) -> None:
+    launch = Launch(place, "sample", restarts=1)
+    assert launch.wait_until((launch.output / "checkpoints" / "checkpoint-2" / "trainer_state.json").exists)
+    victim = launch.rank(1)
+    assert victim is not None
+    victim.kill()
+    assert launch.check_weights(weights) == "same weights"
+    assert "going on from checkpoint-" in launch.log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6 * 3600)
+def test_lost_processes(place: Path, weights: dict[str, torch.Tensor]) -> None:
+    unbroken = Launch(place, "unbroken", restarts=0)
+    unbroken.check_weights(weights)
+    seconds = time.monotonic() - unbroken.begun
+
+    def cases() -> Iterator[str]:
+        moments = random.Random(0)
+        for what, count, earliest, latest in (("killed", 50, 0.3, 1), ("silent", 10, 0.3, 1), ("slow", 5, 0.1, 0.3)):
+            for number in range(-(-count // THINNED)):
+                yield f"{what}/{number} rank {moments.randrange(2)} at {moments.uniform(earliest, latest):.3f}"
+
+    def attempt(case: str) -> str:
+        what, _, _, rank, _, moment = case.replace("/", " ").split()
+        launch = Launch(
+            place, case.replace("/", "-").replace(" ", "-"), int(what == "killed"), BOUND if what == "slow" else SILENCE
+        )
+        at = launch.begun + float(moment) * seconds
+        launch.wait_until(lambda: time.monotonic() > at)
+        victim = launch.rank(int(rank))
+        if victim is None:
+            return f"ended before, {launch.check_weights(weights)}"
+        if what == "killed":
+            victim.kill()
+            return launch.check_weights(weights)
+        if what == "silent":
+            victim.suspend()
+            try:
+                return launch.check_line(int(rank))
+            except AssertionError:  # it was about to end
+                return f"ended, {launch.check_weights(weights)}"
+        while launch.wait_until(victim.is_running):  # a tenth of the time
+            try:
+                victim.suspend()
+                time.sleep(0.45)
+                victim.resume()
+                time.sleep(0.05)
+            except psutil.Error:
+                break
+            if time.monotonic() - launch.begun > BOUND / 2:
+                break
+        return launch.check_weights(weights)
+
+    command = "pytest -m slow tests/campaigns/test_lost_processes.py"
+    assert not failures(Campaign("lost_processes", command, seed=0, thinned=THINNED).run(cases(), attempt))
