@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -57,7 +57,7 @@ class DenseTrainer(HfViTTrainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """The model's own loss."""
-        outputs = model(**model_inputs(cast(Any, self.bare_model()), inputs))
+        outputs = model(**model_inputs(self.bare_model(), inputs))
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
