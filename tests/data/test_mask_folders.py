@@ -186,6 +186,18 @@ def test_bad_masks_are_refused_in_one_line_or_left_out(ade, what):
     assert data.skipped == ["training/000.jpg"]
 
 
+def test_classes_that_no_training_image_has_are_told(ade):
+    """Also where the cut took the only image that has one."""
+    data = load_data(str(ade), target="mask")
+    assert not any("in no training image" in note for note in data.notes)
+    (row,) = [row for row, seen in enumerate(data.seen["test"]) if seen.name.endswith(".jpg")][:1]
+    name = data.seen["test"][row].name.replace("images", "annotations").replace(".jpg", ".png")
+    for path in ade.rglob("*.png"):
+        values = mask(int(path.stem))
+        Image.fromarray(values if str(path) == name else np.where(values == 3, 1, values).astype(np.uint8)).save(path)
+    assert "1 of 3 classes (sky) are in no training image" in load_data(str(ade), target="mask").notes
+
+
 def test_masks_of_nothing_but_the_ignored_are_refused(ade):
     for path in ade.rglob("training/*.png"):
         Image.new("L", (20, 16), 0).save(path)

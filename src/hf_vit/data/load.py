@@ -17,7 +17,7 @@ from hf_vit.data.copies import tell_copies
 from hf_vit.data.data_source import DataSource, image_files, is_builtin, resolve_source
 from hf_vit.data.dense.annotations import Target
 from hf_vit.data.dense.reading import read_dense
-from hf_vit.data.dense.tables import DenseTables
+from hf_vit.data.dense.tables import DenseTables, tell_unseen
 from hf_vit.data.fingerprints import content_fingerprint, digests_of, file_states, states_fingerprint
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabelled
@@ -272,6 +272,7 @@ def _dense_data(
     data.revision, data.seen, data.skipped = tables.revision, good, list(map(short_name, bad))
     data.files = file_states(source, contents=False)
     _deal_out(data, {split: tables.table(split, rows[split]) for split in seen}, seed)
+    data.notes += tell_unseen(data.seen.get("train", ()), names)
     return _decoded(data)
 
 

@@ -2,7 +2,6 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -59,20 +58,13 @@ class DenseTables(ABC):
         Raises:
             UserError: there is nothing to learn.
         """
-        totals = {split: Counter[int]() for split in seen}
-        for split, images in seen.items():
-            for image in images:
-                totals[split].update(image.annotation.amounts if image.annotation else {})
+        there = {split: _numbers(images) for split, images in seen.items()}
         if self.label_names is None:
-            highest = max((number for amounts in totals.values() for number in amounts), default=0)
+            highest = max((number for numbers in there.values() for number in numbers), default=0)
             self.label_names = [str(number) for number in range(highest + 1)]
             self.notes.append(f"nothing names the classes, so they are called 0 to {highest}")
-        learnt = totals.get("train", Counter[int]())
-        if "train" in totals and not learnt:
+        if not there.get("train", {0}):
             raise UserError(f"the training images have no {self._things}; annotate some of them")
-        unseen = [name for number, name in enumerate(self.label_names) if not learnt[number]] if learnt else []
-        if unseen:
-            self.notes.append(f"{_listed(unseen)} of {len(self.label_names)} classes are in no training image")
         return self.label_names
 
     @property
@@ -216,6 +208,19 @@ class ObjectTables(DenseTables):
             if without:
                 self.notes.append(f"{without:,} of {len(images):,} images of {split} have no objects")
         return names
+
+
+def tell_unseen(train: Sequence[Seen], label_names: Sequence[str]) -> list[str]:
+    """A note on the classes that no training image has, if there are any."""
+    learnt = _numbers(train)
+    unseen = [name for number, name in enumerate(label_names) if number not in learnt]
+    many = f"{len(unseen)} of {len(label_names)} classes ({_listed(unseen)})"
+    return [f"{many} are in no training image"] if train and unseen else []
+
+
+def _numbers(seen: Sequence[Seen]) -> set[int]:
+    """The classes that some images have."""
+    return {number for image in seen if image.annotation for number in image.annotation.amounts}
 
 
 def _box(box: Any, number: int, seen: Seen) -> list[float]:
