@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hf_vit.errors import UserError
 from hf_vit.speed.cells import Cell, MeasuredCell, Outcome, best_peer, measure_cell
 from hf_vit.speed.measuring import Quartiles
-from hf_vit.speed.peers import COMPILED, FROZEN, OURS, PEERS, PRODUCTS, Shape, build, obstacle
+from hf_vit.speed.peers import COMPILED, FROZEN, OURS, PACKED, PEERS, PRODUCTS, Shape, build, engine_forms, obstacle
 from hf_vit.speed.speed_file import SpeedFile
 from hf_vit_cli.main import main
 
@@ -179,6 +179,40 @@ def test_a_chosen_contestant_is_compiled_too(monkeypatch):
         main(["bench", "models", "Ti/16", "--work", "inference", "--batch", "1", *chosen])
     assert stopped.value.code == 0
     assert measured == ["timm", "hf_vit optimized", "timm" + COMPILED, "timm" + FROZEN, "hf_vit optimized" + COMPILED]
+
+
+@pytest.mark.filterwarnings("ignore")  # upstream: OpenVINO's converter traces by torch.jit
+def test_engines_answer_as_their_contestants():
+    """By their own converters; in int8 roughly. The head is random, as zeros would answer for everything."""
+    images = SHAPE.images(2, torch.float32, "cpu")
+    for name, form, bound in (("timm", ", openvino", 1e-4), ("timm", ", onnxruntime int8", 0.5)):
+        with torch.no_grad():
+            wanted = build(name, SHAPE).eval()(images)
+        given = build(name + form, SHAPE)(images)
+        assert wanted.abs().max() > 0
+        assert float((given - wanted).norm() / wanted.norm()) < bound, name
+
+
+def test_products_have_weights_of_their_own_in_every_layer():
+    """Packed they are the same products."""
+    images = SHAPE.images(1, torch.float32, "cpu")
+    plain, packed = build(PRODUCTS, SHAPE), build(PRODUCTS + PACKED, SHAPE)
+    weights = [each.merged_weight for each in plain.modules() if hasattr(each, "merged_weight")]
+    assert len({weight.data_ptr() for weight in weights}) == len(weights) == 1 + 4 * SHAPE.config().num_hidden_layers
+    with torch.no_grad():
+        torch.testing.assert_close(packed(images), plain(images), rtol=1e-4, atol=1e-6)
+
+
+def test_who_cannot_be_computed_by_an_engine_is_told(monkeypatch):
+    half = torch.bfloat16
+    assert obstacle("timm, onnxruntime", SHAPE, training=False, dtype=half) == "onnxruntime has no bfloat16"
+    assert obstacle("timm, openvino int8", SHAPE, training=False, dtype=half) == "openvino int8 has no bfloat16"
+    assert obstacle("timm, openvino", SHAPE, training=True) == "it is for inference"
+    assert obstacle("timm, openvino", SHAPE, training=False, device="cuda") == "openvino is measured on CPUs"
+    assert obstacle("transformers, openvino", Shape("Axial-B/16"), False) == "transformers has no Axial-B/16"
+    monkeypatch.setattr("hf_vit.inference.engines.find_spec", lambda name: None)
+    assert obstacle("timm, openvino", SHAPE, training=False).startswith("openvino and onnx")
+    assert engine_forms(["timm"]) == []
 
 
 def test_a_frozen_peer_answers_as_it_does_plain():

@@ -197,4 +197,4 @@ def _graph_of(
     output = one_pass.output(torch.zeros(1, twin.config.num_channels, *size))
     # Of one size, which is faster to make and to run; torch computes the others.
     program = onnx_program(one_pass, twin.config, list(output), size)
-    return engine(program, dtype), type(output)
+    return engine.of(program, dtype), type(output)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch.onnx import ONNXProgram
@@ -27,10 +27,6 @@ class Engine(ABC):
         extra: of this package, with which it comes.
         needs: what has to be installed.
         dtypes: of models that it computes.
-
-    Args:
-        program: the graph.
-        dtype: of the model; products may be computed in it.
     """
 
     package: ClassVar[str]
@@ -38,8 +34,10 @@ class Engine(ABC):
     needs: ClassVar[tuple[str, ...]]
     dtypes: ClassVar[tuple[torch.dtype, ...]]
 
+    @classmethod
     @abstractmethod
-    def __init__(self, program: ONNXProgram, dtype: torch.dtype) -> None: ...
+    def of(cls, program: ONNXProgram, dtype: torch.dtype) -> Self:
+        """Of a graph, and the dtype of the model: products may be computed in it."""
 
     @abstractmethod
     def run(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -62,12 +60,16 @@ class OpenVinoEngine(Engine):
     needs = ("openvino", "onnx", "onnxscript")
     dtypes = (torch.float32, torch.bfloat16)
 
-    def __init__(self, program: ONNXProgram, dtype: torch.dtype) -> None:
+    @classmethod
+    def of(cls, program: ONNXProgram, dtype: torch.dtype) -> Self:
         import openvino
 
         with TemporaryDirectory() as folder:
             program.save(str(file := Path(folder) / _FILE))
-            self._graph = openvino.convert_model(file)
+            return cls(openvino.convert_model(file), dtype)
+
+    def __init__(self, graph: Any, dtype: torch.dtype) -> None:
+        self._graph = graph
         precision = "bf16" if dtype == torch.bfloat16 and not emulates_bfloat16() else "f32"
         self._options = {
             "INFERENCE_PRECISION_HINT": precision,
@@ -108,10 +110,14 @@ class OnnxRuntimeEngine(Engine):
     needs = ("onnxruntime", "onnx", "onnxscript")
     dtypes = (torch.float32,)
 
-    def __init__(self, program: ONNXProgram, dtype: torch.dtype) -> None:
+    @classmethod
+    def of(cls, program: ONNXProgram, dtype: torch.dtype) -> Self:
         with TemporaryDirectory() as folder:
             program.save(str(file := Path(folder) / _FILE))
-            self._graph = ONNXRUNTIME.open(file)
+            return cls(file)
+
+    def __init__(self, file: Path) -> None:
+        self._graph = ONNXRUNTIME.open(file)
 
     def run(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
         return self._graph.run(pixel_values)

@@ -180,7 +180,7 @@ def measure_cell(
 
 def _obstacles(cell: Cell, contestants: Sequence[str]) -> Iterator[tuple[str, str]]:
     for name in contestants:
-        found = obstacle(name, cell.shape, cell.work == "training")
+        found = obstacle(name, cell.shape, cell.work == "training", DTYPES[cell.dtype], cell.device)
         if found is None and cell.checkpointing and not name.startswith(("hf_vit", "transformers")):
             found = "it has no checkpointing of the same kind"
         if found is not None:
@@ -203,7 +203,7 @@ def best_peer(measured: MeasuredCell, name: str) -> tuple[str, Quartiles]:
     ratios = {
         other: ratio
         for other, ratio in measured.outcomes[name].ratios.items()
-        if not other.startswith("hf_vit") and other != PRODUCTS
+        if not other.startswith("hf_vit") and not other.startswith(PRODUCTS)
     }
     slowest = min(ratios, key=lambda other: ratios[other].median)
     return slowest, ratios[slowest]

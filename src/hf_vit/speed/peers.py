@@ -17,8 +17,12 @@ from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.inference.compiling import compile_frozen
 from hf_vit.inference.optimize import optimize_for_inference
+from hf_vit.inference.packing import pack
 from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, HfViTConfig
+from hf_vit.rewriting.dense import Dense
+from hf_vit.rewriting.planning import plan_for
+from hf_vit.speed.engines import FORMS, INT8, obstacle_of, on_engine, without_form
 from hf_vit.variants import variant_config
 
 NUM_LABELS = 1000
@@ -91,26 +95,37 @@ class TorchViT(nn.Module):
         return self.head(self.encoder(tokens)[:, 0])
 
 
+def _random_dense(inputs: int, outputs: int) -> Dense:
+    linear = nn.Linear(inputs, outputs)
+    return Dense(linear.weight, linear.bias)
+
+
 @final
 class MatrixProducts(nn.Module):
-    """A plain ViT's own matrix products and nothing else, through the same library: what no ViT can be faster than."""
+    """A plain ViT's own matrix products and nothing else: what no ViT can be faster than by the same library.
+
+    Every layer has weights of its own, as they come from memory. The classifier's head is not among them.
+    """
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__()
         width, mlp = config.hidden_size, config.intermediate_size
         self.depth, self.heads, self.patch = config.num_hidden_layers, config.num_attention_heads, config.patch_size
-        self.patches = nn.Linear(3 * self.patch**2, width)
-        self.qkv, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.fc1, self.fc2 = nn.Linear(width, mlp), nn.Linear(mlp, width)
+        self.patches = _random_dense(3 * self.patch**2, width)
+        sizes = {"qkv": (width, 3 * width), "output": (width, width), "fc1": (width, mlp), "fc2": (mlp, width)}
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({name: _random_dense(*size) for name, size in sizes.items()}) for _ in range(self.depth)
+        )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         batch = images.shape[0]
-        tokens = self.patches(images.reshape(batch, -1, self.patches.in_features))
+        tokens = self.patches(images.reshape(batch, -1, 3 * self.patch**2))
         tokens = F.pad(tokens, (0, 0, 1, 0))
-        for _ in range(self.depth):
-            query, key, value = self.qkv(tokens).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        layers: Any = self.layers
+        for layer in layers:
+            query, key, value = layer["qkv"](tokens).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
             attended = torch.matmul(torch.matmul(query, key.transpose(2, 3)), value)
-            tokens = self.fc2(self.fc1(self.output(attended.transpose(1, 2).flatten(2))))
+            tokens = layer["fc2"](layer["fc1"](layer["output"](attended.transpose(1, 2).flatten(2))))
         return tokens
 
 
@@ -181,6 +196,7 @@ OURS: dict[str, Callable[[Shape], nn.Module]] = {
     "hf_vit tanh": lambda shape: _hf_vit(shape),
     "hf_vit optimized": lambda shape: _hf_vit(shape, hidden_act="gelu"),
     "hf_vit optimized, compiled": lambda shape: _hf_vit(shape, hidden_act="gelu"),
+    "hf_vit optimized, int8": lambda shape: _hf_vit(shape, hidden_act="gelu"),
 }
 PEERS: dict[str, Callable[[Shape], nn.Module]] = {
     "transformers eager": lambda shape: _transformers(shape, "eager"),
@@ -189,22 +205,30 @@ PEERS: dict[str, Callable[[Shape], nn.Module]] = {
     "vit-pytorch": _vit_pytorch,
     "torch encoder": lambda shape: TorchViT(shape.config()),
 }
-PRODUCTS = "products alone"
+# By torch's own products; packed by oneDNN; with ", openvino" at its end by OpenVINO's.
+PRODUCTS, PACKED = "products alone", ", packed by oneDNN"
 _PACKAGES = {"timm": "timm", "vit-pytorch": "vit_pytorch", "hf_vit flash": "flash_attn"}
 COMPILED = ", compiled"
 # As `optimize_for_inference(model, compile=True)` compiles: with the weights frozen into the graph.
 FROZEN = ", compiled and frozen"
 
 
-def obstacle(name: str, shape: Shape, training: bool) -> str | None:
+def obstacle(
+    name: str, shape: Shape, training: bool, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> str | None:
     """Why a contestant cannot take part; None if it can."""
+    name, form = without_form(name)
     plain = _plain(name)
+    if form and training:
+        return "it is for inference"
+    if form and (engine_obstacle := obstacle_of(form, dtype, device)) is not None:
+        return engine_obstacle
     package = _PACKAGES.get(plain)
     if package is not None and find_spec(package) is None:
         return f"{package} is not installed"
     if training and ("optimized" in name or name.endswith(FROZEN)):
         return "it is for inference"
-    if training and name == PRODUCTS:
+    if training and plain == PRODUCTS:
         return "it has no training step"
     config = shape.any_config()
     if plain in ("hf_vit eager", "hf_vit flash") and not isinstance(config, HfViTBaseConfig):
@@ -220,23 +244,35 @@ def obstacle(name: str, shape: Shape, training: bool) -> str | None:
 
 def compiled_forms(names: Sequence[str]) -> list[str]:
     """Each of these contestants compiled, frozen and not; what is optimized is always frozen."""
-    plain = [name for name in names if name == _plain(name) != PRODUCTS]
+    plain = [name for name in names if name == _plain(name) != PRODUCTS and not without_form(name)[1]]
     return [name + form for name in plain for form in ((COMPILED,) if "optimized" in name else (COMPILED, FROZEN))]
 
 
 def _plain(name: str) -> str:
-    return name.removesuffix(COMPILED).removesuffix(FROZEN)
+    return name.removesuffix(COMPILED).removesuffix(FROZEN).removesuffix(PACKED).removesuffix(INT8)
+
+
+def engine_forms(names: Sequence[str]) -> list[str]:
+    """Each of these contestants by every engine that is installed, in float and in int8."""
+    return [name + form for form, (engine, _) in FORMS.items() if not engine.missing() for name in names]
 
 
 def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> nn.Module:
     """A contestant with random weights, [B, 3, H, W] -> [B, K] ("products alone": to tokens).
 
     Args:
-        name: of `OURS`, `PEERS` or `PRODUCTS`; with `COMPILED` or `FROZEN` at its end through `torch.compile`.
+        name: of `OURS`, `PEERS` or `PRODUCTS`; with `COMPILED` or `FROZEN` at its end through `torch.compile`, with a
+            key of `FORMS` by an engine (hf_vit's optimized by `optimize_for_inference`), products with `PACKED` packed.
 
     Raises:
         UserError: there is no such contestant.
     """
+    whole, (name, form) = name, without_form(name)
+    if form and not (name == "hf_vit optimized" and INT8 not in form):
+        plain_model = build("hf_vit" if name == "hf_vit optimized" else name, shape).eval()
+        if name == "hf_vit optimized":  # packed for torch, it could not be exported
+            plan_for(plain_model, torch.float32).carry_out()
+        return on_engine(plain_model, shape.images(8, torch.float32, "cpu"), form, dtype)
     plain = name if name in OURS else _plain(name)
     torch.manual_seed(0)
     if plain == PRODUCTS:
@@ -245,10 +281,13 @@ def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: s
         model = (OURS | PEERS)[plain](shape)
     else:
         known = ", ".join([*OURS, *PEERS, PRODUCTS])
-        raise UserError(f"no contestant '{name}'; there are {known}, and hf-vit bench saved for saved models")
+        raise UserError(f"no contestant '{whole}'; there are {known}, and hf-vit bench saved for saved models")
     model = model.to(device, dtype)
     if "optimized" in plain:
-        return optimize_for_inference(model, engine="torch", compile=plain.endswith(COMPILED))
+        engine, quantize = form.removeprefix(", ") or "torch", "int8" if name.endswith(INT8) else None
+        return optimize_for_inference(model, engine=engine, compile=plain.endswith(COMPILED), quantize=quantize)
+    if name.endswith(PACKED):
+        return pack(model)
     if name.endswith(FROZEN):
         compile_frozen(model.eval().requires_grad_(False))
     elif name.endswith(COMPILED):

@@ -20,6 +20,7 @@ def model_speed(
     image_size: Annotated[int, typer.Option(help="px a side.")] = 224,
     contestant: Annotated[list[str] | None, typer.Option(help="By default hf_vit in its forms and every peer.")] = None,
     compiled: Annotated[bool, typer.Option("--compiled", help="Also each compiled, frozen and not.")] = False,
+    engines: Annotated[bool, typer.Option("--engines", help="Also by OpenVINO and ONNX Runtime, in int8 too.")] = False,
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations in training.")] = False,
     turns: Annotated[int, typer.Option(help="Of every contestant in a build.", min=1)] = 15,
     builds: Annotated[int, typer.Option(help="Times that all are built anew, elsewhere in memory.", min=1)] = 1,
@@ -35,7 +36,7 @@ def model_speed(
 
     from hf_vit.speed.cells import Cell, measure_cell
     from hf_vit.speed.measuring import BUSY, others_load
-    from hf_vit.speed.peers import OURS, PEERS, PRODUCTS, Shape, compiled_forms
+    from hf_vit.speed.peers import OURS, PACKED, PEERS, PRODUCTS, Shape, compiled_forms, engine_forms
     from hf_vit.speed.speed_file import SpeedFile
     from hf_vit.subjects.device import pick_device
 
@@ -48,9 +49,12 @@ def model_speed(
         for kind, size, precision in itertools.product(works, sizes, dtype or ["float32"])
         for images in batch or ([1, 8] if kind == "inference" else [8])
     ]
-    names = contestant or [*OURS, *PEERS, PRODUCTS]
+    names = contestant or [*OURS, *PEERS, PRODUCTS, PRODUCTS + PACKED]
     if compiled:
         names = list(dict.fromkeys([*names, *compiled_forms(contestant or ["hf_vit", *PEERS])]))
+    if engines:
+        plain = contestant or ["hf_vit optimized", "transformers", "timm", "vit-pytorch"]
+        names += engine_forms(plain) + ([] if contestant else [f"{PRODUCTS}, openvino"])
     load = others_load()
     speeds = SpeedFile(output, command_line(context), device, turns=turns, builds=builds)
     for cell in cells:
