@@ -210,7 +210,7 @@ def _covering(image: Image.Image, processor: Any) -> Image.Image:
     return image.resize(size, Image.Resampling(processor.resample))
 
 
-def _direct(processor: "BaseImageProcessor") -> "_DirectPillow | _DirectTorchvision | None":
+def _direct(processor: Any) -> "_DirectPillow | _DirectTorchvision | None":
     """For one of transformers' two ViT processors that does what it does by default."""
     steps = [getattr(processor, f"do_{name}", None) for name in ("resize", "rescale", "normalize")]
     others = [getattr(processor, f"do_{name}", None) for name in ("center_crop", "pad")]
