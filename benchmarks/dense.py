@@ -101,8 +101,8 @@ class Pair:
 
 
 PAIRS = [
-    Pair("goals", "segmentation", "upernet", "hybrid", 64, 10),
-    Pair("goals", "detection", "mask-rcnn", "hybrid", 128, 10, fields=_MASK_RCNN),
+    Pair("goals", "segmentation", "linear", "bit", 64, 10),
+    Pair("goals", "detection", "mask-rcnn", "bit", 128, 10, fields=_MASK_RCNN),
     *(Pair("families", "segmentation", "upernet", name, 64, 4) for name in BACKBONES),
     *(Pair("families", "detection", "mask-rcnn", name, 128, 4, fields=_MASK_RCNN) for name in BACKBONES),
     Pair("hours", "detection", "detr", "hybrid", 128, 60, 64, _DETR),
