@@ -218,7 +218,7 @@ def _direct(processor: Any) -> "_DirectPillow | _DirectTorchvision | None":
     kind = _DIRECT.get(type(processor).__name__)
     if kind is None or not all(steps) or any(others) or not fixed:
         return None
-    return kind(processor) if kind is _DirectPillow or processor.resample in _OF_TORCHVISION else None
+    return kind(processor) if kind is _DirectPillow or getattr(processor, "resample", None) in _OF_TORCHVISION else None
 
 
 class _DirectPillow:
