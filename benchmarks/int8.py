@@ -1,12 +1,14 @@
 """ViTs in int8 beside bfloat16 and float32, in torch, ONNX Runtime and OpenVINO: speed, memory, size, agreement.
 
-    python benchmarks/int8.py agreement [--work build/int8] [--output benchmarks/results/int8.json]
+    python benchmarks/int8.py agreement [--work build/int8] [--output benchmarks/results/int8.json] [--development]
     python benchmarks/int8.py speed [--variants S/16 B/16] [--batches 1 8] [--turns 15]
 
 "agreement" trains a ViT, a Hybrid and an Axial-ViT on digits and on crops of photographs (minutes, once; they stay in
 --work), exports each to every runtime in int8, and asks both about more than 1,000 images of the test split, which
-neither training nor quantising saw. "speed" times random weights at 224 px in turns, float32 of the same runtime beside
-every other form. Both go on where they were stopped: cells that the output holds are not measured again.
+neither training nor quantising saw. Nor did whoever chose how to quantise: that is done with --development, which takes
+other models of other images (not mirrored, so that the parts of a photograph that are tests are others). "speed" times
+random weights at 224 px in turns, float32 of the same runtime beside every other form. Both go on where they were
+stopped: cells that the output holds are not measured again.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from hf_vit import HfAxialViTConfig, HfHybridViTConfig, HfViTConfig
 from hf_vit.environment import hardware, versions
@@ -47,38 +49,42 @@ FAMILIES = {
     "axial": lambda side: HfAxialViTConfig(**WIDTHS, image_size=side, patch_size=side // 4, num_hidden_layers=3),
 }
 SIDES = {"digits": 16, "photographs": 32}
+DEVELOPMENT, JUDGING = tuple(SIDES), tuple(f"mirrored {name}" for name in SIDES)
 EXPORTS = (("onnx", "dynamic"), ("onnx", "static"), ("openvino", "static"))
 
 
-def digit_images() -> Iterator[tuple[str, str, Image.Image]]:
+def digit_images(mirrored: bool) -> Iterator[tuple[str, str, Image.Image]]:
     """(split, class, image): 597 digits to train on, 100 to choose an epoch by, 1,100 to be judged by."""
     from sklearn.datasets import load_digits
 
     bunch: Any = load_digits()
-    order = np.random.RandomState(0).permutation(len(bunch.target))
+    order = np.random.RandomState(mirrored).permutation(len(bunch.target))
     splits = ["train"] * 597 + ["validation"] * 100 + ["test"] * 1100
     for split, row in zip(splits, order, strict=True):
-        yield split, str(bunch.target[row]), Image.fromarray(np.rint(bunch.images[row] * (255 / 16)).astype(np.uint8))
+        image = Image.fromarray(np.rint(bunch.images[row] * (255 / 16)).astype(np.uint8))
+        yield split, str(bunch.target[row]), ImageOps.mirror(image) if mirrored else image
 
 
-def photograph_crops() -> Iterator[tuple[str, str, Image.Image]]:
-    """(split, class, image): crops like the built-in photos, four times as many, from the same disjoint tiles."""
+def photograph_crops(mirrored: bool) -> Iterator[tuple[str, str, Image.Image]]:
+    """(split, class, image): crops like the built-in photos, four times as many, from disjoint tiles."""
     import skimage
 
-    from hf_vit.data.builtin import PHOTOGRAPHS, crop_boxes
+    from hf_vit.data.builtin.shipped import PHOTOGRAPHS, crop_boxes
 
     for label, (name, file, frame) in enumerate(PHOTOGRAPHS):
-        photograph = Image.open(Path(str(skimage.__file__)).parent / "data" / file).convert("RGB")
+        photograph = Image.open(Path(str(skimage.__file__)).parent / "data" / file).convert("RGB").crop(frame)
+        photograph = ImageOps.mirror(photograph) if mirrored else photograph  # its tests are no test before
         for repeat in range(4):
-            for split, _, box in crop_boxes(frame or (0, 0, *photograph.size), seed=label + 100 * repeat):
+            for split, _, box in crop_boxes((0, 0, *photograph.size), seed=label + 100 * repeat):
                 yield split, name, photograph.crop(box)
 
 
 def data_folder(name: str, work: Path) -> Path:
     """A folder of images, split/class/number.png; written once."""
-    folder = work / "data" / name
+    folder = work / "data" / name.replace(" ", "-")
     if not (folder / "test").is_dir():
-        images = {"digits": digit_images, "photographs": photograph_crops}[name]()
+        *mirrored, kind = name.split()
+        images = {"digits": digit_images, "photographs": photograph_crops}[kind](bool(mirrored))
         for number, (split, label, image) in enumerate(images):
             place = folder / f"{split}-unfinished" / label
             place.mkdir(parents=True, exist_ok=True)
@@ -92,13 +98,13 @@ def trained(family: str, name: str, work: Path) -> Path:
     """A classifier of a family, trained on such a folder; trained once."""
     from hf_vit.training import FinetuneOptions, finetune
 
-    folder = work / "models" / f"{family}-{name}"
+    folder, kind = work / "models" / f"{family}-{name.replace(' ', '-')}", name.split()[-1]
     if not (folder / "facts.json").is_file():
         torch.set_num_threads(1)
-        options = FinetuneOptions(seed=0, device="cpu", precision="fp32")
-        epochs = 60 if name == "digits" else 15
+        options = FinetuneOptions(seed=int(name != kind), device="cpu", precision="fp32")
+        epochs = 60 if kind == "digits" else 15
         data = str(data_folder(name, work))
-        finetune(FAMILIES[family](SIDES[name]), data, folder, recipe="digits", options=options, epochs=epochs)
+        finetune(FAMILIES[family](SIDES[kind]), data, folder, recipe="digits", options=options, epochs=epochs)
     return folder
 
 
@@ -301,6 +307,7 @@ def main() -> None:
     options.add_argument("--work", type=Path, default=Path("build/int8"))
     options.add_argument("--variants", nargs="+", default=["S/16", "B/16"])
     options.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    options.add_argument("--development", action="store_true")
     options.set_defaults(output=Path("benchmarks/results/int8.json"))
     chosen = options.parse_args()
     torch.set_num_threads(chosen.threads)
@@ -310,7 +317,7 @@ def main() -> None:
             cell = partial(time_forms, runtime, variant, batch, chosen)
             record.measure(f"speed {runtime} {variant} batch {batch}", cell)
         return
-    for name, family in itertools.product(SIDES, FAMILIES):
+    for name, family in itertools.product(DEVELOPMENT if chosen.development else JUDGING, FAMILIES):
         record.measure(f"agreement torch {family} {name}", partial(judge_torch, family, name, chosen.work))
         for to, mode in EXPORTS:
             cell = partial(judge, family, name, to, mode, chosen.work)

@@ -190,12 +190,12 @@ def export(
         force: replace `output` where it is a folder that this package wrote.
         static: a graph (ONNX) for the nominal image size alone.
         spelling: of the keys of vit_jax, "newer" (by default) or "older", as released files have it.
-        preprocessing: the graph (ONNX) begins with the image processor: it takes `images`, uint8 [B, H, W, 3], RGB of
-            any size.
+        preprocessing: the graph (ONNX, OpenVINO) begins with the image processor: it takes `images`, uint8
+            [B, H, W, 3], RGB of any size.
         decoding: and with the decoder, too: it takes `file`, the bytes of one JPEG or PNG, uint8 [N].
         quantize: dense layers of a graph in int8, "static" or (ONNX) "dynamic".
-        calibrate: the data for that; see `load_data`. Its train split sets ranges and chooses what stays in float, its
-            test split judges.
+        calibrate: the data for that; see `load_data`. Its train split sets ranges, its validation split chooses what
+            stays in float, its test split judges.
 
     Raises:
         UserError: there is no such model or target, the target cannot express the model, a library is missing, or the
@@ -217,9 +217,11 @@ def export(
         arrays = target.arrays_of(loaded)
         if mode is not None and not has_head(loaded):
             raise UserError("--quantize is judged by answers, and a bare model has none; give a classifier")
-        images = None if calibrate is None else Calibration.of(calibrate, processor, as_pair(loaded.config.image_size))
+        takes = ENCODED if decoding else IMAGES if preprocessing else target.takes
+        size, images = as_pair(loaded.config.image_size), None
+        if calibrate is not None:
+            images = Calibration.of(calibrate, processor, size, takes)
         with new_folder(place, force) as folder:
-            takes = ENCODED if decoding else IMAGES if preprocessing else target.takes
             outgoing = OutgoingModel(
                 loaded, processor, arrays, folder, static, spelling or SPELLINGS[0], takes, mode, images
             )

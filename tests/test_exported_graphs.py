@@ -60,6 +60,17 @@ def test_the_same_answers_as_the_model(places: dict[str, Path]):
     assert graph.fingerprint != model.fingerprint
 
 
+def test_an_image_that_is_not_finite_spoils_no_other(places: dict[str, Path]):
+    checks = json.loads((places["FOLDER"] / "export.json").read_text())["checks"]
+    assert [check["pixels"] for check in checks] == ["noise"] * 6 + ["not finite"]
+    images = torch.randn(2, 3, 16, 16)
+    images[0, :, 3, 3] = torch.nan
+    with torch.no_grad():
+        given, wanted = (open_subject(places[name], "cpu").model(images).logits for name in ("GRAPH", "MODEL"))
+    assert given[0].isnan().all()
+    torch.testing.assert_close(given, wanted, rtol=0, atol=1e-5, equal_nan=True)
+
+
 @pytest.mark.parametrize("which", ["GRAPH", "FOLDER"])
 def test_predict(which: str, places: dict[str, Path], capsys: pytest.CaptureFixture[str]):
     image = next(places["DATA"].rglob("*.png"))
@@ -132,10 +143,22 @@ def test_other_files_are_refused(places: dict[str, Path], tmp_path: Path):
     file.write_text("no graph")
     with pytest.raises(UserError, match=rf"text\{graph.suffix} cannot be read by (onnxruntime|openvino)"):
         open_subject(file)
-    with pytest.raises(
-        UserError, match=r"the graph refuses images of 1x16 px, 1 at once: .*image_sides_are_smaller_than_4x4_px"
-    ):
-        open_subject(graph).model(torch.zeros(1, 3, 1, 16))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_images_of_refused_sizes_are_not_answered(threads: int, places: dict[str, Path]):
+    """On one thread OpenVINO gave the answers of the images before."""
+    torch.set_num_threads(threads)
+    model = open_subject(places["GRAPH"]).model
+    wanted = model(torch.ones(2, 3, 16, 16)).logits
+    for height, width in ((1, 16), (16, 3)):
+        with pytest.raises(
+            UserError,
+            match=rf"the graph refuses images of {height}x{width} px, 2 at once: "
+            "(.*image_sides_are_smaller_than_4x4_px|.*; resize them: the graph takes at least 4x4 px$)",
+        ):
+            model(torch.zeros(2, 3, height, width))
+    assert torch.equal(model(torch.ones(2, 3, 16, 16)).logits, wanted)
 
 
 def test_a_graph_of_another_hand_is_refused(places: dict[str, Path], tmp_path: Path):

@@ -123,8 +123,11 @@ def compare_graph(outgoing: OutgoingModel, runtime: Runtime, tolerance: float) -
 
 def _refuse_images(outgoing: OutgoingModel) -> None:
     """Raise a UserError that says why the image processor cannot be in the model's graph."""
-    if outgoing.quantize is not None:
-        raise UserError("--quantize is for graphs that take pixels; leave it or the image processor out")
+    if outgoing.takes == ENCODED and outgoing.quantize == "static":
+        raise UserError(
+            "--quantize static runs the graph where there is no decoder; give --preprocessing instead of --decoding, "
+            "or --quantize dynamic"
+        )
     height, width = Preprocessing.of(outgoing.processor).output_size
     if not outgoing.has_head or outgoing.config.num_channels != 3:
         raise UserError(

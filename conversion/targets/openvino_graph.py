@@ -15,7 +15,7 @@ class OpenVinoGraph(Target):
     name = "openvino"
     title = "OpenVINO"
     libraries = (("onnx", "onnxscript", "onnxruntime", "openvino"), "export,openvino")
-    options = ("static", "quantize", "calibrate")
+    options = ("static", "preprocessing", "quantize", "calibrate")
 
     def write(self, outgoing: OutgoingModel) -> None:
         import openvino

@@ -15,7 +15,7 @@ INTO = ("--output", "out")
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, run in a place that holds `images`, `model`, `other` (its sibling) and `source.npz`.
+    """A command line, run in a place that holds `images`, `model`, `other` and `sure` (its siblings) and `source.npz`.
 
     Attributes:
         arguments: of hf-vit.
@@ -30,8 +30,14 @@ _CONVERT, _CARD = ("convert", "source.npz", "out"), ("card", "model")
 _EVALUATE, _COMPARE = ("evaluate", "model", *DATA), ("compare", "model", "other", *DATA, *INTO)
 _PAGE = ("page", "model", *INTO, "--runtime", "runtime")
 _PREDICT = ("predict", "model", "images/red", "--output")
+_CALIBRATE = ("--calibrate", "digits")
 _LIBRARIES = ("transformers", "timm", "vit_jax", "onnx", "openvino", "transformers.js")
 _EXPORT = {name: ("export", "model", "out", "--to", name) for name in _LIBRARIES}
+_EXPORT["onnx-preprocessing"] = (*_EXPORT["onnx"], "--preprocessing")
+_EXPORT |= {
+    f"{name}-quantize": ("export", "sure", "out", "--to", name, "--static", "--quantize", "static", *_CALIBRATE)
+    for name in ("onnx", "openvino")
+}
 _FINETUNE = ("finetune", "model", *DATA, *INTO, *TRAINING)
 _SPEED = ("--batch", "1", "--turns", "1", "--image-size", "16", "--work", "inference", "--contestant", "hf_vit")
 _SAVED = ("bench", "saved", "model", "other", "--turns", "1", "--batch", "1")
@@ -126,7 +132,7 @@ def template(folder: Path) -> Path:
 
     names = sorted(COLOURS)
     make_colour_folder(folder / "images", count=8)
-    for seed, name in enumerate(("model", "other")):
+    for seed, name in enumerate(("model", "other", "sure")):
         torch.manual_seed(seed)
         model = HfViTForImageClassification(
             HfViTConfig(
@@ -141,6 +147,8 @@ def template(folder: Path) -> Path:
             )
         )
         torch.nn.init.normal_(model.classifier.weight)
+        if name == "sure":  # of its answer: rounding changes none
+            torch.nn.init.constant_(model.classifier.bias[0], 100.0)
         model.save_pretrained(folder / name)
         make_processor(model.config).save_pretrained(folder / name)
         facts = new_record("training", values={"steps": seed}, command="hf-vit finetune", data=DataFact(name="colours"))

@@ -42,7 +42,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             (root / "data" / split / name).mkdir(parents=True)
             for number in range(count):
                 image = Image.fromarray(pixels(colour, number + 1000 * (split == "test")))
-                image.save(root / "data" / split / name / f"{number}.png")
+                image.resize((24, 20)).save(root / "data" / split / name / f"{number}.png")
     names = {"id2label": dict(enumerate(COLOURS)), "label2id": {name: i for i, name in enumerate(COLOURS)}}
     model: Any = FAMILIES["plain"].build("classification", **names, num_hidden_layers=2)
     given = np.stack([pixels(colour, number) for colour in range(3) for number in range(40)])
@@ -59,17 +59,28 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"model": root / "model", "data": root / "data"}
 
 
-@pytest.mark.parametrize(("to", "mode"), [("onnx", "dynamic"), ("onnx", "static"), ("openvino", "static")])
+EXPORTS = (
+    ("onnx", "dynamic"),
+    ("onnx", "static"),
+    ("onnx", "dynamic", "--decoding"),
+    ("onnx", "static", "--preprocessing"),
+    ("openvino", "static"),
+    ("openvino", "static", "--preprocessing"),
+)
+
+
+@pytest.mark.parametrize(("to", "mode", "more"), [(to, mode, more) for to, mode, *more in EXPORTS])
 def test_what_the_certificate_says_of_int8(
-    to: str, mode: str, places: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    to: str, mode: str, more: list[str], places: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     """Agreement and accuracy, measured again by loading both as subjects; and that weights are in int8."""
-    words = ("--to", to, "--quantize", mode, "--calibrate", places["data"])
+    words = ("--to", to, "--quantize", mode, "--calibrate", places["data"], *(more or ["--static"]))
     with pytest.raises(SystemExit) as stop:
         main([str(word) for word in ("export", places["model"], tmp_path / "out", *words)])
     assert not stop.value.code
     told = capsys.readouterr().out
-    said = json.loads((tmp_path / "out" / "export.json").read_text())["quantization"]
+    certificate = json.loads((tmp_path / "out" / "export.json").read_text())
+    said = certificate["quantization"]
     graph, model = open_subject(tmp_path / "out"), open_subject(places["model"], "cpu")
     files = [(path, COLOURS.index(path.parent.name)) for path in sorted((places["data"] / "test").rglob("*.png"))]
     images = [Image.open(path).convert("RGB") for path, _ in files]
@@ -79,11 +90,18 @@ def test_what_the_certificate_says_of_int8(
     assert (said["mode"], said["held_out_images"], said["layers"]) == (mode, 210, 13)
     assert said["accuracy"] == pytest.approx(float((theirs.argmax(1) == labels).double().mean()), abs=0.005)
     assert said["float_accuracy"] == float((ours.argmax(1) == labels).double().mean())
+    assert said["agreement"] == pytest.approx(float((theirs.argmax(1) == ours.argmax(1)).double().mean()), abs=0.005)
     assert said["agreement"] >= 0.995
     assert said["float_accuracy"] > 0.9
     assert f"{said['agreement']:.2%} of 210 held-out images are answered as by the model" in told
     assert 1e-4 < float((ours - theirs).norm() / ours.norm()) < 0.15
     assert has_int8(tmp_path / "out")
+    assert certificate["takes"] == {"--preprocessing": "images", "--decoding": "file"}.get(
+        "".join(more), "pixel_values"
+    )
+    checked = {(check["pixels"], check["compares"]) for check in certificate["checks"]}
+    of_images = {("noise of 8 bits", "results"), ("photograph", "preprocessed")}
+    assert checked == (of_images if more else {("noise", "results")})
     verify(tmp_path / "out")
 
 
@@ -95,9 +113,21 @@ def has_int8(folder: Path) -> bool:
     )
 
 
+class EyesOfFour:
+    """100 images that are the logits themselves."""
+
+    pixels = torch.eye(4).repeat(25, 1)
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def first(self, count: int) -> "EyesOfFour":
+        return self
+
+
 def test_what_breaks_answers_stays_in_float():
     """Of four parts one turns all answers, one some: both are found, and no more stay in float."""
-    images = torch.eye(4).repeat(25, 1)
+    images = EyesOfFour()
     parts = {name: [f"{name}.{i}" for i in range(2)] for name in ("a", "b", "c", "d")}
     data = SimpleNamespace(ranging=images, choosing=images)
 
@@ -107,17 +137,17 @@ def test_what_breaks_answers_stays_in_float():
             broken = broken.roll(1, 0)
         if "d.0" in layers:
             broken[0, 0] = -1
-        return lambda given: given @ broken + 1e-3 * ("a.1" in layers)
+        return lambda given: given.pixels @ broken + 1e-3 * ("a.1" in layers)
 
-    chosen = choose(answers, lambda given: given, parts, data)  # pyright: ignore[reportArgumentType]
+    chosen = choose(answers, lambda given: given.pixels, parts, data)  # pyright: ignore[reportArgumentType]
     assert sorted(chosen.in_float) == ["b", "d"]
     assert list(chosen.in_float) == ["b", "d"]
 
     def all_broken(layers: Any, _: torch.Tensor) -> Any:
-        return lambda given: -given
+        return lambda given: -given.pixels
 
     with pytest.raises(UserError, match=r"answers only 0\.00% of 100 images as in float, with half of its 4 parts"):
-        choose(all_broken, lambda given: given, parts, data)  # pyright: ignore[reportArgumentType]
+        choose(all_broken, lambda given: given.pixels, parts, data)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_missed_bound_stops_the_export_with_the_figure(
@@ -146,6 +176,10 @@ BAD: dict[str, tuple[dict[str, str], str]] = {
     "too few": (
         {"to": "onnx", "quantize": "static", "calibrate": "FEW"},
         r"FEW has \d+ training and \d+ test images; int8 needs 64 .* give more",
+    ),
+    "no decoder": (
+        {"to": "onnx", "quantize": "static", "calibrate": "DATA", "decoding": "yes"},
+        "--quantize static runs the graph where there is no decoder; give --preprocessing instead of --decoding",
     ),
     "no data": ({"to": "onnx", "quantize": "static", "calibrate": "NONE"}, "NONE"),
 }

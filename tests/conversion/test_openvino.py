@@ -49,16 +49,14 @@ def test_operators_that_make_numbers_of_nan(name: str):
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's exporter
-@pytest.mark.parametrize("name", ["plain", "hybrid"])
-def test_a_graph_is_certified_with_nan_where_its_operators_keep_it(name: str, tmp_path: Path):
-    """A hybrid's was refused, its model and its graph being "nan apart"."""
-    model = FAMILIES[name].build("classification", num_hidden_layers=1)
+def test_a_graph_whose_operators_do_not_keep_nan_is_certified_without(tmp_path: Path):
+    """It was refused, model and graph being "nan apart"; with NaN tests/test_exported_graphs.py has one."""
+    model = FAMILIES["hybrid"].build("classification", num_hidden_layers=1, stage_depths=(1,))
     model.save_pretrained(tmp_path / "model")
     make_processor(model.config).save_pretrained(tmp_path / "model")
     export(tmp_path / "model", tmp_path / "out", "openvino", static=True)
     checks = json.loads((tmp_path / "out/export.json").read_text())["checks"]
-    kept = name == "plain"
-    assert [check["pixels"] for check in checks] == ["noise"] * 2 + ["not finite"] * kept
+    assert [check["pixels"] for check in checks] == ["noise"] * 2
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, model.config.num_channels, *model.config.nominal_size, generator=generator)
     images[0, :, 3, 3] = torch.nan
@@ -66,5 +64,5 @@ def test_a_graph_is_certified_with_nan_where_its_operators_keep_it(name: str, tm
         wanted = model.eval()(images).logits
     given = OPENVINO.open(tmp_path / "out" / OPENVINO.file).run(images)["logits"]
     assert wanted[0].isnan().all()
-    assert given[0].isnan().all() == kept
+    assert not given[0].isnan().any()
     torch.testing.assert_close(given[1], wanted[1], rtol=0, atol=6e-5)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+import openvino
 import pytest
 import torch
 from models.families import FAMILIES, OTHERS
@@ -59,7 +60,7 @@ def session_of(model: Any) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def processor_alone(processor: Any, takes: str = IMAGES) -> onnxruntime.InferenceSession:
+def graph_of(processor: Any, takes: str = IMAGES) -> bytes:
     """The processor before a graph that does nothing."""
     values = {name: helper.make_tensor_value_info(name, 1, ["b", 3, f"h{name}", f"w{name}"]) for name in ("in", "out")}
     graph = helper.make_graph([helper.make_node("Identity", ["in"], ["out"])], "g", [values["in"]], [values["out"]])
@@ -68,7 +69,11 @@ def processor_alone(processor: Any, takes: str = IMAGES) -> onnxruntime.Inferenc
     prepend(model, Preprocessing.of(processor), takes)
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto)
-    return session_of(proto.SerializeToString())
+    return proto.SerializeToString()
+
+
+def processor_alone(processor: Any, takes: str = IMAGES) -> onnxruntime.InferenceSession:
+    return session_of(graph_of(processor, takes))
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
@@ -80,6 +85,20 @@ def test_the_same_values_as_transformers(name: str):
         batch = graph.run(["preprocessed"], {"images": np.stack([picture, 255 - picture, picture])})[0]
         for values in batch[::2]:
             np.testing.assert_allclose(values, wanted, rtol=0, atol=1e-6)  # a step of 1/255 is 4e-3 and more
+
+
+def test_openvino_reads_the_same_processor(tmp_path: Path):
+    """It computes in float32 what torch computes in float64, so that some values differ by 1 of 255."""
+    for name in ("CLIP", "rectangle"):
+        processor, file = PROCESSORS[name], tmp_path / f"{name}.onnx"
+        step = Preprocessing.of(processor).step
+        file.write_bytes(graph_of(processor))
+        graph = openvino.compile_model(openvino.convert_model(file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        for picture in PICTURES:
+            wanted = processor(images=Image.fromarray(picture), return_tensors="np")["pixel_values"][0]
+            difference = abs(graph([np.stack([picture, 255 - picture])])["preprocessed"][0] - wanted)
+            assert difference.max() <= step
+            assert (difference > step / 2).mean() < 0.005
 
 
 def test_of_an_image_that_shrinks_far_some_values_differ_by_one():

@@ -1,72 +1,108 @@
 """The images that a graph is quantised with, and those that it is judged by, which quantising never sees."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
 import numpy as np
 import torch
 
-from hf_vit.data import ImageData, eval_transform, load_data
+from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES, as_given
+from hf_vit.data import ImageData, eval_transform, load_data, to_rgb
 from hf_vit.errors import UserError
 
 Mode = Literal["dynamic", "static"]
-RANGING, CHOOSING, JUDGING = 64, 400, 5000
-LEAST_LEARNING, LEAST_JUDGING = 64, 200
+RANGING, CHOOSING, JUDGING = 64, 1000, 5000
+LEAST_LEARNING, LEAST_CHOOSING, LEAST_JUDGING = 64, 400, 200
 AGREEMENT, ACCURACY = 0.995, 0.003
+BATCH = 8
+
+
+@final
+@dataclass(frozen=True)
+class Images:
+    """Images of a data set, in batches of what a graph takes; read anew whenever they are gone through.
+
+    Attributes:
+        rows: (split, row) of every image.
+        processor: makes the pixel values.
+        takes: see `preprocessing`; images that the graph resizes itself come one by one.
+    """
+
+    data: ImageData
+    rows: list[tuple[str, int]]
+    processor: Any
+    takes: str = PIXEL_VALUES
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (given for given, _, _ in self.labelled())
+
+    def first(self, count: int) -> "Images":
+        return replace(self, rows=self.rows[:count])
+
+    def labelled(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """(what the graph takes, pixel values [B, C, H, W], classes of the data [B]), batch by batch."""
+        size = BATCH if self.takes == PIXEL_VALUES else 1
+        for start in range(0, len(self.rows), size):
+            examples = [self._example(split, row) for split, row in self.rows[start : start + size]]
+            images = [to_rgb(example["image"]) for example in examples]
+            pixel_values = torch.stack(eval_transform(self.processor).prepare(images))
+            given = pixel_values
+            if self.takes != PIXEL_VALUES:
+                given = as_given(self.takes, torch.from_numpy(np.array(images[0]))[None])
+            yield given, pixel_values, torch.tensor([example["label"] for example in examples])
+
+    def _example(self, split: str, row: int) -> dict[str, Any]:
+        table: Any = self.data.split(split)
+        return table[row]
 
 
 @final
 @dataclass(frozen=True)
 class Calibration:
-    """Images of a data set, as the processor makes them.
+    """Images of a data set.
 
     Attributes:
         data: where they are from.
-        ranging: [n, C, H, W] of the train split, which set ranges and tell how much a part matters.
-        choosing: others of it, which decide what stays in float; few splits are so small that they are the same.
-        processor: makes the pixels of the test split.
-        judging: rows of the test split, ascending.
+        ranging: of the train split, which set ranges and tell how much a part matters.
+        choosing: of the validation split and, where it has few, others of the train split, whose answers are surer;
+            they decide what stays in float.
+        judging: of the test split.
     """
 
     data: ImageData
-    ranging: torch.Tensor
-    choosing: torch.Tensor
-    processor: Any
-    judging: list[int]
+    ranging: Images
+    choosing: Images
+    judging: Images
 
     @classmethod
-    def of(cls, source: str, processor: Any, image_size: tuple[int, int]) -> "Calibration":
+    def of(cls, source: str, processor: Any, image_size: tuple[int, int], takes: str = PIXEL_VALUES) -> "Calibration":
         """Read a data set; see `load_data`.
 
         Raises:
             UserError: it cannot be read, or has too few images.
         """
         data = load_data(source, image_size=image_size)
-        learning, judging = (data.num_examples(split) or 0 for split in ("train", "test"))
+        learning, validation, judging = (data.num_examples(split) or 0 for split in ("train", "validation", "test"))
         if learning < LEAST_LEARNING or judging < LEAST_JUDGING:
             raise UserError(
                 f"{data.name} has {learning} training and {judging} test images; int8 needs {LEAST_LEARNING} to set "
                 f"its ranges, and {LEAST_JUDGING} others to be judged by; give more (--calibrate)"
             )
-        order = np.random.default_rng(0).permutation(learning).tolist()
-        ranging = _pixels(data, "train", order[:RANGING], processor)
-        choosing = _pixels(data, "train", order[RANGING : RANGING + CHOOSING] or order, processor)
-        judges = sorted(np.random.default_rng(0).permutation(judging)[:JUDGING].tolist())
-        return cls(data, ranging, choosing, processor, judges)
-
-    def batches(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Of the test split: (images [B, C, H, W], classes of the data [B]), one after the other."""
-        table: Any = self.data.split("test")
-        for start in range(0, len(self.judging), size):
-            rows = self.judging[start : start + size]
-            yield _pixels(self.data, "test", rows, self.processor), torch.tensor(table.select(rows)["label"])
+        train = _shuffled("train", learning)
+        choosing = _shuffled("validation", validation)[:CHOOSING]
+        choosing += train[RANGING:][: max(LEAST_CHOOSING - len(choosing), 0)]
+        judges = sorted(_shuffled("test", judging)[:JUDGING])
+        return cls(
+            data, *(Images(data, rows, processor, takes) for rows in (train[:RANGING], choosing or train, judges))
+        )
 
 
-def _pixels(data: ImageData, split: str, rows: list[int], processor: Any) -> torch.Tensor:
-    table: Any = data.split(split)
-    images = table.select(rows)["image"]
-    return torch.stack(eval_transform(processor).prepare(list(images)))
+def _shuffled(split: str, count: int) -> list[tuple[str, int]]:
+    return [(split, row) for row in np.random.default_rng(0).permutation(count).tolist()]
 
 
 def agreement_of(ours: torch.Tensor, theirs: torch.Tensor) -> float:

@@ -180,7 +180,7 @@ def certify(
     given = _checks(outgoing, sizes, runtime.keeps_nan or not only_whole_patches(outgoing.sizes))
     compared = outgoing.compared if outgoing.is_dense else []
     with torch.no_grad():
-        results = [_result(outgoing, check) for check in given]
+        results = [result_of(outgoing, check) for check in given]
     np.savez(outgoing.folder / RESULTS, *(result.numpy() for result in results))
     certificate = Certificate(
         file=file.name,
@@ -192,7 +192,7 @@ def certify(
         tolerance=tolerance,
         pixel_tolerance=None if outgoing.takes == PIXEL_VALUES else Preprocessing.of(outgoing.processor).step,
         outputs=tuple(compared),
-        checks=list(_compared(runtime, file, outgoing.takes, given, results, compared)),
+        checks=list(compared_checks(runtime, file, outgoing.takes, given, results, compared)),
         versions=_versions(runtime),
         hardware=hardware(),
     )
@@ -218,7 +218,7 @@ def _checks(outgoing: OutgoingModel, sizes: list[tuple[int, int]], keeps_nan: bo
     ]
 
 
-def _result(outgoing: OutgoingModel, check: Check) -> torch.Tensor:
+def result_of(outgoing: OutgoingModel, check: Check) -> torch.Tensor:
     """What the model, or its image processor alone, makes of the images."""
     images = check.images()
     if outgoing.takes == PIXEL_VALUES:
@@ -253,7 +253,7 @@ def verify(folder: Path) -> Certificate:
         raise UserError(f"{folder} lacks {file.name} or {RESULTS}, whole; export the model again") from error
     if sha256 != certificate.sha256:
         raise UserError(f"{file} is not the file that {NAME} certifies: it was changed; export the model again")
-    checks = list(_compared(runtime, file, certificate.takes, certificate.checks, results, certificate.outputs))
+    checks = list(compared_checks(runtime, file, certificate.takes, certificate.checks, results, certificate.outputs))
     repeated = certificate.model_copy(update={"checks": checks, "versions": _versions(runtime), "hardware": hardware()})
     if not repeated.holds():
         raise UserError(
@@ -267,9 +267,15 @@ def _versions(runtime: Runtime) -> dict[str, str]:
     return {**versions(), runtime.package: runtime.version()}
 
 
-def _compared(
-    runtime: Runtime, file: Path, takes: str, checks: list[Check], results: list[torch.Tensor], compared: Sequence[str]
+def compared_checks(
+    runtime: Runtime,
+    file: Path,
+    takes: str,
+    checks: list[Check],
+    results: list[torch.Tensor],
+    compared: Sequence[str] = (),
 ) -> Iterator[Check]:
+    """The checks, with the differences of a graph's results from these."""
     graph = runtime.open(file)
     for check, ours in zip(checks, results, strict=True):
         outputs = graph.run(as_given(takes, check.images()))

@@ -4,8 +4,16 @@ import numpy as np
 import torch
 
 from hf_vit.conversion.targets.graphs.calibration import ACCURACY, AGREEMENT, Calibration
-from hf_vit.conversion.targets.graphs.certificate import NAME, RESULTS, Certificate, Quantization
-from hf_vit.conversion.targets.graphs.quantizing import BATCH, QUANTIZERS, logits_of, quantize_file
+from hf_vit.conversion.targets.graphs.certificate import (
+    NAME,
+    RESULTS,
+    Certificate,
+    Quantization,
+    compared_checks,
+    result_of,
+)
+from hf_vit.conversion.targets.graphs.preprocessing import as_given
+from hf_vit.conversion.targets.graphs.quantizing import QUANTIZERS, quantize_file
 from hf_vit.conversion.targets.graphs.runtimes import Runtime
 from hf_vit.conversion.targets.target import OutgoingModel
 from hf_vit.errors import UserError
@@ -46,17 +54,22 @@ def in_int8(outgoing: OutgoingModel, runtime: Runtime, certificate: Certificate)
             f"{done.describe()}; needed are {AGREEMENT:.1%} and at most {100 * ACCURACY:.1f} points less, so nothing "
             "is written: give more images (--calibrate), try the other --quantize, or leave it out"
         )
-    graph = runtime.open(file)
     checks = [check for check in certificate.checks if check.pixels != "not finite"]
-    results = [graph.run(check.images())["logits"] for check in checks]
-    np.savez(outgoing.folder / RESULTS, *(result.numpy() for result in results))
-    again = runtime.open(file)
-    repeated = [
-        check.compared(result, again.run(check.images())["logits"])
-        for check, result in zip(checks, results, strict=True)
+    graph, takes = runtime.open(file), outgoing.takes
+    results = [
+        graph.run(as_given(takes, check.images()))["logits"]
+        if check.compares == "results"
+        else result_of(outgoing, check)
+        for check in checks
     ]
+    np.savez(outgoing.folder / RESULTS, *(result.numpy() for result in results))
+    repeated = list(compared_checks(runtime, file, takes, checks, results))
     changed = {"sha256": runtime.sha256(file), "tolerance": TOLERANCE, "checks": repeated, "quantization": done}
     certificate = certificate.model_copy(update=changed)
+    if not certificate.holds():
+        raise UserError(
+            f"in int8 the graph repeats nothing: {certificate.describe()}; nothing is written, please report"
+        )
     certificate.write(outgoing.folder / NAME)
     return certificate
 
@@ -66,11 +79,11 @@ def _judged(outgoing: OutgoingModel, runtime: Runtime, data: Calibration) -> tup
     names = {name: index for index, name in outgoing.config.id2label.items()}
     known = [names.get(name, -1) for name in data.data.label_names]
     classes = torch.tensor(known)
-    logits = logits_of(runtime, outgoing.folder / runtime.file)
+    graph = runtime.open(outgoing.folder / runtime.file)
     alike, right, right_in_float = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
     with torch.no_grad():
-        for images, labels in data.batches(BATCH):
-            ours, theirs = outgoing.outcome(images).argmax(-1), logits(images).argmax(-1)
+        for given, pixel_values, labels in data.judging.labelled():
+            ours, theirs = outgoing.outcome(pixel_values).argmax(-1), graph.run(given)["logits"].argmax(-1)
             alike.append(ours == theirs)
             right.append(theirs == classes[labels])
             right_in_float.append(ours == classes[labels])

@@ -17,6 +17,7 @@ from PIL import Image
 
 from hf_vit.errors import UserError
 
+OF_NODES = "preprocessing/"  # how the names of its nodes begin
 PREPROCESSED = "preprocessed"  # the output that shows what the model is given
 PIXEL_VALUES, IMAGES, ENCODED, LEVELS = "pixel_values", "images", "file", "levels"  # what a graph takes
 DECODING = "com.microsoft.extensions"  # onnxruntime-extensions' operators
@@ -178,7 +179,7 @@ class _Nodes:
         """The output of a new node."""
         from onnxscript import ir
 
-        name = f"preprocessing/{name or len(self.nodes)}"
+        name = f"{OF_NODES}{name or len(self.nodes)}"
         node = ir.node(operator, inputs, attributes, domain=domain, name=name)
         self.nodes.append(node)
         return node.outputs[0]

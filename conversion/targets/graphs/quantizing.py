@@ -17,19 +17,19 @@ from typing import Any, final
 
 import torch
 
-from hf_vit.conversion.targets.graphs.calibration import Calibration, Mode, agreement_of
+from hf_vit.conversion.targets.graphs.calibration import Calibration, Images, Mode, agreement_of
+from hf_vit.conversion.targets.graphs.preprocessing import OF_NODES
 from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, OPENVINO, Runtime
 from hf_vit.errors import UserError
 
 DENSE = ("MatMul", "Gemm")
-BATCH = 8
 RANKING = 16  # images by which parts are ranked
 # Of the images that choose what stays in float; half as many misses as are allowed in the end.
 CHOOSING_AGREEMENT = 0.9975
 
 
-# Images [n, C, H, W] -> logits [n, K].
-Answers = Callable[[torch.Tensor], torch.Tensor]
+# Images -> logits [n, K].
+Answers = Callable[[Images], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Quantizer(ABC):
         """Names of the dense layers that have weights, in order."""
 
     @abstractmethod
-    def quantize(self, file: Path, to: Path, mode: Mode, images: torch.Tensor, layers: Sequence[str]) -> None:
+    def quantize(self, file: Path, to: Path, mode: Mode, images: Images, layers: Sequence[str]) -> None:
         """Write `file` with these layers in int8.
 
         Args:
-            images: [n, C, H, W], which set the ranges of what enters the layers.
+            images: set the ranges of what enters the layers.
         """
 
 
@@ -82,7 +82,7 @@ class OnnxQuantizer(Quantizer):
         weights = {initializer.name for initializer in graph.initializer}
         return [node.name for node in graph.node if node.op_type in DENSE and node.input[1] in weights]
 
-    def quantize(self, file: Path, to: Path, mode: Mode, images: torch.Tensor, layers: Sequence[str]) -> None:
+    def quantize(self, file: Path, to: Path, mode: Mode, images: Images, layers: Sequence[str]) -> None:
         from onnxruntime import quantization
 
         given: dict[str, Any] = {"op_types_to_quantize": list(DENSE), "nodes_to_quantize": list(layers)}
@@ -90,7 +90,7 @@ class OnnxQuantizer(Quantizer):
             if mode == "dynamic":
                 quantization.quantize_dynamic(file, to, per_channel=True, **given)
                 return
-            batches = iter([{"pixel_values": batch.numpy()} for batch in images.split(BATCH)])
+            batches = iter({images.takes: batch.numpy()} for batch in images)
             reader = type("Reader", (quantization.CalibrationDataReader,), {"get_next": lambda _: next(batches, None)})
             quantization.quantize_static(
                 file, to, reader(), per_channel=True, activation_type=quantization.QuantType.QUInt8, **given
@@ -107,13 +107,10 @@ class OpenVinoQuantizer(Quantizer):
         import openvino
 
         operations = openvino.Core().read_model(file).get_ordered_ops()
-        return [
-            operation.get_friendly_name()
-            for operation in operations
-            if operation.get_type_name() == "MatMul" and "/" in operation.get_friendly_name()
-        ]
+        products = [each.get_friendly_name() for each in operations if each.get_type_name() == "MatMul"]
+        return [name for name in products if "/" in name and not name.startswith(OF_NODES)]
 
-    def quantize(self, file: Path, to: Path, mode: Mode, images: torch.Tensor, layers: Sequence[str]) -> None:
+    def quantize(self, file: Path, to: Path, mode: Mode, images: Images, layers: Sequence[str]) -> None:
         import openvino
 
         with _silent():
@@ -131,7 +128,7 @@ class OpenVinoQuantizer(Quantizer):
             ]
             quantized = nncf.quantize(
                 model,
-                nncf.Dataset([image[None].numpy() for image in images]),
+                nncf.Dataset([image[None].numpy() for batch in images for image in batch]),
                 subset_size=len(images),
                 model_type=nncf.ModelType.TRANSFORMER,
                 ignored_scope=nncf.IgnoredScope(names=in_float, validate=False),
@@ -163,7 +160,7 @@ def quantize_file(quantizer: Quantizer, file: Path, mode: Mode, data: Calibratio
     with TemporaryDirectory(dir=file.parent) as scratch:
         to = Path(scratch) / file.name
 
-        def answers(chosen: Sequence[str], images: torch.Tensor) -> Answers:
+        def answers(chosen: Sequence[str], images: Images) -> Answers:
             quantizer.quantize(file, to, mode, images, chosen)
             return logits_of(quantizer.runtime, to)
 
@@ -174,13 +171,13 @@ def quantize_file(quantizer: Quantizer, file: Path, mode: Mode, data: Calibratio
 
 
 def logits_of(runtime: Runtime, file: Path) -> Answers:
-    """A graph's answers, computed a few at a time."""
+    """A graph's answers."""
     graph = runtime.open(file)
-    return lambda images: torch.cat([graph.run(batch)["logits"] for batch in images.split(BATCH)])
+    return lambda images: torch.cat([graph.run(batch)["logits"] for batch in images])
 
 
 def choose(
-    answers: Callable[[Sequence[str], torch.Tensor], Answers],
+    answers: Callable[[Sequence[str], Images], Answers],
     in_float: Answers,
     parts: dict[str, list[str]],
     data: Calibration,
@@ -192,7 +189,7 @@ def choose(
         in_float: the graph's as it is.
         parts: part -> its layers.
     """
-    wanted, few = in_float(data.choosing), data.ranging[:RANKING]
+    wanted, few = in_float(data.choosing), data.ranging.first(RANKING)
     change, order = dict[str, float](), list[str]()
     count = agreement = 0
     while count <= len(parts) // 2:

@@ -25,7 +25,8 @@ def export(
     preprocessing: Annotated[
         bool,
         typer.Option(
-            "--preprocessing", help="With --to onnx: the image processor, too: uint8 images of any size go in."
+            "--preprocessing",
+            help="With --to onnx or openvino: the image processor, too: uint8 images of any size go in.",
         ),
     ] = False,
     decoding: Annotated[
