@@ -90,7 +90,7 @@ class Quantization(BaseModel):
     Attributes:
         mode: ranges of what enters a layer are set by images ("static"), or by every batch ("dynamic").
         data, data_fingerprint: the images' name and fingerprint.
-        calibration_images: of the train split, which set the ranges and chose what stays in float.
+        calibration_images: of the train and validation splits, which set the ranges and chose what stays in float.
         held_out_images: of the test split, which the rest is about.
         agreement: share of them whose most likely class is the model's.
         accuracy, float_accuracy: of the graph and of the model; None where the data has other classes.

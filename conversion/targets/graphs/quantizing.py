@@ -17,15 +17,15 @@ from typing import Any, final
 
 import torch
 
-from hf_vit.conversion.targets.graphs.calibration import Calibration, Images, Mode, agreement_of
+from hf_vit.conversion.targets.graphs.calibration import Calibration, Images, Mode, expected_agreement
 from hf_vit.conversion.targets.graphs.preprocessing import OF_NODES
 from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, OPENVINO, Runtime
 from hf_vit.errors import UserError
 
 DENSE = ("MatMul", "Gemm")
 RANKING = 16  # images by which parts are ranked
-# Of the images that choose what stays in float; half as many misses as are allowed in the end.
-CHOOSING_AGREEMENT = 0.9975
+# Expected of images like those that choose what stays in float; of a thousand that judge, chance may take some more.
+CHOOSING_AGREEMENT = 0.998
 
 
 # Images -> logits [n, K].
@@ -182,7 +182,7 @@ def choose(
     parts: dict[str, list[str]],
     data: Calibration,
 ) -> Choice:
-    """The fewest parts in float, of 0, 1, 2, 4 and so on, with which the choosing images are answered alike.
+    """The fewest parts in float, of 0, 1, 2, 4 and so on, with which images like the choosing ones are answered alike.
 
     Args:
         answers: of the graph with these layers in int8, their ranges set by these images.
@@ -200,14 +200,14 @@ def choose(
             }
             order = sorted(parts, key=lambda part: -change[part])
         left = [layer for part, own in parts.items() if part not in order[:count] for layer in own]
-        agreement = agreement_of(wanted, answers(left, data.ranging)(data.choosing))
+        agreement = expected_agreement(wanted, answers(left, data.ranging)(data.choosing))
         if agreement >= CHOOSING_AGREEMENT:
             return Choice(parts, {part: change[part] for part in order[:count]})
         count = 2 * count or 1
     raise UserError(
-        f"in int8 the model answers only {agreement:.2%} of {len(data.choosing)} images as in float, with half of its "
-        f"{len(parts)} parts in float; {CHOOSING_AGREEMENT:.2%} is needed, so nothing is written: give other images "
-        "(--calibrate), or leave --quantize out"
+        f"in int8 only {agreement:.2%} of the answers would stay as in float, to judge by {len(data.choosing)} images, "
+        f"with half of the model's {len(parts)} parts in float; {CHOOSING_AGREEMENT:.2%} is needed, so nothing is "
+        "written: give other images (--calibrate), or leave --quantize out"
     )
 
 
