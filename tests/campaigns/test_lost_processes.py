@@ -140,7 +140,7 @@ def test_lost_processes(place: Path, weights: dict[str, torch.Tensor]) -> None:
             place, case.replace("/", "-").replace(" ", "-"), int(what == "killed"), BOUND if what == "slow" else SILENCE
         )
         at = launch.begun + float(moment) * seconds
-        launch.wait_until(lambda: time.monotonic() > at)
+        launch.wait_until(lambda: time.monotonic() > at and launch.rank(int(rank)) is not None)
         victim = launch.rank(int(rank))
         if victim is None:
             return f"ended before, {launch.check_weights(weights)}"
