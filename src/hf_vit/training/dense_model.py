@@ -159,7 +159,7 @@ def _refuse_few(source: ModelSource, head: str, maps: int) -> None:
         kind = "it" if family is None else family.label.lower()
         raise UserError(
             f"{source.name}: the head '{head}' reads {FEWEST[head]} maps of different strides, and {kind} of these "
-            f"stages gives {maps}; use another head, such as {'linear or detr'}"
+            f"stages gives {maps}; use another head, such as linear or detr"
         )
 
 

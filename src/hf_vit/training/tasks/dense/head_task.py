@@ -94,7 +94,6 @@ class HeadTask(Task[FinetuneResult]):
             if (value := getattr(recipe, name)) != off:
                 flag = f"--{name.replace('_', '-')}"
                 raise UserError(f"{self.name} has no {flag} ({value}); leave that out, or choose its own recipe")
-
         refuse_apart(recipe.augmentation)
 
     def build(
