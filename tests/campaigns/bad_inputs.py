@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import slurm
 import torch
 from pages.small_runtime import save_runtime
 from PIL import Image
@@ -16,23 +17,26 @@ from PIL import Image
 KINDS = {
     "model": ("model", "models", "teacher", "against", "other"),
     "data": ("data", "images", "source", "unlabelled", "calibrate"),
-    "output": ("output", "report"),
+    "output": ("output", "report", "jobs"),
     "runtime": ("runtime",),
     "file": ("verify", "labels", "class_map", "cue_conflict", "config", "sources", "real_labels", "mappings"),
     "size": ("image_size", "resize_to"),
     "repository": ("repo", "push", "space"),
-    "place": ("places",),
+    "place": ("places", "status"),
     "device": ("device",),
     "name": (
         "recipe", "distillation", "precision", "optimizer", "schedule", "loss", "tune", "objective", "target", "mode",
         "normalization", "name", "protocol", "split", "fill", "picture_format", "hidden_act", "pooling", "to", "kinds",
         "only", "corruption", "variants", "work", "dtype", "contestant", "report_to", "image_column", "label_column",
         "family", "spelling", "self_training", "pseudo_labels", "auto_augment", "quantize",
-        "task", "head",
+        "task", "head", "command",
     ),
-    "text": ("sweep_rates", "device_flops", "sha256", "license", "revision", "tag", "max_shard_size", "prefix"),
+    "text": (
+        "sweep_rates", "device_flops", "sha256", "license", "revision", "tag", "max_shard_size", "prefix",
+        "sweep", "sbatch",
+    ),
 }  # fmt: skip
-FREE = ("unit", "search", "judged_on", "collection")  # any text will do, or is shown as it is
+FREE = ("unit", "search", "judged_on", "collection", "partition")  # any text will do, or is shown as it is
 ENDLESS = ("steps", "epochs", "seeds", "turns", "builds", "trials", "seconds", "speed_turns")  # many take their time
 
 VALUES: dict[str, tuple[str, ...]] = {
@@ -90,6 +94,9 @@ GOOD: dict[str, dict[str, list[str]]] = {
     },
     "data": {"source": ["colours"], "output": ["--output", "out"]},
     "recipes": {},
+    "submit": {
+        "requeues": ["--requeues", "3"], "command": ["--", "finetune", "model", "--data", "colours", "--output", "out"],
+    },
     "soup": {"models": ["model", "model_2"], "output": ["--output", "out"], "data": ["--data", "colours"]},
     "evaluate": {"model": ["model"], "data": ["--data", "colours"], "output": ["--output", "out"]},
     "predict": {"model": ["model"], "images": ["image.png"]},
@@ -171,6 +178,7 @@ def prepare(root: Path, checkpoint: Path) -> None:
     shutil.copy(checkpoint, root / "checkpoint.npz")
     (root / "empty").mkdir()
     save_runtime(root / "runtime")
+    slurm.install(root / "slurm")
     (root / "taken").mkdir()
     (root / "taken" / "mine.txt").write_text("mine")
     os.mkfifo(root / "pipe")

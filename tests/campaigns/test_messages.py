@@ -99,7 +99,9 @@ def words_of(case: str) -> tuple[list[str], str]:
         option = "--image"
     hint = HINTS[command][name]
     pair = any(typing.get_origin(each) is tuple for each in (hint, *typing.get_args(hint)))
-    return [*command.split(), *good, *([option, value, value] if pair else [f"{option}={value}"])], value
+    bad = [option, value, value] if pair else [f"{option}={value}"]
+    at = good.index("--") if "--" in good else len(good)  # what follows is another command
+    return [*command.split(), *good[:at], *bad, *good[at:]], value
 
 
 def call(words: list[str]) -> tuple[int, str, str, list[str]]:
@@ -183,6 +185,7 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tried(sandbox: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """Tries a case, and takes away what it wrote."""
     monkeypatch.chdir(sandbox)
+    monkeypatch.setenv("PATH", f"{sandbox / 'slurm'}:{os.environ['PATH']}")
     here = set(os.listdir(sandbox))
 
     def attempt_and_tidy(case: str) -> str:
