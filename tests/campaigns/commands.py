@@ -39,6 +39,8 @@ _EXPORT |= {
     for name in ("onnx", "openvino")
 }
 _FINETUNE = ("finetune", "model", *DATA, *INTO, *TRAINING)
+_HEAD = ("--task", "segmentation", "--head-width", "8", "--image-size", "32")
+_SEGMENT = ("finetune", "model", "--data", "scenes:images=8,size=32", "--output", "heads", *_HEAD, *TRAINING)
 _SPEED = ("--batch", "1", "--turns", "1", "--image-size", "16", "--work", "inference", "--contestant", "hf_vit")
 _SAVED = ("bench", "saved", "model", "other", "--turns", "1", "--batch", "1")
 
@@ -54,6 +56,7 @@ WRITING: dict[str, Command] = {
         f"predict-{kind}": Command((*_PREDICT, f"rows.{kind}"), earlier=((*_PREDICT, f"rows.{kind}", "--top", "1"),))
         for kind in ("csv", "parquet")
     },
+    "predict-masks": Command(("predict", "heads", "images/red", *INTO), earlier=(_SEGMENT,)),
     "embed": Command(("embed", "model", *DATA, *INTO, "--rows-per-file", "8")),
     "analyze": Command(
         ("analyze", "model", "--images", "images", *INTO, "--only", "patch_filters", "--only", "attention_entropy")
@@ -86,6 +89,7 @@ WRITING: dict[str, Command] = {
     "page": Command(_PAGE),
     "export-force": Command((*_EXPORT["timm"], "--force"), earlier=(("export", "other", "out", "--to", "timm"),)),
     "finetune": Command(_FINETUNE),
+    "finetune-segmentation": Command(_SEGMENT),
     "finetune-sweep": Command(("finetune", "--model", "model", *DATA, *INTO, *TRAINING, "--sweep-rates", "0.001,0.01")),
     "finetune-meta-pseudo-labels": Command(
         (*_FINETUNE, "--teacher", "model", "--unlabelled", "images", "--self-training", "meta-pseudo-labels")

@@ -25,6 +25,7 @@ from hf_vit.evaluation import evaluate, predict
 from hf_vit.results.facts import Facts
 from hf_vit.subjects.checkpoint_folders import checkpoints_in
 from hf_vit.training import finetune
+from hf_vit.training.recipes.registry import find_recipe
 from hf_vit.training.run.checkpoints import is_complete
 from hf_vit_cli.main import main
 
@@ -74,6 +75,27 @@ def test_a_finished_folder(tmp_path: Path, task: str, head: str) -> None:
     assert again.validation == result.validation
     for name, value in again.model.state_dict().items():
         assert torch.equal(value, result.model.state_dict()[name].cpu())
+
+
+_DETR = {"encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_queries": 8}
+_MASK2FORMER = {"encoder_layers": 1, "decoder_layers": 2, "dim_feedforward": 32, "num_queries": 8}
+
+
+@pytest.mark.parametrize(
+    ("task", "head", "fields"),
+    [
+        ("segmentation", "mask2former", _MASK2FORMER),
+        ("detection", "detr", _DETR),
+        ("detection", "deformable-detr", _DETR),
+    ],
+)
+def test_heads_of_transformers(tmp_path: Path, task: str, head: str, fields: dict[str, Any]) -> None:
+    """One step of each through the task: learnt, judged, and opened again by its name alone."""
+    recipe = find_recipe(f"{task}-small").model_copy(update={"architecture": fields})
+    result = learn(tmp_path / "out", task, head, recipe=recipe, steps=1, evaluations=1, batch_size=2, head_width=64)
+    assert result.steps == 1
+    again = evaluate(str(tmp_path / "out"), DATA, device="cpu", progress=False)
+    assert (again.protocol, again.result.values()) == (task, result.test.values())
 
 
 def start(output: Path, task: str, head: str, settings: dict[str, Any], processes: int = 1) -> subprocess.Popen[bytes]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from hf_vit.data import ImageData
+from hf_vit.errors import UserError
 from hf_vit.evaluation.dense_prediction import DensePrediction, each_dense_prediction, write_dense_predictions
 from hf_vit.evaluation.prediction import Prediction, image_files, predict_images, write_predictions
 from hf_vit.evaluation.protocols.registry import ProtocolRun, evaluate_protocol
@@ -63,6 +64,7 @@ def predict(
     output: str | os.PathLike[str] | None = None,
     batch_size: int = 32,
     skip_bad_images: bool = False,
+    tiles: bool = False,
     device: str | None = None,
     optimize: bool = False,
     report: Callable[[str], None] | None = None,
@@ -78,6 +80,7 @@ def predict(
             model for masks or boxes a new folder, see `write_dense_predictions`.
         batch_size: images a step.
         skip_bad_images: an unreadable image gets no answer and the `problem`, instead of an error.
+        tiles: of a model for masks or boxes: what is larger than its images is cut into tiles of their size.
         device: torch device; by default a GPU where there is one.
         optimize: compute a model that is loaded here by what is fastest for so many images (`engine_for`).
         report: is told, in one line, what computes an optimized model.
@@ -86,7 +89,8 @@ def predict(
         The answers; with `output`, which holds them, those to the images that were passed over as unreadable.
 
     Raises:
-        UserError: the model names no classes, there is no such image, or it cannot be read.
+        UserError: the model names no classes, there is no such image, it cannot be read, or a classifier is to see
+            tiles.
     """
     paths = [images] if isinstance(images, str | os.PathLike) else images
     if _dense_task(model) is not None:
@@ -96,8 +100,11 @@ def predict(
             threshold=threshold,
             batch_size=batch_size,
             skip_bad_images=skip_bad_images or output is not None,
+            tiles=tiles,
         )
         return list(predictions) if output is None else write_dense_predictions(predictions, output)
+    if tiles:
+        raise UserError("tiles are for models that predict masks or boxes; leave --tiles out for a classifier")
     subject = open_subject(model, device, as_classifier=True)
     if optimize and isinstance(model, str | os.PathLike):
         engine = engine_for(subject, sum(1 for _ in image_files(paths)))

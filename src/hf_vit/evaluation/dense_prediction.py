@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hf_vit.data.dense.drawing import paint_classes, paint_objects
+from hf_vit.data.dense.tiles import Tiles
 from hf_vit.errors import UserError
 from hf_vit.evaluation.prediction import image_files, opened_image
 from hf_vit.evaluation.reading import enough_for
@@ -56,6 +57,7 @@ def each_dense_prediction(
     threshold: float = 0.5,
     batch_size: int = 32,
     skip_bad_images: bool = False,
+    tiles: bool = False,
 ) -> Iterator[DensePrediction]:
     """Predict image files, and the images of folders, one after the other.
 
@@ -63,6 +65,8 @@ def each_dense_prediction(
         subject: a model of segmentation or detection; see `open_subject`.
         paths, batch_size, skip_bad_images: as for `predict_images`.
         threshold: how sure a detector must be of an object.
+        tiles: what is larger than the model's images is not made smaller, but cut into tiles of their size that
+            overlap by a quarter; see `Tiles.join_classes` and `Tiles.join_boxes`. A detector draws no masks then.
 
     Raises:
         UserError: a file is missing or unreadable, or the threshold is no probability.
@@ -73,7 +77,8 @@ def each_dense_prediction(
     for start in range(0, len(files), batch_size):
         chosen = files[start : start + batch_size]
         opened = [opened_image(path, skip_bad_images) for path in chosen]
-        said = iter(_said(subject, [one for one in opened if not isinstance(one, str)], threshold))
+        images = [one for one in opened if not isinstance(one, str)]
+        said = _said_by_tiles(subject, images, threshold, batch_size) if tiles else _said(subject, images, threshold)
         for path, one in zip(chosen, opened, strict=True):
             told = {"answers": [], "problem": one} if isinstance(one, str) else next(said)
             yield DensePrediction(str(path), **told)
@@ -132,19 +137,47 @@ def _free_name(stem: str, names: set[str]) -> str:
     return name
 
 
-def _said(subject: Subject, images: "Sequence[Image]", threshold: float) -> list[dict[str, Any]]:
+def _said(subject: Subject, images: "Sequence[Image]", threshold: float) -> Iterator[dict[str, Any]]:
     """Answers, mask and picture of every image."""
+    for image, each in zip(images, _predicted(subject, images, threshold), strict=True):
+        yield _told(subject, image, each)
+
+
+def _said_by_tiles(
+    subject: Subject, images: "Sequence[Image]", threshold: float, batch_size: int
+) -> Iterator[dict[str, Any]]:
+    """As `_said`, one image after the other, `batch_size` tiles a step."""
+    for image in images:
+        tiles = Tiles((image.height, image.width), subject.input_size, min(subject.input_size) // 4)
+        crops = tiles.crops(image)
+        predicted: list[Any] = []
+        while batch := list(islice(crops, batch_size)):
+            predicted += _predicted(subject, batch, threshold)
+        if len(tiles) == 1:
+            joined: Any = predicted[0]
+        elif dense_task_of(subject.model) == "segmentation":
+            joined = tiles.join_classes(predicted)
+        else:
+            joined = tiles.join_boxes(predicted)
+        yield _told(subject, image, joined)
+
+
+def _predicted(subject: Subject, images: "Sequence[Image]", threshold: float) -> list[Any]:
+    """On the CPU: of segmentation the class of every pixel [H, W] of each image, else its objects by name."""
     if not images:
         return []
-    model, processor, names = subject.model, subject.processor, label_names_of(subject.model)
+    model, processor = subject.model, subject.processor
     pixel_values, sizes = subject.pixel_values(images), [(image.height, image.width) for image in images]
     with torch.inference_mode(), enough_for(pixel_values):
         if dense_task_of(model) == "segmentation":
-            maps = segment(model, processor, pixel_values, sizes)
-            return [_segmented(image, each.cpu(), names) for image, each in zip(images, maps, strict=True)]
+            return [each.cpu() for each in segment(model, processor, pixel_values, sizes)]
         objects = detect(model, processor, pixel_values, sizes, threshold=threshold)
-    on_cpu = [{name: value.cpu() for name, value in each.items()} for each in objects]
-    return [_detected(image, each, names) for image, each in zip(images, on_cpu, strict=True)]
+    return [{name: value.cpu() for name, value in each.items()} for each in objects]
+
+
+def _told(subject: Subject, image: "Image", predicted: Any) -> dict[str, Any]:
+    describe = _segmented if dense_task_of(subject.model) == "segmentation" else _detected
+    return describe(image, predicted, label_names_of(subject.model))
 
 
 def _segmented(image: "Image", classes: torch.Tensor, names: Sequence[str]) -> dict[str, Any]:

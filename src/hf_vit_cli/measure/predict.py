@@ -38,6 +38,14 @@ def predict(
     skip_bad_images: Annotated[
         bool, typer.Option("--skip-bad-images", help="Unreadable images are no failure: exit code 0.")
     ] = False,
+    tiles: Annotated[
+        bool,
+        typer.Option(
+            "--tiles",
+            help="Masks and boxes: cut images that are larger than the model's into tiles of its size, which overlap "
+            "by a quarter, instead of making them smaller.",
+        ),
+    ] = False,
     optimize: options.Optimize = True,
     device: options.Device = None,
 ) -> None:
@@ -58,6 +66,7 @@ def predict(
         output=output,
         batch_size=batch_size,
         skip_bad_images=skip_bad_images,
+        tiles=tiles,
         device=device,
         optimize=optimize,
         report=lambda line: typer.echo(f"note: {line}", err=True),

@@ -95,6 +95,23 @@ class Tiles:
         assert out is not None
         return out
 
+    def join_classes(self, maps: Iterable[torch.Tensor]) -> torch.Tensor:
+        """One class map of all tiles': where they overlap, that of the tile in which the pixel lies the deepest.
+
+        Args:
+            maps: [h, w] of every tile, in the order of `boxes`, the class of every pixel.
+
+        Returns:
+            [H, W].
+        """
+        deepest, joined = torch.zeros(self.image_size), torch.zeros(self.image_size, dtype=torch.int64)
+        for (left, top, right, bottom), weight, classes in zip(self.boxes, self.weights(), maps, strict=True):
+            place = slice(top, bottom), slice(left, right)
+            is_deeper = weight > deepest[place]
+            deepest[place] = torch.maximum(deepest[place], weight)
+            joined[place] = torch.where(is_deeper, classes, joined[place])
+        return joined
+
     def join_boxes(
         self, found: Sequence[Mapping[str, torch.Tensor]], iou_threshold: float = 0.5
     ) -> dict[str, torch.Tensor]:
