@@ -2,17 +2,18 @@
 
     python benchmarks/dense.py [--part goals|families|hours] [--only WORD] [--seeds 0 1 2] [--limit N] [--work FOLDER]
     python benchmarks/dense.py --summary       # the tables and the plot of what is there, no runs
+    python benchmarks/dense.py --strides       # what is left of the true masks on maps of a stride, no runs
 
     goals      the two pairs that are to reach mIoU 90 and AP50 80 on the test scenes within 10 CPU minutes each
     families   UperNet and Mask R-CNN on each family's backbone, about equally large, 4 CPU minutes a run
     hours      DETR and Deformable DETR, an hour each
 
-Data: `scenes`, shapes over photographs and textures (synthetic); 4,000 to train on, 200 to validate on, 200 to test on,
-whose photographs are others. One thread. A run's steps are as many as fit its CPU time, by the CPU seconds of a few
-steps and of an evaluation that are measured before it; every line has what was really used, evaluations included. Of
-each pair the learning rates of `RATES` are tried first, with seed 0 and a quarter of the time, and the one with the
-best score on the VALIDATION scenes is kept; so is the best checkpoint of each run. The test scenes are looked at once
-a final run. One JSON line a finished run; what is in the file is not run again.
+Data: `scenes`, shapes over photographs and textures (synthetic); 4,000 to train on (10,000 for the goals), 200 to
+validate on, 200 to test on, whose photographs are others. One thread. A run's steps are as many as fit its CPU time, by
+the CPU seconds of a few steps and of an evaluation that are measured before it; every line has what was really used,
+evaluations included. Where a pair names several learning rates, they are tried first, with seed 0 and a quarter of the
+time, and the one with the best score on the VALIDATION scenes is kept; so is the best checkpoint of each run. The test
+scenes are looked at once a final run. One JSON line a finished run; what is in the file is not run again.
 """
 
 import argparse
@@ -40,8 +41,7 @@ from hf_vit.training.dense_model import build_dense_model, model_inputs
 from hf_vit.training.model_source import find_model
 from hf_vit.training.recipes.registry import Recipe, find_recipe
 
-RATES = (1e-3, 3e-3)
-BATCH, EVALUATIONS, HELD_OUT = 16, 5, 200
+BATCH, EVALUATIONS, HELD_OUT = 16, 3, 200
 MEASURES = {"segmentation": "mean IoU", "detection": "box AP50"}
 GOALS = {"segmentation": 0.90, "detection": 0.80}
 DEFAULT = Path(__file__).parent / "results" / "dense.jsonl"
@@ -65,6 +65,18 @@ _MASK_RCNN: dict[str, Any] = {
     "box_batch_size": 64,
     "rpn_pre_nms_top_n": [300, 200],
     "rpn_post_nms_top_n": [150, 100],
+}
+# As many as four objects of 20 to 50 px an image need.
+_FEW_BOXES: dict[str, Any] = {
+    "representation_size": 128,
+    "mask_channels": [32],
+    "anchor_sizes": [20, 32, 48],
+    "rpn_batch_size": 64,
+    "box_batch_size": 24,
+    "rpn_pre_nms_top_n": [100, 60],
+    "rpn_post_nms_top_n": [40, 20],
+    "box_score_threshold": 0.01,
+    "detections_per_image": 15,
 }
 _DETR: dict[str, Any] = {
     "encoder_layers": 2,
@@ -90,6 +102,9 @@ class Pair:
     minutes: float
     width: int = 32
     fields: dict[str, Any] = field(default_factory=dict)
+    rates: tuple[float, ...] = (1e-3, 3e-3)
+    images: int = 4000
+    crop: bool = True
 
     @property
     def name(self) -> str:
@@ -97,12 +112,12 @@ class Pair:
 
     @property
     def data(self) -> str:
-        return f"scenes:images=4000,size={self.size}"
+        return f"scenes:images={self.images},size={self.size}"
 
 
 PAIRS = [
-    Pair("goals", "segmentation", "linear", "bit", 64, 10),
-    Pair("goals", "detection", "mask-rcnn", "bit", 128, 10, fields=_MASK_RCNN),
+    Pair("goals", "segmentation", "upernet", "bit", 96, 10, rates=(1e-3,), images=10000, crop=False),
+    Pair("goals", "detection", "mask-rcnn", "bit", 96, 10, fields=_FEW_BOXES, rates=(2e-3,), images=10000, crop=False),
     *(Pair("families", "segmentation", "upernet", name, 64, 4) for name in BACKBONES),
     *(Pair("families", "detection", "mask-rcnn", name, 128, 4, fields=_MASK_RCNN) for name in BACKBONES),
     Pair("hours", "detection", "detr", "hybrid", 128, 60, 64, _DETR),
@@ -134,7 +149,9 @@ def costs(pair: Pair) -> tuple[float, float]:
 def recipe_of(pair: Pair, rate: float, steps: int) -> Recipe:
     """The small recipe of the task with this rate and length, and the head's fields."""
     small = find_recipe(f"{pair.task}-small")
-    settings = {"learning_rate": rate, "batch_size": BATCH, "steps": steps, "evaluations": EVALUATIONS}
+    settings: dict[str, Any] = {"learning_rate": rate, "batch_size": BATCH, "steps": steps, "evaluations": EVALUATIONS}
+    if not pair.crop:  # which changes the shapes' proportions
+        settings["random_resized_crop"] = (0, 0)
     return small.override(**settings).model_copy(update={"architecture": pair.fields})
 
 
@@ -177,7 +194,7 @@ def todo(part: str | None, only: str, seeds: list[int]) -> Iterator[tuple[Pair, 
     for pair in PAIRS:
         if part not in (None, pair.part) or only not in pair.name:
             continue
-        yield from ((pair, 0, rate) for rate in RATES)
+        yield from ((pair, 0, rate) for rate in pair.rates if len(pair.rates) > 1)
         yield from ((pair, seed, None) for seed in seeds)
 
 
@@ -192,13 +209,14 @@ def measure(output: Path, work: Path, limit: int | None, chosen: Iterator[tuple[
         if limit == 0:
             return
         if rate is None:
-            found = train(pair, seed, best_rate(output, pair), pair.minutes, work / "run")
+            rate = pair.rates[0] if len(pair.rates) == 1 else best_rate(output, pair)
+            found = train(pair, seed, rate, pair.minutes, work / pair.task) | {"final": True}
         else:
-            found = train(pair, seed, rate, pair.minutes / 4, work / "run")
+            found = train(pair, seed, rate, pair.minutes / 4, work / pair.task) | {"final": False}
             del found["test"], found["headline"]  # by which nothing is to be chosen
         with output.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(found | {"final": rate is None} | machine) + "\n")
-        said = found["validation"] if rate is not None else found["headline"]
+            file.write(json.dumps(found | machine) + "\n")
+        said = found["headline"] if found["final"] else found["validation"]
         print(f"{pair.name}, seed {seed}, rate {found['rate']:g}: {said}, {found['cpu_seconds']} CPU s", flush=True)
         limit = None if limit is None else limit - 1
 
@@ -220,6 +238,29 @@ def finals(output: Path) -> Iterator[tuple[Pair, list[dict[str, Any]]]]:
     for pair in PAIRS:
         if runs := [line for line in read(output) if line["pair"] == pair.name and line["final"]]:
             yield pair, runs
+
+
+def strides_table() -> str:
+    """A Markdown table: mIoU of the true masks of 100 validation scenes, made as small as a map and large again."""
+    from torch.nn import functional as F
+
+    from hf_vit.data.builtin.scenes import SHAPES, Scenes
+    from hf_vit.evaluation.protocols.dense.meters import SegmentationMeter
+
+    strides, classes = (2, 4, 8), 1 + len(SHAPES)
+    lines = [f"| px | {' | '.join(f'stride {stride}' for stride in strides)} |", "|---:" * (1 + len(strides)) + "|"]
+    for size in (64, 96, 128):
+        masks = [torch.tensor(Scenes().render("validation", number, size).classes).long() for number in range(100)]
+        shares = [F.one_hot(mask, classes).permute(2, 0, 1)[None].float() for mask in masks]
+        cells = list[str]()
+        for stride in strides:
+            meter = SegmentationMeter(classes)
+            for mask, share in zip(masks, shares, strict=True):
+                enlarged = F.interpolate(F.avg_pool2d(share, stride), (size, size), mode="bilinear")
+                meter.update(enlarged[0].argmax(0), mask)
+            cells.append(f"{100 * meter.values(['background', *SHAPES])['mean_iou']:.1f}")
+        lines.append(f"| {size} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def summary(output: Path) -> str:
@@ -264,7 +305,11 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--limit", type=int, help="at most so many runs")
     parser.add_argument("--summary", action="store_true")
+    parser.add_argument("--strides", action="store_true")
     arguments = parser.parse_args()
+    if arguments.strides:
+        print(strides_table())
+        raise SystemExit
     if not arguments.summary:
         chosen = todo(arguments.part, arguments.only, arguments.seeds)
         measure(arguments.output, arguments.work, arguments.limit, chosen)

@@ -15,7 +15,7 @@ _COCO = AugmentationConfig(scale_jitter=(0.6, 1.0), horizontal_flip=0.5)
 DENSE: tuple[Recipe, ...] = (
     Recipe(
         name="segmentation-small",
-        source="this package: chosen on validation images of the generated scenes (benchmarks/dense.py)",
+        source="this package: customary values, not tuned (benchmarks/dense.py trains by them on the generated scenes)",
         summary="masks: a thousand images or so, from scratch or from a checkpoint, on one machine",
         learning_rate=1e-3,
         weight_decay=0.05,
@@ -27,7 +27,7 @@ DENSE: tuple[Recipe, ...] = (
     ),
     Recipe(
         name="detection-small",
-        source="this package: chosen on validation images of the generated scenes (benchmarks/dense.py)",
+        source="this package: customary values, not tuned (benchmarks/dense.py trains by them on the generated scenes)",
         summary="boxes: a thousand images or so, from scratch or from a checkpoint, on one machine",
         learning_rate=1e-3,
         weight_decay=0.05,
