@@ -238,10 +238,14 @@ def export(
             with saying_why(place):
                 record = new_record("conversion", values=values, seconds=time.perf_counter() - started)
                 append_record(folder, record)
-    certificate = Certificate.read(place / CERTIFICATE) if mode is not None else None
-    quantization = None if certificate is None else certificate.quantization
-    int8 = None if quantization is None else quantization.describe()
+    int8 = None if mode is None else _int8_of(place)
     return ExportResult(Path(output), to, difference, measured_with, int8)
+
+
+def _int8_of(place: Path) -> str | None:
+    """What its certificate says of a quantised graph."""
+    quantization = Certificate.read(place / CERTIFICATE).quantization
+    return None if quantization is None else quantization.describe()
 
 
 def _mode_of(to: str, quantize: str | None, calibrate: str | None) -> Mode | None:
