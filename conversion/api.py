@@ -244,7 +244,8 @@ def export(
 
 def _int8_of(place: Path) -> str | None:
     """What its certificate says of a quantised graph."""
-    quantization = Certificate.read(place / CERTIFICATE).quantization
+    certificate = Certificate.read(place / CERTIFICATE)
+    quantization = None if certificate is None else certificate.quantization
     return None if quantization is None else quantization.describe()
 
 

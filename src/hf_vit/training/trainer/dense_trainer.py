@@ -57,7 +57,8 @@ class DenseTrainer(HfViTTrainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """The model's own loss."""
-        outputs = model(**model_inputs(self.bare_model(), inputs))
+        bare: Any = self.bare_model()
+        outputs = model(**model_inputs(bare, inputs))
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
