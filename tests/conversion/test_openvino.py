@@ -1,6 +1,8 @@
 """OpenVINO and NaN: which operators make numbers of it, and that a graph with those is certified without."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_vit.conversion.api import export
-from hf_vit.conversion.targets.graphs.runtimes import OPENVINO
+from hf_vit.conversion.targets.graphs.runtimes import OPENVINO, openvino_core
 from hf_vit.data import make_processor
 
 KERNEL = torch.randn(4, 4, 3, 3, generator=torch.Generator().manual_seed(0))
@@ -43,7 +45,9 @@ def test_operators_that_make_numbers_of_nan(name: str):
     images = torch.randn(1, 4, 9, 9, generator=torch.Generator().manual_seed(0))
     images[0, :, 4, 4] = torch.nan
     given = operators.parameter([1, 4, 9, 9], np.float32)
-    (answer,) = openvino.compile_model(openvino.Model([theirs(given)], [given]), "CPU")([images.numpy()]).values()
+    (answer,) = (
+        openvino_core().compile_model(openvino.Model([theirs(given)], [given]), "CPU")([images.numpy()]).values()
+    )
     assert ours(images).isnan().any()
     assert np.isnan(answer).any() == keeps
 
@@ -66,3 +70,24 @@ def test_a_graph_whose_operators_do_not_keep_nan_is_certified_without(tmp_path: 
     assert wanted[0].isnan().all()
     assert not given[0].isnan().any()
     torch.testing.assert_close(given[1], wanted[1], rtol=0, atol=6e-5)
+
+
+TWO_MODELS = """
+import faulthandler, signal, sys
+from pathlib import Path
+from hf_vit.conversion.targets.graphs.runtimes import OPENVINO
+faulthandler.enable()
+signal.signal(signal.SIGTERM, lambda *_: print("heard"))
+first, second = (OPENVINO.open(Path(sys.argv[1])) for _ in range(2))
+del first
+del second
+signal.raise_signal(signal.SIGTERM)
+"""
+
+
+def test_signals_are_heard_after_two_models(tmp_path: Path):
+    """With a core for each the stack of signals was that of the first, which is gone: a segmentation fault."""
+    given = operators.parameter([1, 4], np.float32)
+    openvino.save_model(openvino.Model([operators.softmax(given, 1)], [given]), file := tmp_path / OPENVINO.file)
+    ended = subprocess.run([sys.executable, "-c", TWO_MODELS, file], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "heard\n"), ended.stderr

@@ -19,7 +19,7 @@ import torch
 
 from hf_vit.conversion.targets.graphs.calibration import Calibration, Images, Mode, expected_agreement
 from hf_vit.conversion.targets.graphs.preprocessing import OF_NODES
-from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, OPENVINO, Runtime
+from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, OPENVINO, Runtime, openvino_core
 from hf_vit.errors import UserError
 
 DENSE = ("MatMul", "Gemm")
@@ -104,9 +104,7 @@ class OpenVinoQuantizer(Quantizer):
     runtime, modes = OPENVINO, ("static",)
 
     def layers(self, file: Path) -> list[str]:
-        import openvino
-
-        operations = openvino.Core().read_model(file).get_ordered_ops()
+        operations = openvino_core().read_model(file).get_ordered_ops()
         products = [each.get_friendly_name() for each in operations if each.get_type_name() == "MatMul"]
         return [name for name in products if "/" in name and not name.startswith(OF_NODES)]
 
@@ -117,7 +115,7 @@ class OpenVinoQuantizer(Quantizer):
             import nncf
             from nncf.quantization.range_estimator import RangeEstimatorParametersSet
 
-            model = openvino.Core().read_model(file)
+            model = openvino_core().read_model(file)
             # NNCF would quantise convolutions, attention's own products and sums as well, which costs answers, and
             # cut ranges off at the mean of the images' extremes.
             in_float = [

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, redirect_stderr
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from io import StringIO
@@ -120,6 +120,16 @@ def _run_onnx(session: Any, names: list[str], images: torch.Tensor) -> Outputs:
     return {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
 
 
+@cache
+def openvino_core() -> Any:
+    """One for the process, kept to its end. Whoever compiles first gives the thread another stack for signals and puts
+    the former back when it goes: of two, the one that goes last may put back one that is freed, and the next signal
+    ends the process."""
+    import openvino
+
+    return openvino.Core()
+
+
 @final
 class OpenVino(Runtime):
     """`openvino_model.xml`, with its weights beside it; computed in float32, where OpenVINO would choose bfloat16."""
@@ -128,11 +138,11 @@ class OpenVino(Runtime):
     keeps_nan = False
 
     def open(self, file: Path) -> Graph:
-        import openvino
-
-        model = openvino.Core().read_model(file)
+        model = openvino_core().read_model(file)
         hints = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-        compiled = openvino.compile_model(model, "CPU", hints | {"INFERENCE_NUM_THREADS": torch.get_num_threads()})
+        compiled = openvino_core().compile_model(
+            model, "CPU", hints | {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        )
         names = [output.get_any_name() for output in model.outputs]
         keys = model.get_rt_info([FRAMEWORK]).value if model.has_rt_info([FRAMEWORK]) else {}
         about = {key: model.get_rt_info([FRAMEWORK, key]).astype(str) for key in keys}

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self, final
 import torch
 from torch.onnx import ONNXProgram
 
-from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME
+from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, openvino_core
 from hf_vit.environment import emulates_bfloat16
 
 _FILE = "model.onnx"
@@ -88,17 +88,15 @@ class OpenVinoEngine(Engine):
             return {name: torch.from_numpy(results[name].copy()) for name in self._names}
 
     def _compiled_for(self, shape: torch.Size) -> Any:
-        import openvino
-
         if self._first_shape is None:
             exact = self._graph.clone()
             exact.reshape(list(shape))
-            self._for_first = openvino.compile_model(exact, "CPU", self._options)
+            self._for_first = openvino_core().compile_model(exact, "CPU", self._options)
             self._first_shape = shape
         if shape == self._first_shape:
             return self._for_first
         if self._for_any is None:
-            self._for_any = openvino.compile_model(self._graph, "CPU", self._options)
+            self._for_any = openvino_core().compile_model(self._graph, "CPU", self._options)
         return self._for_any
 
 
