@@ -303,7 +303,7 @@ def test_a_stream_tells_the_file_and_row_of_every_bad_image(bad_files, caplog):
 
 
 def test_a_stream_too_large_to_search_tells_the_content(bad_files, monkeypatch):
-    monkeypatch.setattr("hf_vit.data.reading._SEARCHED_BYTES", 0)
+    monkeypatch.setattr("hf_vit.data.sources.reading._SEARCHED_BYTES", 0)
     root, _ = bad_files
     digest = hashlib.sha256(b"GIF, or so").hexdigest()[:12]
     data = load_data(str(root), streaming=True, skip_bad_images=True)

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from hf_vit import UserError
 from hf_vit.data import load_data
-from hf_vit.data.data_source import resolve_source
 from hf_vit.data.fingerprints import file_states, states_fingerprint, tell_changes
+from hf_vit.data.sources.data_source import resolve_source
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
 
 NAMES = ["blue", "green", "red"]

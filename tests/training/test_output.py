@@ -21,8 +21,8 @@ from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune, pretrain
 from hf_vit.training.run import output as output_module
 from hf_vit.training.run.checkpoints import is_complete
 from hf_vit.training.run.resuming import way_on
+from hf_vit.training.trainer.callbacks.stopping import StopOnTermination
 from hf_vit.training.trainer.sampling import SeededDataset
-from hf_vit.training.trainer.stopping import StopOnTermination
 
 SETTINGS = dict(steps=4, evaluations=2, batch_size=8, dropout=0.1, learning_rate=2e-3)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_vit.data.checks import Seen
-from hf_vit.data.data_source import DataSource
 from hf_vit.data.labels import classes_of
+from hf_vit.data.sources.data_source import DataSource
 
 if TYPE_CHECKING:
     from datasets import Dataset

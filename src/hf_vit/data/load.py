@@ -14,14 +14,14 @@ from hf_vit.data.builtin.shipped import digits, photos
 from hf_vit.data.builtin.tables import SPLIT_NUMBERS
 from hf_vit.data.checks import Seen, keep_good, scan, short_name
 from hf_vit.data.copies import tell_copies
-from hf_vit.data.data_source import DataSource, image_files, is_builtin, resolve_source
 from hf_vit.data.dense.annotations import Target
 from hf_vit.data.dense.reading import read_dense
 from hf_vit.data.dense.tables import DenseTables, tell_unseen
 from hf_vit.data.fingerprints import content_fingerprint, digests_of, file_states, states_fingerprint
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabelled
-from hf_vit.data.reading import (
+from hf_vit.data.sources.data_source import DataSource, image_files, is_builtin, resolve_source
+from hf_vit.data.sources.reading import (
     Columns,
     NamedColumns,
     Tables,
@@ -32,8 +32,8 @@ from hf_vit.data.reading import (
     read_hub,
     read_list,
 )
+from hf_vit.data.sources.stream_reader import StreamCut, StreamReader
 from hf_vit.data.splits import SPLIT_SEED, SPLITS, cut_rows, missing_splits
-from hf_vit.data.stream_reader import StreamCut, StreamReader
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:

@@ -36,12 +36,12 @@ from hf_vit.training.run.output import alone_in, deliver, is_finished, need_spac
 from hf_vit.training.run.resuming import enter_run, find_checkpoint, take_up
 from hf_vit.training.run.training_record import data_fact, run_values
 from hf_vit.training.tasks.task import Result, Task, TrainingResult
+from hf_vit.training.trainer.callbacks.progress import Clock, LiveProgress, callbacks_of
+from hf_vit.training.trainer.callbacks.stopping import StopOnTermination
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import import_timm_optim
-from hf_vit.training.trainer.progress import Clock, LiveProgress, callbacks_of
 from hf_vit.training.trainer.sharding import whole_model
 from hf_vit.training.trainer.sharing import check_before
-from hf_vit.training.trainer.stopping import StopOnTermination
 
 Say = Callable[[str], None]
 

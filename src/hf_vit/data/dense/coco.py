@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_vit.data.data_source import DataSource
 from hf_vit.data.dense.tables import ObjectTables, RawObjects
+from hf_vit.data.sources.data_source import DataSource
 from hf_vit.data.splits import SPLITS, split_name
 from hf_vit.errors import UserError
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from hf_vit.data.dense.annotations import Target
 from hf_vit.data.dense.coco import decide_on_masks
 from hf_vit.data.dense.tables import DenseTables, MaskTables, ObjectTables, RawObjects
-from hf_vit.data.reading import NamedColumns
+from hf_vit.data.sources.reading import NamedColumns
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_vit.data.data_source import DataSource
 from hf_vit.data.dense.tables import MaskTables
+from hf_vit.data.sources.data_source import DataSource
 from hf_vit.data.splits import SPLITS
 from hf_vit.errors import UserError
 

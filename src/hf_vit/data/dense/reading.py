@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from hf_vit.data.data_source import DataSource
 from hf_vit.data.dense.annotations import Target
 from hf_vit.data.dense.coco import read_coco
 from hf_vit.data.dense.columns import column_target, read_columns
 from hf_vit.data.dense.mask_folder import read_mask_folder
 from hf_vit.data.dense.tables import DenseTables, MaskTables
-from hf_vit.data.hub_data import refuse_places
-from hf_vit.data.reading import NamedColumns, open_files, open_hub
+from hf_vit.data.sources.data_source import DataSource
+from hf_vit.data.sources.hub_data import refuse_places
+from hf_vit.data.sources.reading import NamedColumns, open_files, open_hub
 from hf_vit.data.splits import SPLITS
 from hf_vit.errors import UserError
 

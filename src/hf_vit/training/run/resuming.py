@@ -26,8 +26,8 @@ from hf_vit.training.run.checkpoints import (
 )
 from hf_vit.training.run.decisions import Run
 from hf_vit.training.run.output import is_finished
+from hf_vit.training.trainer.callbacks.progress import Clock, callbacks_of
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
-from hf_vit.training.trainer.progress import Clock, callbacks_of
 
 _ABSENT = "(not set)"
 

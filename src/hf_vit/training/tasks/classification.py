@@ -40,7 +40,7 @@ from hf_vit.training.run.arguments import weights_of
 from hf_vit.training.run.decisions import Run
 from hf_vit.training.run.training_record import recipe_values
 from hf_vit.training.tasks.task import Task, TrainingResult
-from hf_vit.training.trainer.patience import Patience
+from hf_vit.training.trainer.callbacks.patience import Patience
 
 # What remains between two checkpoints of equal accuracy; below the smallest difference of accuracies.
 _LOSS_WEIGHT = 1e-6

@@ -23,10 +23,10 @@ from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.arguments import choose_attention, training_arguments
 from hf_vit.training.run.checkpoints import log_folder
 from hf_vit.training.run.decisions import Run
+from hf_vit.training.trainer.callbacks.progress import Clock, callbacks_of
+from hf_vit.training.trainer.callbacks.stopping import StopOnTermination
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import optimizer_of
-from hf_vit.training.trainer.progress import Clock, callbacks_of
-from hf_vit.training.trainer.stopping import StopOnTermination
 
 
 @dataclass(frozen=True, repr=False)

@@ -16,9 +16,9 @@ from transformers.utils.import_utils import is_in_notebook
 
 from hf_vit.errors import DivergedError
 from hf_vit.training.processes import need_same
+from hf_vit.training.trainer.callbacks.progress import LiveProgress, LoggedProgress
 from hf_vit.training.trainer.layer_decay import parameter_groups
 from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy, smooth_labels
-from hf_vit.training.trainer.progress import LiveProgress, LoggedProgress
 from hf_vit.training.trainer.released import ReleasingTrainer
 from hf_vit.training.trainer.replaying import save_replay
 from hf_vit.training.trainer.sam import SharpnessAware

@@ -29,8 +29,8 @@ from hf_vit.training.run.decisions import Run
 from hf_vit.training.run.training_record import recipe_values
 from hf_vit.training.tasks.classification import FinetuneResult, best_evaluation
 from hf_vit.training.tasks.task import Task
+from hf_vit.training.trainer.callbacks.patience import Patience
 from hf_vit.training.trainer.dense_trainer import DenseTrainer, Judge
-from hf_vit.training.trainer.patience import Patience
 
 # Settings of a recipe that are of labels -> what they are where they are off.
 _OF_LABELS: Mapping[str, Any] = {

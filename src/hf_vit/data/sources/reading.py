@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hf_vit.data.data_source import DataSource
-from hf_vit.data.hub_data import load_hub, refuse_places
+from hf_vit.data.sources.data_source import DataSource
+from hf_vit.data.sources.hub_data import load_hub, refuse_places
 from hf_vit.data.splits import SPLITS, split_name
 from hf_vit.errors import UserError
 from hf_vit.repositories.reading import reading

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hf_vit.data.checks import Seen, open_image, raise_bad, short_name
-from hf_vit.data.data_source import DataSource
-from hf_vit.data.hub_data import refuse_image
 from hf_vit.data.labels import LabelMap
-from hf_vit.data.reading import Columns, image_places
+from hf_vit.data.sources.data_source import DataSource
+from hf_vit.data.sources.hub_data import refuse_image
+from hf_vit.data.sources.reading import Columns, image_places
 from hf_vit.data.splits import part_of
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Where images are read from: folders, lists, files and data sets of the Hub, into tables or streams."""
