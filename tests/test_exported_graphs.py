@@ -22,25 +22,37 @@ from hf_vit_cli.main import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's exporter
 
-
 FILES = {"onnx": "model.onnx", "openvino": "openvino_model.xml"}
 
 
-@pytest.fixture(scope="module", params=FILES)
-def places(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A classifier of colours (random weights), its graph for a runtime, and images."""
-    root = tmp_path_factory.mktemp("graph")
+@pytest.fixture(scope="module")
+def coloured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A classifier of colours (random weights), and images."""
+    root = tmp_path_factory.mktemp("coloured")
     names = {"id2label": {0: "blue", 1: "green", 2: "red"}, "label2id": {"blue": 0, "green": 1, "red": 2}}
     model = FAMILIES["plain"].build("classification", **names, num_hidden_layers=1)
     model.save_pretrained(root / "model")
     make_processor(model.config).save_pretrained(root / "model")
-    conversion.export(root / "model", root / "out", request.param)
-    return {
-        "MODEL": root / "model",
-        "GRAPH": root / "out" / FILES[request.param],
-        "FOLDER": root / "out",
-        "DATA": make_colour_folder(root / "colours", count=10),
-    }
+    return {"MODEL": root / "model", "DATA": make_colour_folder(root / "colours", count=10)}
+
+
+@pytest.fixture(scope="module", params=FILES)
+def places(
+    request: pytest.FixtureRequest, coloured: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """These, and the model's graph for a runtime."""
+    out = tmp_path_factory.mktemp("graph") / "out"
+    conversion.export(coloured["MODEL"], out, request.param)
+    return {**coloured, "GRAPH": out / FILES[request.param], "FOLDER": out}
+
+
+@pytest.fixture(scope="module")
+def of_images(coloured: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """These, and graphs with the image processor in them, which take images and files."""
+    root = tmp_path_factory.mktemp("graph")
+    conversion.export(coloured["MODEL"], root / "images", "onnx", preprocessing=True)
+    conversion.export(coloured["MODEL"], root / "files", "onnx", decoding=True)
+    return {**coloured, "images": root / "images", "files": root / "files"}
 
 
 def run(*words: object) -> Any:
@@ -205,3 +217,38 @@ def test_what_a_bench_cannot_measure_is_refused_in_one_line(
         assert message in told.err
         assert told.err.count("\n") == 1
         assert not file.exists()
+
+
+@pytest.mark.parametrize("which", ["images", "files"])
+def test_a_graph_with_its_processor_takes_images_of_several_sizes(which: str, of_images: dict[str, Path]):
+    graph, model = open_subject(of_images[which]), open_subject(of_images["MODEL"], "cpu")
+    picture = Image.effect_mandelbrot((90, 70), (-2, -1.2, 0.6, 1.2), 60).convert("RGB")
+    sizes = ((90, 70), (16, 16), (31, 8), (400, 300))
+    images = [picture.resize(size) for size in sizes]
+    with torch.no_grad():
+        given, wanted = (one.model(one.pixel_values(images)).logits for one in (graph, model))
+        alone = graph.model(graph.pixel_values(images[2:3])).logits
+    torch.testing.assert_close(given, wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(alone, wanted[2:3], rtol=0, atol=1e-5)
+    assert graph.input_size == model.input_size
+
+
+def test_commands_feed_a_graph_with_its_processor_images_as_they_are(
+    of_images: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    image, graph = next(of_images["DATA"].rglob("*.png")), of_images["images"]
+    printed = list[str]()
+    for source in (of_images["MODEL"], graph):
+        assert not run("predict", source, image)
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    data = ("--data", of_images["DATA"])
+    assert not run("evaluate", graph, *data, "--output", tmp_path / "evaluated")
+    words = ("--speed-turns", "1", "--corruption", "contrast", "--epsilon", "1")
+    assert not run("compare", graph, of_images["MODEL"], *data, "--output", tmp_path / "out", *words)
+    of_graph, of_model = json.loads((tmp_path / "out/comparison.json").read_text())["models"]
+    assert of_graph["top1"] == of_model["top1"]
+    assert (of_graph["corruptions"], of_graph["clean"]) == ({}, None)
+    assert of_graph["notes"][-1] == "a graph: neither corrupted nor attacked, parameters and FLOPs not counted"
+    assert run("evaluate", graph, *data, "--protocol", "corruptions") == 1
+    assert "resizes images itself; attacks and corruptions change what a model is fed" in capsys.readouterr().err

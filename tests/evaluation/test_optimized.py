@@ -7,12 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
-from evaluation.tiny import NAMES, our_subject
+from evaluation.tiny import NAMES, our_subject, save_ours
 from PIL import Image
 
-from hf_vit import HfViTConfig, HfViTForImageClassification
-from hf_vit.data import make_processor
 from hf_vit.evaluation import evaluate
 from hf_vit.results.facts import Facts
 from hf_vit.subjects import optimizing
@@ -37,14 +34,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    torch.manual_seed(0)
-    sizes: Any = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    labels: Any = {"id2label": dict(enumerate(NAMES)), "label2id": {name: n for n, name in enumerate(NAMES)}}
-    model = HfViTForImageClassification(HfViTConfig(image_size=8, patch_size=4, **sizes, **labels))
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(tmp_path / "model")
-    make_processor(model.config).save_pretrained(tmp_path / "model")
+    save_ours(tmp_path / "model")
     return tmp_path / "model"
 
 

@@ -1,19 +1,17 @@
 """Images in their own size and shape (`--max-num-patches`): each is judged as the plain model judges it alone."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from evaluation.tiny import NAMES, examine, make_data, our_subject
+from evaluation.tiny import NAMES, examine, make_data, our_subject, save_ours
 from models.families import OTHERS
 from PIL import Image
 from transformers import ViTImageProcessor
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel, UserError
-from hf_vit.data import make_processor
+from hf_vit import HfViTForImageClassification, HfViTModel, UserError
 from hf_vit.evaluation import evaluate_protocol
 from hf_vit.evaluation.embedding.job import embed
 from hf_vit.subjects.own_size import at_own_size, own_grid
@@ -26,22 +24,10 @@ GRIDS = {"a": (2, 4), "b": (1, 1), "c": (4, 2), "d": (2, 3), "e": (1, 12), "f": 
 
 
 @pytest.fixture(scope="module")
-def classifier() -> HfViTForImageClassification:
-    torch.manual_seed(0)
-    sizes: Any = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    labels: Any = {"id2label": dict(enumerate(NAMES)), "label2id": {name: n for n, name in enumerate(NAMES)}}
-    model = HfViTForImageClassification(HfViTConfig(image_size=8, patch_size=4, **sizes, **labels))
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return model.eval()
-
-
-@pytest.fixture(scope="module")
-def folder(classifier: HfViTForImageClassification, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """model/, and data/test/CLASS/LETTER.png, two classes."""
     root = tmp_path_factory.mktemp("own_size")
-    classifier.save_pretrained(root / "model")
-    make_processor(classifier.config).save_pretrained(root / "model")
+    save_ours(root / "model")
     random = np.random.default_rng(0)
     for split in ("train", "validation", "test"):
         for number, (letter, size) in enumerate(SIZES.items()):
@@ -49,6 +35,11 @@ def folder(classifier: HfViTForImageClassification, tmp_path_factory: pytest.Tem
             pixels = random.integers(0, 256, (*size, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(root / "data" / split / NAMES[number % 2] / f"{letter}.png")
     return root
+
+
+@pytest.fixture(scope="module")
+def classifier(folder: Path) -> HfViTForImageClassification:
+    return HfViTForImageClassification.from_pretrained(folder / "model")
 
 
 def fed(path: Path) -> torch.Tensor:

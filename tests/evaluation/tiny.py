@@ -1,6 +1,7 @@
 """A tiny image classifier of transformers, and labelled images to measure it on."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from models.families import FAMILIES
 from PIL import Image as PillowImage
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
+from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.data import ImageData
 from hf_vit.data import make_processor as processor_of
 from hf_vit.evaluation.examination import Examination
@@ -53,6 +55,19 @@ def make_classifier(names: Sequence[str] = NAMES, seed: int = 0, **fields: Any) 
         if parameter.ndim > 1 and "embeddings." not in name.replace("patch_embeddings", ""):
             torch.nn.init.normal_(parameter, std=0.5)
     return model.eval()
+
+
+def save_ours(folder: Path) -> HfViTForImageClassification:
+    """A classifier of ours with the same names, in large weights, and its processor."""
+    torch.manual_seed(0)
+    sizes: Any = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    labels: Any = {"id2label": dict(enumerate(NAMES)), "label2id": {name: n for n, name in enumerate(NAMES)}}
+    model = HfViTForImageClassification(HfViTConfig(image_size=8, patch_size=4, **sizes, **labels)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    processor_of(model.config).save_pretrained(folder)
+    return model
 
 
 def make_processor() -> ViTImageProcessor:
