@@ -68,8 +68,7 @@ class ShardedReader(CheckpointReader):
         digest = hashlib.sha256()
         for name in self._readers:
             with self.path.with_name(name).open("rb") as file:
-                while data := file.read(2**22):
-                    digest.update(data)
+                hashlib.file_digest(file, lambda: digest)
         return digest.hexdigest()
 
     def read_floats(self, key: str) -> torch.Tensor:

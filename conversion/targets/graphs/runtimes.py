@@ -72,8 +72,7 @@ class Runtime(ABC):
         digest = hashlib.sha256()
         for part in self.parts(file):
             with part.open("rb") as opened:
-                while block := opened.read(2**20):
-                    digest.update(block)
+                hashlib.file_digest(opened, lambda: digest)
         return digest.hexdigest()
 
     @final

@@ -83,8 +83,7 @@ class SharedFile:
             hasher.update(self.source)
         else:
             with self.source.open("rb") as file:
-                while piece := file.read(1 << 20):
-                    hasher.update(piece)
+                hashlib.file_digest(file, lambda: hasher)
         return hasher.hexdigest()
 
 
