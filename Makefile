@@ -13,9 +13,10 @@ PACKAGES := page/node_modules/.package-lock.json
 demo: $(VENV)/.base
 	$(BIN)/hf-vit demo --output out/demo
 
-# By file, so that what a file's tests share is made once.
+# By file, so that what a file's tests share is made once. A process that dies ends the run as a failure: one that takes
+# its place waits for ever, as xdist hands it files that are done.
 test: $(VENV)/.mixins
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 
 slow: $(VENV)/.mixins
 	$(BIN)/python -m pytest -m slow
