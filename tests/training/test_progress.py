@@ -9,7 +9,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from hf_vit.errors import UserError
 from hf_vit.training import FinetuneOptions, finetune
-from hf_vit.training.trainer import progress
+from hf_vit.training.trainer.callbacks import progress
 
 SHORT = dict(epochs=2, batch_size=4, evaluations=3, warmup=0)
 EVALUATED = re.compile(
