@@ -95,7 +95,7 @@ class Launch:
             raise AssertionError(f"it hangs: {self.log.read_text()[-300:]}") from None
 
     def check_weights(self, weights: dict[str, torch.Tensor]) -> str:
-        assert self.end() == 0, self.log.read_text()[-400:]
+        assert self.end() == 0, self.log.read_text()[-4000:]
         found = load_file(self.output / "model.safetensors")
         for name, weight in weights.items():
             torch.testing.assert_close(found[name], weight, atol=1e-6, rtol=0, msg=name)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
+from typing import Any
 
 from hf_vit.errors import UserError
 from hf_vit.training.refusals import refusal_of
@@ -127,8 +128,23 @@ def _join(device: str | None, timeout: int) -> object:
     from hf_vit.subjects.device import pick_device
 
     patience = timedelta(seconds=timeout)
-    PartialState(cpu=pick_device(device).type == "cpu", timeout=patience)
+    PartialState(cpu=pick_device(device).type == "cpu", timeout=patience, **_place_to_meet(patience))
     return torch.distributed.new_group(backend="gloo", timeout=patience)
+
+
+def _place_to_meet(patience: timedelta) -> dict[str, Any]:
+    """torchrun's store with keys of this start alone.
+
+    It outlives the processes, and torch 2.15 gives those that torchrun starts again the same keys (its issue 135712): a
+    process may read where one waited that is gone.
+    """
+    from torch.distributed import PrefixStore, TCPStore
+
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], TCPStore(*place, is_master=False, timeout=patience))
+    return {"store": store, "rank": int(os.environ["RANK"]), "world_size": world_size()}
 
 
 def _tell_of_work(ended: threading.Event, interval: float, group: object) -> None:
