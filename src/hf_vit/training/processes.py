@@ -138,7 +138,7 @@ def _place_to_meet(patience: timedelta) -> dict[str, Any]:
     It outlives the processes, and torch 2.15 gives those that torchrun starts again the same keys (its issue 135712): a
     process may read where one waited that is gone.
     """
-    from torch.distributed import PrefixStore, TCPStore
+    from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
