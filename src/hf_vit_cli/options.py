@@ -42,6 +42,8 @@ Streaming = Annotated[bool, typer.Option("--streaming", help="Read the data whil
 Optimize = Annotated[
     bool, typer.Option("--optimize/--no-optimize", help="Make the model faster where so many images repay it.")
 ]
+Runner = Annotated[str, typer.Option(help="local, or ray: on the machines of a cluster (the extra ray).")]
+Address = Annotated[str | None, typer.Option(help="Of Ray's cluster, HOST:PORT or auto; by default this machine.")]
 SkipBadImages = Annotated[bool, typer.Option("--skip-bad-images", help="Leave out unreadable images.")]
 MaxNumPatches = Annotated[
     int | None,

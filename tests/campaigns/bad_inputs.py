@@ -29,8 +29,9 @@ KINDS = {
         "normalization", "name", "protocol", "split", "fill", "picture_format", "hidden_act", "pooling", "to", "kinds",
         "only", "corruption", "variants", "work", "dtype", "contestant", "report_to", "image_column", "label_column",
         "family", "spelling", "self_training", "pseudo_labels", "auto_augment", "quantize",
-        "task", "head", "command",
+        "task", "head", "command", "runner",
     ),
+    "address": ("address",),
     "text": (
         "sweep_rates", "device_flops", "sha256", "license", "revision", "tag", "max_shard_size", "prefix",
         "sweep", "sbatch",
@@ -77,6 +78,7 @@ VALUES: dict[str, tuple[str, ...]] = {
         "no/such/folder", "../..", "-/-", "user/" + "x" * 300, "notes.txt", "/dev/null", "pipe", "loop", "dangling",
         "https://huggingface.co/user", "line\nbreak", "ünï", "\x1b[31mred",
     ),
+    "address": ("", "nowhere", "127.0.0.1:1", "127.0.0.1:x", "127.0.0.1:99999999", "ray://127.0.0.1:1", "a b:1"),
     "device": ("", "quantum", "cuda", "cuda:9", "cuda:x", "mps", "meta", "cpu:x", "gpu", "-1"),
     "name": ("", "nosuch", "TOP1", "adam w", "x" * 300, "-1"),
     "text": ("", "x" * 300, "nan", "-1", "a b", "../..", "0GB"),
@@ -163,6 +165,8 @@ for _name in ("self_training", "unlabelled_ratio", "pseudo_labels", "confidence"
     BESIDE["finetune", _name] = "--teacher model_2 --unlabelled flat"
 for _name in ("uda_weight", "uda_temperature", "uda_threshold"):
     BESIDE["finetune", _name] = "--teacher model_2 --unlabelled flat --self-training meta-pseudo-labels"
+for _name in ("embed", "evaluate", "predict"):
+    BESIDE[_name, "address"] = "--runner ray"
 BESIDE["finetune", "unlabelled"] = "--teacher model_2"
 for _name in ("temperature", "encoder_momentum", "projection_size", "hidden_size", "normalization"):
     BESIDE["pretrain", _name] = "--objective contrastive"

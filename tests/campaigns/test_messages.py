@@ -35,7 +35,8 @@ from pages.small_runtime import SMALL_FILES
 from hf_vit_cli.main import build_app, main
 
 SECONDS, MEMORY = 120, 4 << 30  # for one call
-FIRST = ("offline mode", "no token for the Hub", "too little memory")  # what is told before a value is looked at
+# What is told before a value is looked at.
+FIRST = ("offline mode", "no token for the Hub", "too little memory", "ray is not installed")
 TALKING = ("finetune", "pretrain", "soup", "compare", "analyze")  # say on standard output what they do, line by line
 CHECKPOINT = Path(__file__).parents[1] / "golden" / "vit_tok.ckpt.npz"
 # What Python does not show of a library's warnings.

@@ -8,8 +8,10 @@ from typing import Any, cast
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.evaluation.dense_prediction import DensePrediction, each_dense_prediction, write_dense_predictions
-from hf_vit.evaluation.prediction import Prediction, image_files, predict_images, write_predictions
+from hf_vit.evaluation.prediction import Prediction, each_prediction, image_files, write_predictions
 from hf_vit.evaluation.protocols.registry import ProtocolRun, evaluate_protocol
+from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
+from hf_vit.evaluation.runners import running
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.families import DenseTask, dense_head_of
 from hf_vit.hub.card import refresh_card
@@ -39,8 +41,8 @@ def evaluate(
         output: folder for numbers and pictures; by default pictures lie with the model.
         device: torch device; by default a GPU where there is one.
         command: what was typed, for the facts.
-        **options: `split`, `num_images`, `batch_size`, `max_num_patches`, `optimize`, `seed`, and the others of
-            `evaluate_protocol`, and those of the protocol.
+        **options: `split`, `num_images`, `batch_size`, `max_num_patches`, `optimize`, `seed`, `runner`, and the others
+            of `evaluate_protocol`, and those of the protocol.
 
     Returns:
         What was measured, as `result`, of what, and the `record` of it with its warnings.
@@ -67,6 +69,8 @@ def predict(
     tiles: bool = False,
     device: str | None = None,
     optimize: bool = False,
+    runner: str = "local",
+    address: str | None = None,
     report: Callable[[str], None] | None = None,
 ) -> list[Prediction] | list[DensePrediction]:
     """Say what images show.
@@ -83,6 +87,9 @@ def predict(
         tiles: of a model for masks or boxes: what is larger than its images is cut into tiles of their size.
         device: torch device; by default a GPU where there is one.
         optimize: compute a model that is loaded here by what is fastest for so many images (`engine_for`).
+        runner: "local"; or "ray", of a classifier given by its name: a model on every GPU or machine, which share model
+            and images under these names.
+        address: HOST:PORT of a cluster of Ray; by default Ray is started on this machine.
         report: is told, in one line, what computes an optimized model.
 
     Returns:
@@ -93,28 +100,42 @@ def predict(
             tiles.
     """
     paths = [images] if isinstance(images, str | os.PathLike) else images
-    if _dense_task(model) is not None:
-        predictions = each_dense_prediction(
-            open_subject(model, device),
-            paths,
-            threshold=threshold,
-            batch_size=batch_size,
-            skip_bad_images=skip_bad_images or output is not None,
-            tiles=tiles,
-        )
-        return list(predictions) if output is None else write_dense_predictions(predictions, output)
-    if tiles:
+    is_dense, is_named = _dense_task(model) is not None, isinstance(model, str | os.PathLike)
+    if runner == "ray" and (is_dense or not is_named):
+        what = "a model for masks or boxes" if is_named else "a model that was made in Python"
+        raise UserError(f"{what} stays in one process; leave --runner ray out")
+    if tiles and not is_dense:
         raise UserError("tiles are for models that predict masks or boxes; leave --tiles out for a classifier")
-    subject = open_subject(model, device, as_classifier=True)
-    if optimize and isinstance(model, str | os.PathLike):
-        engine = engine_for(subject, sum(1 for _ in image_files(paths)))
-        if engine is not None:
+    with running(runner, address, device) as ray:
+        if is_dense:
+            predictions = each_dense_prediction(
+                open_subject(model, device),
+                paths,
+                threshold=threshold,
+                batch_size=batch_size,
+                skip_bad_images=skip_bad_images or output is not None,
+                tiles=tiles,
+            )
+            return list(predictions) if output is None else write_dense_predictions(predictions, output)
+        subject = open_subject(model, device if ray is None else "cpu", as_classifier=True)
+        engine = _engine(subject, paths, report) if optimize and is_named and not (ray and ray.gpus) else None
+        remote = None if ray is None else RemoteModel(ray, NamedModel(str(model), None, engine))
+        if engine is not None and ray is None:
             make_faster(subject, engine)
-            if report is not None:
-                report(engine_note(engine))
-    if output is not None:
-        return write_predictions(subject, paths, output, top=top, batch_size=batch_size)
-    return predict_images(subject, paths, top=top, batch_size=batch_size, skip_bad_images=skip_bad_images)
+        if output is not None:
+            return write_predictions(subject, paths, output, top=top, batch_size=batch_size, remote=remote)
+        given: dict[str, Any] = dict(top=top, batch_size=batch_size, skip_bad_images=skip_bad_images)
+        return list(each_prediction(subject, paths, remote=remote, **given))
+
+
+def _engine(
+    subject: Subject, paths: Sequence[str | os.PathLike[str]], report: Callable[[str], None] | None
+) -> str | None:
+    """The engine that so many images repay, or None."""
+    engine = engine_for(subject, sum(1 for _ in image_files(paths)))
+    if engine is not None and report is not None:
+        report(engine_note(engine))
+    return engine
 
 
 def _dense_task(model: Any) -> DenseTask | None:

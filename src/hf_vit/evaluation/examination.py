@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, final
 
 import datasets
 import numpy as np
@@ -15,6 +15,7 @@ from transformers import BatchFeature
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import Collate, enough_for, evaluating, finite_logits, image_batches, shown
+from hf_vit.evaluation.remote_model import RemoteModel
 from hf_vit.results.facts import DataFact
 from hf_vit.subjects.features import PRE_LOGITS, depth_features, pre_logits
 from hf_vit.subjects.labels import match_labels
@@ -40,6 +41,7 @@ class Examination:
         seed: of every draw.
         progress: show a bar on standard error.
         num_workers: processes that read and prepare images; streams are read in this one.
+        remote: the same model elsewhere, which answers in its place; its images come back small.
     """
 
     subject: Subject
@@ -50,6 +52,7 @@ class Examination:
     seed: int = 0
     progress: bool = True
     num_workers: int = 0
+    remote: RemoteModel | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("batch size", self.batch_size), ("number of images", self.num_images)):
@@ -131,15 +134,12 @@ class Examination:
         """As `logits`, and the images [B] themselves; by default of the split that judges."""
         split = split or self.split
         rows = self._chosen(split) if split == self.split else None
-        with torch.inference_mode():
-            for pixel_values, labels, images in self._batches(split, self.model_classes, rows, what):
-                yield finite_logits(self.subject.model, pixel_values).cpu(), labels.cpu(), images
+        yield from self._asked(_logits, split, self.model_classes, rows, what)
 
     def data_logits(self, rows: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(logits [B, K] float32, classes of the data [B]) of rows of the split that judges, on the CPU."""
-        with torch.inference_mode():
-            for pixel_values, labels, _ in self._batches(self.split, self.data_classes, rows, "evaluating"):
-                yield finite_logits(self.subject.model, pixel_values).cpu(), labels.cpu()
+        for logits, labels, _ in self._asked(_logits, self.split, self.data_classes, rows, "evaluating"):
+            yield logits, labels
 
     def judged_rows(self) -> list[int]:
         """Rows of the images that judge, ascending.
@@ -198,15 +198,29 @@ class Examination:
             rows = self._chosen(split)
         parts: dict[str, list[NDArray[np.float32]]] = {}
         classes: list[NDArray[np.int64]] = []
-        model, read = self.subject.model, cast(Any, depth_features if by_depth else _last_features)
-        with torch.inference_mode():
-            for pixel_values, labels, _ in self._batches(split, self.data_classes, rows, f"features of {split}"):
-                with enough_for(pixel_values):
-                    found = read(model, pixel_values.to(self.subject.dtype))
-                for name, values in found.items():
-                    parts.setdefault(name, []).append(_finite(values.float().cpu().numpy()))
-                classes.append(labels.cpu().numpy())
+        ask = _depth_features if by_depth else _last_features
+        for found, labels, _ in self._asked(ask, split, self.data_classes, rows, f"features of {split}"):
+            for name, values in found.items():
+                parts.setdefault(name, []).append(values)
+            classes.append(labels.numpy())
         return {name: np.concatenate(values) for name, values in parts.items()}, np.concatenate(classes)
+
+    def _asked(
+        self,
+        ask: Callable[[torch.nn.Module, torch.Tensor | BatchFeature], Any],
+        split: str,
+        classes: Sequence[int],
+        rows: Sequence[int] | None,
+        what: str,
+    ) -> Iterator[tuple[Any, torch.Tensor, "list[Image]"]]:
+        """(what `ask` makes of model and pixel values, labels [B] on the CPU, images) of every batch."""
+        if self.remote is not None:
+            collate = Collate(self.subject.prepare, classes, self.data.multi_label)
+            yield from self._read(collate, split, rows, what, ask)
+            return
+        with torch.inference_mode():
+            for pixel_values, labels, images in self._batches(split, classes, rows, what):
+                yield ask(self.subject.model, pixel_values), labels.cpu(), images
 
     def _chosen(self, split: str) -> list[int] | None:
         """Rows of the images that judge, ascending; None for all."""
@@ -228,7 +242,12 @@ class Examination:
         return self._read(collate, self.split, self._chosen(self.split), what)
 
     def _read(
-        self, collate: Callable[[Any], tuple[Any, ...]], split: str, rows: Sequence[int] | None, what: str
+        self,
+        collate: Callable[[Any], tuple[Any, ...]],
+        split: str,
+        rows: Sequence[int] | None,
+        what: str,
+        ask: Callable[..., Any] | None = None,
     ) -> Iterator[tuple[Any, ...]]:
         table: Any = self.data.split(split)
         if rows is not None:
@@ -236,7 +255,10 @@ class Examination:
         elif self.num_images is not None and split == self.split and not hasattr(table, "__len__"):
             table = table.take(self.num_images)
         total, seen = len(table) if hasattr(table, "__len__") else None, 0
-        batches = image_batches(table, self.batch_size, collate, self.num_workers)
+        if self.remote is not None and ask is not None:
+            batches = self.remote.answers(ask, table, collate, self.batch_size, self.subject)
+        else:
+            batches = image_batches(table, self.batch_size, collate, self.num_workers)
         with evaluating(self.subject.model):
             for batch in shown(batches, total, what, self.progress):
                 yield batch
@@ -245,11 +267,25 @@ class Examination:
             raise UserError(f"split '{split}' holds no image; choose another")
 
 
-def _last_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> dict[str, torch.Tensor]:
-    return {PRE_LOGITS: pre_logits(model, pixel_values)}
+def _logits(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> torch.Tensor:
+    return finite_logits(model, pixel_values).cpu()
 
 
-def _finite(values: NDArray[np.float32]) -> NDArray[np.float32]:
+def _last_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Features:
+    with enough_for(pixel_values):
+        values = pre_logits(model, pixel_values.to(next(model.parameters()).dtype))
+    return {PRE_LOGITS: _finite(values)}
+
+
+def _depth_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Features:
+    assert isinstance(pixel_values, torch.Tensor), "every depth is looked at in images of one size"
+    with enough_for(pixel_values):
+        found = depth_features(model, pixel_values.to(next(model.parameters()).dtype))
+    return {name: _finite(values) for name, values in found.items()}
+
+
+def _finite(features: torch.Tensor) -> NDArray[np.float32]:
+    values = features.float().cpu().numpy()
     if not np.isfinite(values).all():
         raise UserError("the model's features are not finite (NaN or infinity); its weights are damaged or diverged")
     return values

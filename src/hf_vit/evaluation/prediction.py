@@ -2,15 +2,16 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import finite_logits
+from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
 from hf_vit.results.facts import Facts
 from hf_vit.results.writing import new_file, saying_why
 from hf_vit.subjects.subject import Subject
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _ROWS = 1024  # that are written at once
+_BATCHES = 8  # of a part that another process answers
 
 
 @dataclass(frozen=True)
@@ -68,31 +70,78 @@ def each_prediction(
     top: int = 5,
     batch_size: int = 32,
     skip_bad_images: bool = False,
+    remote: RemoteModel | None = None,
 ) -> Iterator[Prediction]:
-    """As `predict_images`, one after the other: of any number of images a batch is in memory."""
+    """As `predict_images`, one after the other: of any number of images a few batches are in memory.
+
+    With `remote`, the same model elsewhere, that answers.
+    """
     if top < 1:
         raise UserError(f"top {top} must be at least 1")
     files = list(image_files(paths))
     if not subject.label_sets:
         raise UserError(f"{subject.name} has no named classes to answer with; give an image classifier")
-    names = subject.label_sets[-1]  # of synonyms the words: timm's first set are WordNet's numbers
-    thresholds = _thresholds(subject, names)
-    for start in range(0, len(files), batch_size):
-        chosen = files[start : start + batch_size]
-        opened = [opened_image(path, skip_bad_images) for path in chosen]
-        rows = iter(_probabilities(subject, [one for one in opened if not isinstance(one, str)]))
-        for path, one in zip(chosen, opened, strict=True):
-            if isinstance(one, str):
-                yield Prediction(str(path), [], one)
-                continue
-            row = next(rows)
-            best = [(names[k], float(row[k])) for k in row.argsort(descending=True, stable=True)[:top].tolist()]
-            labels = (
-                None
-                if thresholds is None
-                else [name for name, value in zip(names, row, strict=True) if value >= thresholds[name]]
-            )
-            yield Prediction(str(path), best, labels=labels)
+    if remote is None:
+        work = _Predicting(None, top, batch_size, skip_bad_images)
+        yield from work.each(work.batches(files, subject.prepare), subject)
+        return
+    work, size = _Predicting(remote.model, top, batch_size, skip_bad_images), _BATCHES * batch_size
+    parts = [files[start : start + size] for start in range(0, len(files), size)]
+    for predictions in remote.runner.in_order(work, parts, subject):
+        yield from predictions
+
+
+class _Opened(NamedTuple):
+    """A batch: files, why some of them are left out, and pixel values of the others, if there are any."""
+
+    files: Sequence[Path]
+    problems: Sequence[str | None]
+    pixel_values: "torch.Tensor | None"
+
+
+@dataclass(frozen=True)
+class _Predicting:
+    """A `Work` whose parts are files."""
+
+    model: NamedModel | None
+    top: int
+    batch_size: int
+    skip_bad_images: bool
+
+    def opened(self, device: str | None) -> Subject:
+        assert self.model is not None
+        return self.model.opened(device)
+
+    def batches(self, part: Sequence[Path], prepare: "Callable[[Sequence[Image]], torch.Tensor]") -> Iterator[_Opened]:
+        for start in range(0, len(part), self.batch_size):
+            files = part[start : start + self.batch_size]
+            opened = [opened_image(path, self.skip_bad_images) for path in files]
+            images = [one for one in opened if not isinstance(one, str)]
+            problems = [one if isinstance(one, str) else None for one in opened]
+            yield _Opened(files, problems, prepare(images) if images else None)
+
+    def done(self, part: Sequence[Path], batches: Iterator[_Opened], subject: Subject) -> list[Prediction]:
+        return list(self.each(batches, subject))
+
+    def each(self, batches: Iterator[_Opened], subject: Subject) -> Iterator[Prediction]:
+        """One after the other."""
+        names = subject.label_sets[-1]  # of synonyms the words: timm's first set are WordNet's numbers
+        thresholds = _thresholds(subject, names)
+        for files, problems, pixel_values in batches:
+            rows = iter(() if pixel_values is None else _probabilities(subject, pixel_values))
+            for path, problem in zip(files, problems, strict=True):
+                if problem is not None:
+                    yield Prediction(str(path), [], problem)
+                    continue
+                row = next(rows)
+                order = row.argsort(descending=True, stable=True)[: self.top].tolist()
+                best = [(names[k], float(row[k])) for k in order]
+                labels = (
+                    None
+                    if thresholds is None
+                    else [name for name, value in zip(names, row, strict=True) if value >= thresholds[name]]
+                )
+                yield Prediction(str(path), best, labels=labels)
 
 
 def write_predictions(
@@ -102,6 +151,7 @@ def write_predictions(
     *,
     top: int = 5,
     batch_size: int = 32,
+    remote: RemoteModel | None = None,
 ) -> list[Prediction]:
     """Classify image files into a table, a row an image; unreadable ones are passed over, their row has no answer.
 
@@ -109,7 +159,7 @@ def write_predictions(
     an image `labels`, too: those that reach their thresholds, as a list in JSON.
 
     Args:
-        subject, paths, top, batch_size: as for `predict_images`; of any number of images a few are in memory.
+        subject, paths, top, batch_size, remote: as for `each_prediction`.
         output: .csv or .parquet; it appears complete or not at all.
 
     Returns:
@@ -124,7 +174,7 @@ def write_predictions(
     place, writers = Path(output), {".csv": csv.CSVWriter, ".parquet": parquet.ParquetWriter}
     if place.suffix not in writers:
         raise UserError(f"the output {place} is no table; give a file that ends in {' or '.join(writers)}")
-    predictions = each_prediction(subject, paths, top=top, batch_size=batch_size, skip_bad_images=True)
+    predictions = each_prediction(subject, paths, top=top, batch_size=batch_size, skip_bad_images=True, remote=remote)
     classes = len(subject.label_sets[-1]) if subject.label_sets else 1
     endings = ["", *(f"_{rank}" for rank in range(2, min(top, classes) + 1))]
     scored = [column for end in endings for column in ((f"label{end}", pa.string()), (f"score{end}", pa.float64()))]
@@ -161,14 +211,12 @@ def _is_multi_label(subject: Subject) -> bool:
     return kind == "multi_label_classification"
 
 
-def _probabilities(subject: Subject, images: "Sequence[Image]") -> "torch.Tensor":
+def _probabilities(subject: Subject, pixel_values: "torch.Tensor") -> "torch.Tensor":
     """[B, K]: of one class an image, or of each class by itself where an image may have several."""
     import torch
 
-    if not images:
-        return torch.empty(0)
     with torch.inference_mode():
-        logits = finite_logits(subject.model, subject.pixel_values(images)).double()
+        logits = finite_logits(subject.model, pixel_values.to(subject.device, subject.dtype)).double()
         return (logits.sigmoid() if _is_multi_label(subject) else logits.softmax(-1)).cpu()
 
 

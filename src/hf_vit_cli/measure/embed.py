@@ -18,7 +18,10 @@ def embed(
         bool, typer.Option("--predictions", help="The most likely classes instead of embeddings.")
     ] = False,
     top: Annotated[int, typer.Option(help="Classes a prediction.", min=1)] = 5,
-    num_processes: Annotated[int, typer.Option(help="Each with the model; a GPU each where there are.", min=1)] = 1,
+    num_processes: Annotated[
+        int | None,
+        typer.Option(help="Each with the model, a GPU each where there are; by default 1, of Ray all GPUs.", min=1),
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Images a forward pass.", min=1)] = 32,
     max_num_patches: options.MaxNumPatches = None,
     rows_per_file: Annotated[int, typer.Option(help="Images a file; of a stream a shard is a file.", min=1)] = 4096,
@@ -28,6 +31,8 @@ def embed(
     label_column: options.LabelColumn = None,
     optimize: options.Optimize = True,
     device: options.Device = None,
+    runner: options.Runner = "local",
+    address: options.Address = None,
     seed: Annotated[int, typer.Option(help="Of splits that are cut where the data has none.", min=0)] = 0,
 ) -> None:
     """Write embeddings or predictions of a data set into parquet files; a stopped run goes on by the same command."""
@@ -60,6 +65,8 @@ def embed(
             device=device,
             optimize=optimize,
             seed=seed,
+            runner=runner,
+            address=address,
             report=lambda done, files: bar.update(task, completed=done, total=files),
         )
     if result.engine is not None:

@@ -48,6 +48,8 @@ def predict(
     ] = False,
     optimize: options.Optimize = True,
     device: options.Device = None,
+    runner: options.Runner = "local",
+    address: options.Address = None,
 ) -> None:
     """Say what images show: the most likely classes, the classes of the pixels, or objects with their boxes.
 
@@ -69,6 +71,8 @@ def predict(
         tiles=tiles,
         device=device,
         optimize=optimize,
+        runner=runner,
+        address=address,
         report=lambda line: typer.echo(f"note: {line}", err=True),
     )
     bad = [each for each in every if each.problem is not None]

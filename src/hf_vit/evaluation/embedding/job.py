@@ -9,16 +9,18 @@ the same command goes on with the files that are missing, and any number of proc
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.display import Displayed
 from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
-from hf_vit.evaluation.embedding.processes import Job, Part, Settings, opened, run_parts
+from hf_vit.evaluation.embedding.processes import Job, Part, Settings, run_parts
+from hf_vit.evaluation.remote_model import NamedModel
+from hf_vit.evaluation.runners import running
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.writing import remove_remains, write_atomically
 from hf_vit.subjects.optimizing import engine_for
@@ -26,6 +28,7 @@ from hf_vit.subjects.optimizing import optimize as make_faster
 
 if TYPE_CHECKING:
     from hf_vit.data import ImageData
+    from hf_vit.evaluation.ray_runner import RayRunner
     from hf_vit.subjects.subject import Subject
 
 MANIFEST_NAME = "manifest.json"
@@ -65,7 +68,7 @@ def embed(
     splits: Sequence[str] | None = None,
     predictions: bool = False,
     top: int = 5,
-    num_processes: int = 1,
+    num_processes: int | None = None,
     batch_size: int = 32,
     max_num_patches: int | None = None,
     rows_per_file: int = 4096,
@@ -76,6 +79,8 @@ def embed(
     label_column: str | None = None,
     seed: int = 0,
     optimize: bool = False,
+    runner: str = "local",
+    address: str | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> Embedded:
     """Write what a model makes of every image into parquet files; go on where an earlier call was stopped.
@@ -91,7 +96,8 @@ def embed(
         splits: of the data; by default all.
         predictions: the most likely classes instead of embeddings.
         top: classes a prediction, at most all.
-        num_processes: each with the model in its memory, and a GPU of its own as long as there are.
+        num_processes: each with the model in its memory, and a GPU of its own as long as there are; by default 1, of
+            Ray one a GPU or, where it has none, a machine.
         batch_size: images a forward pass; part of what decides about the last digits, so fixed for a folder.
         max_num_patches: images in their own size and shape, shrunk where they hold more patches (`at_own_size`).
         rows_per_file: images a file. Of a stream every shard becomes a file, whatever its size.
@@ -101,49 +107,88 @@ def embed(
         image_column, label_column: of a list or table, see `load_data`.
         seed: of the splits that are cut where the data has none.
         optimize: compute by what is fastest for so many images (`engine_for`), of one size; fixed for a folder, too.
+        runner: "local": this process, or processes of this machine; "ray": Ray, whose machines share model, data and
+            output under these names.
+        address: HOST:PORT of a cluster of Ray; by default Ray is started on this machine.
         report: is told (files done, files in all) after every file.
 
     Raises:
         UserError: bad input, an output folder that holds something else, outputs that are not finite, or a process that
             was killed. Complete files stay.
     """
+    if min(top, batch_size, rows_per_file, 1 if num_processes is None else num_processes) < 1:
+        raise UserError("top, the numbers of processes, of images a batch and of rows a file must be at least 1")
+    reading = dict(streaming=streaming, skip_bad_images=skip_bad_images, seed=seed)
+    reading |= dict(image_column=image_column, label_column=label_column)
+    settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
+    _refuse_other_folder(Path(output))
+    with running(runner, address, device, num_processes) as ray:
+        processes = _Processes(num_processes or 1, device, ray)
+        return _embedded(
+            NamedModel(model, max_num_patches),
+            data,
+            Path(output),
+            splits,
+            reading,
+            settings,
+            optimize,
+            processes,
+            report,
+        )
+
+
+@dataclass(frozen=True)
+class _Processes:
+    """Who computes: so many processes here, each on its device, or Ray."""
+
+    number: int
+    device: str | None
+    ray: "RayRunner | None"
+
+
+def _embedded(
+    model: NamedModel,
+    data: str,
+    folder: Path,
+    splits: Sequence[str] | None,
+    reading: Mapping[str, Any],
+    settings: Settings,
+    optimize: bool,
+    processes: _Processes,
+    report: Callable[[int, int], None] | None,
+) -> Embedded:
     from hf_vit.data import load_data
 
-    if min(top, num_processes, batch_size, rows_per_file) < 1:
-        raise UserError("top, the numbers of processes, of images a batch and of rows a file must be at least 1")
-    start, folder = time.perf_counter(), Path(output)
-    _refuse_other_folder(folder)
-    subject = _open(model, predictions, device, max_num_patches)
-    images = load_data(
-        data,
-        streaming=streaming,
-        skip_bad_images=skip_bad_images,
-        image_size=subject.image_size,
-        image_column=image_column,
-        label_column=label_column,
-        seed=seed,
-    )
+    start, ray = time.perf_counter(), processes.ray
+    subject = _open(model, settings.predictions, processes.device if ray is None else "cpu")
+    images = load_data(data, image_size=subject.image_size, **reading)
     chosen = list(splits or images.splits)
-    engine = _engine(subject, images, chosen, folder) if optimize and max_num_patches is None else None
-    settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches, engine)
+    if optimize and model.max_num_patches is None and not (ray is not None and ray.gpus):
+        engine = _engine(subject, images, chosen, folder)
+        model, settings = replace(model, engine=engine), replace(settings, engine=engine)
     manifest = _manifest(subject, images, chosen, settings)
-    parts = [part for split in chosen for part in _parts(images, split, rows_per_file)]
+    parts = [part for split in chosen for part in _parts(images, split, settings.rows_per_file)]
     _enter(folder, manifest)
     missing = [part for part in parts if not (folder / part.name).is_file()]
-    job = Job(model, {split: images.splits[split] for split in chosen}, images.readers, images.label_names, settings)
-    own = _faster(subject, engine) if num_processes == 1 and missing else None
+    of_chosen = {split: images.splits[split] for split in chosen}
+    job = Job(model, folder, of_chosen, images.readers, images.label_names, settings)
+    own = subject if ray is not None or processes.number == 1 else None
+    if ray is None and own is not None and missing:
+        _faster(own, settings.engine)
     del subject  # of several processes each loads its own
-    skipped = run_parts(job, missing, folder, num_processes, device, own, _counting(parts, missing, report))
-    rows = _finish(folder, parts, manifest, time.perf_counter() - start, device)
-    left_out = sorted({*images.skipped, *skipped})
-    done = len(parts) - len(missing)
-    return Embedded(folder, [part.name for part in parts], rows, done, left_out, images.notes, engine)
+    one_more = _counting(parts, missing, report)
+    skipped = run_parts(job, missing, own, processes.number, processes.device, ray, one_more)
+    rows = _finish(folder, parts, manifest, time.perf_counter() - start, processes.device)
+    left_out, before = sorted({*images.skipped, *skipped}), len(parts) - len(missing)
+    return Embedded(folder, [part.name for part in parts], rows, before, left_out, images.notes, settings.engine)
 
 
-def _open(model: str, predictions: bool, device: str | None, max_num_patches: int | None) -> "Subject":
-    subject = opened(model, device, max_num_patches)
+def _open(model: NamedModel, predictions: bool, device: str | None) -> "Subject":
+    subject = model.opened(device)
     if predictions and not subject.label_sets:
-        raise UserError(f"{model} is no classifier, so it predicts no classes; leave --predictions out for embeddings")
+        raise UserError(
+            f"{model.model} is no classifier, so it predicts no classes; leave --predictions out for embeddings"
+        )
     return subject
 
 

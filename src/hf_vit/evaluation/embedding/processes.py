@@ -8,9 +8,10 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hf_vit.errors import UserError
+from hf_vit.evaluation.remote_model import NamedModel
 from hf_vit.results.writing import write_atomically
 
 if TYPE_CHECKING:
@@ -19,15 +20,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
     from PIL.Image import Image
+    from transformers import BatchFeature
 
+    from hf_vit.evaluation.ray_runner import RayRunner
     from hf_vit.subjects.subject import Subject
 
     Row = tuple[int, str | None, str | None, Image]
 
 # Rows that wait to be written; also those of a parquet row group.
 _ROW_GROUP = 4096
-# Of a worker process: its job, model and output folder.
-_worker: "tuple[Job, Subject, Path] | None" = None
+# Of a worker process: its job and model.
+_worker: "tuple[Job, Subject] | None" = None
 
 
 @dataclass(frozen=True)
@@ -56,15 +59,71 @@ class Part:
         return f"{self.split}-{self.number:05d}-of-{self.count:05d}.parquet"
 
 
+class Batch(NamedTuple):
+    """Rows as the model takes them: pixel values on the CPU, and the names of images left out since the last batch."""
+
+    indices: list[int]
+    images: list[str | None]
+    labels: list[str | None]
+    pixel_values: "torch.Tensor | BatchFeature | None"
+    skipped: list[str]
+
+
 @dataclass(frozen=True)
 class Job:
-    """All that a process needs to know."""
+    """All that a process needs to know: a `Work`."""
 
-    model: str
+    model: NamedModel
+    folder: Path
     splits: Mapping[str, Any]
     readers: Mapping[str, tuple[Any, Any]]
     label_names: Sequence[str]
     settings: Settings
+
+    def opened(self, device: str | None) -> "Subject":
+        """The model, where the output folder is."""
+        if not self.folder.is_dir():
+            raise UserError(f"the output folder {self.folder} is not there; give one that all machines share")
+        return self.model.opened(device)
+
+    def batches(self, part: Part, prepare: "Callable[[Sequence[Image]], Any]") -> Iterator[Batch]:
+        """The rows of a part; the last batch may have none, only names of images left out."""
+        rows, told = self.rows(part), 0
+        reader = self.readers[part.split][1] if part.split in self.readers else None
+        if reader is not None:
+            told = len(reader.skipped)
+        while True:
+            rows_of_batch = list(islice(rows, self.settings.batch_size))
+            skipped = [] if reader is None else reader.skipped[told:]
+            told += len(skipped)
+            if not rows_of_batch:
+                if skipped:
+                    yield Batch([], [], [], None, skipped)
+                return
+            indices, names, labels, images = (list(column) for column in zip(*rows_of_batch, strict=True))
+            yield Batch(indices, names, labels, prepare(images), skipped)
+
+    def done(self, part: Part, batches: Iterator[Batch], subject: "Subject") -> list[str]:
+        """Compute a part and let its file appear when it is complete; returns the names of images left out."""
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        content, skipped = pa.BufferOutputStream(), list[str]()
+        schema = _schema(self.settings, subject)
+        with parquet.ParquetWriter(content, schema) as writer:
+            waiting: list[pa.Table] = []
+            for batch in batches:
+                skipped += batch.skipped
+                if batch.pixel_values is None:
+                    continue
+                waiting.append(_table(batch, self.settings, subject, schema))
+                if sum(table.num_rows for table in waiting) >= _ROW_GROUP:
+                    writer.write_table(pa.concat_tables(waiting))
+                    waiting.clear()
+            if waiting:
+                writer.write_table(pa.concat_tables(waiting))
+        write_atomically(self.folder / part.name, content.getvalue().to_pybytes())
+        return skipped
 
     def rows(self, part: Part) -> "Iterator[Row]":
         """(index, image's name, class's name, RGB image) of every row of a part."""
@@ -91,25 +150,16 @@ class Job:
         return self.label_names[number] if number is not None and 0 <= number < len(self.label_names) else None
 
 
-def opened(model: str, device: str | None, max_num_patches: int | None) -> "Subject":
-    """The model, fed with images of one size or, with `max_num_patches`, of their own."""
-    from hf_vit.subjects.own_size import at_own_size
-    from hf_vit.subjects.subject import open_subject
-
-    subject = open_subject(model, device)
-    return subject if max_num_patches is None else at_own_size(subject, max_num_patches)
-
-
 def run_parts(
     job: Job,
     parts: Sequence[Part],
-    folder: Path,
+    subject: "Subject | None",
     num_processes: int,
     device: str | None,
-    subject: "Subject | None",
+    runner: "RayRunner | None",
     one_more: Callable[[], None],
 ) -> list[str]:
-    """Write the files of all parts: with `subject` in this process, without one in `num_processes` others.
+    """Write the files of all parts: by `subject` in this process, by Ray, or without one in `num_processes` others.
 
     Returns:
         The names of unreadable images that were left out.
@@ -117,32 +167,32 @@ def run_parts(
     Raises:
         UserError: see `embed`.
     """
+    if not parts:
+        return []
     if subject is None:
-        return _run_in_processes(job, parts, folder, min(num_processes, len(parts)), device, one_more)
+        results = _run_in_processes(job, parts, min(num_processes, len(parts)), device)
+    elif runner is not None:
+        results = (left_out for _, left_out in runner.each(job, parts, subject))
+    else:
+        results = (job.done(part, job.batches(part, subject.prepare), subject) for part in parts)
     skipped: list[str] = []
-    for part in parts:
-        skipped += _write_part(part, job, subject, folder)
+    for left_out in results:
+        skipped += left_out
         one_more()
     return skipped
 
 
-def _run_in_processes(
-    job: Job, parts: Sequence[Part], folder: Path, count: int, device: str | None, one_more: Callable[[], None]
-) -> list[str]:
+def _run_in_processes(job: Job, parts: Sequence[Part], count: int, device: str | None) -> Iterator[list[str]]:
     from multiprocessing import get_context
 
-    if not parts:
-        return []
     context = get_context("spawn")  # a forked process cannot use CUDA
     ranks = context.Queue()
     for rank in range(count):
         ranks.put(rank)
-    pool = ProcessPoolExecutor(count, context, _start_worker, (job, folder, device, ranks, count))
-    skipped: list[str] = []
+    pool = ProcessPoolExecutor(count, context, _start_worker, (job, device, ranks, count))
     try:
         for future in as_completed([pool.submit(_do_part, part) for part in parts]):
-            skipped += future.result()
-            one_more()
+            yield future.result()
     except BrokenProcessPool as error:
         raise UserError(
             "a process ended before its work was done (too little memory for so many?); the files that are complete "
@@ -150,10 +200,9 @@ def _run_in_processes(
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
-    return skipped
 
 
-def _start_worker(job: Job, folder: Path, device: str | None, ranks: "Queue[int]", count: int) -> None:
+def _start_worker(job: Job, device: str | None, ranks: "Queue[int]", count: int) -> None:
     import multiprocessing
 
     import torch
@@ -167,40 +216,13 @@ def _start_worker(job: Job, folder: Path, device: str | None, ranks: "Queue[int]
     if device in (None, "cuda") and torch.cuda.is_available():
         device = f"cuda:{rank % torch.cuda.device_count()}"
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
-    subject = opened(job.model, device, job.settings.max_num_patches)
-    if job.settings.engine is not None:
-        from hf_vit.subjects.optimizing import optimize
-
-        optimize(subject, job.settings.engine)
-    _worker = (job, subject, folder)
+    _worker = (job, job.opened(device))
 
 
 def _do_part(part: Part) -> list[str]:
     assert _worker is not None
-    return _write_part(part, *_worker)
-
-
-def _write_part(part: Part, job: Job, subject: "Subject", folder: Path) -> list[str]:
-    """Compute a part and let its file appear when it is complete; returns the names of images left out."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    reader = job.readers[part.split][1] if part.split in job.readers else None
-    before = len(reader.skipped) if reader is not None else 0
-    content = pa.BufferOutputStream()
-    schema = _schema(job.settings, subject)
-    rows = job.rows(part)
-    with parquet.ParquetWriter(content, schema) as writer:
-        waiting: list[pa.Table] = []
-        while batch := list(islice(rows, job.settings.batch_size)):
-            waiting.append(_table(batch, job.settings, subject, schema))
-            if sum(table.num_rows for table in waiting) >= _ROW_GROUP:
-                writer.write_table(pa.concat_tables(waiting))
-                waiting.clear()
-        if waiting:
-            writer.write_table(pa.concat_tables(waiting))
-    write_atomically(folder / part.name, content.getvalue().to_pybytes())
-    return [] if reader is None else reader.skipped[before:]
+    job, subject = _worker
+    return job.done(part, job.batches(part, subject.prepare), subject)
 
 
 def _schema(settings: Settings, subject: "Subject") -> "pa.Schema":
@@ -214,14 +236,14 @@ def _schema(settings: Settings, subject: "Subject") -> "pa.Schema":
     return pa.schema(fields, metadata={"model": subject.fingerprint})
 
 
-def _table(batch: "Sequence[Row]", settings: Settings, subject: "Subject", schema: "pa.Schema") -> "pa.Table":
+def _table(batch: Batch, settings: Settings, subject: "Subject", schema: "pa.Schema") -> "pa.Table":
     import pyarrow as pa
     import torch
 
-    indices, names, labels, images = (list(column) for column in zip(*batch, strict=True))
-    columns: dict[str, Any] = {"index": indices, "image": names, "label": labels}
+    assert batch.pixel_values is not None
+    columns: dict[str, Any] = {"index": batch.indices, "image": batch.images, "label": batch.labels}
     with torch.inference_mode():
-        pixel_values = subject.pixel_values(images)
+        pixel_values = batch.pixel_values.to(subject.device, subject.dtype)
         if settings.predictions:
             columns |= _predictions(subject, pixel_values, settings.top)
         else:
@@ -229,7 +251,7 @@ def _table(batch: "Sequence[Row]", settings: Settings, subject: "Subject", schem
     return pa.Table.from_pydict(columns, schema=schema)
 
 
-def _embeddings(subject: "Subject", pixel_values: "torch.Tensor") -> list[Any]:
+def _embeddings(subject: "Subject", pixel_values: "torch.Tensor | BatchFeature") -> list[Any]:
     from hf_vit.evaluation.reading import enough_for
     from hf_vit.subjects.features import pre_logits
 
@@ -240,7 +262,7 @@ def _embeddings(subject: "Subject", pixel_values: "torch.Tensor") -> list[Any]:
     return list(features.numpy())
 
 
-def _predictions(subject: "Subject", pixel_values: "torch.Tensor", top: int) -> dict[str, list[Any]]:
+def _predictions(subject: "Subject", pixel_values: "torch.Tensor | BatchFeature", top: int) -> dict[str, list[Any]]:
     from hf_vit.evaluation.reading import finite_logits
 
     names = subject.label_sets[0]

@@ -29,6 +29,8 @@ from hf_vit.evaluation.protocols.top1 import top1
 from hf_vit.evaluation.protocols.vtab.data import load_vtab
 from hf_vit.evaluation.protocols.vtab.protocol import vtab
 from hf_vit.evaluation.reading import evaluating
+from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
+from hf_vit.evaluation.runners import running
 from hf_vit.results.facts import Facts, Record
 from hf_vit.subjects.optimizing import engine_for
 from hf_vit.subjects.optimizing import optimize as make_faster
@@ -60,6 +62,8 @@ OF_ONE_SIZE = ("linear-probe", "robustness", "corruptions", "patch-drop", "vtab"
 
 # Those that look inside a model or ask it for gradients.
 READING_INSIDE = ("linear-probe", "robustness", "vtab")
+# Those that need the model in their own process: they change pixels, or judge by more than its answers.
+IN_ONE_PROCESS = ("robustness", "corruptions", "patch-drop", *TARGETS)
 
 
 @final
@@ -109,6 +113,8 @@ def evaluate_protocol(
     num_workers: int = 0,
     max_num_patches: int | None = None,
     optimize: bool = False,
+    runner: str = "local",
+    address: str | None = None,
     **options: Any,
 ) -> ProtocolRun:
     """Measure a model by a protocol.
@@ -130,6 +136,9 @@ def evaluate_protocol(
         max_num_patches: images in their own size and shape, shrunk where they hold more patches (`at_own_size`).
         optimize: compute a model that is loaded here by what is fastest for so many images (`engine_for`); for
             protocols that only ask for answers or features, of images of one size.
+        runner: "local"; or "ray", for protocols that only ask for answers or features, of a model given by its name and
+            of data that is no stream: a model on every GPU or machine, which share model and data under these names.
+        address: HOST:PORT of a cluster of Ray; by default Ray is started on this machine.
         **options: of the protocol, the keyword arguments of its function.
 
     Raises:
@@ -141,37 +150,54 @@ def evaluate_protocol(
         settings["max_num_patches"] = max_num_patches
         if protocol in OF_ONE_SIZE:
             raise UserError(f"protocol {protocol} takes images of one size; leave --max-num-patches out")
-    with evaluating(model[0]) if isinstance(model, tuple) else nullcontext():
-        subject = open_subject(model, device, as_classifier=protocol not in (*ON_FEATURES, *TARGETS))
+    if runner == "ray":
+        _refuse_one_process(protocol, model)
+    with (
+        evaluating(model[0]) if isinstance(model, tuple) else nullcontext(),
+        running(runner, address, device) as ray,
+    ):
+        of_classes = protocol not in (*ON_FEATURES, *TARGETS)
+        subject = open_subject(model, device if ray is None else "cpu", as_classifier=of_classes)
         if max_num_patches is not None:
             subject = at_own_size(subject, max_num_patches)
         if subject.folder is not None:
             Facts.load(subject.folder)  # damaged facts are told before the work, not after it
         if isinstance(data, str):
-            reading: dict[str, Any] = {
-                "streaming": streaming,
-                "skip_bad_images": skip_bad_images,
-                "image_column": image_column,
-                "label_column": label_column,
-            }
-            if function is vtab:
-                data = _vtab_data(data, seed, reading)
-            else:
-                reading |= {"multi_label": function is multi_label, "target": TARGETS.get(protocol, "label")}
-                data = load_data(data, image_size=subject.image_size, **reading)
+            reading: dict[str, Any] = dict(streaming=streaming, skip_bad_images=skip_bad_images)
+            reading |= dict(image_column=image_column, label_column=label_column)
+            data = _loaded(data, function, TARGETS.get(protocol, "label"), subject, seed, reading)
+        if ray is not None and data.readers:
+            raise UserError("a stream is evaluated in one process; leave --streaming or --runner ray out")
         only_infers = optimize and max_num_patches is None and protocol not in (*READING_INSIDE, *TARGETS)
-        engine = _optimized(subject, data, split, num_images) if only_infers and isinstance(model, str | Path) else None
-        examination = Examination(subject, data, split, num_images, batch_size, seed, progress, num_workers)
+        faster = only_infers and isinstance(model, str | Path) and not (ray is not None and ray.gpus)
+        engine = _engine(subject, data, split, num_images, ray is None) if faster else None
+        remote = None if ray is None else RemoteModel(ray, NamedModel(str(model), max_num_patches, engine))
+        examination = Examination(subject, data, split, num_images, batch_size, seed, progress, num_workers, remote)
         started = time.perf_counter()
         result = function(examination, **options)
     return ProtocolRun(protocol, result, examination, settings, time.perf_counter() - started, None, engine)
 
 
-def _optimized(subject: Subject, data: ImageData, split: str, num_images: int | None) -> str | None:
-    """Let the engine that so many images repay compute the model; its name, or None."""
+def _refuse_one_process(protocol: str, model: Any) -> None:
+    if protocol in IN_ONE_PROCESS:
+        raise UserError(f"protocol {protocol} stays in one process; leave --runner ray out")
+    if not isinstance(model, str | Path):
+        raise UserError("a model that was made in Python stays in its process; give its folder, or another runner")
+
+
+def _loaded(
+    data: str, function: Callable[..., Any], target: Target, subject: Subject, seed: int, reading: dict[str, Any]
+) -> ImageData:
+    if function is vtab:
+        return _vtab_data(data, seed, reading)
+    return load_data(data, image_size=subject.image_size, multi_label=function is multi_label, target=target, **reading)
+
+
+def _engine(subject: Subject, data: ImageData, split: str, num_images: int | None, here: bool) -> str | None:
+    """The engine that so many images repay, which then computes the model if it does so here; its name, or None."""
     known = [number for number in (data.num_examples(split), num_images) if number is not None]
     engine = engine_for(subject, min(known, default=None))
-    if engine is not None:
+    if engine is not None and here:
         make_faster(subject, engine)
     return engine
 

@@ -1,0 +1,38 @@
+"""Who computes: this process, or Ray."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from hf_vit.errors import UserError
+
+if TYPE_CHECKING:
+    from hf_vit.evaluation.ray_runner import RayRunner
+
+RUNNERS = ("local", "ray")
+
+
+@contextmanager
+def running(
+    runner: str, address: str | None, device: str | None, num_processes: int | None = None
+) -> "Generator[RayRunner | None]":
+    """A connection to Ray; None for the runner "local", whose processes the caller starts.
+
+    Args:
+        runner: of `RUNNERS`.
+        address, device, num_processes: see `ray_runner.connected`.
+
+    Raises:
+        UserError: there is no such runner, Ray is not installed, or an address is given for none.
+    """
+    if runner not in RUNNERS:
+        raise UserError(f"there is no runner '{runner}'; there are {', '.join(RUNNERS)}")
+    if runner == "local":
+        if address is not None:
+            raise UserError(f"the address {address} is one of Ray's; add --runner ray, or leave it out")
+        yield None
+        return
+    from hf_vit.evaluation.ray_runner import connected
+
+    with connected(address, num_processes, device) as ray:
+        yield ray

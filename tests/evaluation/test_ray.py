@@ -1,0 +1,188 @@
+"""Work by Ray: what one process would have said, whatever is killed meanwhile; and what is refused."""
+
+import sys
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, Features
+from datasets import Image as ImageFeature
+from PIL import Image
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
+from hf_vit.data import make_processor
+from hf_vit.evaluation import embed, evaluate, predict
+from hf_vit.evaluation.embedding import job
+from hf_vit.evaluation.runners import running
+from hf_vit_cli.main import main
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A classifier of two classes, 8 px, and a folder of 24 and 16 images."""
+    folder = tmp_path_factory.mktemp("ray")
+    torch.manual_seed(0)
+    labels = {0: "a", 1: "b"}
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    config = HfViTConfig(
+        image_size=8, patch_size=4, id2label=labels, label2id={name: k for k, name in labels.items()}, **sizes
+    )
+    classifier = HfViTForImageClassification(config)
+    torch.nn.init.normal_(classifier.classifier.weight)
+    classifier.save_pretrained(folder / "model")
+    make_processor(config).save_pretrained(folder / "model")
+    random = np.random.RandomState(0)
+    for name, count in (("a", 24), ("b", 16)):
+        (folder / "images" / name).mkdir(parents=True)
+        for index in range(count):
+            pixels = random.randint(0, 256, (9, 11, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "images" / name / f"{index:02d}.png")
+    return folder
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:x", "127.0.0.1:99999999", "ray://host:1"])
+def test_where_no_cluster_is(address):
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    with pytest.raises(UserError, match=r"the address|there is no cluster of Ray at"), running("ray", address, None):
+        raise AssertionError("it was there")
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """Ray on this machine, for all tests of this file."""
+    module = pytest.importorskip("ray", reason="the extra ray is not installed")
+    with pytest.MonkeyPatch.context() as patched:
+        # Its processes live on for the next test: importing takes each of them seconds.
+        patched.setenv("RAY_num_workers_soft_limit", "8")
+        patched.setenv("RAY_idle_worker_killing_time_threshold_ms", "600000")
+        with running("ray", None, "cpu", 1):
+            yield module
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+
+
+def processes_of(name):
+    """Those of this test's Ray that do that now."""
+    return [each for each in psutil.Process().children(recursive=True) if "".join(each.cmdline()).startswith(name)]
+
+
+SETTINGS = dict(rows_per_file=5, batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """What one process makes of it."""
+    embed(str(place / "model"), str(place / "images"), place / "whole", **SETTINGS)
+    return files_of(place / "whole")
+
+
+def test_files_are_those_of_one_process(ray, place, whole, tmp_path):
+    """Also where an actor and whoever reads for it are killed while they work."""
+    killed = []
+
+    def strike(done, files):
+        for name in ("ray::_ModelProcess", "ray::_read")[len(killed) : done]:
+            killed.append([process.kill() for process in processes_of(name)])
+
+    done = embed(str(place / "model"), str(place / "images"), tmp_path / "out", **SETTINGS, runner="ray", report=strike)
+    assert killed[0], "no actor was at work"
+    assert done.rows == 40
+    assert files_of(tmp_path / "out") == whole
+
+
+@pytest.mark.slow
+def test_a_stream_and_what_it_leaves_out(ray, place, tmp_path):
+    features = Features({"image": ImageFeature(), "label": ClassLabel(names=["a", "b"])})
+    (tmp_path / "data").mkdir()
+    for split, first in (("train", 0), ("test", 9), ("val", 18)):
+        rows = {"image": [], "label": []}
+        for path in sorted((place / "images" / "a").iterdir())[first : first + 6]:
+            rows["image"].append({"bytes": path.read_bytes(), "path": None})
+            rows["label"].append(0)
+        if split == "train":
+            rows["image"][-1]["bytes"] = rows["image"][-1]["bytes"][:40]
+        Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "data" / f"{split}-0.parquet")
+    given = dict(streaming=True, batch_size=5)
+    model, data = str(place / "model"), str(tmp_path / "data")
+    with pytest.raises(UserError, match=r"^image 'train/train-0\.parquet, row 5' is not an") as told:
+        embed(model, data, tmp_path / "none", runner="ray", **given)
+    assert "\n" not in str(told.value)
+    local = embed(model, data, tmp_path / "local", skip_bad_images=True, **given)
+    by_ray = embed(model, data, tmp_path / "ray", skip_bad_images=True, runner="ray", **given)
+    assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")
+    assert by_ray.skipped == local.skipped != []
+
+
+@pytest.mark.parametrize("protocol", ["top1", pytest.param("knn", marks=pytest.mark.slow)])
+def test_evaluations_are_those_of_one_process(ray, place, protocol):
+    given = dict(protocol=protocol, batch_size=3, progress=False)
+    given |= dict(neighbors=[1]) if protocol == "knn" else {}
+    one, other = (
+        evaluate(str(place / "model"), str(place / "images"), runner=runner, **given).result
+        for runner in ("local", "ray")
+    )
+    assert other.values() == one.values()
+    if protocol == "top1":
+        pairs = list(zip(one.wrong, other.wrong, strict=True))
+        assert pairs
+        assert all(left == right and left.thumbnail == right.thumbnail for left, right in pairs)
+
+
+def test_predictions_are_those_of_one_process(ray, place, tmp_path):
+    (tmp_path / "torn.png").write_bytes(b"\x89PNG")
+    given = dict(images=[place / "images" / "b", tmp_path / "torn.png", place / "images" / "a"], batch_size=2)
+    one, other = (
+        predict(str(place / "model"), runner=runner, skip_bad_images=True, **given) for runner in ("local", "ray")
+    )
+    assert other == one
+    assert [each.problem is None for each in other] == [True] * 16 + [False] + [True] * 24
+    with pytest.raises(UserError, match=r"torn\.png is not an image"):
+        predict(str(place / "model"), runner="ray", **given)
+
+
+@pytest.mark.slow
+def test_a_place_that_cannot_be_written_is_told_in_one_line(ray, place, whole, tmp_path, monkeypatch):
+    """One part's: a folder is in its way, which no file can replace."""
+    entered = job._enter
+
+    def enter(folder, manifest):
+        entered(folder, manifest)
+        (folder / sorted(whole)[3] / "mine").mkdir(parents=True)
+
+    monkeypatch.setattr(job, "_enter", enter)
+    with pytest.raises(UserError, match="cannot be written") as told:
+        embed(str(place / "model"), str(place / "images"), tmp_path / "out", **SETTINGS, runner="ray")
+    assert "\n" not in str(told.value)
+
+
+def test_what_ray_cannot_do_is_refused(ray, place):
+    model, data = str(place / "model"), str(place / "images")
+    for given, said in (
+        (dict(protocol="robustness"), "robustness stays in one process"),
+        (dict(device="cuda"), "has no GPU"),
+        (dict(device="cuda:1"), "Ray's choice"),
+    ):
+        with pytest.raises(UserError, match=said):
+            evaluate(model, data, runner="ray", progress=False, **given)
+    with pytest.raises(UserError, match="connected to Ray already"):
+        evaluate(model, data, runner="ray", address="127.0.0.1:6379")
+    with pytest.raises(UserError, match="made in Python"):
+        predict((None, None), [data], runner="ray")
+
+
+def test_what_is_refused_before_ray_begins(place, tmp_path, monkeypatch, capsys):
+    for given, said in (
+        (("spark", None), "there is no runner 'spark'; there are local, ray"),
+        (("local", "10.0.0.1:6379"), "add --runner ray"),
+    ):
+        with pytest.raises(UserError, match=said), running(*given, None):
+            raise AssertionError("it runs")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "hf_vit.evaluation.ray_runner", raising=False)
+    with pytest.raises(SystemExit, match="1"):
+        main(["embed", str(place / "model"), "--data", "digits", "--output", str(tmp_path / "x"), "--runner", "ray"])
+    assert capsys.readouterr().err.strip() == 'hf-vit: the runner ray is not installed: pip install "hf-vit[ray]"'
+    assert not (tmp_path / "x").exists()
