@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from originals.big_vision import BLOCK, MAP, as_tower, class_token_apart, stacked, with_map_head
+from originals.recordings import largest_difference, pixels
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 import hf_vit.conversion as conversion
@@ -24,15 +25,6 @@ CASES = {
     "bv_tok_sincos": (64, 64),
 }
 RESIZED = [("bv_gap_learn", 96), ("bv_tok_learn_rep", 80)]
-
-
-def pixels(images: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(images).permute(0, 3, 1, 2)
-
-
-def largest_difference(ours: torch.Tensor, theirs: np.ndarray) -> float:
-    assert tuple(ours.shape) == theirs.shape
-    return float((ours.detach().double() - torch.from_numpy(theirs).double()).abs().max())
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -10,6 +10,7 @@ import timm
 import torch
 from models.families import RESNETS
 from originals.bit_paper import as_big_transfer, make_resnet_v2, resnet_v2_forward
+from originals.recordings import pixels
 from transformers import AutoImageProcessor, AutoModelForImageClassification, BitConfig, BitForImageClassification
 
 import hf_vit
@@ -32,10 +33,6 @@ def arrays():
 
 def noise(height: int, width: int, channels: int = 3) -> np.ndarray:
     return np.random.default_rng(1).uniform(-1, 1, (2, height, width, channels))
-
-
-def pixels(images: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(images).permute(0, 3, 1, 2)
 
 
 def test_recorded_results_of_the_post_activation_network(golden: Path, tmp_path: Path):

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from originals.recordings import largest_difference, pixels
 from transformers import AutoImageProcessor
 
 import hf_vit.conversion as conversion
@@ -13,15 +14,6 @@ from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 
 CASES = ("vit_tok", "vit_tok_rep", "vit_gap", "vit_optprefix", "vit_lneps")
 RESIZED = [("vit_tok", 48), ("vit_tok", 96), ("vit_tok", 112), ("vit_gap", 96), ("vit_gap", 112)]
-
-
-def pixels(images: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(images).permute(0, 3, 1, 2)
-
-
-def largest_difference(ours: torch.Tensor, theirs: np.ndarray) -> float:
-    assert tuple(ours.shape) == theirs.shape
-    return float((ours.detach().double() - torch.from_numpy(theirs).double()).abs().max())
 
 
 @pytest.fixture(params=CASES)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hybrid.reference import stem_forward, stem_shapes
+from originals.recordings import largest_difference, pixels
 from transformers import AutoModelForImageClassification
 
 import hf_vit.conversion as conversion
@@ -16,15 +17,6 @@ from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTForImageClassificati
 
 CASES = ("hybrid_rti", "hybrid_stdeps", "hybrid_r50")
 UNIT = "block2/unit1"
-
-
-def pixels(images: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(images).permute(0, 3, 1, 2)
-
-
-def largest_difference(ours: torch.Tensor, theirs: np.ndarray) -> float:
-    assert tuple(ours.shape) == theirs.shape
-    return float((ours.detach().double() - torch.from_numpy(theirs).double()).abs().max())
 
 
 @pytest.fixture
