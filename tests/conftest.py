@@ -3,8 +3,10 @@
 import gc
 import os
 import tempfile
+from collections.abc import Iterator
 
 import pytest
+from zygote import Zygote
 
 # Read when the libraries are imported, so set before anything else.
 _CACHE = tempfile.TemporaryDirectory(prefix="hf_vit_tests_", ignore_cleanup_errors=True)
@@ -15,9 +17,25 @@ os.environ.update(
     HF_HUB_DISABLE_PROGRESS_BARS="1",
     HF_DATASETS_DISABLE_PROGRESS_BARS="1",
     TOKENIZERS_PARALLELISM="false",
+    CI="true",  # else OpenVINO reports every graph to Intel, in threads of its own that fork this process
 )
 
 pytest_plugins = ["loopback.fixtures"]
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """Starts functions in processes of their own, without the seconds in which libraries are imported.
+
+    What forks this process instead may hang: other tests may have left threads in it.
+    """
+    alone = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
+    environment = {**os.environ, **alone, "PYTHONPATH": os.path.dirname(__file__)}
+    modules = ("hf_vit.training.finetuning", "hf_vit.training.pretraining", "hf_vit.training.trainer.dense_trainer")
+    folder = tmp_path_factory.mktemp("warm")
+    zygote = Zygote("-W", "ignore", "-m", "zygote", *modules, folder=folder, environment=environment)
+    yield zygote
+    zygote.close()
 
 
 def pytest_collection_finish() -> None:

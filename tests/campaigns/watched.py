@@ -42,7 +42,6 @@ class Watcher:
         self.folder, self.place = folder, folder / "place"
         self.place.mkdir(parents=True, exist_ok=True)
         quiet = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-        quiet["CI"] = "true"  # else importing OpenVINO starts a thread, for its telemetry
         quiet |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
         here = {"HF_HOME": str(self.place / "home"), "TMPDIR": str(self.place / "tmp"), "PYTHONPATH": str(TESTS)}
         environment = os.environ | quiet | here | environment
