@@ -1,5 +1,7 @@
 """Fresh processes in milliseconds: a warm one imports the libraries once, then forks a process for every job.
 
+    python -m zygote MODULE ...
+
 A fork is a process in which everything is imported and nothing has been used. Jobs come to the warm one as JSON lines
 on standard input, answers leave on standard output. It stays single-threaded, or a fork might hang.
 """
@@ -8,9 +10,12 @@ import gc
 import importlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -41,11 +46,69 @@ class Zygote:
         assert line, "the warm process ended"
         return json.loads(line)
 
+    def start(
+        self, name: str, folder: Path, environment: Mapping[str, str] | None = None, **arguments: Any
+    ) -> "Program":
+        """Start a function, "module:name", in a folder and with these variables beside the usual ones."""
+        folder.mkdir(parents=True, exist_ok=True)
+        given = {"folder": str(folder), "environment": environment or {}, "arguments": arguments}
+        return Program(self, self.ask("start", name=name, **given), folder)
+
+    def start_two(self, name: str, folder: Path, **arguments: Any) -> list["Program"]:
+        """Start it in two processes that know of each other, as torchrun does; they work in process-0 and process-1."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        ranks = [known | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+        return [self.start(name, folder / f"process-{each['RANK']}", each, **arguments) for each in ranks]
+
+    def together(self, name: str, folder: Path, seconds: float = 280, **arguments: Any) -> str:
+        """Run it in two such processes; the first that fails ends both.
+
+        Returns:
+            What those say that failed; empty if none did.
+        """
+        programs = self.start_two(name, folder, **arguments)
+        end = time.monotonic() + seconds
+        while None in (codes := [each.wait(0.1) for each in programs]) and time.monotonic() < end:
+            if any(codes):
+                break
+        for each in programs:
+            if each.code is None:
+                each.kill()
+        return "".join(f"{each.folder.name}: exit code {each.code}\n{each.err}" for each in programs if each.code != 0)
+
     def close(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
         self._process.wait(10)
+
+
+class Program:
+    """A process that was forked; `code` is its exit code, negative for a signal, None until it was waited for."""
+
+    def __init__(self, zygote: Zygote, pid: int, folder: Path) -> None:
+        self._zygote, self.pid, self.folder = zygote, pid, folder
+        self.code: int | None = None
+
+    def wait(self, seconds: float) -> int | None:
+        if self.code is None:
+            self.code = self._zygote.ask("wait", pid=self.pid, seconds=seconds)
+        return self.code
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        assert self.wait(10) == -signal.SIGKILL
+
+    @property
+    def out(self) -> str:
+        return (self.folder / "stdout").read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        return (self.folder / "stderr").read_text(errors="replace")
 
 
 def answer(prepare: Callable[[], object], **functions: Callable[..., object]) -> None:
@@ -100,3 +163,39 @@ def fork(work: Callable[[], object], folder: Path) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def start(
+    name: str,
+    folder: str,
+    environment: Mapping[str, str],
+    arguments: Mapping[str, Any],
+    before: Callable[[], object] = lambda: None,
+) -> int:
+    """Fork a process that calls a function, "module:name", in a folder; what it returns is in answer.json there."""
+
+    def work() -> None:
+        os.chdir(folder)
+        os.environ.update(environment)
+        before()
+        module, _, function = name.partition(":")
+        result = getattr(importlib.import_module(module), function)(**arguments)
+        (Path(folder) / "answer.json").write_text(json.dumps(result))
+
+    return fork(work, Path(folder))
+
+
+def wait(pid: int, seconds: float) -> int | None:
+    """Exit code of a process (negative: the signal that killed it), None if it still runs after so many seconds."""
+    end = time.monotonic() + seconds
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= end:
+            return None
+        time.sleep(0.005)
+
+
+if __name__ == "__main__":
+    answer(lambda: warm_up(sys.argv[1:]), start=start, wait=wait)

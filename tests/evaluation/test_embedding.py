@@ -2,7 +2,6 @@
 
 import io
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -211,15 +210,12 @@ def wait_for_files(folder, is_alive):
         time.sleep(0.005)
 
 
-def test_a_killed_run_goes_on_without_duplicates_or_gaps(model, whole, tmp_path):
+def test_a_killed_run_goes_on_without_duplicates_or_gaps(model, whole, tmp_path, warm):
     folder = tmp_path / "out"
-    settings = dict(rows_per_file=20, batch_size=8)
-    fork = multiprocessing.get_context("fork")
-    process = fork.Process(target=embed, args=(str(model), "digits", folder), kwargs=settings)
-    process.start()
-    wait_for_files(folder, process.is_alive)
+    job = dict(model=str(model), data="digits", output=str(folder), rows_per_file=20, batch_size=8)
+    process = warm.start("hf_vit.evaluation.embedding.job:embed", tmp_path / "process", **job)
+    wait_for_files(folder, lambda: process.wait(0) is None)
     process.kill()
-    process.join()
     go_on(model, whole, folder)
 
 

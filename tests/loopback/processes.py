@@ -6,7 +6,6 @@ Importing transformers takes seconds, and huggingface_hub reads its environment 
 """
 
 import importlib
-import json
 import os
 import sys
 import time
@@ -72,19 +71,14 @@ def rehearse(profile: str) -> None:
 def start(
     name: str, folder: str, environment: dict[str, str], transport: str, wait_factor: float, arguments: dict[str, Any]
 ) -> int:
-    """Fork a process that calls a function, "module:name", in a folder; what it returns is in answer.json there."""
+    """`zygote.start`, by this transport and with shorter waits between attempts."""
 
-    def work() -> None:
-        os.chdir(folder)
-        os.environ.update(environment)
+    def before() -> None:
         if transport == "lfs":
             disable_xet()
         shorten_waits(wait_factor)
-        module, _, function = name.partition(":")
-        answer = getattr(importlib.import_module(module), function)(**arguments)
-        (Path(folder) / "answer.json").write_text(json.dumps(answer))
 
-    return zygote.fork(work, Path(folder))
+    return zygote.start(name, folder, environment, arguments, before)
 
 
 def disable_xet() -> None:
@@ -101,16 +95,5 @@ def shorten_waits(factor: float) -> None:
     time.sleep = lambda seconds: sleep(seconds * factor)
 
 
-def wait(pid: int, seconds: float) -> int | None:
-    """Exit code of a process (negative: the signal that killed it), None if it still runs after so many seconds."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
-    return None
-
-
 if __name__ == "__main__":
-    zygote.answer(prepare, warm_up=zygote.warm_up, start=start, wait=wait)
+    zygote.answer(prepare, warm_up=zygote.warm_up, start=start, wait=zygote.wait)

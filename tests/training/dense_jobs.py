@@ -1,9 +1,5 @@
-"""What a process of its own does for test_dense_tasks.py: [torchrun] dense_jobs.py FOLDER TASK HEAD SETTINGS."""
+"""What processes of their own do for test_dense_tasks.py."""
 
-import contextlib
-import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +24,7 @@ def learn(output: Path, task: str, head: str, **settings: Any) -> Any:
     return finetune(HfViTConfig(**TINY), DATA, output, task=task, head=head, **(quick | settings))
 
 
-if __name__ == "__main__":
-    folder, task, head, settings = Path(sys.argv[1]), *sys.argv[2:]
-    result = learn(folder, task, head, **json.loads(settings))
-    with contextlib.suppress(FileExistsError):
-        (folder.parent / "told").mkdir()
-    told = {"validation": result.validation, "test": result.test.values()}
-    (folder.parent / "told" / f"{os.environ.get('RANK', 0)}.json").write_text(json.dumps(told))
+def learn_alone(output: str, task: str, head: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """It, in a process of its own or of several; what that says of it."""
+    result = learn(Path(output), task, head, **settings)
+    return {"validation": result.validation, "test": result.test.values()}

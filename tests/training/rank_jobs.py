@@ -1,10 +1,9 @@
-"""What two gloo processes do for test_processes.py, in one start of both: torchrun ... rank_jobs.py FOLDER."""
+"""What two gloo processes do for test_processes.py, in one start of both."""
 
 import contextlib
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import torch
@@ -241,19 +240,22 @@ def full_disk(folder: Path) -> None:
             os._exit(0)  # as a process that has failed; torchrun would end the first at once
 
 
-def main() -> None:
-    from hf_vit import UserError
+def all_sharded(place: str) -> None:
+    """The sharded trainings that take minutes."""
+    folder = Path(place)
+    torch.distributed.init_process_group("gloo")
+    sharded_training(folder, "FULL_STATE_DICT", ["average", "lora", "sam", "distilled", "contrastive"])
+    twice = dict(FSDP_ACTIVATION_CHECKPOINTING="true", ACCELERATE_DYNAMO_BACKEND="AOT_EAGER")
+    sharded_training(folder, "SHARDED_STATE_DICT", ["lora", "distilled"], **twice)
+    torch.distributed.destroy_process_group()
 
-    folder = Path(sys.argv[1])
-    if sys.argv[2:] == ["sharded"]:
-        torch.distributed.init_process_group("gloo")
-        sharded_training(folder, "FULL_STATE_DICT", ["average", "lora", "sam", "distilled", "contrastive"])
-        twice = dict(FSDP_ACTIVATION_CHECKPOINTING="true", ACCELERATE_DYNAMO_BACKEND="AOT_EAGER")
-        sharded_training(folder, "SHARDED_STATE_DICT", ["lora", "distilled"], **twice)
-        torch.distributed.destroy_process_group()
-        return
+
+def do_all(place: str) -> None:
     import datasets
 
+    from hf_vit import UserError
+
+    folder = Path(place)
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
     datasets.disable_progress_bars()
     torch.set_num_threads(1)
@@ -276,9 +278,4 @@ def main() -> None:
             steps = [path.name for path in (folder / "refused").glob("**/checkpoint-*")]
             report(folder, "refused", [str(error), steps])
         full_disk(folder)
-        os._exit(0)  # the other process is gone
-    torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    os._exit(0)  # the other process is gone

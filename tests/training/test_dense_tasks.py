@@ -1,11 +1,6 @@
 """Segmentation and detection under the one driver: what is learnt, judged, written, resumed and refused."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from training.dense_jobs import DATA, TINY, learn
+from zygote import Zygote
 
 import hf_vit
 from hf_vit import UserError
@@ -29,7 +25,6 @@ from hf_vit.training.recipes.registry import find_recipe
 from hf_vit.training.run.checkpoints import is_complete
 from hf_vit_cli.main import main
 
-JOBS = Path(__file__).with_name("dense_jobs.py")
 TASKS = [("segmentation", "linear"), ("segmentation", "upernet"), ("detection", "mask-rcnn")]
 MODELS = TASKS[::2]
 
@@ -44,7 +39,8 @@ def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A finished model of each task, with its checkpoints."""
     task, head = request.param
     before = scenes.HELD_OUT
-    settings = dict(steps=12, evaluations=6, keep_checkpoints=True)
+    steps = 12 if task == "segmentation" else 8  # of which each takes long enough for a kill
+    settings = dict(steps=steps, evaluations=steps // 2, keep_checkpoints=True)
     result = learn(tmp_path_factory.mktemp(task) / "learnt", task, head, **settings)
     scenes.HELD_OUT = before
     return task, head, settings, result
@@ -98,26 +94,15 @@ def test_heads_of_transformers(tmp_path: Path, task: str, head: str, fields: dic
     assert (again.protocol, again.result.values()) == (task, result.test.values())
 
 
-def start(output: Path, task: str, head: str, settings: dict[str, Any], processes: int = 1) -> subprocess.Popen[bytes]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [*(launcher if processes > 1 else []), str(JOBS), str(output), task, head, json.dumps(settings)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(JOBS.parents[1])}
-    return subprocess.Popen(
-        [sys.executable, *command], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-
-
-def test_killed_and_resumed_to_the_same_bits(learnt: Any, tmp_path: Path) -> None:
+def test_killed_and_resumed_to_the_same_bits(learnt: Any, tmp_path: Path, warm: Zygote) -> None:
     """kill -9 after the second checkpoint; weights, best step, validation and test are those of the unbroken run."""
     task, head, settings, unbroken = learnt
-    process = start(tmp_path / "killed", task, head, settings)
+    job = {"output": str(tmp_path / "killed"), "task": task, "head": head, "settings": settings}
+    process = warm.start("training.dense_jobs:learn_alone", tmp_path / "process", **job)
     second = tmp_path / "killed" / "checkpoints" / "checkpoint-4"
     while not (second.exists() and is_complete(second)):
-        assert process.poll() is None, process.stderr.read().decode()
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    process.stderr.close()
+        assert process.wait(0.01) is None, process.err
+    process.kill()
     assert checkpoints_in(tmp_path / "killed" / "checkpoints")
     resumed = learn(tmp_path / "killed", task, head, **settings, resume=True)
     ours, theirs = (load_file(result.folder / "model.safetensors") for result in (resumed, unbroken))
@@ -126,20 +111,19 @@ def test_killed_and_resumed_to_the_same_bits(learnt: Any, tmp_path: Path) -> Non
     assert resumed.test.values() == unbroken.test.values()
 
 
-def test_two_processes_judge_every_image_once(learnt: Any, tmp_path: Path) -> None:
+def test_two_processes_judge_every_image_once(learnt: Any, tmp_path: Path, warm: Zygote) -> None:
     """Both say the same; of masks without ignored pixels it is what one process learns, but for rounding."""
     task, head, _, _ = learnt
     settings = dict(optimizer="sgd", learning_rate=0.01)  # no Adam, which makes steps of rounding errors
-    process = start(tmp_path / "two" / "out", task, head, settings, processes=2)
-    _, err = process.communicate(timeout=280)
-    assert process.returncode == 0, err.decode()
-    told = [json.loads((tmp_path / "two" / "told" / f"{rank}.json").read_text()) for rank in range(2)]
+    job = {"output": str(tmp_path / "two"), "task": task, "head": head, "settings": settings}
+    assert warm.together("training.dense_jobs:learn_alone", tmp_path / "processes", **job) == ""
+    told = [json.loads((tmp_path / f"processes/process-{rank}/answer.json").read_text()) for rank in range(2)]
     assert told[0] == told[1]
-    record = Facts.load(tmp_path / "two" / "out").records[0]
+    record = Facts.load(tmp_path / "two").records[0]
     assert record.values["world_size"] == 2
     if task == "segmentation":
         one = learn(tmp_path / "one", task, head, **settings)
-        ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("two/out", "one"))
+        ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "one"))
         assert max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) < 1e-5
         assert told[0]["validation"] == pytest.approx(one.validation, abs=2e-3)
 

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import PartialState
 from safetensors.torch import load_file
 from training.rank_jobs import FSDP2, SETTINGS, VARIANTS, contrast, noisy_student, tiny_config, variant
 from transformers import AutoImageProcessor, AutoModelForImageClassification
@@ -25,7 +23,7 @@ from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate_protocol
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
-from hf_vit.training.processes import first_goes_first, missing_explained
+from hf_vit.training.processes import first_goes_first, missing_explained, wait_for_all
 from hf_vit.training.refusals import REFUSALS
 from hf_vit.training.run.checkpoints import is_complete
 from hf_vit.training.run.decisions import micro_batch_size
@@ -60,14 +58,8 @@ def write_images(root, files):
         Dataset.from_dict({"image": images, "label": labels}, features=features).to_parquet(root / f"{name}.parquet")
 
 
-def together(command, folder, processes=2):
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return subprocess.run([*launcher, *command], cwd=folder, env=environment, capture_output=True, text=True)
-
-
 @pytest.fixture(scope="module")
-def two(tmp_path_factory, make_colours):
+def two(tmp_path_factory, make_colours, warm):
     """The folder in which two processes did the jobs of rank_jobs.py, and a reader of what they report."""
     folder = tmp_path_factory.mktemp("two")
     colours = make_colours(folder / "colours", 24)
@@ -78,8 +70,7 @@ def two(tmp_path_factory, make_colours):
         write_numbers(folder / name, sizes)
     generator = torch.Generator().manual_seed(7)
     torch.save((torch.randn(8, 3, 8, 8, generator=generator), torch.arange(8) % 3), folder / "batch.pt")
-    done = together([TESTS / "training" / "rank_jobs.py", folder], folder)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert warm.together("training.rank_jobs:do_all", folder / "processes", place=str(folder)) == ""
 
     def read(name):
         return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
@@ -118,7 +109,7 @@ def test_a_noisy_student_of_two_processes_is_that_of_one(two, tmp_path):
 def test_the_first_process_alone_tells_and_writes(two):
     folder, _ = two
     told, silent = ((folder / f"printed-{rank}.txt").read_text() for rank in (0, 1))
-    assert told.count("steps of 16 images") == 3  # not of different data, which are refused before a model is built
+    assert told.count("steps of 16 images") == 4  # not of different data, which are refused before a model is built
     assert told.count("going on from checkpoint-3") == 1
     assert silent == ""
     training, evaluation = Facts.load(folder / "ddp").records
@@ -281,11 +272,10 @@ def test_a_sharded_average_is_saved_in_parts_and_resumed(two, one, tmp_path):
 
 
 @pytest.mark.slow
-def test_whatever_is_chosen_sharded_training_is_that_of_one_process(two, one):
+def test_whatever_is_chosen_sharded_training_is_that_of_one_process(two, one, warm):
     """Saved whole; then in parts, with activations computed again and the model compiled."""
     folder, _ = two
-    done = together([TESTS / "training" / "rank_jobs.py", folder, "sharded"], folder)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert warm.together("training.rank_jobs:all_sharded", folder / "sharded", seconds=560, place=str(folder)) == ""
     for name in ("average", "lora", "sam", "distilled", "contrastive"):
         assert_same_training(folder, f"FULL_STATE_DICT {name}", one(name))
     for name in ("lora", "distilled"):
@@ -301,12 +291,18 @@ def test_whatever_is_chosen_sharded_training_is_that_of_one_process(two, one):
 def test_by_command(two, tmp_path):
     """torchrun -m hf_vit: one table, one error line, and what is wrong stops everybody."""
     folder, _ = two
+
+    def launch(*arguments):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        return subprocess.run([*launcher, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True)
+
     arguments = ["-m", "hf_vit", "finetune", "--model", "Ti/4", "--data", folder / "colours", "--image-size", "8"]
     arguments += ["--steps", "1", "--evaluations", "1", "--batch-size", "4", "--device", "cpu"]
-    done = together([*arguments, "--output", tmp_path / "out"], tmp_path)
+    done = launch(*arguments, "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("saved in") == 1
-    again = together([*arguments, "--output", tmp_path / "out"], tmp_path)
+    again = launch(*arguments, "--output", tmp_path / "out")
     assert again.returncode != 0
     assert again.stderr.count("holds a finished model") == 1
 
@@ -321,51 +317,36 @@ def test_a_full_disk_of_one_process_ends_all_in_a_line(two):
     assert not {"\n"} & {*first, *second}
 
 
-def wait_for_the_first(rank, folder, seconds, timeout, results):
-    """What becomes of two processes of which the first works for so long, or dies (None)."""
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1"
-    )
-    os.environ["MASTER_PORT"] = (folder / "port").read_text()
-    PartialState._reset_state()  # of tests before this one
-    started = time.monotonic()
+def wait_for_the_first(seconds, timeout):
+    """What becomes of two processes of which the first works for so long, or falls silent (None)."""
+    first = os.environ["RANK"] == "0"
     try:
         with missing_explained(timeout), first_goes_first("cpu", timeout):
-            if rank == 0 and seconds is None:
+            if first and seconds is None:
                 os.kill(os.getpid(), signal.SIGSTOP)
-            elif rank == 0:
+            elif first:
                 time.sleep(seconds)
-        results.put((rank, "went on", time.monotonic() - started))
     except UserError as error:
-        results.put((rank, str(error), time.monotonic() - started))
-    results.join()
+        return str(error)
+    wait_for_all()
+    return "went on"
 
 
 @pytest.mark.parametrize("seconds", [6, None], ids=["at work", "silent"])
-def test_who_works_is_waited_for_and_who_is_silent_is_not(tmp_path, seconds):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        (tmp_path / "port").write_text(str(free.getsockname()[1]))
-    context = torch.multiprocessing.get_context("fork")
-    results = context.JoinableQueue()
-    arguments = (tmp_path, seconds, 4, results)
-    processes = [context.Process(target=wait_for_the_first, args=(rank, *arguments)) for rank in (0, 1)]
-    try:
-        for process in processes:
-            process.start()
-        found = sorted(results.get(timeout=60) for _ in range(1 if seconds is None else 2))
-    finally:
-        for process in processes:
-            process.kill()
+def test_who_works_is_waited_for_and_who_is_silent_is_not(tmp_path, warm, seconds):
+    programs = warm.start_two("training.test_processes:wait_for_the_first", tmp_path, seconds=seconds, timeout=4)
+    waited = [each.wait(40 if each is programs[1] or seconds else 0) for each in reversed(programs)]
+    told = [each.folder / "answer.json" for each in programs]
     if seconds is None:
-        [(rank, message, waited)] = found
-        assert (rank, waited < 40) == (1, True)
-        assert message == (
+        programs[0].kill()
+        assert waited == [0, None]
+        assert json.loads(told[1].read_text()) == (
             "process 1 of 2 has lost another one, which has ended or was silent for 4 seconds (--process-timeout); see "
             "what that one says, then go on with --resume"
         )
     else:
-        assert [(rank, what) for rank, what, _ in found] == [(0, "went on"), (1, "went on")]
+        assert waited == [0, 0]
+        assert [json.loads(file.read_text()) for file in told] == ["went on"] * 2
 
 
 def plugin(version=2, checkpointing=False):

@@ -1,17 +1,12 @@
 """A killed training goes on to the very numbers of an unbroken one; what a kill leaves half-written is found out."""
 
-import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
-from hf_vit import HfViTForImageClassification, UserError
+from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.results.facts import Facts
 from hf_vit.subjects.checkpoint_folders import checkpoints_in
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
@@ -31,16 +26,11 @@ SETTINGS = dict(
     random_resized_crop=(0.5, 1.0),
 )
 
-PROGRAM = """
-import json, sys
-import torch
-torch.set_num_threads(1)
-from hf_vit import HfViTConfig
-from hf_vit.training import FinetuneOptions, finetune
-config, data, output, settings = sys.argv[1:]
-options = FinetuneOptions(micro_batch_size=4)
-finetune(HfViTConfig(**json.loads(config)), data, output, options=options, **json.loads(settings))
-"""
+
+def learn(config, data, output):
+    """What the process does that is killed."""
+    torch.set_num_threads(1)
+    finetune(HfViTConfig(**config), data, output, options=FinetuneOptions(micro_batch_size=4), **SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -90,26 +80,14 @@ def assert_same(one, other):
     assert numbers == other_numbers
 
 
-def kill_at(step, config, data, output):
-    """Start the training in a process of its own and send SIGKILL once checkpoint `step` is there."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, json.dumps(config), str(data), str(output), json.dumps(SETTINGS)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    checkpoint = output / "checkpoints" / f"checkpoint-{step}"
-    while not checkpoint.exists() or not is_complete(checkpoint):
-        assert process.poll() is None, process.stderr.read().decode()
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    process.stderr.close()
-
-
-def test_killed_training_resumes_to_the_same_numbers(train, unbroken, tiny_config, colours, tmp_path):
+def test_killed_training_resumes_to_the_same_numbers(train, unbroken, tiny_config, colours, tmp_path, warm):
     killed = tmp_path / "killed"
-    kill_at(8, tiny_config().to_diff_dict(), colours, killed)
+    job = {"config": tiny_config().to_diff_dict(), "data": str(colours), "output": str(killed)}
+    process = warm.start("training.test_resume:learn", tmp_path / "process", **job)
+    checkpoint = killed / "checkpoints" / "checkpoint-8"
+    while not checkpoint.exists() or not is_complete(checkpoint):
+        assert process.wait(0.002) is None, process.err
+    process.kill()
     assert {path.name for path in killed.iterdir()} == {".lock", "checkpoints"}
     left = last_complete(killed / "checkpoints")
     assert 8 <= read_state(left)["global_step"] < SETTINGS["steps"]

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -162,19 +161,15 @@ def data(place, colours, tiny_checkpoint):
     shutil.copytree(tiny_checkpoint, place / "model")
 
 
-def preempt_after_a_checkpoint(output: Path, process: subprocess.Popen) -> None:
+def preempt_after_a_checkpoint(output: Path, process: psutil.Process) -> None:
     """Send what Slurm sends, to submitit's process and its whole group, when a checkpoint is complete."""
     end = time.monotonic() + 120
     while not list(output.glob("checkpoints/checkpoint-*/trainer_state.json")):
         assert time.monotonic() < end
-        assert process.poll() is None, "it ended before"
+        assert process.status() != psutil.STATUS_ZOMBIE, "it ended before"
         time.sleep(0.01)
     assert not (output / "config.json").exists()
-    (task,) = [
-        each
-        for each in psutil.Process(process.pid).children(recursive=True)
-        if "submitit.core._submit" in each.cmdline()
-    ]
+    (task,) = [each for each in process.children(recursive=True) if "submitit.core._submit" in each.cmdline()]
     task.send_signal(signal.SIGTERM)
     task.send_signal(signal.SIGUSR2)
 
@@ -184,15 +179,14 @@ def same_weights(one: Path, other: Path) -> bool:
     return all(torch.allclose(states[0][name], states[1][name], rtol=0, atol=1e-6) for name in states[0])
 
 
-def test_a_preempted_job_is_queued_again_and_goes_on(data, place, told):
+def test_a_preempted_job_is_queued_again_and_goes_on(data, place, told, warm):
     """By submitit's local executor; to the weights of an unbroken training."""
     train = (*TRAIN, "--steps", "60", "--evaluations", "20")
-    words = (sys.executable, "-m", "hf_vit", "submit", "--local", "--", *train, "--output", "out")
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    preempt_after_a_checkpoint(place / "out", process)
-    out, err = process.communicate(timeout=240)
-    assert (process.returncode, err) == (0, "")
-    assert " finished " in out
+    words = ["submit", "--local", "--", *train, "--output", "out"]
+    process = warm.start("hf_vit_cli.main:main", place, {"COLUMNS": "200"}, arguments=words)
+    preempt_after_a_checkpoint(place / "out", psutil.Process(process.pid))
+    assert (process.wait(240), process.err) == (0, "")
+    assert " finished " in process.out
     (log,) = (place / "out.jobs").glob("*_log.out")
     assert re.search(r"stopped; checkpoint-\d+ in out is complete", log.read_text())
     assert re.search(r"going on from checkpoint-\d+", log.read_text())
@@ -208,7 +202,7 @@ def test_the_script_of_sbatch_runs_and_asks_to_be_queued_again(data, cluster, pl
     variables = {"SLURM_JOB_ID": "4243", "SLURM_ARRAY_JOB_ID": "4242", "SLURM_ARRAY_TASK_ID": "1"}
     start = {"env": {**os.environ, **variables}, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(["bash", cluster / "script.sh"], **start)
-    preempt_after_a_checkpoint(place / "out/seed=4", process)
+    preempt_after_a_checkpoint(place / "out/seed=4", psutil.Process(process.pid))
     process.wait(120)
     assert (cluster / "scontrol.txt").read_text() == "requeue 4242_1\n"
     assert subprocess.run(["bash", cluster / "script.sh"], timeout=240, check=False, **start).returncode == 0
