@@ -227,7 +227,7 @@ def export(
             )
             with progress(f"writing {place.name}"), saying_why(place):
                 target.write(outgoing)
-            with progress(f"comparing {place.name}"):
+            with progress(f"comparing {place.name}"), saying_why(place):
                 difference, measured_with = target.compare(outgoing)
             if not difference <= target.tolerance(loaded.config):  # refuses NaN too
                 raise UserError(

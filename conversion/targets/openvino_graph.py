@@ -6,6 +6,7 @@ from hf_vit.conversion.targets.graphs.runtimes import OPENVINO
 from hf_vit.conversion.targets.onnx_graph import FILE as ONNX_FILE
 from hf_vit.conversion.targets.onnx_graph import OnnxGraph, compare_graph
 from hf_vit.conversion.targets.target import OutgoingModel, Target
+from hf_vit.results.writing import asking_why
 
 
 @final
@@ -22,7 +23,8 @@ class OpenVinoGraph(Target):
 
         OnnxGraph().write(outgoing)
         graph = openvino.convert_model(outgoing.folder / ONNX_FILE)
-        openvino.save_model(graph, outgoing.folder / OPENVINO.file, compress_to_fp16=False)
+        with asking_why(outgoing.folder / ONNX_FILE):
+            openvino.save_model(graph, outgoing.folder / OPENVINO.file, compress_to_fp16=False)
         del graph  # it holds the file
         (outgoing.folder / ONNX_FILE).unlink()
 

@@ -1,7 +1,10 @@
 """int8: quantised by the runtimes' own tools, judged by images that they have not seen, or not written."""
 
+import errno
 import json
+import os
 from pathlib import Path
+from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +16,7 @@ from models.families import FAMILIES
 from PIL import Image
 
 from hf_vit.conversion.api import export
-from hf_vit.conversion.targets.graphs import certified_int8
+from hf_vit.conversion.targets.graphs import certified_int8, quantizing
 from hf_vit.conversion.targets.graphs.calibration import expected_agreement
 from hf_vit.conversion.targets.graphs.certificate import verify
 from hf_vit.conversion.targets.graphs.quantizing import choose
@@ -180,6 +183,55 @@ def test_a_missed_bound_stops_the_export_with_the_figure(
         export(
             places["model"], tmp_path / "out", "onnx", static=True, quantize="dynamic", calibrate=str(places["data"])
         )
+    assert not (tmp_path / "out").exists()
+
+
+def starve(*_: object, **__: object) -> None:
+    """No file can be opened any more, in any library."""
+    with open(os.devnull) as file:
+        setrlimit(RLIMIT_NOFILE, (file.fileno(), getrlimit(RLIMIT_NOFILE)[1]))
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be moved or removed any more."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    for name in ("rename", "replace", "unlink"):
+        monkeypatch.setattr(os, name, refuse)
+
+
+@pytest.mark.parametrize("reason", ["Too many open files; raise the limit", "Permission denied; make that place"])
+def test_why_nothing_could_be_written_is_told(
+    reason: str, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Where onnx cannot write it goes on, and misses the file; what cannot be removed is an error of its own."""
+    before, infer = getrlimit(RLIMIT_NOFILE), onnx.shape_inference.infer_shapes_path
+
+    def infer_when_it_begins(*files: str) -> None:
+        if "denied" in reason:
+            return infer(*files)
+        starve()
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), files[1])
+
+    choose_first = quantizing.choose
+
+    def forbid_when_chosen(*arguments: Any) -> Any:
+        chosen = choose_first(*arguments)
+        forbid(monkeypatch)
+        return chosen
+
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes_path", infer_when_it_begins)
+    monkeypatch.setattr(quantizing, "choose", forbid_when_chosen)
+    given: Any = {"static": True, "quantize": "dynamic", "calibrate": str(places["data"])}
+    try:
+        with pytest.raises(UserError) as told:
+            export(places["model"], tmp_path / "out", "onnx", **given)
+    finally:
+        setrlimit(RLIMIT_NOFILE, before)
+        monkeypatch.undo()
+    assert str(told.value).startswith(f"{tmp_path / 'out'} cannot be written: {reason}")
     assert not (tmp_path / "out").exists()
 
 

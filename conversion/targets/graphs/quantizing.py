@@ -7,7 +7,6 @@ MLP, a head) is quantised alone, and those that move the logits most stay in flo
 import contextlib
 import io
 import logging
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from hf_vit.conversion.targets.graphs.calibration import Calibration, Images, Mo
 from hf_vit.conversion.targets.graphs.preprocessing import OF_NODES
 from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, OPENVINO, Runtime, openvino_core
 from hf_vit.errors import UserError
+from hf_vit.results.writing import asking_why
 
 DENSE = ("MatMul", "Gemm")
 RANKING = 16  # images by which parts are ranked
@@ -155,16 +155,18 @@ def quantize_file(quantizer: Quantizer, file: Path, mode: Mode, data: Calibratio
     for layer in layers:
         module = layer.partition("/")[0]
         parts.setdefault(module.rpartition(".")[0] or module, []).append(layer)
-    with TemporaryDirectory(dir=file.parent) as scratch:
+    # What cannot be removed would hide why.
+    with TemporaryDirectory(dir=file.parent, ignore_cleanup_errors=True) as scratch:
         to = Path(scratch) / file.name
 
         def answers(chosen: Sequence[str], images: Images) -> Answers:
-            quantizer.quantize(file, to, mode, images, chosen)
+            with asking_why(*quantizer.runtime.parts(file)):
+                quantizer.quantize(file, to, mode, images, chosen)
             return logits_of(quantizer.runtime, to)
 
         choice = choose(answers, logits_of(quantizer.runtime, file), parts, data)
         for part, place in zip(quantizer.runtime.parts(to), quantizer.runtime.parts(file), strict=True):
-            shutil.move(part, place)
+            part.replace(place)
     return choice
 
 

@@ -91,6 +91,27 @@ def saying_why(path: Path) -> Generator[None]:
         raise
 
 
+@contextmanager
+def asking_why(*files: Path) -> Generator[None]:
+    """Around a library that may not say why it could not write: when it fails, Python writes as much at that place.
+
+    Args:
+        files: about as large as what the library writes, and where it does.
+
+    Raises:
+        OSError: what the system says to that.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception:
+        for path in files:
+            with path.open("rb") as file, tempfile.NamedTemporaryFile(dir=path.parent) as copy:
+                shutil.copyfileobj(file, copy)
+        raise
+
+
 def beside(path: Path, ending: str) -> Path:
     """A hidden name beside `path` for what is to take its place ("tmp"), or took it ("former")."""
     name = path.name[:100]  # the system's limit is 255 bytes
