@@ -104,6 +104,13 @@ def test_the_plain_graph_at_five_sizes_and_with_pixels_left_over(plain: tuple[An
     np.testing.assert_allclose(answers(opened(folder), images), wanted, rtol=0, atol=1e-5)
 
 
+def test_nothing_is_added_to_attentions_scores(plain: tuple[Any, Path]):
+    """Exporters are given a mask by transformers where nothing is masked: a sum of all scores in every layer."""
+    graph = onnx.load(plain[1] / "model.onnx").graph
+    makers = {output: node.op_type for node in graph.node for output in node.output}
+    assert [makers[node.input[0]] for node in graph.node if node.op_type == "Softmax"] == ["MatMul"]
+
+
 def test_what_the_model_refuses_the_graph_refuses(plain: tuple[Any, Path]):
     """In its own runtime, by the name of the node; the model raises, too."""
     model, folder = plain

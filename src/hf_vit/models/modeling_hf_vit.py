@@ -534,6 +534,8 @@ class HfViTBaseModel(HfViTPreTrainedModel):
     def _attention_mask(self, tokens: Tokens) -> Any:
         if self.config.is_causal:
             return create_causal_mask(self.config, tokens.hidden_states, tokens.token_mask, past_key_values=None)
+        if tokens.token_mask is None:
+            return None  # an exporter would be given a mask that forbids nothing, to be added in every layer
         return create_bidirectional_mask(self.config, tokens.hidden_states, tokens.token_mask)
 
     def _refuse_silent_attentions(self, output_attentions: bool | None) -> None:
