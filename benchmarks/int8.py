@@ -175,6 +175,18 @@ def random_model(variant: str, work: Path) -> Path:
     return folder
 
 
+class Noise:
+    """Eight images in batches of one, as quantisers ask for them (`conversion.targets.graphs.calibration.Images`)."""
+
+    takes = "pixel_values"
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.randn(8, 1, 3, 224, 224, generator=torch.Generator().manual_seed(1)))
+
+
 def quantized_random(variant: str, to: str, mode: str, work: Path) -> Path:
     """A graph of random weights in int8 throughout: nothing to judge, so without a certificate."""
     from hf_vit.conversion.targets.graphs.quantizing import QUANTIZERS
@@ -186,8 +198,7 @@ def quantized_random(variant: str, to: str, mode: str, work: Path) -> Path:
     if not folder.is_dir():
         unfinished = folder.with_name(f"{folder.name}-unfinished")
         unfinished.mkdir(exist_ok=True)
-        images = torch.randn(8, 3, 224, 224, generator=torch.Generator().manual_seed(1))
-        quantizer.quantize(source, unfinished / file, mode, images, quantizer.layers(source))
+        quantizer.quantize(source, unfinished / file, mode, Noise(), quantizer.layers(source))
         unfinished.rename(folder)
     return folder
 
