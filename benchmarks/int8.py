@@ -2,13 +2,15 @@
 
     python benchmarks/int8.py agreement [--work build/int8] [--output benchmarks/results/int8.json] [--development]
     python benchmarks/int8.py speed [--variants S/16 B/16] [--batches 1 8] [--turns 15]
+    python benchmarks/int8.py operators --threads 1 [--variants S/16] [--batches 1 8] [--turns 15]
 
 "agreement" trains a ViT, a Hybrid and an Axial-ViT on digits and on crops of photographs (minutes, once; they stay in
 --work), exports each to every runtime in int8, and asks both about more than 1,000 images of the test split, which
 neither training nor quantising saw. Nor did whoever chose how to quantise: that is done with --development, which takes
 other models of other images (not mirrored, so that the parts of a photograph that are tests are others). "speed" times
-random weights at 224 px in turns, float32 of the same runtime beside every other form. Both go on where they were
-stopped: cells that the output holds are not measured again.
+random weights at 224 px in turns, float32 of the same runtime beside every other form. "operators" says where a pass
+of torch or ONNX Runtime spends its time. All go on where they were stopped: cells that the output holds are not
+measured again.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import itertools
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -243,11 +246,58 @@ def step_of(runtime: str, form: str, variant: str, images: torch.Tensor, threads
     """A form of a runtime, ready to be timed."""
     if runtime == "torch":
         return torch_step(random_model(variant, work), images, form)
+    return graph_step(folder_of(runtime, form, variant, work), images, threads, "bf16" if form == "bfloat16" else "f32")
+
+
+def folder_of(runtime: str, form: str, variant: str, work: Path) -> Path:
+    """The graph of a form; made once."""
     to = {"onnxruntime": "onnx", "openvino": "openvino"}[runtime]
     if form.startswith("int8"):
-        return graph_step(quantized_random(variant, to, form.split()[1], work), images, threads)
-    folder = exported(random_model(variant, work), to, None, None, work)
-    return graph_step(folder, images, threads, "bf16" if form == "bfloat16" else "f32")
+        return quantized_random(variant, to, form.split()[1], work)
+    return exported(random_model(variant, work), to, None, None, work)
+
+
+def torch_passes(step: Callable[[], Any], turns: int) -> list[list[tuple[str, float]]]:
+    """(operator, microseconds) of every operation, pass by pass."""
+    passes: list[list[tuple[str, float]]] = []
+    for _ in range(turns + 1):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            step()
+        events = sorted(profile.events() or (), key=lambda event: event.time_range.start)
+        passes.append([(event.name, event.self_cpu_time_total) for event in events])
+    return passes[1:]
+
+
+def onnx_passes(file: Path, images: torch.Tensor, threads: int, turns: int) -> list[list[tuple[str, float]]]:
+    """The same of a graph."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads, settings.enable_profiling = threads, True
+    settings.profile_file_prefix = str(file.with_name("profile"))
+    session = onnxruntime.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
+    for _ in range(turns):
+        session.run(["logits"], {"pixel_values": images.numpy()})
+    events = json.loads(Path(session.end_profiling()).read_text())
+    nodes = [(event["args"]["op_name"], event["dur"]) for event in events if event["name"].endswith("_kernel_time")]
+    count = len(nodes) // turns
+    return [nodes[start : start + count] for start in range(0, len(nodes), count)]
+
+
+def operators(runtime: str, form: str, variant: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds an image by operators; of every operation the fastest pass counts."""
+    images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    step = step_of(runtime, form, variant, images, options.threads, options.work)
+    if runtime == "torch":
+        passes = torch_passes(step, options.turns)
+    else:
+        file = folder_of(runtime, form, variant, options.work) / "model.onnx"
+        passes = onnx_passes(file, images, options.threads, options.turns)
+    totals = Counter[str]()
+    for (name, _), *times in zip(passes[0], *([time for _, time in one] for one in passes), strict=True):
+        totals[name] += min(times) / 1000 / batch
+    kinds = {name: round(time, 2) for name, time in totals.most_common() if time >= 0.05}
+    return {"threads": options.threads, "total": round(totals.total(), 2), "milliseconds": kinds}
 
 
 def resident_megabytes(arguments: Sequence[str]) -> float:
@@ -309,7 +359,7 @@ def main() -> None:
         print_memory(sys.argv[2:])
         return
     options = parser(__doc__, turns=15)
-    options.add_argument("part", choices=("agreement", "speed"))
+    options.add_argument("part", choices=("agreement", "speed", "operators"))
     options.add_argument("--work", type=Path, default=Path("build/int8"))
     options.add_argument("--variants", nargs="+", default=["S/16", "B/16"])
     options.add_argument("--batches", nargs="+", type=int, default=[1, 8])
@@ -322,6 +372,12 @@ def main() -> None:
         for variant, batch, runtime in itertools.product(chosen.variants, chosen.batches, FORMS):
             cell = partial(time_forms, runtime, variant, batch, chosen)
             record.measure(f"speed {runtime} {variant} batch {batch}", cell)
+        return
+    if chosen.part == "operators":
+        for variant, batch, runtime in itertools.product(chosen.variants, chosen.batches, ("torch", "onnxruntime")):
+            for form in (each for each in FORMS[runtime] if each != "bfloat16"):
+                cell = partial(operators, runtime, form, variant, batch, chosen)
+                record.measure(f"operators {runtime} {form} {variant} batch {batch}", cell)
         return
     for name, family in itertools.product(DEVELOPMENT if chosen.development else JUDGING, FAMILIES):
         record.measure(f"agreement torch {family} {name}", partial(judge_torch, family, name, chosen.work))

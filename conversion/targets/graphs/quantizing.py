@@ -92,7 +92,6 @@ class OnnxQuantizer(Quantizer):
                 return
             batches = iter({images.takes: batch.numpy()} for batch in images)
             reader = type("Reader", (quantization.CalibrationDataReader,), {"get_next": lambda _: next(batches, None)})
-            given["extra_options"] = {"OpTypesToExcludeOutputQuantization": list(DENSE)}  # what follows is in float
             quantization.quantize_static(
                 file, to, reader(), per_channel=True, activation_type=quantization.QuantType.QUInt8, **given
             )
