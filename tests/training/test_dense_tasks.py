@@ -39,8 +39,7 @@ def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A finished model of each task, with its checkpoints."""
     task, head = request.param
     before = scenes.HELD_OUT
-    steps = 12 if task == "segmentation" else 8  # of which each takes long enough for a kill
-    settings = dict(steps=steps, evaluations=steps // 2, keep_checkpoints=True)
+    settings = dict(steps=12, evaluations=6, keep_checkpoints=True)
     result = learn(tmp_path_factory.mktemp(task) / "learnt", task, head, **settings)
     scenes.HELD_OUT = before
     return task, head, settings, result
