@@ -46,6 +46,11 @@ def flops(value: float) -> str:
     return f"{value / 1e3:,.4g} kFLOPs"
 
 
+def gigabytes(number: int) -> str:
+    """12.3 GB of 12,345,678,901 bytes."""
+    return f"{number / 1e9:,.3g} GB" if number < 1e11 else f"{number / 1e9:,.0f} GB"
+
+
 def duration(seconds: float) -> str:
     """In the unit that makes a readable number."""
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):

@@ -113,6 +113,7 @@ GOOD: dict[str, dict[str, list[str]]] = {
     },
     "cost": {
         "model": ["model"], "images": ["--images", "1000"], "device_flops": ["--device-flops", "1e12"],
+        "batch_size": ["--batch-size", "4"],
     },
     "scaling-law": {"sources": ["runs.csv"], "output": ["--output", "out.png"]},
     "convert": {"model": ["checkpoint.npz"], "output": ["out"]},

@@ -4,6 +4,7 @@ from hf_vit.cost.blog import BlogEstimate, CorrectedEstimate, Correction, blog_e
 from hf_vit.cost.device import matmul_flops_per_second
 from hf_vit.cost.estimate import CostEstimate, estimate
 from hf_vit.cost.flops import forward_flops, forward_macs, training_flops
+from hf_vit.cost.memory import DeviceMemory, MemoryPlan, memory_plan
 from hf_vit.cost.points import read_points
 from hf_vit.cost.runs import MeasuredRun, find_config, measured_run
 from hf_vit.cost.scaling_law import ScalingLaw, fit_scaling_law, plot_scaling_law
@@ -17,7 +18,9 @@ __all__ = [
     "Correction",
     "CostEstimate",
     "CostSummary",
+    "DeviceMemory",
     "MeasuredRun",
+    "MemoryPlan",
     "ScalingLaw",
     "beside_tpu",
     "blog_estimate",
@@ -30,6 +33,7 @@ __all__ = [
     "forward_macs",
     "matmul_flops_per_second",
     "measured_run",
+    "memory_plan",
     "plot_scaling_law",
     "read_points",
     "training_flops",

@@ -5,13 +5,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.cost_rows import Rows, dollars, duration, flops, rate_of, time_rows
+from hf_vit_cli.cost_rows import Rows, dollars, duration, flops, gigabytes, rate_of, time_rows
 
 if TYPE_CHECKING:
-    from hf_vit.cost import BesideTpu, BlogEstimate, CorrectedEstimate, CostSummary
+    from hf_vit.cost import BesideTpu, BlogEstimate, CorrectedEstimate, CostSummary, MemoryPlan
 
 
 _TRAINING = "A training (mode flops)"
+# Mode -> what it reads; blog and corrected have their own numbers.
+_TAKES: dict[str, set[str]] = {
+    "flops": {"image_size", "images", "epochs", "devices", "device_flops", "utilisation", "price"},
+    "memory": {"image_size", "devices", "batch_size", "precision"},
+    "blog": set(),
+    "corrected": set(),
+    "tpu": {"device_flops"},
+}
+_MEMORY = "Memory of a training (mode memory, with --devices, 64 by default)"
 
 
 def cost(
@@ -34,17 +43,22 @@ def cost(
         float | None, typer.Option(rich_help_panel=_TRAINING, help="Share of the peak that is kept, 0.4 by default.")
     ] = None,
     price: Annotated[float | None, typer.Option(rich_help_panel=_TRAINING, help="Dollars a device-hour.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(rich_help_panel=_MEMORY, help="Images on a device at once, 1 by default.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(rich_help_panel=_MEMORY, help="fp32 or bf16; fp32 by default.")
+    ] = None,
     mode: Annotated[
         str,
         typer.Option(
-            help="flops; blog, corrected: prices of the original L/16 and H/14; tpu: those beside this machine."
+            help="flops; memory; blog, corrected: prices of the original L/16, H/14; tpu: those beside this machine."
         ),
     ] = "flops",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Count FLOPs; estimate time and money of a training, beside what a finished one took."""
-    from hf_vit.cost import beside_tpu, blog_estimate, corrected_estimate, cost_summary
-    from hf_vit.errors import UserError
+    """Count FLOPs; estimate time, money and memory of a training, beside what a finished one took."""
+    from hf_vit.cost import beside_tpu, blog_estimate, corrected_estimate, cost_summary, memory_plan
 
     asked: dict[str, Any] = {
         "image_size": options.parse_size(image_size),
@@ -54,23 +68,19 @@ def cost(
         "device_flops": None if device_flops is None else _rate(device_flops),
         "utilisation": utilisation,
         "price": price,
+        "batch_size": batch_size,
+        "precision": precision,
     }
+    given = {name: value for name, value in asked.items() if value is not None}
+    _refuse_unused(mode, given)
     if mode == "flops":
-        summary = cost_summary(model, **asked)
+        summary = cost_summary(model, **given)
         _show(model, summary, _summary_rows(summary), as_json)
-        return
-    if mode not in ("blog", "corrected", "tpu"):
-        raise UserError(f"mode '{mode}' is unknown; choose flops, blog, corrected or tpu")
-    rate = _rate(device_flops or "here") if mode == "tpu" else 0.0
-    unused = [
-        f"--{name.replace('_', '-')}"
-        for name, value in asked.items()
-        if value is not None and (mode, name) != ("tpu", "device_flops")
-    ]
-    if unused:
-        raise UserError(f"{', '.join(unused)} would change nothing: mode {mode} has its own numbers; use --mode flops")
-    if mode == "tpu":
-        beside = beside_tpu(model, rate)
+    elif mode == "memory":
+        plan = memory_plan(model, **given)
+        _show(f"{model}, memory of a training with AdamW, on each device", plan, _memory_rows(plan), as_json)
+    elif mode == "tpu":
+        beside = beside_tpu(model, _rate(device_flops or "here"))
         what = "this machine's matrix products" if device_flops in (None, "here") else "a device of"
         _show(f"{model}, beside TPUv3 cores", beside, _tpu_rows(beside, what), as_json)
     elif mode == "blog":
@@ -79,6 +89,18 @@ def cost(
     else:
         corrected = corrected_estimate(model)
         _show(f"{model}, corrected", corrected, _corrected_rows(corrected), as_json)
+
+
+def _refuse_unused(mode: str, given: dict[str, Any]) -> None:
+    from hf_vit.errors import UserError
+
+    if mode not in _TAKES:
+        raise UserError(f"mode '{mode}' is unknown; choose {', '.join(_TAKES)}")
+    unused = given.keys() - _TAKES[mode]
+    if unused:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given if name in unused)
+        remedy = next((f"use --mode {other}" for other, takes in _TAKES.items() if unused <= takes), "leave them out")
+        raise UserError(f"{names} would change nothing in mode {mode}; {remedy}")
 
 
 def _rate(text: str) -> float:
@@ -120,6 +142,22 @@ def _summary_rows(summary: "CostSummary") -> Rows:
     if summary.training_flops is not None:
         rows.append((f"training on {summary.images:,.0f} images", flops(summary.training_flops)))
     return rows + time_rows(summary)
+
+
+def _memory_rows(plan: "MemoryPlan") -> Rows:
+    height, width = plan.image_size
+    images = f"{plan.batch_size} images of {height}x{width} px in {plan.precision}"
+    rows = [
+        (f"weights, gradients, averages of {plan.parameters:,} parameters", gigabytes(plan.states)),
+        (f"activations of {images}", gigabytes(plan.activations)),
+    ]
+    if plan.checkpointed is not None:
+        rows.append(("  with activation checkpointing", gigabytes(plan.checkpointed)))
+    for row in plan.rows:
+        ways = {"DDP": row.replicated, "FSDP2": row.sharded, "and checkpointing": row.checkpointed}
+        shown = ", ".join(f"{way} {gigabytes(held)}" for way, held in ways.items() if held is not None)
+        rows.append((f"{row.devices} devices" if row.devices > 1 else "one device", shown))
+    return rows
 
 
 def _blog_rows(found: "BlogEstimate") -> Rows:
