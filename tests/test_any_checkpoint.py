@@ -16,7 +16,7 @@ from transformers import AutoModel, BertConfig, BertModel, SwinConfig
 from hf_vit.conversion import convert
 from hf_vit.results.facts import Facts
 from hf_vit.subjects.subject import open_subject
-from hf_vit.training.model_source import build_classifier, build_encoder, find_model
+from hf_vit.training.model_source import build_classifier, build_model, find_model
 from hf_vit_cli.main import main
 
 SHORT = ("--steps", "1", "--batch-size", "4", "--evaluations", "1", "--precision", "fp32", "--device", "cpu")
@@ -100,7 +100,7 @@ def test_weights_are_those_of_convert(kind, kinds):
     """Bit for bit: what a training starts from, and what is looked at."""
     source, converted = kinds[kind]
     wanted = AutoModel.from_pretrained(converted).state_dict()
-    started = build_encoder(find_model(source)).state_dict()
+    started = build_model(find_model(source), "model").state_dict()
     looked_at: Any = open_subject(source, "cpu", inside=True).model
     both = [started]
     if type(looked_at).__module__.startswith("hf_vit."):

@@ -209,6 +209,14 @@ def build_detector(config: Any, channels: int) -> Any:
     )
 
 
+class HfDetrMixin(HfDenseMixin):
+    """Abstract: a DETR. transformers freezes what is called a ResNet, but for stages of other names than here."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # pyright: ignore[reportCallIssue]
+        self.model.backbone.model.requires_grad_(True)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 @strict
 class HfDetrConfig(HfDenseConfig, DetrConfig):
     """transformers' configuration of DETR with one of the package's backbones."""
@@ -216,17 +224,12 @@ class HfDetrConfig(HfDenseConfig, DetrConfig):
     model_type = "hf_detr"
 
 
-class HfDetrForObjectDetection(HfDenseMixin, DetrForObjectDetection):
+class HfDetrForObjectDetection(HfDetrMixin, DetrForObjectDetection):
     """transformers' DETR on the last map of one of the package's backbones."""
 
     config: HfDetrConfig
     config_class = HfDetrConfig
     _auto_class = "AutoModelForObjectDetection"
-
-    def __init__(self, config: HfDetrConfig) -> None:
-        super().__init__(config)
-        # It freezes what is called a ResNet, but for stages that have other names here.
-        self.model.backbone.model.requires_grad_(True)
 
 
 @strict
@@ -236,13 +239,9 @@ class HfDeformableDetrConfig(HfDenseConfig, DeformableDetrConfig):
     model_type = "hf_deformable_detr"
 
 
-class HfDeformableDetrForObjectDetection(HfDenseMixin, DeformableDetrForObjectDetection):
+class HfDeformableDetrForObjectDetection(HfDetrMixin, DeformableDetrForObjectDetection):
     """transformers' Deformable DETR on the maps of one of the package's backbones."""
 
     config: HfDeformableDetrConfig
     config_class = HfDeformableDetrConfig
     _auto_class = "AutoModelForObjectDetection"
-
-    def __init__(self, config: HfDeformableDetrConfig) -> None:
-        super().__init__(config)
-        self.model.backbone.model.requires_grad_(True)

@@ -19,7 +19,7 @@ from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.models.configuration_hf_mixer import HfMixerConfig
 from hf_vit.models.configuration_hf_resnet import HfResNetBaseConfig
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
-from hf_vit.training.model_source import ModelSource, build_backbone, build_processor
+from hf_vit.training.model_source import ModelSource, build_model, build_processor
 
 # Px behind one place of each map that a head reads where it reads several; the others read the last one.
 STRIDES: Mapping[str, tuple[int, ...]] = {
@@ -74,7 +74,7 @@ def build_dense_model(
     if kind is None:
         raise UserError(f"there is no head '{head}'; it needs one of {', '.join(DENSE_HEADS)}")
     maps = _maps(source, head) | ({} if width is None or not _has_pyramid(source) else {"fpn_hidden_size": width})
-    backbone: Any = build_backbone(source, image_size=image_size, dropout=dropout, drop_path=drop_path, **maps)
+    backbone: Any = build_model(source, "backbone", image_size=image_size, dropout=dropout, drop_path=drop_path, **maps)
     given = _fields(head, backbone, use_masks) | dict.fromkeys(WIDTHS[head] if width else (), width) | fields
     unknown = sorted(set(given) - set(kind.config_class().to_dict()))
     if unknown:

@@ -1,7 +1,7 @@
 """Where a training starts from: a named variant with fresh weights, or a checkpoint whose head is replaced."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +25,12 @@ from hf_vit.variants import looks_like_variant, variant_config
 
 _HEADS = ("classifier", "distillation_classifier")
 _POOLER = ("vit.pooler.", "pooler.")  # which checkpoints of patch prediction do not have
+# What starts afresh behind a door.
+_NEW: Mapping[Door, tuple[str, ...]] = {
+    "model": (),
+    "backbone": ("pyramid.",),
+    "masked_prediction": ("prediction_head.", "vit.embeddings.mask_token"),
+}
 
 
 @dataclass(frozen=True)
@@ -152,55 +158,23 @@ def _start_head(head: nn.Linear, rows: list[int] | None, bias: float) -> None:
             head.bias.copy_(head.bias[rows])
 
 
-def build_predictor(
+def build_model(
     source: ModelSource,
+    door: Door,
     *,
     image_size: tuple[int, int] | None = None,
     dropout: float | None = None,
     drop_path: float | None = None,
     **fields: Any,
 ) -> PreTrainedModel:
-    """A model with a new patch prediction head, in float32; `fields` of its configuration replace the source's.
+    """A bare model, a backbone or a patch predictor in float32; `fields` of its configuration replace the source's.
+
+    A backbone's pyramid and a patch predictor's head are new.
 
     Raises:
-        UserError: a value does not fit the model, the family has no such head, or the weights do not fit.
+        UserError: a value does not fit the model, the family has no such class, or the weights do not fit.
     """
-    changes = fields | _rates(source, dropout, drop_path)
-    new = ("prediction_head.", "vit.embeddings.mask_token")
-    return _build(source, "masked_prediction", changes, image_size, new=new)
-
-
-def build_encoder(
-    source: ModelSource,
-    *,
-    image_size: tuple[int, int] | None = None,
-    dropout: float | None = None,
-    drop_path: float | None = None,
-    **fields: Any,
-) -> PreTrainedModel:
-    """A bare model with its pooling layer, in float32; `fields` of its configuration replace the source's.
-
-    Raises:
-        UserError: a value does not fit the model, the family has no such head, or the weights do not fit.
-    """
-    return _build(source, "model", fields | _rates(source, dropout, drop_path), image_size, new=())
-
-
-def build_backbone(
-    source: ModelSource,
-    *,
-    image_size: tuple[int, int] | None = None,
-    dropout: float | None = None,
-    drop_path: float | None = None,
-    **fields: Any,
-) -> PreTrainedModel:
-    """A backbone in float32, whose pyramid, if it gets one, is new; `fields` of its configuration replace the source's.
-
-    Raises:
-        UserError: a value does not fit the model, the family has no backbone, or the weights do not fit.
-    """
-    changes = fields | _rates(source, dropout, drop_path)
-    return _build(source, "backbone", changes, image_size, new=("pyramid.",))
+    return _build(source, door, fields | _rates(source, dropout, drop_path), image_size, new=_NEW[door])
 
 
 def _rates(source: ModelSource, dropout: float | None, drop_path: float | None) -> dict[str, float]:

@@ -10,7 +10,7 @@ from transformers import AutoModel, PreTrainedModel, TrainerCallback
 
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
-from hf_vit.training.model_source import ModelSource, build_encoder, build_processor
+from hf_vit.training.model_source import ModelSource, build_model, build_processor
 from hf_vit.training.processes import world_size
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.decisions import Run
@@ -63,8 +63,8 @@ class Contrast(PretextTask):
             raise UserError(
                 f"{images} training images are fewer than a batch of {recipe.batch_size}; choose a smaller --batch-size"
             )
-        encoder = build_encoder(
-            source, image_size=image_size, dropout=recipe.dropout, drop_path=recipe.drop_path, **self.fields
+        encoder = build_model(
+            source, "model", image_size=image_size, dropout=recipe.dropout, drop_path=recipe.drop_path, **self.fields
         )
         module = MomentumContrast(encoder, self.options)
         if world_size() > 1:  # as the authors' code does

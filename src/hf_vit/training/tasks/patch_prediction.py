@@ -11,7 +11,7 @@ from transformers import AutoModelForMaskedImageModeling, PreTrainedModel
 
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
-from hf_vit.training.model_source import ModelSource, build_predictor, build_processor
+from hf_vit.training.model_source import ModelSource, build_model, build_processor
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.decisions import Run
 from hf_vit.training.tasks.masking import MaskingCollator, NextPatch, RandomMasking
@@ -60,8 +60,9 @@ class PatchPrediction(PretextTask):
         if self.static and data.readers:
             raise UserError("static masks need to know every image again, which a stream does not; use dynamic masks")
         scale = build_processor(source, source.config)
-        model = build_predictor(
+        model = build_model(
             source,
+            "masked_prediction",
             image_size=image_size,
             dropout=recipe.dropout,
             drop_path=recipe.drop_path,
