@@ -50,13 +50,31 @@ def test_boxes_and_areas_are_those_of_the_masks(objects):
             assert (left + width, top + height) == (max(columns) + 1, max(rows) + 1)
             assert area == len(pixels)
         assert shapes["iscrowd"] == [0] * len(shapes["bbox"])
-        assert 1 <= len(shapes["bbox"]) <= 4
+        assert 1 <= len(shapes["bbox"]) <= 3
+
+
+def test_without_clutter_shapes_are_of_one_colour_whole_and_apart():
+    """No border or other shape takes anything away from them."""
+    numbers = list[int]()
+    for number in range(100):
+        scene = Scenes(seed=2).render("train", number, 96)
+        numbers.append(len(scene.shapes))
+        for shape, mask in zip(scene.shapes, scene.masks, strict=True):
+            assert (scene.image[mask] == scene.image[mask][0]).all()
+            assert mask[1:-1, 1:-1].sum() == mask.sum()
+            columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
+            sides = np.ptp(columns) + 1, np.ptp(rows) + 1
+            assert min(sides) >= 0.25 * 96
+            if SHAPES[shape] in ("disc", "ring"):  # what these cover follows from their boxes
+                full = np.pi * sides[0] * sides[1] / 4 * (0.7 if SHAPES[shape] == "ring" else 1)
+                assert abs(mask.sum() - full) < 0.06 * full
+    assert set(numbers) == {1, 2, 3}
 
 
 def test_what_lies_on_top_is_what_is_seen():
     """A plain shape shows its one colour on every pixel of its mask, also where it lies over another."""
     plain = overlapping = 0
-    scenes = Scenes()
+    scenes = Scenes(clutter=1)
     for number in range(60):
         scene = scenes.render("train", number, 64)
         last = scene.image[scene.masks[-1]]
@@ -73,7 +91,7 @@ def test_an_earlier_shape_keeps_half_of_itself_and_discs_are_round():
     """A disc that nothing hides covers pi r^2 within a few percent, and its box is as wide as high."""
     whole = 0
     for number in range(200):
-        scene = Scenes(seed=3).render("test", number, 128)
+        scene = Scenes(clutter=1, seed=3).render("test", number, 128)
         for shape, mask in zip(scene.shapes, scene.masks, strict=True):
             columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
             inside = min(columns[0], rows[0]) > 0 and max(columns[-1], rows[-1]) < 127
@@ -105,7 +123,7 @@ def test_splits_have_tiles_of_their_own(objects):
 
 def test_masks_are_the_same_in_every_process_and_order():
     """As in the process in which this digest was recorded."""
-    scenes = [Scenes(seed=5).render("train", number, 40) for number in reversed(range(20))][::-1]
+    scenes = [Scenes(clutter=1, seed=5).render("train", number, 40) for number in reversed(range(20))][::-1]
     content = b"".join(scene.instances.tobytes() + bytes(scene.shapes) for scene in scenes)
     digest = hashlib.sha256(content).hexdigest()
     assert digest == "94304f972245a02ecf26b00c19cc0b0cc8a9bca1d9f107c3f57c897fce125898"
@@ -121,7 +139,7 @@ def test_a_scene_is_the_same_at_every_size():
     ("name", "target", "said"),
     [
         ("scenes:images=0", "mask", "images is 0; choose 1 to 1000000"),
-        ("scenes:shapes=3", "mask", "'shapes=3' is not understood; write scenes:images=1000,size=64,seed=0"),
+        ("scenes:shapes=3", "mask", "'shapes=3' is not understood; write scenes:images=1000,size=64,clutter=0,seed=0"),
         ("scenes", "label", "scenes have no label an image"),
         ("photos", "mask", "'photos' has neither masks nor objects"),
         ("scenes:images=500000,size=512", "mask", "366.2 GiB; ask for fewer or smaller ones"),

@@ -73,9 +73,9 @@ def load_data(
             or objects. Several label columns of
             0 and 1, "cat,dog", are classes of which an image may have several or none.
         target: "label"; "mask" for a class a pixel, "objects" for boxes, with masks where there are: see `ImageData`.
-            None for what the source is laid out for. Such sources are "scenes:images=1000,size=64,seed=0" (built in,
-            synthetic, for either), folders as ADE20K's (masks) and COCO's (objects), a COCO file (.json), parquet files
-            and Hub data sets with a column of masks or objects.
+            None for what the source is laid out for. Such sources are "scenes:images=1000,size=64,clutter=0,seed=0"
+            (built in, synthetic, for either), folders as ADE20K's (masks) and COCO's (objects), a COCO file (.json),
+            parquet files and Hub data sets with a column of masks or objects.
         multi_label: take data whose images have a list of classes each, which most uses cannot do with.
         seed: of the cut where validation or test are missing. The built-in splits are fixed.
 

@@ -1,9 +1,10 @@
 """Synthetic scenes of any number with exact masks and boxes: shapes over photographs and textures.
 
-A scene has one to four shapes, each of a class, in places, sizes, turns and colours of chance, over a crop of a
-photograph (those of `photos`) or a texture. A later shape hides what lies under it, and masks and boxes are those of
-what is seen. Nothing in the photographs is annotated, so the scenes say whether a model can learn to find and to
-outline, and nothing about photographs.
+A scene has one to three shapes, each of a class, in places, sizes, turns and colours of chance, over a crop of a
+photograph (those of `photos`) or a texture: large, whole, of one colour, and apart. With clutter they are up to four,
+smaller, many in stripes or checks, cut by the border, and a later one hides what lies under it; masks and boxes are
+those of what is seen. Nothing in the photographs is annotated, so the scenes say whether a model can learn to find and
+to outline, and nothing about photographs.
 
 Training, validation and test take their photographs from different tiles, as `photos` does. All chance comes from
 SplitMix64, and masks from the arithmetic of IEEE 754 (no sine), so the same name means the same masks on every machine.
@@ -32,10 +33,13 @@ if TYPE_CHECKING:
 SHAPES: tuple[str, ...] = ("disc", "square", "triangle", "cross", "ring")
 # Scenes of validation and of test.
 HELD_OUT = 200
-_TRIES = 8  # shapes that may be put down, of which up to four stay
-_MOST = 4
-_SEEN = 0.5  # of an earlier shape that a later one must leave to be seen
-_RADII = (0.13, 0.27)  # of the scene's side
+# Without and with clutter: shapes that a scene has at most, and that it tries to put down; the share of an earlier one
+# that a later one must leave to be seen; radii as shares of the scene's side.
+_MOST = (3, 4)
+_TRIES = (20, 8)
+_SEEN = (1.0, 0.5)
+_RADII = ((0.16, 0.3), (0.13, 0.27))
+_REACH = 1.21  # of a shape's corners, in radii
 _DRAWS, _GROUND_DRAWS = 20, 64
 _GRID = 5  # colours of a clouded texture along a side
 
@@ -72,31 +76,34 @@ class Scenes:
     Attributes:
         images: of training; validation and test have `HELD_OUT`. More go on where fewer end.
         size: px a side; None: as asked for when they are loaded, else 64.
+        clutter: 1 for shapes that are small and many, patterned, cut by the border and hidden by each other.
         seed: of everything in them.
     """
 
     images: int = 1000
     size: int | None = None
+    clutter: int = 0
     seed: int = 0
     limits: ClassVar[Mapping[str, tuple[int, int]]] = {
         "images": (1, 10**6),
         "size": (32, 1024),
+        "clutter": (0, 1),
         "seed": (0, 2**31 - 1),
     }
 
     @classmethod
     def parse(cls, name: str) -> "Scenes":
-        """Read "scenes" or "scenes:images=1000,size=64,seed=0", each of which may be left out.
+        """Read "scenes" or "scenes:images=1000,size=64,clutter=0,seed=0", each of which may be left out.
 
         Raises:
             UserError: it is written otherwise, or a number is out of range.
         """
-        return cls(**read_numbers(name, cls.limits, "scenes:images=1000,size=64,seed=0"))
+        return cls(**read_numbers(name, cls.limits, "scenes:images=1000,size=64,clutter=0,seed=0"))
 
     @property
     def name(self) -> str:
         """As it is parsed, but for the size, which changes pixels and not what they show."""
-        return f"scenes:images={self.images},seed={self.seed}"
+        return f"scenes:images={self.images},clutter={self.clutter},seed={self.seed}"
 
     def count(self, split: str) -> int:
         """Scenes of a split."""
@@ -105,22 +112,22 @@ class Scenes:
     def render(self, split: str, number: int, size: int) -> Scene:
         """The scene with this number, `size` px a side; the same however many there are, and at any size."""
         key = random_keys(self.seed, SPLIT_NUMBERS[split], np.asarray([number], dtype=np.uint64))
-        draws = uniforms(key, _GROUND_DRAWS + _TRIES * _DRAWS)[0].tolist()
+        draws = uniforms(key, _GROUND_DRAWS + _TRIES[self.clutter] * _DRAWS)[0].tolist()
         image = _ground(split, draws[:_GROUND_DRAWS], size)
-        wanted = 1 + int(draws[0] * _MOST)
+        wanted = 1 + int(draws[0] * _MOST[self.clutter])
         places = [draws[start : start + _DRAWS] for start in range(_GROUND_DRAWS, len(draws), _DRAWS)]
         instances = np.zeros((size, size), dtype=np.uint8)
         shapes: list[int] = []
         areas: list[int] = []
         for drawn in places:
             shape = int(drawn[0] * len(SHAPES))
-            mask, across, down = _shape(SHAPES[shape], drawn, size)
+            mask, across, down = _shape(SHAPES[shape], drawn, size, self.clutter)
             tried = np.where(mask, len(shapes) + 1, instances)
             left = [int(np.count_nonzero(tried == number)) for number in range(1, 1 + len(shapes))]
-            if any(seen < _SEEN * area for seen, area in zip(left, areas, strict=True)):
+            if any(seen < _SEEN[self.clutter] * area for seen, area in zip(left, areas, strict=True)):
                 continue
             instances = tried.astype(np.uint8)
-            image[mask] = _fill(drawn, across, down)[mask]
+            image[mask] = _fill(drawn, across, down, self.clutter)[mask]
             shapes.append(shape)
             areas.append(int(np.count_nonzero(mask)))
             if len(shapes) == wanted:
@@ -202,12 +209,14 @@ def _turned(
 
 
 def _shape(
-    name: str, drawn: list[float], size: int
+    name: str, drawn: list[float], size: int, clutter: int
 ) -> "tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]":
     """Which pixels a shape covers [H, W], and every pixel's place across and down in it (1 is its radius)."""
     x, y = _grid(size)
-    radius = _RADII[0] + (_RADII[1] - _RADII[0]) * drawn[1]
-    centre_x, centre_y = 0.1 + 0.8 * drawn[2], 0.1 + 0.8 * drawn[3]
+    smallest, largest = _RADII[clutter]
+    radius = smallest + (largest - smallest) * drawn[1]
+    border = 0.1 if clutter else _REACH * radius
+    centre_x, centre_y = (border + (1 - 2 * border) * draw for draw in drawn[2:4])
     across, down = _turned((x - centre_x) / radius, (y - centre_y) / radius, 4 * drawn[4])
     squares = across * across + down * down
     if name == "disc":
@@ -223,9 +232,11 @@ def _shape(
     return (down <= 0.6) & (math.sqrt(3) * abs(across) - down <= 1.2), across, down
 
 
-def _fill(drawn: list[float], across: "NDArray[np.float64]", down: "NDArray[np.float64]") -> "NDArray[np.uint8]":
-    """[H, W, 3]: one colour, or two in stripes or checks."""
-    kind, period = int(drawn[5] * 4), 0.3 + 0.5 * drawn[6]
+def _fill(
+    drawn: list[float], across: "NDArray[np.float64]", down: "NDArray[np.float64]", clutter: int
+) -> "NDArray[np.uint8]":
+    """[H, W, 3]: one colour, or, with clutter, two in stripes or checks."""
+    kind, period = int(drawn[5] * 4) * clutter, 0.3 + 0.5 * drawn[6]
     first, second = (np.asarray([int(256 * value) for value in drawn[start : start + 3]]) for start in (7, 10))
     stripes = np.floor(across / period).astype(np.int64)
     checks = stripes + np.floor(down / period).astype(np.int64)
