@@ -1,19 +1,21 @@
 """Masks and boxes from scratch: what every head and family reaches on generated scenes, held out, in equal CPU time.
 
-    python benchmarks/dense.py [--part goals|families|hours] [--only WORD] [--seeds 0 1 2] [--limit N] [--work FOLDER]
+    python benchmarks/dense.py [--part PART] [--only WORD] [--seeds 0 1 2] [--limit N] [--work FOLDER]
     python benchmarks/dense.py --summary       # the tables and the plot of what is there, no runs
     python benchmarks/dense.py --strides       # what is left of the true masks on maps of a stride, no runs
 
     goals      the two pairs that are to reach mIoU 90 and AP50 80 on the test scenes within 10 CPU minutes each
+    clutter    Mask R-CNN on scenes with clutter, as long
     families   UperNet and Mask R-CNN on each family's backbone, about equally large, 4 CPU minutes a run
     hours      DETR and Deformable DETR, an hour each
 
-Data: `scenes`, shapes over photographs and textures (synthetic); 4,000 to train on (10,000 for the goals), 200 to
-validate on, 200 to test on, whose photographs are others. One thread. A run's steps are as many as fit its CPU time, by
-the CPU seconds of a few steps and of an evaluation that are measured before it; every line has what was really used,
-evaluations included. Where a pair names several learning rates, they are tried first, with seed 0 and a quarter of the
-time, and the one with the best score on the VALIDATION scenes is kept; so is the best checkpoint of each run. The test
-scenes are looked at once a final run. One JSON line a finished run; what is in the file is not run again.
+Data: `scenes`, shapes over photographs and textures (synthetic; but for `clutter` large, whole and apart); 4,000 to
+train on (10,000 for goals and clutter), 200 to validate on, 200 to test on, whose photographs are others. One thread.
+A run's steps are as many as fit its CPU time, by the CPU seconds of a few steps and of an evaluation that are
+measured before it; every line has what was really used, evaluations included. Where a pair names several learning
+rates, they are tried first, with seed 0 and a quarter of the time, and the one with the best score on the VALIDATION
+scenes is kept; so is the best checkpoint of each run. The test scenes are looked at once a final run. One JSON line a
+finished run; what is in the file is not run again.
 """
 
 import argparse
@@ -23,7 +25,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from hf_vit.training import finetune
 from hf_vit.training.dense_model import build_dense_model, model_inputs
 from hf_vit.training.model_source import find_model
 from hf_vit.training.recipes.registry import Recipe, find_recipe
+from hf_vit.training.trainer.optimizers import optimizer_of
 
 BATCH, EVALUATIONS, HELD_OUT = 16, 3, 200
 MEASURES = {"segmentation": "mean IoU", "detection": "box AP50"}
@@ -78,6 +81,8 @@ _FEW_BOXES: dict[str, Any] = {
     "box_score_threshold": 0.01,
     "detections_per_image": 15,
 }
+# As many as three objects, of 20 to 38 px and about as wide as high.
+_LARGE_BOXES = _FEW_BOXES | {"anchor_sizes": [16, 24, 36], "anchor_ratios": [1.0]}
 _DETR: dict[str, Any] = {
     "encoder_layers": 2,
     "decoder_layers": 3,
@@ -105,6 +110,8 @@ class Pair:
     rates: tuple[float, ...] = (1e-3, 3e-3)
     images: int = 4000
     crop: bool = True
+    clutter: int = 0
+    optimizer: str = "adamw"
 
     @property
     def name(self) -> str:
@@ -112,12 +119,17 @@ class Pair:
 
     @property
     def data(self) -> str:
-        return f"scenes:images={self.images},size={self.size}"
+        return f"scenes:images={self.images},size={self.size},clutter={self.clutter}"
 
 
+# Rates chosen on validation scenes, in trials of a CPU minute.
+_LONG: dict[str, Any] = {"images": 10000, "crop": False}
+_GOALS: dict[str, Any] = _LONG | {"optimizer": "muon"}
+_NO_AUXILIARY = {"use_auxiliary_head": False}
 PAIRS = [
-    Pair("goals", "segmentation", "upernet", "bit", 96, 10, rates=(1e-3,), images=10000, crop=False),
-    Pair("goals", "detection", "mask-rcnn", "bit", 96, 10, fields=_FEW_BOXES, rates=(2e-3,), images=10000, crop=False),
+    Pair("goals", "segmentation", "upernet", "bit", 96, 4, fields=_NO_AUXILIARY, rates=(2e-2,), **_GOALS),
+    Pair("goals", "detection", "mask-rcnn", "bit", 64, 4, fields=_LARGE_BOXES, rates=(3e-3,), **_GOALS),
+    Pair("clutter", "detection", "mask-rcnn", "bit", 96, 10, fields=_FEW_BOXES, clutter=1, rates=(2e-3,), **_LONG),
     *(Pair("families", "segmentation", "upernet", name, 64, 4) for name in BACKBONES),
     *(Pair("families", "detection", "mask-rcnn", name, 128, 4, fields=_MASK_RCNN) for name in BACKBONES),
     Pair("hours", "detection", "detr", "hybrid", 128, 60, 64, _DETR),
@@ -127,13 +139,14 @@ PAIRS = [
 
 def costs(pair: Pair) -> tuple[float, float]:
     """CPU seconds of a step of training, and of judging the held-out scenes once; the least of three."""
-    data = load_data(f"scenes:images={BATCH},size={pair.size}", target=TARGETS[pair.task])
+    data = load_data(replace(pair, images=BATCH).data, target=TARGETS[pair.task])
     model, processor = build_dense_model(
         find_model(BACKBONES[pair.backbone](pair.size)), pair.head, data.label_names, width=pair.width, **pair.fields
     )
     training, _ = dense_transforms(processor, TARGETS[pair.task], recipe_of(pair, 1e-3, 1).augmentation, 0)
     images = transform_split(data, "train", training)
-    optimizer, seconds = torch.optim.AdamW(model.parameters(), lr=1e-4), list[float]()
+    optimizer_class, settings = optimizer_of(recipe_of(pair, 1e-4, 1))
+    optimizer, seconds = optimizer_class(model.parameters(), **settings), list[float]()
     for _ in range(4):
         start = time.process_time()
         batch = dense_collator(images.__getitems__(range(BATCH)))
@@ -150,6 +163,8 @@ def recipe_of(pair: Pair, rate: float, steps: int) -> Recipe:
     """The small recipe of the task with this rate and length, and the head's fields."""
     small = find_recipe(f"{pair.task}-small")
     settings: dict[str, Any] = {"learning_rate": rate, "batch_size": BATCH, "steps": steps, "evaluations": EVALUATIONS}
+    if pair.optimizer == "muon":
+        settings |= {"optimizer": "muon", "momentum": 0.95}
     if not pair.crop:  # which changes the shapes' proportions
         settings["random_resized_crop"] = (0, 0)
     return small.override(**settings).model_copy(update={"architecture": pair.fields})
@@ -300,7 +315,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=DEFAULT)
     parser.add_argument("--work", type=Path, default=Path("out/dense"), help="folder for the runs")
-    parser.add_argument("--part", choices=["goals", "families", "hours"])
+    parser.add_argument("--part", choices=["goals", "clutter", "families", "hours"])
     parser.add_argument("--only", default="", help="pairs whose name has this word")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--limit", type=int, help="at most so many runs")
