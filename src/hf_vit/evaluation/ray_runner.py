@@ -12,7 +12,9 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -32,7 +34,10 @@ except ImportError as error:
 if TYPE_CHECKING:
     from hf_vit.subjects.subject import Subject
 
-_ATTEMPTS = 4  # at a part: a process that ends over it each time ends the run
+# At a part: what ends a process each time ends the run. A rest of 2, 4, ... s between them outlasts the minute in which
+# a machine that fell silent is not known to be lost.
+_ATTEMPTS = 7
+_WINK = 1.0  # seconds, after which is looked again for a process that rests no longer
 _BATCHES_AHEAD = 2  # of a part, that wait decoded
 _PARTS_AT_ONCE = (2, 16)  # of an actor, at least and at most: one is computed while others are read and written
 _PARTS_AHEAD = 8  # of the oldest part in work, for each that is in work: where results are wanted in order
@@ -95,31 +100,49 @@ class RayRunner:
         known = {name: version for name, version in versions().items() if name in _COMPARED}
         task = _Task(cargo, self.device, self.threads, self.reading, subject.fingerprint, known)
         processes = [self._process() for _ in range(self.num_processes)]
-        busy: dict[Any, tuple[int, Any]] = {}  # result -> part, process
-        queue = enumerate(parts)
+        queue, again, failures = enumerate(parts), list[tuple[int, Any]](), Counter[int]()
+        busy: dict[Any, tuple[int, Any, int]] = {}  # result -> number, part, process
+        rests = [0.0] * len(processes)  # until when nothing is given to a process that was lost
+        begun = 0
         try:
             while True:
-                oldest = min((number for number, _ in busy.values()), default=None)
-                while len(busy) < self.num_processes * self.parts_at_once:
-                    following = next(queue, None)
+                while (place := self._free_place(busy, rests)) is not None:
+                    oldest = min((number for number, *_ in (*busy.values(), *again)), default=begun)
+                    is_far = ahead is not None and begun - oldest >= ahead
+                    following = again.pop(0) if again else None if is_far else next(queue, None)
                     if following is None:
                         break
-                    number, part = following
-                    loads = [process for _, process in busy.values()]
-                    process = min(processes, key=loads.count)
-                    busy[process.do.remote(part, task)] = number, process
-                    oldest = number if oldest is None else oldest
-                    if ahead is not None and number - oldest >= ahead:
-                        break
-                if not busy:
+                    begun = max(begun, following[0] + 1)
+                    busy[processes[place].do.remote(following[1], task)] = (*following, place)
+                if not busy and not again:
                     return
-                (result,), _ = ray.wait(list(busy), num_returns=1)
-                number, _ = busy.pop(result)
-                yield number, _got(result)
+                if not busy:
+                    time.sleep(_WINK)
+                    continue
+                ready, _ = ray.wait(list(busy), num_returns=1, timeout=_WINK)
+                for result in ready:
+                    number, part, place = busy.pop(result)
+                    try:
+                        outcome = _got(result)
+                    except RayError as error:
+                        failures[number] += 1
+                        if failures[number] == _ATTEMPTS:
+                            raise _lost(error) from error
+                        again.append((number, part))
+                        rests[place] = time.monotonic() + 2 ** failures[number]
+                    else:
+                        yield number, outcome
         finally:
             if ray.is_initialized():  # else they are gone, and the next word would start it anew
                 for process in processes:
                     ray.kill(process)
+
+    def _free_place(self, busy: Mapping[Any, tuple[int, Any, int]], rests: Sequence[float]) -> int | None:
+        """The process with the least to do that can take a part."""
+        loads = Counter(place for *_, place in busy.values())
+        awake = [place for place, until in enumerate(rests) if until <= time.monotonic()]
+        place = min(awake, key=lambda place: loads[place], default=None)
+        return None if place is None or loads[place] >= self.parts_at_once else place
 
     def in_order(self, work: Work, parts: Iterable[Any], subject: "Subject") -> Iterator[Any]:
         """What came of every part, in the order of the parts; few wait for an earlier one."""
@@ -138,7 +161,6 @@ class RayRunner:
             num_cpus=self.holding,
             num_gpus=self.gpus,
             max_restarts=-1,
-            max_task_retries=_ATTEMPTS - 1,
             max_concurrency=self.parts_at_once,
             scheduling_strategy="SPREAD",
         )
@@ -185,7 +207,7 @@ class _ModelProcess:
         reading = ray.remote(_read).options(
             num_cpus=task.reading,
             num_returns="streaming",
-            max_retries=_ATTEMPTS - 1,
+            max_retries=_ATTEMPTS,
             _generator_backpressure_num_objects=_BATCHES_AHEAD,
         )
         references: Any = reading.remote(task.cargo, part)
@@ -342,25 +364,26 @@ def _got(reference: Any) -> Any:
     """An object of Ray's store.
 
     Raises:
+        RayError: those who compute it are lost.
         Exception: as whoever computes it raised it.
-        UserError: those who compute it ended.
     """
     try:
         return ray.get(reference)
-    except RayError as error:
+    except RayTaskError as error:
         cause: Any = error
-        while isinstance(cause, RayTaskError) and cause.cause is not None:
+        while isinstance(cause, RayTaskError) and isinstance(cause.cause, Exception):
             cause = cause.cause
-        if isinstance(cause, Exception) and not isinstance(cause, RayError):
-            raise cause from error
         if isinstance(cause, RayTaskError):
             raise
-        raise UserError(
-            f"processes of Ray ended {_ATTEMPTS} times over the same images, or could not begin ({_reason(cause)}); "
-            "what is complete stays, the same command goes on from it"
-        ) from error
+        raise cause from error
 
 
-def _reason(error: BaseException) -> str:
-    lines = [one_line(line) for line in str(error).splitlines()]
-    return next(reversed([line for line in lines if line]), type(error).__name__)[:200]
+def _lost(error: RayError) -> UserError:
+    if isinstance(error, RayTaskError):
+        raise error  # of the program, not of Ray
+    lines = [line for line in map(one_line, str(error).splitlines()) if line]
+    reason = next(reversed(lines), type(error).__name__)[:200]
+    return UserError(
+        f"processes of Ray ended {_ATTEMPTS} times over the same images, or could not begin ({reason}); what is "
+        "complete stays, the same command goes on from it"
+    )
