@@ -12,9 +12,8 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -27,17 +26,18 @@ from hf_vit.errors import UserError, one_line
 try:
     import ray
     from ray._private import worker
-    from ray.exceptions import RayError, RayTaskError
+    from ray.exceptions import RayActorError, RayError, RayTaskError
 except ImportError as error:
     raise UserError('the runner ray is not installed: pip install "hf-vit[ray]"') from error
 
 if TYPE_CHECKING:
     from hf_vit.subjects.subject import Subject
 
-# At a part: what ends a process each time ends the run. A rest of 2, 4, ... s between them outlasts the minute in which
-# a machine that fell silent is not known to be lost.
-_ATTEMPTS = 7
-_WINK = 1.0  # seconds, after which is looked again for a process that rests no longer
+_ATTEMPTS = 4  # at a part, or at beginning
+_BEGINNING = -1  # counts as a part
+_SILENCE = 600  # seconds in which nothing begins: long enough for nodes that an autoscaler brings
+# Next to nothing: readers must find room beside actors, also where nodes are lost and others take their actors.
+_ACTOR_CORES = 0.001
 _BATCHES_AHEAD = 2  # of a part, that wait decoded
 _PARTS_AT_ONCE = (2, 16)  # of an actor, at least and at most: one is computed while others are read and written
 _PARTS_AHEAD = 8  # of the oldest part in work, for each that is in work: where results are wanted in order
@@ -71,7 +71,7 @@ class RayRunner:
         gpus: of an actor, perhaps a share of one; 0 for none.
         parts_at_once: of an actor.
         threads: of an actor without a GPU.
-        holding, reading: cores that Ray reckons for an actor, and for each part that is read.
+        reading: cores that Ray reckons for a part that is read.
     """
 
     num_processes: int
@@ -79,7 +79,6 @@ class RayRunner:
     gpus: float
     parts_at_once: int
     threads: int
-    holding: float
     reading: float
 
     def each(
@@ -99,50 +98,11 @@ class RayRunner:
         cargo = ray.put((work, subject.prepare, os.getcwd()))
         known = {name: version for name, version in versions().items() if name in _COMPARED}
         task = _Task(cargo, self.device, self.threads, self.reading, subject.fingerprint, known)
-        processes = [self._process() for _ in range(self.num_processes)]
-        queue, again, failures = enumerate(parts), list[tuple[int, Any]](), Counter[int]()
-        busy: dict[Any, tuple[int, Any, int]] = {}  # result -> number, part, process
-        rests = [0.0] * len(processes)  # until when nothing is given to a process that was lost
-        begun = 0
+        run = _Run(self, task, parts, ahead)
         try:
-            while True:
-                while (place := self._free_place(busy, rests)) is not None:
-                    oldest = min((number for number, *_ in (*busy.values(), *again)), default=begun)
-                    is_far = ahead is not None and begun - oldest >= ahead
-                    following = again.pop(0) if again else None if is_far else next(queue, None)
-                    if following is None:
-                        break
-                    begun = max(begun, following[0] + 1)
-                    busy[processes[place].do.remote(following[1], task)] = (*following, place)
-                if not busy and not again:
-                    return
-                if not busy:
-                    time.sleep(_WINK)
-                    continue
-                ready, _ = ray.wait(list(busy), num_returns=1, timeout=_WINK)
-                for result in ready:
-                    number, part, place = busy.pop(result)
-                    try:
-                        outcome = _got(result)
-                    except RayError as error:
-                        failures[number] += 1
-                        if failures[number] == _ATTEMPTS:
-                            raise _lost(error) from error
-                        again.append((number, part))
-                        rests[place] = time.monotonic() + 2 ** failures[number]
-                    else:
-                        yield number, outcome
+            yield from run.results()
         finally:
-            if ray.is_initialized():  # else they are gone, and the next word would start it anew
-                for process in processes:
-                    ray.kill(process)
-
-    def _free_place(self, busy: Mapping[Any, tuple[int, Any, int]], rests: Sequence[float]) -> int | None:
-        """The process with the least to do that can take a part."""
-        loads = Counter(place for *_, place in busy.values())
-        awake = [place for place, until in enumerate(rests) if until <= time.monotonic()]
-        place = min(awake, key=lambda place: loads[place], default=None)
-        return None if place is None or loads[place] >= self.parts_at_once else place
+            run.end()
 
     def in_order(self, work: Work, parts: Iterable[Any], subject: "Subject") -> Iterator[Any]:
         """What came of every part, in the order of the parts; few wait for an earlier one."""
@@ -156,20 +116,107 @@ class RayRunner:
                 yield waiting.pop(upcoming)
                 upcoming = next(following)
 
-    def _process(self) -> Any:
+
+class _Run:
+    """Parts on their way through actors, of which those that are lost are replaced."""
+
+    def __init__(self, runner: RayRunner, task: "_Task", parts: Iterable[Any], ahead: int | None) -> None:
+        self._runner, self._task, self._ahead = runner, task, ahead
+        self._queue = enumerate(parts)
+        self._upcoming = next(self._queue, None)
+        self._again: list[tuple[int, Any]] = []  # parts of lost actors
+        self._busy: dict[Any, tuple[int, Any, Any]] = {}  # result -> number, part, actor
+        self._starting: dict[Any, Any] = {}  # word that it is ready -> actor
+        self._ready: list[Any] = []
+        self._failures = Counter[int]()
+        for _ in range(runner.num_processes):
+            self._start()
+
+    def results(self) -> Iterator[tuple[int, Any]]:
+        """(number of the part, what came of it), as they are done."""
+        while self._busy or self._again or self._upcoming is not None:
+            while (actor := self._free()) is not None and (following := self._following()) is not None:
+                self._busy[actor.do.remote(following[1])] = (*following, actor)
+            told, _ = ray.wait([*self._busy, *self._starting], num_returns=1, timeout=_SILENCE)
+            if not told and not self._busy:
+                raise UserError(
+                    f"no process of Ray could begin in {_SILENCE} s; free its cores or GPUs (ray status), or add nodes"
+                )
+            for reference in told:
+                if reference in self._starting:
+                    self._begin(reference)
+                elif (result := self._result(reference)) is not None:
+                    yield result
+
+    def end(self) -> None:
+        """Let no actor live on."""
+        if ray.is_initialized():  # else they are gone, and the next word would start it anew
+            for actor in (*self._ready, *self._starting.values()):
+                ray.kill(actor)
+
+    def _start(self) -> None:
+        runner = self._runner
         actor = ray.remote(_ModelProcess).options(
-            num_cpus=self.holding,
-            num_gpus=self.gpus,
-            max_restarts=-1,
-            max_concurrency=self.parts_at_once,
+            num_cpus=_ACTOR_CORES,
+            num_gpus=runner.gpus,
+            max_concurrency=runner.parts_at_once,
             scheduling_strategy="SPREAD",
         )
-        return actor.remote()
+        handle: Any = actor.remote()
+        self._starting[handle.begin.remote(self._task)] = handle
+
+    def _begin(self, reference: Any) -> None:
+        actor = self._starting.pop(reference)
+        try:
+            _got(reference)
+        except RayError as error:
+            self._count(_BEGINNING, error)
+            self._start()
+        else:
+            self._failures[_BEGINNING] = 0
+            self._ready.append(actor)
+
+    def _free(self) -> Any | None:
+        """The ready actor with the least to do, if it can take a part."""
+        loads = [actor for *_, actor in self._busy.values()]
+        actor = min(self._ready, key=loads.count, default=None)
+        return None if actor is None or loads.count(actor) >= self._runner.parts_at_once else actor
+
+    def _following(self) -> tuple[int, Any] | None:
+        if self._again:
+            return self._again.pop(0)
+        following = self._upcoming
+        if following is None:
+            return None
+        oldest = min((number for number, *_ in self._busy.values()), default=following[0])
+        if self._ahead is not None and following[0] - oldest >= self._ahead:
+            return None
+        self._upcoming = next(self._queue, None)
+        return following
+
+    def _result(self, reference: Any) -> tuple[int, Any] | None:
+        """None where what computes it is lost: the part is done again."""
+        number, part, actor = self._busy.pop(reference)
+        try:
+            return number, _got(reference)
+        except RayError as error:
+            self._count(number, error)
+            self._again.append((number, part))
+            if isinstance(error, RayActorError) and actor in self._ready:
+                self._ready.remove(actor)
+                ray.kill(actor)
+                self._start()
+            return None
+
+    def _count(self, number: int, error: RayError) -> None:
+        self._failures[number] += 1
+        if self._failures[number] >= _ATTEMPTS:
+            raise _lost(error) from error
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What an actor is told with every part, as it may have been started again.
+    """What an actor is told when it begins.
 
     Attributes:
         cargo: reference to the work, the `prepare` of the subject, and the folder that paths start from.
@@ -191,26 +238,26 @@ class _ModelProcess:
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
-        self._opened: tuple[Work, Subject] | None = None
 
-    def do(self, part: Any, task: _Task) -> Any:
+    def begin(self, task: "_Task") -> None:
+        """Open the model."""
+        self._task = task
+        self._work, self._subject = _opened(task)
+
+    def do(self, part: Any) -> Any:
         """What comes of a part."""
-        with self._turn:
-            if self._opened is None:
-                self._opened = _opened(task)
-        work, subject = self._opened
-        with closing(self._in_turn(part, task)) as batches:
-            return work.done(part, batches, subject)
+        with closing(self._in_turn(part)) as batches:
+            return self._work.done(part, batches, self._subject)
 
-    def _in_turn(self, part: Any, task: _Task) -> Generator[Any]:
+    def _in_turn(self, part: Any) -> Generator[Any]:
         """Batches, each while no other thread has one: the model computes one at a time."""
         reading = ray.remote(_read).options(
-            num_cpus=task.reading,
+            num_cpus=self._task.reading,
             num_returns="streaming",
             max_retries=_ATTEMPTS,
             _generator_backpressure_num_objects=_BATCHES_AHEAD,
         )
-        references: Any = reading.remote(task.cargo, part)
+        references: Any = reading.remote(self._task.cargo, part)
         for reference in references:
             batch = _got(reference)
             with self._turn:
@@ -329,7 +376,7 @@ def _refuse(address: str, error: Exception) -> NoReturn:
 
 
 def _shared_out(num_processes: int | None, device: str | None) -> RayRunner:
-    """A model a GPU, or a machine; what cores there are, half for models and half for reading."""
+    """A model a GPU, or a machine; all cores for reading, which beside a model on the CPU waits most of the time."""
     have = ray.cluster_resources()
     cpus, gpus = have.get("CPU", 0.0), int(have.get("GPU", 0))
     machines = sum(1 for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")) or 1
@@ -350,14 +397,8 @@ def _shared_out(num_processes: int | None, device: str | None) -> RayRunner:
         gpus=1 / math.ceil(count / gpus) if uses_gpus else 0,
         parts_at_once=at_once,
         threads=max(1, int(cpus / max(count, machines))),
-        holding=_rounded(min(0.5, cpus / (2 * count))),
-        reading=_rounded(min(1.0, cpus / (2 * count * at_once))),
+        reading=min(1.0, math.floor(9_000 * cpus / (count * at_once)) / 10_000),  # Ray reckons in ten thousandths
     )
-
-
-def _rounded(cores: float) -> float:
-    """Ray reckons in ten thousandths."""
-    return math.floor(cores * 10_000) / 10_000
 
 
 def _got(reference: Any) -> Any:
