@@ -15,8 +15,8 @@ _COCO = AugmentationConfig(scale_jitter=(0.6, 1.0), horizontal_flip=0.5)
 def _small(task: str, what: str, evaluations: int) -> Recipe:
     return Recipe(
         name=f"{task}-small",
-        source="this package: customary values, not tuned; of masks Muon learned faster on validation "
-        "scenes (benchmarks/dense.py)",
+        source="this package: customary values, not tuned; on generated scenes benchmarks/dense.py "
+        "takes Muon, at rates chosen on their validation split",
         summary=f"{what}: a thousand images or so, from scratch or from a checkpoint, on one machine",
         learning_rate=1e-3,
         weight_decay=0.05,
