@@ -111,10 +111,7 @@ GOOD: dict[str, dict[str, list[str]]] = {
         "models": ["model", "model_2"], "data": ["--data", "colours"], "output": ["--output", "out"],
         "speed_turns": ["--speed-turns", "0"], "robustness_images": ["--robustness-images", "2"],
     },
-    "cost": {
-        "model": ["model"], "images": ["--images", "1000"], "device_flops": ["--device-flops", "1e12"],
-        "batch_size": ["--batch-size", "4"],
-    },
+    "cost": {"model": ["model"]},
     "scaling-law": {"sources": ["runs.csv"], "output": ["--output", "out.png"]},
     "convert": {"model": ["checkpoint.npz"], "output": ["out"]},
     "export": {"model": ["model"], "output": ["out"], "to": ["--to", "transformers"]},
@@ -168,6 +165,12 @@ for _name in ("uda_weight", "uda_temperature", "uda_threshold"):
     BESIDE["finetune", _name] = "--teacher model_2 --unlabelled flat --self-training meta-pseudo-labels"
 for _name in ("embed", "evaluate", "predict"):
     BESIDE[_name, "address"] = "--runner ray"
+for _name in ("epochs", "device_flops"):
+    BESIDE["cost", _name] = "--images 1000"
+for _name in ("devices", "utilisation", "price"):
+    BESIDE["cost", _name] = "--images 1000 --device-flops 1e12"
+for _name in ("batch_size", "precision"):
+    BESIDE["cost", _name] = "--mode memory"
 BESIDE["finetune", "unlabelled"] = "--teacher model_2"
 for _name in ("temperature", "encoder_momentum", "projection_size", "hidden_size", "normalization"):
     BESIDE["pretrain", _name] = "--objective contrastive"

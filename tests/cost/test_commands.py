@@ -138,7 +138,7 @@ def test_this_machine_beside_the_tpu_cores(run) -> None:
     assert measured["least_days"] == pytest.approx(measured["days"] * measured["tpu_utilisation"])
     fails(run("cost", "B/16", "--mode", "tpu"), "B/16", "L/16 and H/14")
     fails(run("cost", "L/16", "--mode", "tpu", "--device-flops", 0), "above 0")
-    fails(run("cost", "L/16", "--mode", "tpu", "--devices", 4), "--devices", "mode tpu has its own numbers")
+    fails(run("cost", "L/16", "--mode", "tpu", "--devices", 4), "--devices", "would change nothing in mode tpu")
 
 
 def test_cost_refuses_in_one_line(run, tmp_path: Path) -> None:
