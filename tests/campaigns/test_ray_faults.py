@@ -238,6 +238,7 @@ def cases() -> Iterator[str]:
             yield f"{kind}/{number} at {moments.randrange(1, parts - 2)}"
 
 
+@pytest.mark.slow  # 51 s, most of them waiting for Ray
 def test_a_killed_actor_is_started_again(place: Path) -> None:
     pytest.importorskip("ray", reason="the extra ray is not installed")
     assert strike(place, "actor/sample at 3").endswith("same files")
