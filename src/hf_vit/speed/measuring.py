@@ -4,6 +4,7 @@ Absolute times move with whatever else the machine does; what two contestants ta
 """
 
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,12 +39,16 @@ def quartiles(values: Sequence[float]) -> Quartiles:
 
 
 def take_turns(contestants: Mapping[str, Callable[[], Any]], turns: int, warm_up: int = 2) -> dict[str, list[float]]:
-    """Seconds of every contestant in every turn; who begins changes from turn to turn."""
+    """Seconds of every contestant in every turn, each in an order of its own.
+
+    Whoever follows a contestant whose threads still wait for more to do is held up, so nobody follows the same always.
+    """
     names = list(contestants)
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    order = random.Random(0)
     for turn in range(-warm_up, turns):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+        order.shuffle(names)
+        for name in names:
             started = time.perf_counter()
             contestants[name]()
             if turn >= 0:
