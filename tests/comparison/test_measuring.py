@@ -6,12 +6,16 @@ import torch
 from hf_vit.speed.measuring import counted_flops, others_load, peak_memory, quartiles, speed_ratio, take_turns
 
 
-def test_turns_change_who_begins():
+def test_turns_change_who_follows_whom():
+    """Every turn has each once; in the warm-up and 40 turns everybody begins, and comes right after everybody else."""
     order: list[str] = []
     contestants = {name: lambda name=name: order.append(name) for name in "abc"}
-    seconds = take_turns(contestants, turns=3, warm_up=1)
-    assert "".join(order) == "cababcbcacab"
-    assert {name: len(found) for name, found in seconds.items()} == {"a": 3, "b": 3, "c": 3}
+    seconds = take_turns(contestants, turns=40, warm_up=1)
+    assert {name: len(found) for name, found in seconds.items()} == {"a": 40, "b": 40, "c": 40}
+    turns = ["".join(order[start : start + 3]) for start in range(0, len(order), 3)]
+    assert len(turns) == 41
+    assert {"".join(sorted(turn)) for turn in turns} == {"abc"}
+    assert {turn[:2] for turn in turns} == {turn[1:] for turn in turns} == {"ab", "ac", "ba", "bc", "ca", "cb"}
 
 
 def test_ratios_are_paired():

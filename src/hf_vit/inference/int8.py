@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from hf_vit.errors import UserError
+from hf_vit.inference.attention import attend_by_products
 from hf_vit.inference.freezing import REMEDY
 from hf_vit.inference.packing import pack
 from hf_vit.rewriting.dense import Dense, Merged
-from hf_vit.rewriting.transformer import PatchProduct
+from hf_vit.rewriting.transformer import FusedAttention, PatchProduct
 
 # A float32 near it is a whole number, whose last eight bits are its own: three times as fast as a cast to bytes.
 _ROUNDING = 1.5 * 2**23
@@ -37,6 +38,8 @@ def quantize(part: nn.Module) -> nn.Module:
         return pack(part)
     for name, child in part.named_children():
         setattr(part, name, quantize(child))
+    if isinstance(part, FusedAttention) and attend_by_products(part):
+        part.qkv.outputs_dtype = torch.bfloat16
     return part
 
 
@@ -45,7 +48,12 @@ class QuantizedDense(Merged):
     """A `Dense` in int8, with its bias, GELU or residual in float32: [.., D] -> [.., M].
 
     Its weight is opaque and nobody's parameter.
+
+    Attributes:
+        outputs_dtype: of what it gives; None for that of the residual, or of the inputs.
     """
+
+    outputs_dtype: torch.dtype | None = None
 
     def __init__(self, dense: Dense) -> None:
         super().__init__()
@@ -65,14 +73,15 @@ class QuantizedDense(Merged):
         low, high = torch.aminmax(wide)
         lowest = min(float(low), 0.0)
         span = max(float(high), 0.0) - lowest
+        dtype = self.outputs_dtype or (inputs if residual is None else residual).dtype
         if not span < float("inf"):  # int8 has no NaN: what depends on one is one
-            return torch.full((*inputs.shape[:-1], len(self.weight_scales)), torch.nan, dtype=inputs.dtype)
+            return torch.full((*inputs.shape[:-1], len(self.weight_scales)), torch.nan, dtype=dtype)
         scale = max(span / 254, 1e-12)  # so that what is rounded stays within a byte
         zero = math.ceil(-lowest / scale)
         rounded = torch.add(wide.new_tensor(_ROUNDING + zero), wide, alpha=1 / scale)
         quantized = rounded.view(torch.int32).to(torch.uint8)
         weight = (self.packed_weight, self.weight_scales, self.weight_zeros)
-        into = (1.0, 0, torch.float32)
+        into = (1.0, 0, dtype if dtype == torch.bfloat16 and residual is None else torch.float32)
         if residual is not None:
             other = residual.float().contiguous()
             post = ("add", 1.0, "none", [], "")
@@ -80,4 +89,4 @@ class QuantizedDense(Merged):
         else:
             post = ("none", [], "") if self.approximate is None else ("gelu", [], self.approximate)
             outputs = _LINEAR(quantized, scale, zero, *weight, self.packed_bias, *into, *post)
-        return outputs.to(inputs.dtype)
+        return outputs.to(dtype)

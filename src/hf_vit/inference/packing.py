@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from hf_vit.errors import UserError
+from hf_vit.inference.attention import attend_by_products
 from hf_vit.inference.freezing import REMEDY
 from hf_vit.rewriting.dense import Dense, Merged
+from hf_vit.rewriting.transformer import FusedAttention
 
 # For which weights are packed best: the tokens of one 224 px image; other numbers run as well.
 _ROWS = 197
@@ -26,6 +28,8 @@ def pack(part: nn.Module) -> nn.Module:
         return PackedDense(part) if _can_be_packed(part.merged_weight) else part
     for name, child in part.named_children():
         setattr(part, name, pack(child))
+    if isinstance(part, FusedAttention) and getattr(part.qkv, "computed_in", None) == torch.bfloat16:
+        attend_by_products(part)
     return part
 
 

@@ -1,0 +1,100 @@
+"""Attention by explicit products in bfloat16: the formula's numbers for any batch, and elsewhere torch's kernel."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from models.families import FAMILIES
+
+import hf_vit
+from hf_vit.inference import attention
+from hf_vit.inference.attention import ProductAttention, attend_by_products
+from hf_vit.rewriting.transformer import FusedAttention
+
+BFLOAT16 = {"avx512_bf16": True, "amx_bf16": False}
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """As on a processor with instructions for bfloat16; how many images each portion had."""
+    portions: list[int] = []
+    attended = attention._attended
+
+    def watched(query: torch.Tensor, *others: Any) -> torch.Tensor:
+        portions.append(len(query))
+        return attended(query, *others)
+
+    monkeypatch.setattr(attention, "cpu_capabilities", lambda: BFLOAT16)
+    monkeypatch.setattr(attention, "_attended", watched)
+    return portions
+
+
+def fused(**fields: Any) -> tuple[Any, Any]:
+    """An attention of the plain family, and its form by products."""
+    layer = FAMILIES["plain"].build("model", **fields).layers[0].attention
+    part = FusedAttention.of(layer, None, torch.float32)
+    other = copy.copy(part)
+    assert attend_by_products(other)
+    return part, other
+
+
+@pytest.mark.parametrize("portion", [1, 2**20])
+@torch.no_grad()
+def test_the_formula_in_portions(products: list[int], monkeypatch: pytest.MonkeyPatch, portion: int):
+    monkeypatch.setattr(attention, "_PORTION", portion)
+    part = fused()[1]
+    query, key, value = torch.randn(3, 5, 2, 7, part.head_dim, generator=torch.Generator().manual_seed(0))
+    given, probabilities = part.interface(query, key, value, None)
+    logits = torch.einsum("bank,bamk->banm", query.double(), key.double()) * part.head_dim**-0.5
+    wanted = torch.einsum("banm,bamk->bnak", torch.softmax(logits, -1), value.double())
+    assert probabilities is None
+    assert given.dtype == torch.float32
+    assert (given - wanted).norm() / wanted.norm() < 0.01
+    assert products == ([1] * 5 if portion == 1 else [5])
+
+
+@torch.no_grad()
+def test_what_is_masked_biased_explicit_or_large_is_not_its_matter(products: list[int], monkeypatch):
+    part, by_products = fused()
+    tokens = torch.randn(2, 5, part.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([True, True, False, True, True])[None, None, None].expand(2, 1, 5, 5)
+    for each in (part, by_products):
+        each.config._attn_implementation = "sdpa"
+    assert torch.equal(part(tokens, mask)[0], by_products(tokens, mask)[0])
+    part.is_causal = by_products.is_causal = True
+    assert torch.equal(part(tokens)[0], by_products(tokens)[0])
+    part.is_causal = by_products.is_causal = False
+    with monkeypatch.context() as small:
+        small.setattr(attention, "_MOST_PAIRS", 5 * 5 * part.config.num_attention_heads - 1)
+        assert torch.equal(part(tokens)[0], by_products(tokens)[0])
+    biased, biased_by_products = fused(position_embedding="relative_bias")
+    grids = {"grid": (2, 2)}
+    assert torch.equal(biased(tokens, **grids)[0], biased_by_products(tokens, **grids)[0])
+    by_products.config._attn_implementation = "eager"
+    given, probabilities = by_products(tokens)
+    assert probabilities is not None
+    assert torch.equal(given, part(tokens)[0])
+    assert not products
+
+
+@pytest.mark.parametrize(
+    ("known", "quantize", "dtype", "is_used"),
+    [
+        (BFLOAT16, None, torch.bfloat16, True),
+        (BFLOAT16, "int8", torch.float32, True),
+        (BFLOAT16, None, torch.float32, False),
+        (BFLOAT16 | {"amx_bf16": True}, "int8", torch.bfloat16, False),
+        ({}, "int8", torch.float32, False),
+    ],
+)
+@torch.no_grad()
+def test_where_it_was_measured_to_be_faster(known, quantize, dtype, is_used, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(attention, "cpu_capabilities", lambda: known)
+    monkeypatch.setattr("hf_vit.inference.optimize.emulates_bfloat16", lambda: False)
+    model = FAMILIES["plain"].build("classification", dtype=dtype)
+    images = FAMILIES["plain"].images(model.config, dtype=dtype)
+    fast = hf_vit.optimize_for_inference(copy.deepcopy(model), engine="torch", quantize=quantize)
+    kinds = [isinstance(module, ProductAttention) for module in fast.modules() if isinstance(module, FusedAttention)]
+    assert kinds == [is_used] * len(model.vit.layers)
+    assert (fast(images).logits - model(images).logits).norm() < 0.15 * model(images).logits.norm()
