@@ -81,7 +81,7 @@ class Command(TyperCommand):
             for value in _listed(context.params.get(each.name)):
                 if isinstance(value, str | Path) and is_endless(value):
                     context.fail(f"{_option_of(each)} {value} is a device or a pipe; give a file or a folder")
-                if each.name in _WRITTEN and value is not None and (reason := obstacle(Path(value))) is not None:
+                if each.name in _WRITTEN and value is not None and (reason := _obstacle(value)) is not None:
                     said = f"{_option_of(each)} {value} cannot be written ({reason}); choose another place"
                     raise typer.TyperException(said)
                 if isinstance(value, int) and abs(value) > _LARGEST:
@@ -114,6 +114,11 @@ class Command(TyperCommand):
         first = list(takewhile(bool, named.values()))
         last = list(named.values())[len(first) :]
         return [*chain(*first), *others, *chain(*last)]
+
+
+def _obstacle(value: str | Path) -> str | None:
+    """Nothing is known here of a place that may be elsewhere: a text, in which a command takes addresses, too."""
+    return None if isinstance(value, str) and "://" in value else obstacle(Path(value))
 
 
 def _listed(value: Any) -> Sequence[Any]:

@@ -13,6 +13,10 @@ def is_endless(path: str | Path) -> bool:
 
 def obstacle(place: Path) -> str | None:
     """Why nothing can be written to a file or folder of this name; None where it can. Nothing is written."""
+    from hf_vit.results.writing import is_address
+
+    if is_address(place):
+        return "it is an address, not a place on this machine"
     try:
         with suppress(FileNotFoundError, NotADirectoryError):
             os.lstat(place)  # which a name that is too long does not survive

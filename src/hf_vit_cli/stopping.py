@@ -17,8 +17,11 @@ def stoppable(way_on: Callable[[], str]) -> Generator[None]:
         raise typer.Exit(130) from None
 
 
-def finished_parts(output: Path) -> str:
-    """The way on of a command that keeps what is finished in a folder."""
+def finished_parts(output: str | Path) -> str:
+    """The way on of a command that keeps what is finished in a folder, or at an address."""
+    if "://" in str(output):
+        return f"what is finished stays in {output}, the same command goes on from it"
+    output = Path(output)
     if output.is_dir() and any(not path.name.startswith(".") for path in output.iterdir()):
         return f"what is finished is in {output}, the same command goes on from it"
     return "nothing is finished yet; start again with the same command"

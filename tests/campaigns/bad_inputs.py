@@ -61,7 +61,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     ),
     "output": (
         "", "taken", "notes.txt", "notes.txt/out", "/proc/out", "/dev/null/out", "/dev/null", "dangling", "loop/out",
-        "loop", "a" * 300, "x/" * 3000, "pipe", "/sys/out",
+        "loop", "a" * 300, "x/" * 3000, "pipe", "/sys/out", "s3://", "ftp://host/out", "nosuch:/out", "file://out",
     ),
     "file": (
         "", "no-such-file", "empty", "notes.txt", "zero.bin", "pickle.bin", "/dev/null", "/dev/zero", "pipe", "loop",

@@ -211,7 +211,8 @@ FAILED_ONCE = (
     "finetune/config/'/dev/zero'", "convert/model/'loop'", "convert/model/'truncated'", "convert/labels/'deep.json'",
     "embed/data/'empty'", "embed/seed/'-1'", "finetune/push/'user/'", "page/images/'" + 300 * "a" + "'",
     "data/source/'fractals:classes=10,images=99999999'", "data/source/'broken_coco'", "data/source/'empty_coco'",
-    "finetune/data/'coco/annotations.json'",
+    "finetune/data/'coco/annotations.json'", "embed/output/'s3://'", "evaluate/output/'ftp://host/out'",
+    "convert/output/'nosuch:/out'",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hf_vit.errors import UserError
 from hf_vit.results.facts import FACTS_NAME
-from hf_vit.results.writing import beside, remove_remains, saying_why
+from hf_vit.results.writing import beside, refuse_address, remove_remains, saying_why
 
 
 def free_folder(output: str | Path, force: bool | None = None) -> Path:
@@ -21,6 +21,7 @@ def free_folder(output: str | Path, force: bool | None = None) -> Path:
     Raises:
         UserError: it is neither.
     """
+    refuse_address(output)
     output = Path(output)
     with saying_why(output):
         place = Path(os.path.realpath(output))

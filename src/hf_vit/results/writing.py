@@ -40,6 +40,7 @@ def new_file(path: Path) -> Generator[Path]:
     Raises:
         UserError: nothing can be written there.
     """
+    refuse_address(path)
     temporary = beside(path, "tmp")
     try:
         with saying_why(path):
@@ -110,6 +111,21 @@ def asking_why(*files: Path) -> Generator[None]:
             with path.open("rb") as file, tempfile.NamedTemporaryFile(dir=path.parent) as copy:
                 shutil.copyfileobj(file, copy)
         raise
+
+
+def is_address(place: str | Path) -> bool:
+    """Whether this begins as s3:// does, of which a `Path` has lost a slash; here it would become a folder "s3:"."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(place)) is not None
+
+
+def refuse_address(place: str | Path) -> None:
+    """Where only this machine's disks will do.
+
+    Raises:
+        UserError: it is an address.
+    """
+    if is_address(place):
+        raise UserError(f"{place} is an address, not a place on this machine; give a path")
 
 
 def beside(path: Path, ending: str) -> Path:

@@ -1,6 +1,5 @@
 """`hf-vit embed`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +11,9 @@ from hf_vit_cli.stopping import finished_parts, stoppable
 def embed(
     model: Annotated[str, typer.Argument(help="Folder, Hub id, timm:NAME, or a checkpoint file.", show_default=False)],
     data: options.Data,
-    output: Annotated[Path, typer.Option(help="Folder for the parquet files.", show_default=False)],
+    output: Annotated[
+        str, typer.Option(help="Folder for the parquet files, or s3://, gs://, hf://datasets/...", show_default=False)
+    ],
     split: Annotated[list[str] | None, typer.Option(help="Repeat for more; by default all.")] = None,
     predictions: Annotated[
         bool, typer.Option("--predictions", help="The most likely classes instead of embeddings.")

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, cast
 from hf_vit.display import Displayed
 from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
-from hf_vit.evaluation.embedding.processes import Job, Part, Settings, run_parts
+from hf_vit.evaluation.embedding.folders import Disk, OutputFolder, output_folder
+from hf_vit.evaluation.embedding.processes import MANIFEST_NAME, Job, Part, Settings, run_parts
 from hf_vit.evaluation.remote_model import NamedModel
 from hf_vit.evaluation.runners import running
 from hf_vit.results.redaction import redact_values
-from hf_vit.results.writing import remove_remains, write_atomically
 from hf_vit.subjects.optimizing import engine_for
 from hf_vit.subjects.optimizing import optimize as make_faster
 
@@ -31,15 +31,13 @@ if TYPE_CHECKING:
     from hf_vit.evaluation.ray_runner import RayRunner
     from hf_vit.subjects.subject import Subject
 
-MANIFEST_NAME = "manifest.json"
-
 
 @dataclass(frozen=True, repr=False)
 class Embedded(Displayed):
     """What `embed` left.
 
     Attributes:
-        folder: holds the files and manifest.json.
+        folder: holds the files and manifest.json; of an object store its address.
         files: by name, those of earlier sessions included.
         rows: images in all of them.
         done_before: files that were there already.
@@ -48,7 +46,7 @@ class Embedded(Displayed):
         engine: what computes an optimized model; None for one that is as it was loaded.
     """
 
-    folder: Path
+    folder: Path | str
     files: list[str]
     rows: int
     done_before: int
@@ -92,7 +90,8 @@ def embed(
     Args:
         model: folder, Hub id or "timm:NAME", of hf_vit, transformers or timm; for predictions a classifier.
         data: see `hf_vit.data.load_data`.
-        output: a new or empty folder, or that of the same call before.
+        output: a new or empty folder, or that of the same call before; a path, or the address of a folder in an object
+            store (s3://BUCKET/..., gs://..., hf://datasets/USER/NAME/...) whose library for fsspec is installed.
         splits: of the data; by default all.
         predictions: the most likely classes instead of embeddings.
         top: classes a prediction, at most all.
@@ -121,13 +120,14 @@ def embed(
     reading = dict(streaming=streaming, skip_bad_images=skip_bad_images, seed=seed)
     reading |= dict(image_column=image_column, label_column=label_column)
     settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
-    _refuse_other_folder(Path(output))
+    folder = output_folder(output)
+    _refuse_other_folder(folder)
     with running(runner, address, device, num_processes) as ray:
         processes = _Processes(num_processes or 1, device, ray)
         return _embedded(
             NamedModel(model, max_num_patches),
             data,
-            Path(output),
+            folder,
             splits,
             reading,
             settings,
@@ -149,7 +149,7 @@ class _Processes:
 def _embedded(
     model: NamedModel,
     data: str,
-    folder: Path,
+    folder: OutputFolder,
     splits: Sequence[str] | None,
     reading: Mapping[str, Any],
     settings: Settings,
@@ -169,7 +169,8 @@ def _embedded(
     manifest = _manifest(subject, images, chosen, settings)
     parts = [part for split in chosen for part in _parts(images, split, settings.rows_per_file)]
     _enter(folder, manifest)
-    missing = [part for part in parts if not (folder / part.name).is_file()]
+    there = folder.names()
+    missing = [part for part in parts if part.name not in there]
     of_chosen = {split: images.splits[split] for split in chosen}
     job = Job(model, folder, of_chosen, images.readers, images.label_names, settings)
     own = subject if ray is not None or processes.number == 1 else None
@@ -180,7 +181,8 @@ def _embedded(
     skipped = run_parts(job, missing, own, processes.number, processes.device, ray, one_more)
     rows = _finish(folder, parts, manifest, time.perf_counter() - start, processes.device)
     left_out, before = sorted({*images.skipped, *skipped}), len(parts) - len(missing)
-    return Embedded(folder, [part.name for part in parts], rows, before, left_out, images.notes, settings.engine)
+    place = folder.path if isinstance(folder, Disk) else str(folder)
+    return Embedded(place, [part.name for part in parts], rows, before, left_out, images.notes, settings.engine)
 
 
 def _open(model: NamedModel, predictions: bool, device: str | None) -> "Subject":
@@ -192,10 +194,10 @@ def _open(model: NamedModel, predictions: bool, device: str | None) -> "Subject"
     return subject
 
 
-def _engine(subject: "Subject", images: "ImageData", splits: list[str], folder: Path) -> str | None:
+def _engine(subject: "Subject", images: "ImageData", splits: list[str], folder: OutputFolder) -> str | None:
     """What repays itself on the images of all splits; of a folder that was begun, what it was begun with."""
     with suppress(OSError, ValueError, LookupError, TypeError):  # what is wrong with it is told by `_enter`
-        return json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))["settings"].get("engine")
+        return _manifest_in(folder)["settings"].get("engine")
     numbers = [images.num_examples(split) for split in splits]
     return engine_for(subject, None if None in numbers else sum(number or 0 for number in numbers))
 
@@ -230,25 +232,28 @@ def _given(settings: Settings) -> dict[str, object]:
     return {name: value for name, value in asdict(settings).items() if value is not None}
 
 
-def _refuse_other_folder(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"the output {folder} is a file; choose a new or empty folder")
-    remove_remains(folder)
-    inside = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+def _refuse_other_folder(folder: OutputFolder) -> None:
+    inside = sorted(folder.names())
     if inside and MANIFEST_NAME not in inside:
         raise UserError(f"the output folder {folder} holds something else ({inside[0]}); choose a new or empty one")
 
 
-def _enter(folder: Path, manifest: dict[str, Any]) -> None:
+def _manifest_in(folder: OutputFolder) -> dict[str, Any]:
+    with folder.open(MANIFEST_NAME) as file:
+        return json.loads(file.read())
+
+
+def _enter(folder: OutputFolder, manifest: dict[str, Any]) -> None:
     """Record what is computed, or make sure that the folder holds the beginning of just that."""
-    folder.mkdir(parents=True, exist_ok=True)
     try:
-        before: dict[str, object] = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+        before = _manifest_in(folder)
     except FileNotFoundError:
         _write_manifest(folder, manifest)
         return
     except ValueError as error:
-        raise UserError(f"{folder / MANIFEST_NAME} is damaged ({error}); delete {folder} to start anew") from error
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{folder}/{MANIFEST_NAME} is damaged ({error}); delete {folder} to start anew") from error
     for name, now in manifest.items():
         if before.get(name) != now:
             raise UserError(
@@ -257,8 +262,8 @@ def _enter(folder: Path, manifest: dict[str, Any]) -> None:
             )
 
 
-def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    write_atomically(folder / MANIFEST_NAME, json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+def _write_manifest(folder: OutputFolder, manifest: dict[str, Any]) -> None:
+    folder.write(MANIFEST_NAME, (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode())
 
 
 def _counting(
@@ -275,17 +280,20 @@ def _counting(
     return one_more
 
 
-def _finish(folder: Path, parts: Sequence[Part], manifest: dict[str, Any], seconds: float, device: str | None) -> int:
+def _finish(
+    folder: OutputFolder, parts: Sequence[Part], manifest: dict[str, Any], seconds: float, device: str | None
+) -> int:
     """Complete the manifest; returns the number of rows in all files."""
     from pyarrow import parquet
 
     rows = 0
     for part in parts:
         try:
-            rows += parquet.read_metadata(folder / part.name).num_rows
+            with folder.open(part.name) as file:
+                rows += parquet.read_metadata(file).num_rows
         except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
             raise UserError(
-                f"{folder / part.name} is damaged ({error}); delete it and run the command again"
+                f"{folder}/{part.name} is damaged ({error}); delete it and run the command again"
             ) from error
     finished = {"rows": rows, "seconds": round(seconds, 3), "versions": versions(), "hardware": hardware(device)}
     _write_manifest(folder, manifest | finished)

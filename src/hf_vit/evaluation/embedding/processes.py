@@ -7,12 +7,11 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hf_vit.errors import UserError
+from hf_vit.evaluation.embedding.folders import OutputFolder
 from hf_vit.evaluation.remote_model import NamedModel
-from hf_vit.results.writing import write_atomically
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     Row = tuple[int, str | None, str | None, Image]
 
+MANIFEST_NAME = "manifest.json"
 # Rows that wait to be written; also those of a parquet row group.
 _ROW_GROUP = 4096
 # Of a worker process: its job and model.
@@ -74,7 +74,7 @@ class Job:
     """All that a process needs to know: a `Work`."""
 
     model: NamedModel
-    folder: Path
+    folder: OutputFolder
     splits: Mapping[str, Any]
     readers: Mapping[str, tuple[Any, Any]]
     label_names: Sequence[str]
@@ -82,8 +82,10 @@ class Job:
 
     def opened(self, device: str | None) -> "Subject":
         """The model, where the output folder is."""
-        if not self.folder.is_dir():
-            raise UserError(f"the output folder {self.folder} is not there; give one that all machines share")
+        try:
+            self.folder.open(MANIFEST_NAME).close()
+        except FileNotFoundError as error:
+            raise UserError(f"the output folder {self.folder} is not there; give one that all share") from error
         return self.model.opened(device)
 
     def batches(self, part: Part, prepare: "Callable[[Sequence[Image]], Any]") -> Iterator[Batch]:
@@ -122,7 +124,7 @@ class Job:
                     waiting.clear()
             if waiting:
                 writer.write_table(pa.concat_tables(waiting))
-        write_atomically(self.folder / part.name, content.getvalue().to_pybytes())
+        self.folder.write(part.name, content.getvalue().to_pybytes())
         return skipped
 
     def rows(self, part: Part) -> "Iterator[Row]":
