@@ -6,11 +6,11 @@
 
     goals      the two pairs that are to reach mIoU 90 and AP50 80 on the test scenes within 10 CPU minutes each
     clutter    Mask R-CNN on scenes with clutter, as long
-    families   UperNet and Mask R-CNN on each family's backbone, about equally large, 4 CPU minutes a run
+    families   UperNet and Mask R-CNN on each family's backbone, about equally large, 3 CPU minutes a run
     hours      DETR and Deformable DETR, an hour each
 
-Data: `scenes`, shapes over photographs and textures (synthetic; but for `clutter` large, whole and apart); 4,000 to
-train on (10,000 for goals and clutter), 200 to validate on, 200 to test on, whose photographs are others. One thread.
+Data: `scenes`, shapes over photographs and textures (synthetic; but for `clutter` large, whole and apart); 10,000 to
+train on, 200 to validate on, 200 to test on, whose photographs are others. One thread.
 A run's steps are as many as fit its CPU time, by the CPU seconds of a few steps and of an evaluation that are
 measured before it; every line has what was really used, evaluations included. Where a pair names several learning
 rates, they are tried first, with seed 0 and a quarter of the time, and the one with the best score on the VALIDATION
@@ -60,15 +60,7 @@ BACKBONES: dict[str, Any] = {
     "axial_resnet": lambda size: hf_vit.HfAxialResNetConfig(image_size=size, stem_width=16, stage_depths=(1, 1, 1, 1)),
     "bit": lambda size: hf_vit.HfBitConfig(image_size=size, stem_width=32, stage_depths=(1, 1, 1)),
 }
-# Fields of the heads: libraries' own are made for images of 1,000 px.
-_MASK_RCNN: dict[str, Any] = {
-    "representation_size": 128,
-    "mask_channels": [32, 32],
-    "rpn_batch_size": 64,
-    "box_batch_size": 64,
-    "rpn_pre_nms_top_n": [300, 200],
-    "rpn_post_nms_top_n": [150, 100],
-}
+# Fields of the heads, whose libraries' own are made for images of 1,000 px.
 # As many as four objects of 20 to 50 px an image need.
 _FEW_BOXES: dict[str, Any] = {
     "representation_size": 128,
@@ -108,10 +100,9 @@ class Pair:
     width: int = 32
     fields: dict[str, Any] = field(default_factory=dict)
     rates: tuple[float, ...] = (1e-3, 3e-3)
-    images: int = 4000
-    crop: bool = True
+    images: int = 10000
     clutter: int = 0
-    optimizer: str = "adamw"
+    optimizer: str = "muon"
 
     @property
     def name(self) -> str:
@@ -123,17 +114,23 @@ class Pair:
 
 
 # Rates chosen on validation scenes, in trials of a CPU minute.
-_LONG: dict[str, Any] = {"images": 10000, "crop": False}
-_GOALS: dict[str, Any] = _LONG | {"optimizer": "muon"}
 _NO_AUXILIARY = {"use_auxiliary_head": False}
 PAIRS = [
-    Pair("goals", "segmentation", "upernet", "bit", 96, 4, fields=_NO_AUXILIARY, rates=(2e-2,), **_GOALS),
-    Pair("goals", "detection", "mask-rcnn", "bit", 64, 4, fields=_LARGE_BOXES, rates=(3e-3,), **_GOALS),
-    Pair("clutter", "detection", "mask-rcnn", "bit", 96, 10, fields=_FEW_BOXES, clutter=1, rates=(2e-3,), **_LONG),
-    *(Pair("families", "segmentation", "upernet", name, 64, 4) for name in BACKBONES),
-    *(Pair("families", "detection", "mask-rcnn", name, 128, 4, fields=_MASK_RCNN) for name in BACKBONES),
-    Pair("hours", "detection", "detr", "hybrid", 128, 60, 64, _DETR),
-    Pair("hours", "detection", "deformable-detr", "hybrid", 128, 60, 64, _DETR),
+    Pair("goals", "segmentation", "upernet", "bit", 96, 4, fields=_NO_AUXILIARY, rates=(2e-2,)),
+    Pair("goals", "detection", "mask-rcnn", "bit", 64, 4, fields=_LARGE_BOXES, rates=(3e-3,)),
+    Pair("clutter", "detection", "mask-rcnn", "bit", 96, 10, 32, _FEW_BOXES, (2e-3,), clutter=1, optimizer="adamw"),
+    *(
+        Pair("families", "segmentation", "upernet", name, 64, 3, fields=_NO_AUXILIARY, rates=(5e-3, 2e-2))
+        for name in BACKBONES
+    ),
+    *(
+        Pair("families", "detection", "mask-rcnn", name, 64, 3, fields=_LARGE_BOXES, rates=(3e-3, 1e-2))
+        for name in BACKBONES
+    ),
+    *(
+        Pair("hours", "detection", head, "hybrid", 96, 60, 64, _DETR, rates=(3e-3,))
+        for head in ("detr", "deformable-detr")
+    ),
 ]
 
 
@@ -165,8 +162,7 @@ def recipe_of(pair: Pair, rate: float, steps: int) -> Recipe:
     settings: dict[str, Any] = {"learning_rate": rate, "batch_size": BATCH, "steps": steps, "evaluations": EVALUATIONS}
     if pair.optimizer == "muon":
         settings |= {"optimizer": "muon", "momentum": 0.95}
-    if not pair.crop:  # which changes the shapes' proportions
-        settings["random_resized_crop"] = (0, 0)
+    settings["random_resized_crop"] = (0, 0)  # it would change the shapes' proportions
     return small.override(**settings).model_copy(update={"architecture": pair.fields})
 
 

@@ -68,11 +68,10 @@ class EngineEncoder(HfPreTrainedModel):
     ) -> Any:
         images = None
         if patch_attention_mask is None and self._is_plain(kwargs) and self._fits(pixel_values):
-            images = _if_finite(pixel_values.detach().to(self.dtype).float().contiguous())
+            images = _if_finite(pixel_values.detach().to(self.dtype).contiguous())
         if images is None:
             return super().forward(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
-        outputs = self.graph.run(images)
-        return self.output_kind(**{name: tensor.to(self.dtype) for name, tensor in outputs.items()})
+        return self.output_kind(**self.graph.run(images))
 
     def _is_plain(self, kwargs: dict[str, Any]) -> bool:
         """Whether nothing is asked for, or listened to, but the outputs of the graph."""
@@ -103,6 +102,9 @@ def _if_finite(images: torch.Tensor) -> torch.Tensor | None:
 
     By NumPy, in one thread: those that torch would wake for a sum wait for more to do, on the engine's cores.
     """
+    if images.dtype == torch.bfloat16:  # all ones in the exponent
+        exponents = images.view(torch.int16).numpy() & 0x7F80
+        return None if (exponents == 0x7F80).any() else images
     with np.errstate(all="ignore"):
         return images if np.isfinite(images.numpy().sum()) else None
 

@@ -20,7 +20,7 @@ _FILE = "model.onnx"
 
 
 class Engine(ABC):
-    """Abstract: a graph of float32, on the CPU, on as many threads as torch has when it is made.
+    """Abstract: a graph of float32 weights, on the CPU, on as many threads as torch has when it is made.
 
     Attributes:
         package: its name on PyPI.
@@ -41,7 +41,7 @@ class Engine(ABC):
 
     @abstractmethod
     def run(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Images [B, C, H, W] in float32 -> outputs by name, in float32; from any thread."""
+        """Images [B, C, H, W] -> outputs by name, all in the dtype of the model; from any thread."""
 
     @classmethod
     @final
@@ -69,8 +69,9 @@ class OpenVinoEngine(Engine):
             return cls(openvino.convert_model(file), dtype)
 
     def __init__(self, graph: Any, dtype: torch.dtype) -> None:
-        self._graph = graph
-        precision = "bf16" if dtype == torch.bfloat16 and not emulates_bfloat16() else "f32"
+        self._is_half = dtype == torch.bfloat16
+        self._graph = _of_half(graph) if self._is_half else graph
+        precision = "bf16" if self._is_half and not emulates_bfloat16() else "f32"
         self._options = {
             "INFERENCE_PRECISION_HINT": precision,
             "PERFORMANCE_HINT": "LATENCY",
@@ -83,9 +84,15 @@ class OpenVinoEngine(Engine):
         self._for_any: Any = None
 
     def run(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+        import openvino
+
+        # bfloat16, which NumPy lacks, goes in and out as other types of 16 bits.
+        array = pixel_values.view(torch.int16).numpy() if self._is_half else pixel_values.numpy()
+        images = openvino.Tensor(array, array.shape, openvino.Type.bf16 if self._is_half else openvino.Type.f32)
         with self._lock:
-            results = self._compiled_for(pixel_values.shape)([pixel_values.numpy()])
-            return {name: torch.from_numpy(results[name].copy()) for name in self._names}
+            results = self._compiled_for(pixel_values.shape)([images])
+            outputs = {name: torch.from_numpy(results[name].copy()) for name in self._names}
+        return {name: output.view(pixel_values.dtype) for name, output in outputs.items()}
 
     def _compiled_for(self, shape: torch.Size) -> Any:
         if self._first_shape is None:
@@ -98,6 +105,18 @@ class OpenVinoEngine(Engine):
         if self._for_any is None:
             self._for_any = openvino_core().compile_model(self._graph, "CPU", self._options)
         return self._for_any
+
+
+def _of_half(graph: Any) -> Any:
+    """A graph that takes and gives bfloat16: torch's threads, which would convert it, wait on the engine's cores."""
+    from openvino import Type
+    from openvino.preprocess import PrePostProcessor
+
+    steps = PrePostProcessor(graph)
+    steps.input().tensor().set_element_type(Type.bf16)
+    for number in range(len(graph.outputs)):
+        steps.output(number).tensor().set_element_type(Type.bf16)
+    return steps.build()
 
 
 @final

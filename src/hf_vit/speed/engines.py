@@ -46,7 +46,7 @@ class OnEngine(nn.Module):
         self.engine = engine
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.engine.run(images.float().contiguous())["outputs"].to(images.dtype)
+        return self.engine.run(images.contiguous())["outputs"]
 
 
 @torch.no_grad()
