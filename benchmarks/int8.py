@@ -386,7 +386,7 @@ def main() -> None:
         return
     if chosen.part == "operators":
         for variant, batch, runtime in itertools.product(chosen.variants, chosen.batches, ("torch", "onnxruntime")):
-            for form in (each for each in FORMS[runtime] if each != "bfloat16"):
+            for form in FORMS[runtime]:
                 cell = partial(operators, runtime, form, variant, batch, chosen)
                 record.measure(f"operators {runtime} {form} {variant} batch {batch}", cell)
         return

@@ -158,3 +158,9 @@ def test_stem_maps_are_the_stems() -> None:
 def test_wrong_maps_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(StrictDataclassError, match=message):
         hf_vit.HfHybridViTConfig(**VIT, stem_width=32, **wrong)
+
+
+def test_a_head_has_a_dropout_of_its_own():
+    model: Any = build("plain", "detr", backbone_dropout=0.25, dropout=0.125)[0]
+    assert model.config.dropout == 0.125
+    assert model.config.backbone_config.hidden_dropout_prob == 0.25

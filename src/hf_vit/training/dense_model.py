@@ -48,7 +48,7 @@ def build_dense_model(
     image_size: tuple[int, int] | None = None,
     width: int | None = None,
     use_masks: bool = True,
-    dropout: float | None = None,
+    backbone_dropout: float | None = None,
     drop_path: float | None = None,
     **fields: Any,
 ) -> tuple[PreTrainedModel, Any]:
@@ -64,7 +64,7 @@ def build_dense_model(
         image_size: (height, width) in px; None keeps the source's.
         width: channels of the head and of the pyramid; None is what the head's library takes.
         use_masks: of "mask-rcnn": whether it has a branch for masks.
-        dropout, drop_path: rates of the backbone; None keeps the source's.
+        backbone_dropout, drop_path: rates of the backbone; None keeps the source's.
         **fields: of the head's configuration.
 
     Raises:
@@ -74,7 +74,8 @@ def build_dense_model(
     if kind is None:
         raise UserError(f"there is no head '{head}'; it needs one of {', '.join(DENSE_HEADS)}")
     maps = _maps(source, head) | ({} if width is None or not _has_pyramid(source) else {"fpn_hidden_size": width})
-    backbone: Any = build_model(source, "backbone", image_size=image_size, dropout=dropout, drop_path=drop_path, **maps)
+    rates = {"dropout": backbone_dropout, "drop_path": drop_path}
+    backbone: Any = build_model(source, "backbone", image_size=image_size, **rates, **maps)
     given = _fields(head, backbone, use_masks) | dict.fromkeys(WIDTHS[head] if width else (), width) | fields
     unknown = sorted(set(given) - set(kind.config_class().to_dict()))
     if unknown:

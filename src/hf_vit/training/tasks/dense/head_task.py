@@ -106,7 +106,7 @@ class HeadTask(Task[FinetuneResult]):
             image_size=image_size,
             width=self.width,
             use_masks=has_object_masks(data),
-            dropout=recipe.dropout,
+            backbone_dropout=recipe.dropout,
             drop_path=recipe.drop_path,
             **recipe.architecture,
         )
