@@ -101,7 +101,7 @@ def _keep_freed_memory() -> None:
     """Have glibc keep up to 64 MB of freed memory, which it learns as it frees a block of nearly 32 MB.
 
     It would give activations back to the system and get them again, page by page, in every pass (mallopt(3), "dynamic
-    mmap threshold"): a fourth of a pass of S/16 in int8 at batch 8. Other allocators take no notice.
+    mmap threshold"). Other allocators take no notice.
     """
     torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
