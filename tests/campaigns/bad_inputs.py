@@ -163,8 +163,9 @@ for _name in ("self_training", "unlabelled_ratio", "pseudo_labels", "confidence"
     BESIDE["finetune", _name] = "--teacher model_2 --unlabelled flat"
 for _name in ("uda_weight", "uda_temperature", "uda_threshold"):
     BESIDE["finetune", _name] = "--teacher model_2 --unlabelled flat --self-training meta-pseudo-labels"
-for _name in ("embed", "evaluate", "predict"):
+for _name in ("compare", "embed", "evaluate", "predict"):
     BESIDE[_name, "address"] = "--runner ray"
+BESIDE["finetune", "address"] = "--runner ray --sweep-rates 0.001,0.01"
 for _name in ("epochs", "device_flops"):
     BESIDE["cost", _name] = "--images 1000"
 for _name in ("devices", "utilisation", "price"):

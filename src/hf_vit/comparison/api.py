@@ -1,15 +1,16 @@
 """`compare`: measure models one by one, keep what is finished, time them together, write tables and pictures."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from hf_vit.comparison.answering import judged_by, untrained
-from hf_vit.comparison.measurement import check, inputs_of, measure_model, sample
+from hf_vit.comparison.measurement import check, inputs_of, measure_model, measure_named, sample
 from hf_vit.comparison.opening import open_models
 from hf_vit.comparison.panels import draw_comparison
 from hf_vit.comparison.result_files import (
@@ -26,6 +27,7 @@ from hf_vit.data.sources.data_source import is_builtin
 from hf_vit.display import Displayed, shortened
 from hf_vit.environment import hardware
 from hf_vit.errors import UserError
+from hf_vit.evaluation.runners import running
 from hf_vit.results.documents import differing
 from hf_vit.results.facts import append_record, is_recorded, new_record
 from hf_vit.results.figures import save_figure
@@ -33,6 +35,9 @@ from hf_vit.results.writing import write_atomically
 from hf_vit.speed.forwards import measure_forwards
 from hf_vit.speed.measuring import BUSY
 from hf_vit.subjects.subject import Subject
+
+if TYPE_CHECKING:
+    from hf_vit.evaluation.ray_runner import RayRunner
 
 PICTURE_NAME, REPORT_NAME, SPEED_NAME = "comparison.png", "comparison.html", "speed.json"
 
@@ -75,6 +80,8 @@ def compare(
     image_column: str | None = None,
     label_column: str | None = None,
     device: str | None = None,
+    runner: str = "local",
+    address: str | None = None,
     progress: bool = True,
     report: Callable[[str], None] | None = None,
 ) -> Comparison:
@@ -93,7 +100,10 @@ def compare(
         skip_bad_images: leave out unreadable images.
         image_column, label_column: of a list or table, see `load_data`.
         device: torch device; by default a GPU where there is one.
-        progress: show bars on standard error.
+        runner: "ray" measures models that are given by their names at once: one on every GPU, or as many cores as here,
+            of machines that share models and data under these names; their speed is measured here.
+        address: HOST:PORT of a cluster of Ray; by default Ray is started on this machine.
+        progress: show bars on standard error; Ray shows none.
         report: called with a line for every model.
 
     Raises:
@@ -101,38 +111,59 @@ def compare(
             or the folder holds results of other inputs. All that is found before any work.
     """
     settings, say, folder = settings or ComparisonSettings(), report or (lambda line: None), Path(output)
-    subjects = open_models(models, device)
-    size = None
-    if isinstance(data, str):
-        if is_builtin(data):
-            size = image_size or _common_size(subjects)
-        data = load_data(
-            data,
-            skip_bad_images=skip_bad_images,
-            image_size=size,
-            image_column=image_column,
-            label_column=label_column,
-        )
-    if data.readers:
-        raise UserError(f"'{data.name}' is a stream, which cannot be read twice; load it without streaming")
-    judges = [judged_by(subject, data, probe) for subject in subjects]
-    pairs = zip(subjects, judges, strict=True)
-    wanted = [inputs_of(subject, judge, data, split, settings, size) for subject, judge in pairs]
-    for subject, inputs in zip(subjects, wanted, strict=True):
-        check(subject, inputs, data, settings)
-    run = Comparison(data, split, subjects)
-    kept = [_kept(_file(folder, inputs), inputs) for inputs in wanted]
-    for subject, inputs, result in zip(subjects, wanted, kept, strict=True):
-        if result is None:
-            result = measure_model(subject, data, inputs, settings, progress=progress)
-            result.write(_file(folder, inputs))
-            run.measured.append(subject.name)
-        say(f"{subject.name}: {'measured' if subject.name in run.measured else 'kept, it was finished before'}")
-        run.results.append(result)
+    if runner == "ray" and not all(isinstance(model, str | PathLike) for model in models):
+        raise UserError("a model that was made in Python stays in one process; leave --runner ray out")
+    with running(runner, address, device) as ray:
+        subjects = open_models(models, device)
+        reading: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
+        size = None
+        if isinstance(data, str):
+            size = (image_size or _common_size(subjects)) if is_builtin(data) else None
+            data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **reading)
+        if data.readers:
+            raise UserError(f"'{data.name}' is a stream, which cannot be read twice; load it without streaming")
+        judges = [judged_by(subject, data, probe) for subject in subjects]
+        pairs = zip(subjects, judges, strict=True)
+        wanted = [inputs_of(subject, judge, data, split, settings, size) for subject, judge in pairs]
+        for subject, inputs in zip(subjects, wanted, strict=True):
+            check(subject, inputs, data, settings)
+        run = Comparison(data, split, subjects)
+        results = {number: _kept(_file(folder, inputs), inputs) for number, inputs in enumerate(wanted)}
+        missing = [number for number, result in results.items() if result is None]
+        for number in sorted(results.keys() - missing):
+            say(f"{subjects[number].name}: kept, it was finished before")
+        todo = [(models[number], subjects[number], wanted[number]) for number in missing]
+        for done, result in _measured(todo, data, settings, device, progress, ray):
+            number = missing[done]
+            result.write(_file(folder, wanted[number]))
+            results[number] = result
+            say(f"{subjects[number].name}: measured")
+    run.results = [result for result in results.values() if result is not None]
+    run.measured = [subjects[number].name for number in missing]
     if settings.speed_turns:
         run.speed = _speed(run, folder / SPEED_NAME, settings, say)
     _write(run, folder)
     return run
+
+
+def _measured(
+    todo: Sequence[tuple[Any, Subject, ComparisonInputs]],
+    data: ImageData,
+    settings: ComparisonSettings,
+    device: str | None,
+    progress: bool,
+    ray: "RayRunner | None",
+) -> Iterator[tuple[int, ModelResult]]:
+    """(number, result) of every (name, model, inputs), as they are done."""
+    if ray is None:
+        for number, (_, subject, inputs) in enumerate(todo):
+            yield number, measure_model(subject, data, inputs, settings, progress=progress)
+        return
+    from hf_vit.evaluation.ray_tasks import independent
+
+    yield from independent(
+        ray, measure_named, [(str(name), inputs) for name, _, inputs in todo], data, settings, device
+    )
 
 
 def save_comparison(

@@ -25,7 +25,7 @@ from hf_vit.evaluation.reading import evaluating, finite_logits
 from hf_vit.results.facts import DataFact
 from hf_vit.speed.measuring import counted_flops
 from hf_vit.subjects.pixels import PixelScale
-from hf_vit.subjects.subject import Subject
+from hf_vit.subjects.subject import Subject, open_subject
 
 _CONFIDENCE = 0.95
 
@@ -112,6 +112,21 @@ def measure_model(
         notes=probe + notes,
         **robust,
     )
+
+
+def measure_named(
+    named: tuple[str, ComparisonInputs], data: ImageData, settings: ComparisonSettings, device: str | None
+) -> ModelResult:
+    """As `measure_model`, of a model that is opened by its name, on whichever machine.
+
+    Raises:
+        UserError: it is another one there.
+    """
+    source, inputs = named
+    subject = replace(open_subject(source, device), name=inputs.model.name)
+    if _described(subject, inputs.model.judged_by) != inputs.model:
+        raise UserError(f"another model has the name {source} there; give one that all nodes share")
+    return measure_model(subject, data, inputs, settings, progress=False)
 
 
 def sample(subject: Subject, data: ImageData, split: str, count: int) -> torch.Tensor:

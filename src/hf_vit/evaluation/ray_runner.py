@@ -33,7 +33,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from hf_vit.subjects.subject import Subject
 
-_ATTEMPTS = 4  # at a part, or at beginning
+ATTEMPTS = 4  # at a part, or at beginning
 _BEGINNING = -1  # counts as a part
 _SILENCE = 600  # seconds in which nothing begins: long enough for nodes that an autoscaler brings
 # Next to nothing: readers must find room beside actors, also where nodes are lost and others take their actors.
@@ -96,8 +96,7 @@ class RayRunner:
             UserError: of the work itself; or processes ended over a part again and again.
         """
         cargo = ray.put((work, subject.prepare, os.getcwd()))
-        known = {name: version for name, version in versions().items() if name in _COMPARED}
-        task = _Task(cargo, self.device, self.threads, self.reading, subject.fingerprint, known)
+        task = _Task(cargo, self.device, self.threads, self.reading, subject.fingerprint, compared_versions())
         run = _Run(self, task, parts, ahead)
         try:
             yield from run.results()
@@ -168,7 +167,7 @@ class _Run:
     def _begin(self, reference: Any) -> None:
         actor = self._starting.pop(reference)
         try:
-            _got(reference)
+            got(reference)
         except RayError as error:
             self._count(_BEGINNING, error)
             self._start()
@@ -198,7 +197,7 @@ class _Run:
         """None where what computes it is lost: the part is done again."""
         number, part, actor = self._busy.pop(reference)
         try:
-            return number, _got(reference)
+            return number, got(reference)
         except RayError as error:
             self._count(number, error)
             self._again.append((number, part))
@@ -210,8 +209,8 @@ class _Run:
 
     def _count(self, number: int, error: RayError) -> None:
         self._failures[number] += 1
-        if self._failures[number] >= _ATTEMPTS:
-            raise _lost(error) from error
+        if self._failures[number] >= ATTEMPTS:
+            raise lost(error) from error
 
 
 @dataclass(frozen=True)
@@ -254,26 +253,40 @@ class _ModelProcess:
         reading = ray.remote(_read).options(
             num_cpus=self._task.reading,
             num_returns="streaming",
-            max_retries=_ATTEMPTS,
+            max_retries=ATTEMPTS,
             _generator_backpressure_num_objects=_BATCHES_AHEAD,
         )
         references: Any = reading.remote(self._task.cargo, part)
         for reference in references:
-            batch = _got(reference)
+            batch = got(reference)
             with self._turn:
                 yield batch
 
 
-def _opened(task: _Task) -> "tuple[Work, Subject]":
-    node = ray.util.get_node_ip_address()
-    here = versions()
-    for name, version in task.versions.items():
+def compared_versions() -> dict[str, str]:
+    """Of the packages that compute."""
+    return {name: version for name, version in versions().items() if name in _COMPARED}
+
+
+def need_versions(wanted: dict[str, str]) -> str:
+    """Make sure that this node computes with the same packages; returns its address.
+
+    Raises:
+        UserError: it has others.
+    """
+    node, here = ray.util.get_node_ip_address(), versions()
+    for name, version in wanted.items():
         if here.get(name) != version:
             raise UserError(f"node {node} has {name} {here.get(name)}, this run {version}; install the same there")
+    return node
+
+
+def _opened(task: _Task) -> "tuple[Work, Subject]":
+    node = need_versions(task.versions)
     torch.set_num_threads(task.threads)
     work: Work
     work, _, folder = ray.get(task.cargo)
-    _enter(folder)
+    enter(folder)
     try:
         subject = work.opened(task.device)
     except UserError as error:
@@ -283,7 +296,8 @@ def _opened(task: _Task) -> "tuple[Work, Subject]":
     return work, subject
 
 
-def _enter(folder: str) -> None:
+def enter(folder: str) -> None:
+    """Let relative paths begin where the command was typed."""
     with suppress(OSError):  # of a node without it, paths that begin there are not found
         os.chdir(folder)
 
@@ -293,7 +307,7 @@ def _read(cargo: tuple[Work, Callable[..., Any], str], part: Any) -> Iterator[An
     # An array goes through shared memory without the copies that a pickled tensor is made of.
     ray.util.register_serializer(torch.Tensor, serializer=_array_of, deserializer=_tensor_of)
     work, prepare, folder = cargo
-    _enter(folder)
+    enter(folder)
     yield from work.batches(part, prepare)
 
 
@@ -401,7 +415,7 @@ def _shared_out(num_processes: int | None, device: str | None) -> RayRunner:
     )
 
 
-def _got(reference: Any) -> Any:
+def got(reference: Any) -> Any:
     """An object of Ray's store.
 
     Raises:
@@ -419,12 +433,13 @@ def _got(reference: Any) -> Any:
         raise cause from error
 
 
-def _lost(error: RayError) -> UserError:
+def lost(error: RayError) -> UserError:
+    """What to say where Ray gave up."""
     if isinstance(error, RayTaskError):
         raise error  # of the program, not of Ray
     lines = [line for line in map(one_line, str(error).splitlines()) if line]
     reason = next(reversed(lines), type(error).__name__)[:200]
     return UserError(
-        f"processes of Ray ended {_ATTEMPTS} times over the same images, or could not begin ({reason}); what is "
+        f"processes of Ray ended {ATTEMPTS} times over the same work, or could not begin ({reason}); what is "
         "complete stays, the same command goes on from it"
     )

@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from hf_vit.errors import UserError
+from hf_vit.evaluation.runners import running
 from hf_vit.hub.card import refresh_card
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.training.driver import Job, carry_out, train_once
-from hf_vit.training.processes import is_first, told_by_first
+from hf_vit.training.processes import is_first, told_by_first, world_size
 from hf_vit.training.recipes.registry import Recipe, find_recipe
 from hf_vit.training.run.options import FinetuneOptions, chosen_options
 from hf_vit.training.sweeping import Sweep, rates_of
@@ -31,6 +32,8 @@ def finetune(
     distillation: DistillationOptions | None = None,
     self_training: SelfTrainingOptions | None = None,
     lr_sweep: bool | Sequence[float] = False,
+    runner: str = "local",
+    address: str | None = None,
     options: FinetuneOptions | None = None,
     command: str | Sequence[str] | None = None,
     report: Callable[[str], None] | None = None,
@@ -56,6 +59,9 @@ def finetune(
         self_training: a teacher, and images that it labels.
         lr_sweep: True tries every learning rate of the recipe's grid on the validation split, a sequence those; the
             best run is kept, and it alone looks at the test split.
+        runner: "ray" trains the rates of a sweep at once: one on every GPU, or as many cores as here, of machines that
+            share model, data and output under these names.
+        address: HOST:PORT of a cluster of Ray; by default Ray is started on this machine.
         options: how to run it, if not by keyword.
         command: what was typed, for the facts.
         report: is told what is being done, a line at a time.
@@ -70,9 +76,7 @@ def finetune(
     line = TASKS[_task_name(task, head, head_width, distillation, self_training)]
     named = line.recipe if recipe is None else recipe
     chosen = (find_recipe(named) if isinstance(named, str) else named).override(**values)
-    if lr_sweep is not False and task != "classification":
-        raise UserError(f"learning rates are compared by accuracy, which {task} does not have; leave the sweep out")
-    train = train_once if lr_sweep is False else Sweep(rates_of(chosen, lr_sweep))
+    rates = _rates(chosen, lr_sweep, task, runner)
     learning = line.make(
         TaskChoices(
             distillation=distillation,
@@ -83,7 +87,10 @@ def finetune(
             head_width=head_width,
         )
     )
-    result: FinetuneResult = carry_out(learning, Job(model, data, Path(output), chosen, options, command), say, train)
+    job = Job(model, data, Path(output), chosen, options, command)
+    with running(runner, address, options.device) as ray:
+        train = train_once if rates is None else Sweep(rates, ray)
+        result: FinetuneResult = carry_out(learning, job, say, train)
     if options.push is None or not is_first():
         return result
     refresh_card(result.folder, license=options.license)
@@ -91,6 +98,17 @@ def finetune(
         result.folder, options.push, say, private=options.private, share_images=options.share_images
     )
     return replace(result, pushed=shared)
+
+
+def _rates(recipe: Recipe, lr_sweep: bool | Sequence[float], task: str, runner: str) -> tuple[float, ...] | None:
+    """Those of a sweep; None where there is none."""
+    if runner == "ray" and (lr_sweep is False or world_size() > 1):
+        raise UserError("Ray runs the rates of a sweep, one process each; give --lr-sweep without torchrun, or no ray")
+    if lr_sweep is False:
+        return None
+    if task != "classification":
+        raise UserError(f"learning rates are compared by accuracy, which {task} does not have; leave the sweep out")
+    return rates_of(recipe, lr_sweep)
 
 
 FINETUNED = ("classification", "segmentation", "detection")

@@ -1,17 +1,22 @@
 """A grid of learning rates tried on the validation split; the best run is kept (arXiv 2010.11929, section B.1.1)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.errors import DivergedError, UserError
+from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.training.driver import Job, Say, Start, Trained, train_once
 from hf_vit.training.processes import is_first
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.checkpoints import RUN_NAME, read_run, work_folder, write_run
+from hf_vit.training.run.decisions import use_bf16
 from hf_vit.training.tasks.classification import best_evaluation
 from hf_vit.training.tasks.task import Task
+
+if TYPE_CHECKING:
+    from hf_vit.evaluation.ray_runner import RayRunner
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,11 @@ class Sweep:
 
     Attributes:
         rates: see `rates_of`.
+        runner: machines that share model, data and output; None: one rate after the other in this process.
     """
 
     rates: Sequence[float]
+    runner: "RayRunner | None" = None
 
     def __call__(self, task: Task[Any], job: Job, start: Start, say: Say) -> Trained:
         """The best trial, whose `run.trials` are all and whose `run.output` is the job's.
@@ -79,11 +86,11 @@ class Sweep:
         if start.data.multi_label:
             raise UserError("learning rates are compared by accuracy, which several classes an image do not have")
         enter_sweep(job.output, self.rates)
-        trials: list[Trial] = []
-        for rate in self.rates:
-            trials.append(_try(task, _job_of(job, rate), start, say))
-            say(trials[-1].describe())
-        finished = [trial for trial in trials if trial.score is not None]
+        trials = dict[int, Trial]()
+        for number, trial in self._tried(task, [_job_of(job, rate) for rate in self.rates], start, say):
+            trials[number] = trial
+            say(trial.describe())
+        finished = [trials[number] for number in sorted(trials) if trials[number].score is not None]
         if not finished:
             raise UserError(
                 f"the loss became infinite at every learning rate ({', '.join(map(str, self.rates))}); try lower ones"
@@ -92,8 +99,21 @@ class Sweep:
         say(f"taking up learning rate {best:g} again")
         again = _job_of(job, best)
         trained = train_once(task, replace(again, options=replace(again.options, resume=True)), start, say)
-        run = replace(trained.run, output=job.output, trials=[asdict(trial) for trial in trials])
+        run = replace(trained.run, output=job.output, trials=[asdict(trials[number]) for number in sorted(trials)])
         return replace(trained, run=run)
+
+    def _tried(self, task: Task[Any], jobs: list[Job], start: Start, say: Say) -> Iterator[tuple[int, Trial]]:
+        """(number, trial) of every job, as they are done."""
+        if self.runner is None:
+            yield from ((number, _try(job, task, start, say)) for number, job in enumerate(jobs))
+            return
+        from hf_vit.evaluation.ray_tasks import independent
+
+        # What a lost machine began goes on elsewhere, in the precision of this one, which takes the best up again.
+        options = jobs[0].options
+        precision = "bf16" if use_bf16(options, cast(HfViTBaseConfig, start.source.config)) else "fp32"
+        jobs = [replace(job, options=replace(options, resume=True, precision=precision)) for job in jobs]
+        yield from independent(self.runner, _try, jobs, task, start, _silent)
 
 
 def enter_sweep(output: Path, rates: Sequence[float]) -> None:
@@ -122,7 +142,11 @@ def _job_of(job: Job, rate: float) -> Job:
     )
 
 
-def _try(task: Task[Any], job: Job, start: Start, say: Say) -> Trial:
+def _silent(line: str) -> None:
+    """What a process on another machine tells."""
+
+
+def _try(job: Job, task: Task[Any], start: Start, say: Say) -> Trial:
     rate = job.recipe.learning_rate
     try:
         trained = train_once(task, job, start, say)

@@ -41,6 +41,8 @@ def compare(
     image_column: options.ImageColumn = None,
     label_column: options.LabelColumn = None,
     device: options.Device = None,
+    runner: options.Runner = "local",
+    address: options.Address = None,
     seed: Annotated[int, typer.Option(help="Of draws and noise.", min=0)] = 0,
 ) -> None:
     """Put image classifiers of any library side by side: accuracy, calibration, robustness, FLOPs, speed, memory."""
@@ -83,6 +85,8 @@ def compare(
             image_column=image_column,
             label_column=label_column,
             device=device,
+            runner=runner,
+            address=address,
             report=typer.echo,
         )
     for note in run.data.notes:

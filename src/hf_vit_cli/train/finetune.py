@@ -103,6 +103,8 @@ def finetune(
     sweep_rates: Annotated[
         str | None, typer.Option(metavar="RATE,RATE...", help="The same with these learning rates.")
     ] = None,
+    runner: options.Runner = "local",
+    address: options.Address = None,
     resume: options.Resume = False,
     seed: Annotated[int, typer.Option(help="Of weights, order, variation and dropout.", min=0)] = 0,
     micro_batch_size: Annotated[
@@ -193,6 +195,8 @@ def finetune(
             distillation=learning,
             self_training=labelling,
             lr_sweep=lr_sweep if sweep_rates is None else parse_rates(sweep_rates),
+            runner=runner,
+            address=address,
             options=chosen,
             command=command_line(context),
             report=typer.echo,
