@@ -47,9 +47,8 @@ def optimize_for_inference(
         engine: what computes: "torch"; "openvino" or "onnxruntime", for bare models and classifiers on CPUs in float32
             (OpenVINO: bfloat16 too), with weights at least twice in memory. What their graph does not give (hidden
             states, other sizes, padding, what hooks hear) torch computes. "auto": OpenVINO where it can, else torch.
-        compile: instead of packing weights, compile with torch's inductor and the weights frozen into the graph. It
-            needs a C++ compiler, a slow first call for every input shape, and weights twice in memory. Which of the two
-            is faster depends on the processor (`hf-vit bench models`).
+        compile: instead of packing weights, compile with torch's inductor and the weights frozen into the graph: a C++
+            compiler, a slow first call for every shape. Which is faster, `hf-vit bench models` tells of a processor.
         quantize: "int8": dense layers on CPUs in int8, by oneDNN (weights per channel, what enters a layer by the range
             of the batch); what cuts patches, convolutions, attention's own products and the head stay in float. Other
             outputs, within what the model's accuracy allows. It needs VNNI to be fast and exact.
@@ -62,8 +61,7 @@ def optimize_for_inference(
         changes nothing. `model.engine` says what computes.
 
     Raises:
-        UserError: an option that there is not; a model that cannot be optimized without losing something (the message
-            names the part and the remedy); too little memory.
+        UserError: no such option; a model that would lose something (the message names the part); too little memory.
     """
     _check_options(engine, quantize)
     check_not_frozen(model)
