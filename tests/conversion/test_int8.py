@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import tempfile
 from pathlib import Path
 from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 from types import SimpleNamespace
@@ -107,6 +108,25 @@ def test_what_the_certificate_says_of_int8(
     of_images = {("noise of 8 bits", "results"), ("photograph", "preprocessed")}
     assert checked == (of_images if more else {("noise", "results")})
     verify(tmp_path / "out")
+
+
+@pytest.mark.parametrize("to", ["onnx", "openvino"])
+def test_what_a_kill_leaves_lies_with_the_unfinished_export(
+    to: str, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Where the next one removes it; the system's folder of temporary files would keep it."""
+    made, make, before = list[str](), tempfile.mkdtemp, tempfile.tempdir
+
+    def watched(*arguments: Any, **named: Any) -> str:
+        made.append(make(*arguments, **named))
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", watched)
+    given: Any = {"static": True, "quantize": "static", "calibrate": str(places["data"])}
+    export(places["model"], tmp_path / "out", to, **given)
+    assert made
+    assert [folder for folder in made if not Path(folder).is_relative_to(tmp_path)] == []
+    assert tempfile.tempdir == before
 
 
 def has_int8(folder: Path) -> bool:

@@ -7,11 +7,11 @@ MLP, a head) is quantised alone, and those that move the logits most stay in flo
 import contextlib
 import io
 import logging
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, final
 
 import torch
@@ -86,7 +86,7 @@ class OnnxQuantizer(Quantizer):
         from onnxruntime import quantization
 
         given: dict[str, Any] = {"op_types_to_quantize": list(DENSE), "nodes_to_quantize": list(layers)}
-        with _silent():
+        with _silent(), _temporary_files_in(to.parent):
             if mode == "dynamic":
                 quantization.quantize_dynamic(file, to, per_channel=True, **given)
                 return
@@ -156,7 +156,7 @@ def quantize_file(quantizer: Quantizer, file: Path, mode: Mode, data: Calibratio
         module = layer.partition("/")[0]
         parts.setdefault(module.rpartition(".")[0] or module, []).append(layer)
     # What cannot be removed would hide why.
-    with TemporaryDirectory(dir=file.parent, ignore_cleanup_errors=True) as scratch:
+    with tempfile.TemporaryDirectory(dir=file.parent, ignore_cleanup_errors=True) as scratch:
         to = Path(scratch) / file.name
 
         def answers(chosen: Sequence[str], images: Images) -> Answers:
@@ -209,6 +209,16 @@ def choose(
         f"with half of the model's {len(parts)} parts in float; {CHOOSING_AGREEMENT:.2%} is needed, so nothing is "
         "written: give other images (--calibrate), or leave --quantize out"
     )
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Any:
+    """Where what a kill leaves goes with the rest of an unfinished export; onnxruntime cannot be told another way."""
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import threading
 from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Self, final
 
 import torch
@@ -15,6 +14,7 @@ from torch.onnx import ONNXProgram
 
 from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, openvino_core
 from hf_vit.environment import emulates_bfloat16
+from hf_vit.results.writing import scratch_folder
 
 _FILE = "model.onnx"
 
@@ -64,8 +64,8 @@ class OpenVinoEngine(Engine):
     def of(cls, program: ONNXProgram, dtype: torch.dtype) -> Self:
         import openvino
 
-        with TemporaryDirectory() as folder:
-            program.save(str(file := Path(folder) / _FILE))
+        with scratch_folder("engine") as folder:
+            program.save(str(file := folder / _FILE))
             return cls(openvino.convert_model(file), dtype)
 
     def __init__(self, graph: Any, dtype: torch.dtype) -> None:
@@ -129,8 +129,8 @@ class OnnxRuntimeEngine(Engine):
 
     @classmethod
     def of(cls, program: ONNXProgram, dtype: torch.dtype) -> Self:
-        with TemporaryDirectory() as folder:
-            program.save(str(file := Path(folder) / _FILE))
+        with scratch_folder("engine") as folder:
+            program.save(str(file := folder / _FILE))
             return cls(file)
 
     def __init__(self, file: Path) -> None:

@@ -1,7 +1,5 @@
 """Contestants that an engine computes in torch's place: peers as the engine's own converter takes them, or in int8."""
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, final
 
@@ -10,6 +8,7 @@ from torch import nn
 
 from hf_vit.conversion.targets.graphs.tracing import onnx_program
 from hf_vit.inference.engines import ENGINES, Engine, OnnxRuntimeEngine, OpenVinoEngine
+from hf_vit.results.writing import scratch_folder
 
 INT8 = " int8"
 # What stands at the end of a contestant's name -> the engine, and whether in int8.
@@ -85,7 +84,7 @@ def _in_int8(program: Any) -> Engine:
     inside = [value for node in graph.all_nodes() for value in node.outputs if not value.is_graph_output()]
     for value in (*inside, *graph.initializers.values()):  # whoever needs shapes infers them; quantising changes them
         value.shape = value.type = None
-    with TemporaryDirectory() as folder:
-        program.save(str(Path(folder) / "float.onnx"))
-        quantize_dynamic(Path(folder) / "float.onnx", file := Path(folder) / "int8.onnx", per_channel=True)
+    with scratch_folder("engine") as folder:
+        program.save(str(folder / "float.onnx"))
+        quantize_dynamic(folder / "float.onnx", file := folder / "int8.onnx", per_channel=True)
         return OnnxRuntimeEngine(file)
