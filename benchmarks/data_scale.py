@@ -1,60 +1,76 @@
 """Accuracy against the number of training images: ViT, Hybrid, Axial and BiT of about equal compute on fractals.
 
-    python benchmarks/data_scale.py [--part 0/2]        # goes on from the records that are there
-    python benchmarks/data_scale.py --figure            # table and figure of these, no runs
+    python benchmarks/data_scale.py --estimate          # CPU hours of what is left, by a minute of measuring; no runs
+    python benchmarks/data_scale.py                     # goes on from the records that are there
+    python benchmarks/data_scale.py --figure            # tables and figure of these, no runs
 
-Figures 3 and 4 of arXiv 2010.11929 in small. Every model sees as many images, however many different ones there are.
+Figures 3, 4 and 5 of arXiv 2010.11929 in small. Every model sees as many images, however many different ones there are.
 
-1. Choices: at two numbers of images every rate and regularisation is tried with seed 0, for a third of the images; the
+1. Choices: at two numbers of images every rate and regularisation is tried with seed 0, for a sixth of the images; the
    best on VALIDATION images is taken at all numbers that are nearer to that one (as ratios). Ties go to the first.
 2. Runs: every number of images with every seed; the held-out images of the same classes are looked at once, and then
    what the encoder is worth elsewhere: a linear regression on the features of 5 and 25 images a class of digits and
-   photographs, and fine-tuning on them by the recipe `small-data`.
+   photographs, and fine-tuning on them by the recipe `small-data`, at that of its rates that is best on validation.
+3. Predictions: before the first run with the most images, a scaling law (arXiv 2106.04560) is fitted to the errors of
+   the others, and what it says of that one is recorded.
+4. Plateaus: at the two numbers of the choices a second reading, at a constant rate until validation accuracy and loss
+   have not got better three times out of ten that fit into the images of a run; the best of the ten is kept.
 
-Each finished choice and run is a line of the output and is not repeated. Two processes share the work with `--part 0/2`
-and `--part 1/2`, each with one thread; the second half of a model's runs waits for its choices, so start both again
-until nothing is left.
+Each finished job is a line of the output and is not repeated. Start it in as many processes of one thread as there are
+cores, whenever you like: each takes the next job that no other on this machine is at, waits where all that is left
+waits for others, and lets go of it when it is killed.
 """
 
 import argparse
-import fcntl
 import json
 import math
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from records import Job, Records
 
-from hf_vit import HfAxialViTConfig, HfBitConfig, HfHybridViTConfig, HfViTConfig
+from hf_vit import HfAxialViTConfig, HfBitConfig, HfHybridViTConfig, HfViTConfig, UserError
 from hf_vit.cost.flops import forward_flops
+from hf_vit.cost.scaling_law import fit_scaling_law
 from hf_vit.environment import hardware, versions
 from hf_vit.evaluation import evaluate
+from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.training import finetune
 from hf_vit.training.recipes.registry import find_recipe
 
 SIDE = 32
 OUTPUT = Path(__file__).parent / "results" / "data_scale.jsonl"
-_BLOCKS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256, "pooling": "gap"}
-# 25 to 30 million FLOPs an image; fixed before any training.
+_BLOCKS: dict[str, Any] = {"num_attention_heads": 4, "pooling": "gap"}
+_VIT: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 256, **_BLOCKS}
+# 8 to 10 million FLOPs an image, 4x4 tokens; fixed before any training.
 MODELS: dict[str, Any] = {
-    "ViT": HfViTConfig(image_size=SIDE, patch_size=4, num_hidden_layers=4, **_BLOCKS),
-    "Hybrid": HfHybridViTConfig(image_size=SIDE, stage_depths=(1,), stem_width=32, num_hidden_layers=3, **_BLOCKS),
-    "Axial": HfAxialViTConfig(image_size=SIDE, patch_size=4, num_hidden_layers=2, **_BLOCKS),
-    "BiT": HfBitConfig(image_size=SIDE, stage_depths=(3, 3, 3), stem_width=32),
+    "ViT": HfViTConfig(image_size=SIDE, patch_size=8, num_hidden_layers=5, **_VIT),
+    "Hybrid": HfHybridViTConfig(
+        image_size=SIDE, stage_depths=(1,), stem_width=32, stem_patch_size=2, num_hidden_layers=2, **_VIT
+    ),
+    "Axial": HfAxialViTConfig(
+        image_size=SIDE, patch_size=8, num_hidden_layers=2, hidden_size=72, intermediate_size=288, **_BLOCKS
+    ),
+    "BiT": HfBitConfig(image_size=SIDE, stage_depths=(1, 1), stem_width=32),
 }
 # A ResNet has no stochastic depth.
 REGULARISATIONS: dict[str, dict[str, Any]] = {"none": {}, "mixup": {"mixup_alpha": 0.2}}
 TRANSFERS = ("digits", "photos")
+SHOTS = (5, 25)
+PLATEAU = {"schedule": "constant", "evaluations": 10, "patience": 3}
+PAUSE = 30  # seconds between looks at what others have done
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be run; see the options."""
+    """What is to be done; see the options."""
 
     sizes: tuple[int, ...] = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000)
     chosen_at: tuple[int, int] = (3_000, 100_000)
@@ -63,192 +79,311 @@ class Plan:
     models: tuple[str, ...] = tuple(MODELS)
     classes: int = 100
     seen: int = 300_000
-    batch_size: int = 64
-    transfer_epochs: float = 30
+    batch_size: int = 128
+    transfer_epochs: float = 20
 
-    def choices(self) -> Iterator[dict[str, Any]]:
-        """What identifies each trial of a rate and a regularisation."""
-        for model in self.models:
-            for size in self.chosen_at:
-                for rate in self.rates:
-                    for regularisation in REGULARISATIONS:
-                        same = {"seen": self.seen // 3, "classes": self.classes, "batch_size": self.batch_size}
-                        yield {
-                            "kind": "choice", "model": model, "images": size, "learning_rate": rate,
-                            "regularisation": regularisation, "seed": 0, **same,
-                        }  # fmt: skip
+    def job(self, kind: str, model: str, images: int, seed: int, **more: Any) -> Job:
+        seen = self.seen // 6 if kind == "choice" else self.seen
+        same = {"seen": seen, "classes": self.classes, "batch_size": self.batch_size}
+        return {"kind": kind, "model": model, "images": images, "seed": seed, **more, **same}
 
-    def runs(self) -> Iterator[dict[str, Any]]:
-        """What identifies each run, the smallest first."""
-        for size in self.sizes:
-            for seed in self.seeds:
+    def choices(self, model: str, images: int) -> list[Job]:
+        """The trials that choose for this number of images, at the nearer of the two."""
+        near = min(self.chosen_at, key=lambda size: abs(math.log(size / images)))
+        return [
+            self.job("choice", model, near, 0, learning_rate=rate, regularisation=regularisation)
+            for rate in self.rates
+            for regularisation in REGULARISATIONS
+        ]
+
+    def runs(self, model: str) -> list[Job]:
+        """All of a model, the smallest first."""
+        return [self.job("run", model, size, seed) for size in sorted(self.sizes) for seed in self.seeds]
+
+    def prediction(self, model: str) -> Job:
+        return self.job("prediction", model, max(self.sizes), 0)
+
+    def jobs(self) -> Iterator[tuple[Job, list[Job]]]:
+        """Each with those that have to be done before it, in the order in which they are worth most."""
+        for size in dict.fromkeys(self.chosen_at):
+            for model in self.models:
+                yield from ((choice, []) for choice in self.choices(model, size))
+        for seed in self.seeds:
+            for size in sorted(self.sizes):
                 for model in self.models:
-                    same = {"seen": self.seen, "classes": self.classes, "batch_size": self.batch_size}
-                    yield {"kind": "run", "model": model, "images": size, "seed": seed, **same}
+                    last = [self.prediction(model)] if size == max(self.sizes) else []
+                    yield self.job("run", model, size, seed), self.choices(model, size) + last
+        for model in self.models:
+            yield self.prediction(model), [run for run in self.runs(model) if run["images"] < max(self.sizes)]
+        for seed in self.seeds:
+            for size in dict.fromkeys(self.chosen_at):
+                for model in self.models:
+                    yield self.job("plateau", model, size, seed), self.choices(model, size)
 
 
-class Records:
-    """Lines of a file, to which several processes add."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def all(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
-
-    def has(self, identity: dict[str, Any]) -> bool:
-        return any(all(record.get(key) == value for key, value in identity.items()) for record in self.all())
-
-    def add(self, record: dict[str, Any]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(json.dumps(record) + "\n")
+def work(plan: Plan, records: Records) -> None:
+    """Do what is left and nobody else does, until nothing is left."""
+    while left := [(job, needed) for job, needed in plan.jobs() if records.find(job) is None]:
+        # The first that can be done; then all over again, as others add to the records.
+        if not any(attempt(job, plan, records) for job, needed in left if all(map(records.find, needed))):
+            time.sleep(PAUSE)
 
 
-def data_name(classes: int, images: int) -> str:
-    return f"fractals:classes={classes},images={max(1, images // classes)}"
+def attempt(job: Job, plan: Plan, records: Records) -> bool:
+    """Do a job, if it is still to be done; whether it was done here."""
+    with records.claim(job) as is_ours:
+        if not is_ours or records.find(job) is not None:
+            return False
+        begun = time.process_time()
+        done = (predict if job["kind"] == "prediction" else carry_out)(job, plan, records)
+        record = done | job
+        record |= {
+            "cpu_seconds": round(time.process_time() - begun, 1),
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "hardware": hardware("cpu"),
+            "versions": versions(),
+        }
+        records.add(record)
+    shown = {key: value for key, value in record.items() if key not in ("versions", "hardware")}
+    print(", ".join(f"{key} {value}" for key, value in shown.items()), flush=True)
+    return True
 
 
-def train(identity: dict[str, Any], rate: float, regularisation: str, folder: Path) -> Any:
-    """A model from fresh weights, for as many steps as its images are to be seen."""
-    # Beyond that a table would not fit beside the model; a stream makes them meanwhile.
-    streaming = identity["images"] > 100_000
-    return finetune(
-        MODELS[identity["model"]],
-        data_name(identity["classes"], identity["images"]),
-        folder,
-        recipe=find_recipe("small-data"),
-        learning_rate=rate,
-        steps=max(1, identity["seen"] // identity["batch_size"]),
-        batch_size=identity["batch_size"],
-        evaluations=4,
-        seed=identity["seed"],
-        streaming=streaming,
-        device="cpu",
-        precision="fp32",
-        **REGULARISATIONS[regularisation],
-    )
-
-
-def chosen(records: Records, plan: Plan, model: str, images: int) -> dict[str, Any] | None:
-    """The best trial at the nearer of the two numbers of images; None where some are not done yet."""
-    near = min(plan.chosen_at, key=lambda size: abs(math.log(size / images)))
-    wanted = [trial for trial in plan.choices() if (trial["model"], trial["images"]) == (model, near)]
-    done = records.all()
-    trials = [next((r for r in done if all(r.get(k) == v for k, v in each.items())), None) for each in wanted]
-    known = [trial for trial in trials if trial is not None]
-    return max(known, key=lambda trial: trial["validation_accuracy"]) if len(known) == len(wanted) else None
-
-
-def transfers(folder: Path, plan: Plan, seed: int) -> dict[str, Any]:
-    """Accuracies of the encoder on other data, held out: few-shot, and fine-tuned."""
-    worth: dict[str, Any] = {}
-    for name in TRANSFERS:
-        shots = evaluate(folder, name, protocol="few-shot", shots=(5, 25), device="cpu", output=folder.parent / name)
-        worth[f"{name} few-shot"] = {str(count): accuracy for count, accuracy in mean_of(shots.result).items()}
-        with tempfile.TemporaryDirectory() as kept:
-            tuned = finetune(
-                str(folder), name, Path(kept) / "out", recipe="small-data", epochs=plan.transfer_epochs, seed=seed,
-                image_size=SIDE, device="cpu", precision="fp32", evaluations=4,
-            )  # fmt: skip
-            worth[f"{name} fine-tuned"] = tuned.test.top1
-    return worth
-
-
-def mean_of(result: Any) -> dict[int, float]:
-    """Shots -> mean accuracy of the draws."""
-    return {shots: statistics.fmean(draws) for shots, draws in zip(result.shots, result.accuracy, strict=True)}
-
-
-def work(plan: Plan, records: Records, part: tuple[int, int]) -> int:
-    """Do what this process has to do; how many runs wait for choices."""
-    index, count = part
-    for identity in list(plan.choices())[index::count]:
-        if not records.has(identity):
-            carry_out(identity, identity["learning_rate"], identity["regularisation"], plan, records)
-    waiting = 0
-    for identity in list(plan.runs())[index::count]:
-        if records.has(identity):
-            continue
-        best = chosen(records, plan, identity["model"], identity["images"])
-        if best is None:
-            waiting += 1
-        else:
-            carry_out(identity, best["learning_rate"], best["regularisation"], plan, records)
-    return waiting
-
-
-def carry_out(identity: dict[str, Any], rate: float, regularisation: str, plan: Plan, records: Records) -> None:
-    """One training and its record."""
-    begun = time.process_time()
+def carry_out(job: Job, plan: Plan, records: Records) -> dict[str, Any]:
+    """One training, and of all but choices what comes after it."""
+    rate, regularisation = chosen(job, plan, records)
     with tempfile.TemporaryDirectory() as kept:
-        result = train(identity, rate, regularisation, Path(kept) / "out")
-        record = identity | {
+        folder = Path(kept) / "out"
+        result = train(job, rate, regularisation, folder)
+        done = {
             "learning_rate": rate,
             "regularisation": regularisation,
             "validation_accuracy": result.validation["accuracy"],
             "training_loss": next((entry["loss"] for entry in reversed(result.history) if "loss" in entry), None),
+            "forward_flops": forward_flops(MODELS[job["model"]]),
+            "last_step": max(entry["step"] for entry in result.history),
         }
-        if identity["kind"] == "run":
-            record["test_accuracy"] = result.test.top1
-            record |= transfers(Path(kept) / "out", plan, identity["seed"])
-    record |= {
-        "forward_flops": forward_flops(MODELS[identity["model"]]),
-        "cpu_seconds": round(time.process_time() - begun, 1),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "hardware": hardware("cpu"),
-        "versions": versions(),
-    }
-    records.add(record)
-    print(
-        ", ".join(f"{key} {value}" for key, value in record.items() if key not in ("versions", "hardware")), flush=True
+        if job["kind"] != "choice":
+            done["test_accuracy"] = result.test.top1
+        if job["kind"] == "run":
+            done |= transfers(folder, plan.transfer_epochs, job["seed"])
+    return done
+
+
+def chosen(job: Job, plan: Plan, records: Records) -> tuple[float, str]:
+    """Learning rate and regularisation: a choice's own, else those of the best on validation images."""
+    best = job
+    if job["kind"] != "choice":
+        trials = [records.find(choice) or {} for choice in plan.choices(job["model"], job["images"])]
+        best = max(trials, key=lambda trial: trial["validation_accuracy"])
+    return best["learning_rate"], best["regularisation"]
+
+
+def train(job: Job, rate: float, regularisation: str, folder: Path) -> Any:
+    """A model from fresh weights, for as many steps as its images are to be seen, or until its plateau."""
+    settings = {"evaluations": 4} | REGULARISATIONS[regularisation] | (PLATEAU if job["kind"] == "plateau" else {})
+    return finetune(
+        MODELS[job["model"]],
+        f"fractals:classes={job['classes']},images={max(1, job['images'] // job['classes'])}",
+        folder,
+        recipe=find_recipe("small-data"),
+        learning_rate=rate,
+        steps=max(1, job["seen"] // job["batch_size"]),
+        batch_size=job["batch_size"],
+        seed=job["seed"],
+        # Beyond that a table would not fit beside the model; a stream makes them meanwhile.
+        streaming=job["images"] > 100_000,
+        device="cpu",
+        precision="fp32",
+        **settings,
     )
 
 
-def rows(records: Records, value: str = "test_accuracy") -> dict[str, dict[int, list[float]]]:
-    """Model -> images -> the value of every seed."""
-    table: dict[str, dict[int, list[float]]] = {}
-    for record in records.all():
-        if record["kind"] == "run":
-            table.setdefault(record["model"], {}).setdefault(record["images"], []).append(record[value])
+def transfers(folder: Path, epochs: float, seed: int) -> dict[str, Any]:
+    """Accuracies of the encoder on other data, held out: few-shot, and fine-tuned."""
+    worth: dict[str, Any] = {}
+    for name in TRANSFERS:
+        shots = evaluate(folder, name, protocol="few-shot", shots=SHOTS, device="cpu", output=folder.parent / name)
+        for count, draws in zip(shots.result.shots, shots.result.accuracy, strict=True):
+            worth[f"{name}, {count} a class"] = statistics.fmean(draws)
+        with tempfile.TemporaryDirectory() as kept:
+            tuned = finetune(
+                str(folder), name, Path(kept) / "out", recipe="small-data", lr_sweep=True, epochs=epochs, seed=seed,
+                image_size=SIDE, device="cpu", precision="fp32", evaluations=4,
+            )  # fmt: skip
+        worth[f"{name}, fine-tuned"] = tuned.test.top1
+    return worth
+
+
+def predict(job: Job, plan: Plan, records: Records) -> dict[str, Any]:
+    """The error with the most images, by the law of the errors with fewer."""
+    runs = [record for run in plan.runs(job["model"]) if (record := records.find(run))]
+    points = [(run["images"], 1 - run["test_accuracy"]) for run in runs if run["images"] < job["images"]]
+    try:
+        law = fit_scaling_law(points)
+    except UserError as error:
+        return {"law": None, "reason": str(error)}
+    return {"law": str(law), "intervals": law.intervals, "predicted_accuracy": 1 - float(law.error(job["images"]))}
+
+
+def estimate(plan: Plan, records: Records) -> dict[str, float]:
+    """CPU hours that is left of each kind, of runs and plateaus for one seed; by short trainings of each model."""
+    hours: dict[str, float] = {}
+    for model in plan.models:
+        step, run, transfer = measured(model, plan)
+        for job, _ in plan.jobs():
+            if job["model"] != model or job["kind"] == "prediction" or records.find(job):
+                continue
+            seconds = run + job["seen"] / plan.batch_size * step + job["images"] * image_seconds()
+            if job["kind"] == "run":
+                # Digits and photographs, each at two rates, in batches of 64.
+                seconds += transfer + 2 * plan.transfer_epochs * (1257 + 800) / plan.batch_size * step
+            share = 1 if job["kind"] == "choice" else len(plan.seeds)
+            hours[job["kind"]] = hours.get(job["kind"], 0) + seconds / 3600 / share
+    return hours
+
+
+def measured(model: str, plan: Plan) -> tuple[float, float, float]:
+    """CPU seconds of a step, of a training without its steps, and of what follows it without its steps."""
+    with tempfile.TemporaryDirectory() as kept:
+
+        def trained(steps: int) -> float:
+            job = plan.job("run", model, 1_000, 0) | {"seen": steps * plan.batch_size}
+            return cpu_seconds(lambda: train(job, 1e-3, "mixup", Path(kept) / str(steps) / "out"))
+
+        few, more = trained(4), trained(24)
+        step = max(0.0, more - few) / 20
+        return step, few - 4 * step, cpu_seconds(lambda: transfers(Path(kept) / "24" / "out", 0.01, 0))
+
+
+def cpu_seconds(action: Callable[[], object]) -> float:
+    begun = time.process_time()
+    action()
+    return time.process_time() - begun
+
+
+def image_seconds() -> float:
+    """CPU seconds that a fractal takes to be made, by benchmarks/results/fractals.json."""
+    rows = json.loads((OUTPUT.parent / "fractals.json").read_text())["rows"]
+    return 1 / next(row["images_per_second"] for row in rows if row.get("side_px") == SIDE)
+
+
+Table = dict[str, dict[int, dict[int, float]]]  # model -> images -> seed -> value
+
+
+def rows(plan: Plan, records: Records, value: str = "test_accuracy", kind: str = "run") -> Table:
+    table: Table = {}
+    for job, _ in plan.jobs():
+        if job["kind"] == kind and (record := records.find(job)):
+            table.setdefault(job["model"], {}).setdefault(job["images"], {})[job["seed"]] = record[value]
     return table
 
 
-def ahead(table: dict[str, dict[int, list[float]]], first: str, second: str) -> dict[int, str]:
-    """Who is ahead at each number of images, or that the seeds do not tell: two standard errors of the difference."""
+def ahead(table: Table, first: str, second: str) -> dict[int, str]:
+    """Who is ahead at each number of images by the 95% interval of the seeds' differences, or that it holds 0."""
+    from scipy.stats import t
+
     told: dict[int, str] = {}
     for images in sorted(set(table.get(first, {})) & set(table.get(second, {}))):
         a, b = table[first][images], table[second][images]
-        if min(len(a), len(b)) < 2:
+        gaps = [a[seed] - b[seed] for seed in a.keys() & b.keys()]
+        if len(gaps) < 2:
             told[images] = "one seed"
             continue
-        gap = statistics.fmean(a) - statistics.fmean(b)
-        error = 2 * math.sqrt(statistics.variance(a) / len(a) + statistics.variance(b) / len(b))
-        told[images] = "not told apart" if abs(gap) <= error else f"{first if gap > 0 else second} by {abs(gap):.1%}"
+        gap = statistics.fmean(gaps)
+        margin = float(t.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / math.sqrt(len(gaps))
+        told[images] = f"{first if gap > 0 else second} by {abs(gap):.1%}" if abs(gap) > margin else "not told apart"
+        told[images] += f" ± {margin:.1%}"
     return told
 
 
-def draw(records: Records, path: Path) -> None:
-    """Accuracy against images, a line a model, with the range of its seeds."""
-    from matplotlib.figure import Figure
+def crossings(table: Table, first: str, second: str) -> dict[int, list[float]]:
+    """Of every seed the numbers of images at which its curves cross, between two points on a logarithmic scale."""
+    sizes = sorted(set(table.get(first, {})) & set(table.get(second, {})))
+    seeds = set.intersection(*(set(table[model][size]) for model in (first, second) for size in sizes)) if sizes else ()
+    crossed: dict[int, list[float]] = {}
+    for seed in sorted(seeds):
+        gaps = [(math.log(size), table[first][size][seed] - table[second][size][seed]) for size in sizes]
+        crossed[seed] = [
+            math.exp(x + (following - x) * gap / (gap - next_gap))
+            for (x, gap), (following, next_gap) in pairwise(gaps)
+            if gap * next_gap < 0
+        ]
+    return crossed
 
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    for model, points in rows(records).items():
-        sizes = sorted(points)
-        means = [statistics.fmean(points[size]) for size in sizes]
-        reach = [[mean - min(points[size]) for size, mean in zip(sizes, means, strict=True)],
-                 [max(points[size]) - mean for size, mean in zip(sizes, means, strict=True)]]  # fmt: skip
-        axes.errorbar(sizes, means, yerr=reach, marker="o", capsize=3, label=model)
-    axes.set(xscale="log", xlabel="training images (fractals)", ylabel="accuracy on held-out images")
-    axes.legend()
-    figure.savefig(path, dpi=120)
+
+def tell(plan: Plan, records: Records) -> None:
+    """The tables of what is there."""
+    table = rows(plan, records)
+    for model, points in table.items():
+        shown = (
+            f"{size:,}: {statistics.fmean(by_seed.values()):.1%} ({len(by_seed)})" for size, by_seed in points.items()
+        )
+        print(f"{model:8} {', '.join(shown)}")
+    for other in [model for model in table if model != "ViT"]:
+        print(f"ViT and {other}: {ahead(table, 'ViT', other)}")
+        for seed, places in crossings(table, "ViT", other).items():
+            print(f"  seed {seed}: " + (", ".join(f"cross at {x:,.0f}" for x in places) or "do not cross"))
+    for model in plan.models:
+        if (record := records.find(plan.prediction(model))) and record["law"]:
+            seen = table.get(model, {}).get(max(plan.sizes), {}).values()
+            print(
+                f"{model}: {record['law']} predicts {record['predicted_accuracy']:.1%}, measured",
+                *map("{:.1%}".format, seen),
+            )
+
+
+def draw(plan: Plan, records: Records, path: Path) -> None:
+    """Accuracies against images, with the range of the seeds: held out, few-shot, fine-tuned; and against compute."""
+    figure = new_figure(13, 7)
+    panels = figure.subplots(2, 3)
+    shown = {panels[0, 0]: ("held-out fractals", [("test_accuracy", "-")])}
+    for row, data in enumerate(TRANSFERS[:2]):
+        few = [(f"{data}, {count} a class", style) for count, style in zip(SHOTS, ("--", "-"), strict=True)]
+        shown[panels[row, 1]] = (f"{data}, linear on {SHOTS[0]} (dashed) and {SHOTS[1]} a class", few)
+        shown[panels[row, 2]] = (f"{data}, fine-tuned", [(f"{data}, fine-tuned", "-")])
+    for place, (model, points) in enumerate(rows(plan, records, kind="plateau").items()):
+        bars(panels[0, 0], points, f"C{place}", " ", f"{model}, plateau", fillstyle="none")
+    for axes, (title, values) in shown.items():
+        for value, style in values:
+            for place, (model, points) in enumerate(rows(plan, records, value).items()):
+                bars(axes, points, f"C{place}", style, model if style == "-" else None)
+        axes.set(xscale="log", title=title, xlabel="training images (fractals)", ylabel="test accuracy")
+    for axes in shown:
+        if axes.lines:
+            axes.legend(fontsize=7)
+    compute(panels[1, 0], plan, records)
+    save_figure(figure, path)
+
+
+def bars(
+    axes: Any, points: dict[int, dict[int, float]], colour: str, style: str, label: str | None, **more: Any
+) -> None:
+    sizes = sorted(points)
+    seeds = [list(points[size].values()) for size in sizes]
+    means = [statistics.fmean(values) for values in seeds]
+    reach = [[mean - min(values) for mean, values in zip(means, seeds, strict=True)],
+             [max(values) - mean for mean, values in zip(means, seeds, strict=True)]]  # fmt: skip
+    axes.errorbar(sizes, means, yerr=reach, marker="o", capsize=3, linestyle=style, color=colour, label=label, **more)
+
+
+def compute(axes: Any, plan: Plan, records: Records) -> None:
+    """Validation accuracy of seed 0 against the FLOPs of a training (three times forward), as figure 5."""
+    size = max(plan.chosen_at)
+    for place, model in enumerate(plan.models):
+        kinds = (plan.choices(model, size), [plan.job("run", model, size, 0)], [plan.job("plateau", model, size, 0)])
+        best = [
+            max(found, key=lambda record: record["validation_accuracy"])
+            for jobs in kinds
+            if (found := [record for job in jobs if (record := records.find(job))])
+        ]
+        flops = [3 * one["forward_flops"] * one["last_step"] * one["batch_size"] for one in best]
+        axes.plot(flops, [one["validation_accuracy"] for one in best], "o", color=f"C{place}", label=model)
+    axes.set(xscale="log", title=f"{size:,} images, by compute", xlabel="training FLOPs", ylabel="validation accuracy")
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--part", default="0/1", help="I/N: this process' share")
     options.add_argument("--sizes", type=int, nargs="+", default=list(Plan.sizes))
     options.add_argument("--chosen-at", type=int, nargs=2, default=list(Plan.chosen_at))
     options.add_argument("--rates", type=float, nargs="+", default=list(Plan.rates))
@@ -258,23 +393,23 @@ def main() -> None:
     options.add_argument("--seen", type=int, default=Plan.seen, help="images a run sees")
     options.add_argument("--batch-size", type=int, default=Plan.batch_size)
     options.add_argument("--transfer-epochs", type=float, default=Plan.transfer_epochs)
+    options.add_argument("--estimate", action="store_true")
     options.add_argument("--figure", action="store_true")
     options.add_argument("--output", type=Path, default=OUTPUT)
     asked = vars(options.parse_args())
-    records, figure, part = Records(asked.pop("output")), asked.pop("figure"), asked.pop("part")
-    index, count = (int(number) for number in part.split("/"))
+    records, figure, only_estimate = Records(asked.pop("output")), asked.pop("figure"), asked.pop("estimate")
     torch.set_num_threads(1)
     plan = Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()})
-    if not figure and (waiting := work(plan, records, (index, count))):
-        print(f"{waiting} runs wait for choices that another process makes: start this again")
-    table = rows(records)
-    for model, points in table.items():
-        shown = (f"{size:,}: {statistics.fmean(values):.1%} ({len(values)})" for size, values in sorted(points.items()))
-        print(f"{model:8} {', '.join(shown)}")
-    for other in table.keys() - {"ViT"}:
-        print(f"ViT and {other}: {ahead(table, 'ViT', other)}")
+    if only_estimate:
+        hours = estimate(plan, records)
+        print(", ".join(f"{kind}: {value:.2f} CPU hours" for kind, value in hours.items()))
+        print(f"the first seed with its choices {sum(hours.values()):.2f} CPU hours")
+        return
+    if not figure:
+        work(plan, records)
+    tell(plan, records)
     if figure:
-        draw(records, records.path.with_suffix(".png"))
+        draw(plan, records, records.path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,58 @@
+"""Finished runs as lines of a file, which several processes fill without doing anything twice."""
+
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from inductive_bias import read
+
+Job = dict[str, Any]  # what identifies a run
+
+
+class Records:
+    """Lines of a file, to which several processes add, and who is at what."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._known: tuple[int, list[dict[str, Any]]] = (0, [])
+
+    def find(self, job: Job) -> dict[str, Any] | None:
+        """Its record; a line that a kill cut off is none."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size != self._known[0]:
+            self._known = (size, read(self.path))
+        return next((line for line in self._known[1] if all(line.get(key) == job[key] for key in job)), None)
+
+    def add(self, record: dict[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            cut_off = not f"\n{file.read()}".endswith("\n")
+            file.write("\n" * cut_off + json.dumps(record) + "\n")
+
+    @cached_property
+    def _locks(self) -> int:
+        name = hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:16]
+        return os.open(Path(tempfile.gettempdir()) / f"hf_vit-{name}.lock", os.O_RDWR | os.O_CREAT)
+
+    @contextmanager
+    def claim(self, job: Job) -> Iterator[bool]:
+        """Whether no other process is at it; the system ends the claim of a process that dies."""
+        place = int.from_bytes(hashlib.sha256(json.dumps(job, sort_keys=True).encode()).digest()[:7])
+        try:
+            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+        except OSError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, place)
