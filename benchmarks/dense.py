@@ -75,6 +75,7 @@ _FEW_BOXES: dict[str, Any] = {
 }
 # As many as three objects, of 20 to 38 px and about as wide as high.
 _LARGE_BOXES = _FEW_BOXES | {"anchor_sizes": [16, 24, 36], "anchor_ratios": [1.0]}
+_FOUR_MAPS = {"anchor_sizes": [16, 24, 36, 48]}
 _DETR: dict[str, Any] = {
     "encoder_layers": 2,
     "decoder_layers": 3,
@@ -124,8 +125,8 @@ PAIRS = [
         for name in BACKBONES
     ),
     *(
-        Pair("families", "detection", "mask-rcnn", name, 64, 3, fields=_LARGE_BOXES, rates=(3e-3, 1e-2))
-        for name in BACKBONES
+        Pair("families", "detection", "mask-rcnn", name, 64, 3, 32, _LARGE_BOXES | maps, (3e-3, 1e-2))
+        for name, maps in zip(BACKBONES, (_FOUR_MAPS, {}, _FOUR_MAPS, _FOUR_MAPS, {}), strict=True)
     ),
     *(
         Pair("hours", "detection", head, "hybrid", 96, 60, 64, _DETR, rates=(3e-3,))
