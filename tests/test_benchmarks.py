@@ -190,3 +190,51 @@ def test_the_demonstration_is_told_as_recorded():
         assert f"{wrong} of 3,600" in words(document)
         assert f"{statistics.mean(scores):.2%}" in words(document)
     assert set(demo["wrong_of_360"].values()) == {4}
+
+
+def mean_of(runs: list[dict], value, **named) -> float:
+    """Mean, in %, over the runs that have these values."""
+    return 100 * statistics.mean(value(run) for run in runs if all(run[key] == named[key] for key in named))
+
+
+def test_the_page_of_evidence_tells_what_was_recorded():
+    page = words("docs/evidence.md")
+    mean = {(family, size): statistics.mean(digits(family, size)) for family in FAMILIES for size in SIZES}
+    gaps = [mean["hybrid", size] - mean["vit", size] for size in SIZES]
+    assert (
+        f"at every size, by {min(gaps):.1f} to {max(gaps):.1f} points; the gap is {gaps[0]:.1f} points at both" in page
+    )
+    assert f"{gaps[0]:.1f}" == f"{gaps[-1]:.1f}"
+
+    small = {(run["candidate"], run["data"]): run["validation_accuracy"] for run in records("small_data.jsonl")}
+    assert (
+        f"{small['default-small', 'digits']:.1%} with `default-small`, {small['muon 1e-3', 'digits']:.1%} with" in page
+    )
+    assert f"in 400 steps ({small['adamw 1e-3', 'fractals:classes=20,images=50,seed=1']:.1%})" in page
+    demo = json.loads((RESULTS / "demo.json").read_text())
+    assert f"the mean is {demo['mean_test_accuracy']:.2%}" in page
+
+    runs, starts = records("pretraining.jsonl"), ("masked", "next patch", "contrast", "scratch")
+    probe, tuned = (
+        [mean_of(runs, lambda run: run[what]["0"], kind="main", data="digits", start=start) for start in starts]  # noqa: B023
+        for what in ("probe", "fine_tuned")
+    )
+    assert (
+        "reads {:.1f}% after masked patches, {:.1f}% after next patches, {:.1f}% after contrast, {:.1f}% without; "
+        "fine-tuned on all labels {:.1f}, {:.1f}, {:.1f} and {:.1f}%".format(*probe, *tuned)
+    ) in page
+
+    runs = records("distillation.jsonl")
+    ways = {way: mean_of(runs, lambda run: run["accuracy"], way=way) for way in ("plain", "logit", "soft", "hard")}
+    taught = [ways[way] for way in ("logit", "soft", "hard")]
+    assert f"end at {min(taught):.1f} to {max(taught):.1f}%, the one without at {ways['plain']:.1f}%" in page
+
+    runs = [run for run in records("self_training.jsonl") if run["final"]]
+    ways = {way: mean_of(runs, lambda run: run["test"]["accuracy"], way=way) for way in {run["way"] for run in runs}}
+    assert f"take {ways['supervised']:.1f} to {ways['noisy-2']:.1f}%" in page
+    assert f"at a higher rate {ways['fast']:.1f} to" in page
+    assert f"below the supervised start ({ways['meta']:.1f} and" in page
+    assert ways["meta"] < ways["supervised"]
+
+    biases = [run["shape_bias"] for run in records("shape_texture.jsonl")]
+    assert max(biases) < 0.5, "all follow the texture"

@@ -1,0 +1,268 @@
+"""The recipe `small-data`: plain ViT, by several ways to start, beside a ResNet, at equal CPU seconds on few images.
+
+    python benchmarks/small_data_compare.py --estimate    # CPU hours of what is left, no runs
+    python benchmarks/small_data_compare.py               # goes on from the records that are there
+    python benchmarks/small_data_compare.py --summary     # the tables of these, no runs
+
+Digits, photographs, and classes of fractals that no pre-training has seen, at 32 px; 50 or 200 images of all classes
+alike, or all. ViT and ResNet are those of data_scale.py, of equal FLOPs. Every start has as many CPU seconds a rate
+(--seconds), by the seconds of its steps that are measured beforehand: from scratch; after fractals (100 classes, for
+--pretraining-seconds, once a seed for all data, told beside and not counted); or after masked patches or momentum
+contrast on the images of the task, for half of these seconds. Both rates of the recipe are tried in each run and that
+with the better VALIDATION accuracy is kept; the test images are looked at once a run. The validation images are all
+there are, however few are trained on.
+
+Each finished run is a line of the output and is not repeated. Start it in as many processes of one thread as you like.
+"""
+
+import argparse
+import functools
+import math
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from data_scale import MODELS, PAUSE, SIDE, cpu_seconds
+from inductive_bias import subset
+from records import Job, Records
+
+from hf_vit.data import load_data
+from hf_vit.environment import hardware, versions
+from hf_vit.training import finetune, pretrain
+
+DATA = ("digits", "photos", "fractals:classes=20,images=50,seed=1")
+FRACTALS = "fractals:classes=100,images=1000,seed=0"  # other classes than those of the comparison
+STARTS = {  # name -> (model, where its weights come from)
+    "ViT": ("ViT", "scratch"),
+    "ResNet": ("BiT", "scratch"),
+    "ViT, fractals": ("ViT", "fractals"),
+    "ResNet, fractals": ("BiT", "fractals"),
+    "ViT, masked": ("ViT", "masked-patch"),
+    "ViT, contrast": ("ViT", "contrastive"),
+}
+_PLAIN: dict[str, Any] = {"device": "cpu", "precision": "fp32"}
+_SHORT = (4, 24)  # steps of the two trainings that a step's seconds are taken from
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done; see the options."""
+
+    data: tuple[str, ...] = DATA
+    images: tuple[int, ...] = (50, 200, 0)  # 0: all
+    starts: tuple[str, ...] = tuple(STARTS)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    seconds: float = 40
+    pretraining_seconds: float = 600
+
+    def jobs(self) -> Iterator[Job]:
+        """All runs, seed by seed; pre-training on fractals is one as well, before those that begin with it."""
+        for seed in self.seeds:
+            for model in dict.fromkeys(STARTS[start][0] for start in self.starts if STARTS[start][1] == "fractals"):
+                yield {"kind": "fractals", "model": model, "seed": seed, "seconds": self.pretraining_seconds}
+            for data in self.data:
+                for images in self.images:
+                    for start in self.starts:
+                        same = {"data": data, "images": images, "seed": seed, "seconds": self.seconds}
+                        yield {"kind": "run", "start": start, **same}
+
+
+def work(plan: Plan, records: Records, kept: Path) -> None:
+    """Do what is left and nobody else does, until nothing is left."""
+    while left := [job for job in plan.jobs() if not is_done(job, records, kept)]:
+        if not any(attempt(job, plan, records, kept) for job in left):
+            time.sleep(PAUSE)
+
+
+def weights(kept: Path, model: str, seed: int) -> Path:
+    return kept / f"{model}-{seed}"
+
+
+def is_done(job: Job, records: Records, kept: Path) -> bool:
+    """Weights of a record that lie on another machine are made again."""
+    has_weights = job["kind"] != "fractals" or weights(kept, job["model"], job["seed"]).exists()
+    return has_weights and records.find(job) is not None
+
+
+def attempt(job: Job, plan: Plan, records: Records, kept: Path) -> bool:
+    """Do a job, if it can be done now and still has to be; whether it was done here."""
+    model, origin = STARTS[job["start"]] if job["kind"] == "run" else (job["model"], "scratch")
+    first = {"kind": "fractals", "model": model, "seed": job["seed"], "seconds": plan.pretraining_seconds}
+    if origin == "fractals" and not is_done(first, records, kept):
+        return False
+    with records.claim(job) as is_ours:
+        if not is_ours or is_done(job, records, kept):
+            return False
+        begun = time.process_time()
+        with tempfile.TemporaryDirectory() as folder:
+            done = learn_fractals(job, kept) if job["kind"] == "fractals" else carry_out(job, Path(folder), kept)
+        if records.find(job) is None:
+            records.add({
+                **done, **job, "cpu_seconds": round(time.process_time() - begun, 1),
+                "date": time.strftime("%Y-%m-%d", time.gmtime()), "hardware": hardware("cpu"), "versions": versions(),
+            })  # fmt: skip
+    print(", ".join(f"{key} {value}" for key, value in (job | done).items()), flush=True)
+    return True
+
+
+def learn_fractals(job: Job, kept: Path) -> dict[str, Any]:
+    """Weights for all runs of a seed, which appear in one move."""
+    step = step_seconds(job["model"], "labels")
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "out"
+        steps = max(1, round(job["seconds"] / step))
+        result = finetune(
+            MODELS[job["model"]], FRACTALS, made, recipe="small-data", steps=steps, evaluations=4, seed=job["seed"],
+            **_PLAIN,
+        )  # fmt: skip
+        kept.mkdir(parents=True, exist_ok=True)
+        arriving = weights(kept, job["model"], job["seed"]).with_suffix(".arriving")
+        shutil.rmtree(arriving, ignore_errors=True)
+        shutil.copytree(made, arriving)
+        arriving.rename(weights(kept, job["model"], job["seed"]))
+    return {"steps": steps, "validation_accuracy": result.validation["accuracy"]}
+
+
+def carry_out(job: Job, folder: Path, kept: Path) -> dict[str, Any]:
+    """One start on some images: pre-training on them where it has one, and fine-tuning at two rates."""
+    model, origin = STARTS[job["start"]]
+    data, batch_size = few_images(job["data"], job["images"], job["seed"], folder / "data")
+    seconds, start, before = job["seconds"], MODELS[model], 0
+    if origin == "fractals":
+        start = str(weights(kept, model, job["seed"]))
+    elif origin != "scratch":
+        seconds /= 2
+        before = max(1, round(seconds / step_seconds(model, origin)))
+        pretrain(
+            start, data, folder / "start", objective=origin, steps=before, batch_size=batch_size, image_size=SIDE,
+            evaluations=2, seed=job["seed"], **_PLAIN,
+        )  # fmt: skip
+        start = str(folder / "start")
+    steps = max(1, round(seconds / step_seconds(model, "labels")))
+    result = finetune(
+        start, data, folder / "out", recipe="small-data", lr_sweep=True, steps=steps, batch_size=batch_size,
+        image_size=SIDE, evaluations=4, seed=job["seed"], **_PLAIN,
+    )  # fmt: skip
+    return {
+        "pretraining_steps": before,
+        "steps": steps,
+        "validation_accuracy": result.validation["accuracy"],
+        "test_accuracy": result.test.top1,
+    }
+
+
+def few_images(name: str, images: int, seed: int, folder: Path) -> tuple[str, int]:
+    """A folder of class folders with so many training images of all classes alike, and a batch that suits them."""
+    data = load_data(name, image_size=(SIDE, SIDE))
+    for split, table in data.splits.items():
+        numbers = range(len(table))
+        if split == "train" and images:
+            numbers = subset(torch.tensor(table["label"]), images, seed).tolist()
+        for number in numbers:
+            row = table[number]
+            place = folder / split / data.label_names[row["label"]]
+            place.mkdir(parents=True, exist_ok=True)
+            row["image"].save(place / f"{number}.png")
+    return str(folder), 64 if not images or images >= 128 else 32
+
+
+@functools.cache
+def step_seconds(model: str, objective: str) -> float:
+    """CPU seconds of a step of 64 digits, by two short trainings."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def train(steps: int) -> float:
+            out, same = Path(folder) / str(steps), {"steps": steps, "batch_size": 64, "evaluations": 1, **_PLAIN}
+            learn: Callable[[], object] = lambda: (  # noqa: E731
+                finetune(MODELS[model], "digits", out, recipe="small-data", image_size=SIDE, **same)
+                if objective == "labels"
+                else pretrain(MODELS[model], "digits", out, objective=objective, image_size=SIDE, **same)
+            )
+            return cpu_seconds(learn)
+
+        few, more = (train(steps) for steps in _SHORT)
+        return max(1e-3, (more - few) / (_SHORT[1] - _SHORT[0]))
+
+
+def summary(plan: Plan, records: Records) -> str:
+    """Tables of test accuracy, and by how much the ViT is ahead of the ResNet: each by its best start on validation."""
+    lines: list[str] = []
+    for data in plan.data:
+        head = " | ".join(f"{images or 'all'}" for images in plan.images)
+        lines += [f"\n{data}, test accuracy (%)\n", f"| | {head} |", "|---" * (len(plan.images) + 1) + "|"]
+        for start in plan.starts:
+            cells = [told(scores(plan, records, start, data, images, "test_accuracy")) for images in plan.images]
+            lines.append(f"| {start} | {' | '.join(cells)} |")
+        lines.append(f"| best ViT - best ResNet | {' | '.join(lead(plan, records, data, n) for n in plan.images)} |")
+    return "\n".join(lines)
+
+
+def scores(plan: Plan, records: Records, start: str, data: str, images: int, value: str) -> list[float]:
+    """A value of every seed's run that is there, in %."""
+    jobs = [job for job in plan.jobs() if [job.get(k) for k in ("start", "data", "images")] == [start, data, images]]
+    return [100 * record[value] for job in jobs if (record := records.find(job))]
+
+
+def told(values: list[float]) -> str:
+    if len(values) < 2:
+        return f"{values[0]:.1f}" if values else ""
+    return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}"
+
+
+def lead(plan: Plan, records: Records, data: str, images: int) -> str:
+    """Difference of the means over the seeds, and its 95% interval; empty until all are there."""
+    from scipy.stats import t
+
+    best: list[list[float]] = []
+    for word in ("ViT", "ResNet"):
+        starts = [start for start in plan.starts if start.split(",")[0] == word]
+        seeds = {start: scores(plan, records, start, data, images, "validation_accuracy") for start in starts}
+        if not starts or any(len(values) < max(2, len(plan.seeds)) for values in seeds.values()):
+            return ""
+        chosen = max(starts, key=lambda start: statistics.fmean(seeds[start]))
+        best.append(scores(plan, records, chosen, data, images, "test_accuracy"))
+    gaps = [ours - theirs for ours, theirs in zip(*best, strict=True)]
+    margin = float(t.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / math.sqrt(len(gaps))
+    return f"{statistics.fmean(gaps):+.1f} ± {margin:.1f}"
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--data", nargs="+", default=list(Plan.data))
+    options.add_argument("--images", type=int, nargs="+", default=list(Plan.images), help="0: all")
+    options.add_argument("--starts", nargs="+", choices=list(STARTS), default=list(STARTS))
+    options.add_argument("--seeds", type=int, nargs="+", default=list(Plan.seeds))
+    options.add_argument("--seconds", type=float, default=Plan.seconds, help="CPU seconds a rate and run")
+    options.add_argument("--pretraining-seconds", type=float, default=Plan.pretraining_seconds)
+    options.add_argument("--estimate", action="store_true")
+    options.add_argument("--summary", action="store_true")
+    options.add_argument("--kept", type=Path, default=Path("build/small_data"), help="weights learnt on fractals")
+    options.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "small_data_compare.jsonl")
+    asked = vars(options.parse_args())
+    only_estimate, only_summary, kept = (asked.pop(name) for name in ("estimate", "summary", "kept"))
+    records = Records(asked.pop("output"))
+    torch.set_num_threads(1)
+    plan = Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()})
+    if only_estimate:
+        left = [job for job in plan.jobs() if not is_done(job, records, kept)]
+        # Two rates; half of a pre-training on the same images is shared by them.
+        rates = [
+            1 if j["kind"] == "fractals" else 2 if STARTS[j["start"]][1] in ("scratch", "fractals") else 1.5
+            for j in left
+        ]
+        seconds = sum(job["seconds"] * count for job, count in zip(left, rates, strict=True))
+        print(f"{len(left)} runs, {seconds / 3600:.1f} CPU hours and what evaluations take")
+        return
+    if not only_summary:
+        work(plan, records, kept)
+    print(summary(plan, records))
+
+
+if __name__ == "__main__":
+    main()
