@@ -1,5 +1,8 @@
 """Work by Ray: what one process would have said, whatever is killed meanwhile; and what is refused."""
 
+import re
+import shutil
+import subprocess
 import sys
 
 import numpy as np
@@ -137,7 +140,7 @@ def test_a_place_that_cannot_be_written_is_told_in_one_line(ray, place, whole, t
 
     def enter(folder, manifest):
         entered(folder, manifest)
-        (folder / sorted(whole)[3] / "mine").mkdir(parents=True)
+        (folder.path / sorted(whole)[3] / "mine").mkdir(parents=True)
 
     monkeypatch.setattr(job, "_enter", enter)
     with pytest.raises(UserError, match="cannot be written") as told:
@@ -168,8 +171,66 @@ def test_what_is_refused_before_ray_begins(place, tmp_path, monkeypatch, capsys)
         with pytest.raises(UserError, match=said), running(*given, None):
             raise AssertionError("it runs")
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "hf_vit.evaluation.ray_runner", raising=False)
+    for name in ("ray_nodes", "ray_runner"):
+        monkeypatch.delitem(sys.modules, f"hf_vit.evaluation.{name}", raising=False)
     with pytest.raises(SystemExit, match="1"):
         main(["embed", str(place / "model"), "--data", "digits", "--output", str(tmp_path / "x"), "--runner", "ray"])
     assert capsys.readouterr().err.strip() == 'hf-vit: the runner ray is not installed: pip install "hf-vit[ray]"'
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.slow
+def test_a_node_with_other_versions_or_another_model_is_named(ray, place, tmp_path, monkeypatch):
+    from hf_vit.evaluation import ray_runner
+
+    node, known = ray.util.get_node_ip_address(), ray_runner.compared_versions()
+    work = dict(data=str(place / "images"), output=tmp_path / "out", runner="ray")
+    with monkeypatch.context() as patched:
+        patched.setattr(ray_runner, "compared_versions", lambda: known | {"torch": "1.0"})
+        with pytest.raises(UserError, match=rf"^node {node} has torch {known['torch']}, this run 1\.0; install the"):
+            embed(str(place / "model"), **work)
+    opened = job.NamedModel.opened
+    for change, said in (
+        (lambda folder: (folder / "model.safetensors").unlink(), rf"^on node {node}: "),
+        (lambda folder: shutil.rmtree(folder), rf"^on node {node}: there is no folder"),
+        (lambda folder: _save_other(folder), f"^node {node} has another model of the name model; give one that all"),
+    ):
+        # As on a node whose disk is another one: after this process opened it, and before the others do.
+        shutil.copytree(place / "model", tmp_path / "model")
+
+        def open_then_change(self, device, change=change):
+            subject = opened(self, device)
+            change(tmp_path / "model")
+            return subject
+
+        with monkeypatch.context() as patched:
+            patched.setattr(job.NamedModel, "opened", open_then_change)
+            with pytest.raises(UserError, match=said) as told:
+                embed(str(tmp_path / "model"), **work)
+        assert "\n" not in str(told.value)
+        shutil.rmtree(tmp_path / "model", ignore_errors=True)
+
+
+def _save_other(folder):
+    model = HfViTForImageClassification.from_pretrained(folder)
+    torch.nn.init.normal_(model.classifier.weight)
+    model.save_pretrained(folder)
+
+
+@pytest.mark.slow
+def test_a_node_without_the_package_is_named(place, tmp_path):
+    """By a cluster of its own, in whose processes the import is barred."""
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    (tmp_path / "barred").mkdir()
+    (tmp_path / "barred" / "sitecustomize.py").write_text('import sys; sys.modules["hf_vit"] = None\n')
+    program = (
+        "import os, sys, hf_vit_cli.main, hf_vit.evaluation.ray_runner\n"
+        f"os.environ['PYTHONPATH'] = {str(tmp_path / 'barred')!r}\n"
+        "hf_vit_cli.main.main(sys.argv[1:])"
+    )
+    words = ["embed", place / "model", "--data", place / "images", "--output", tmp_path / "out", "--runner", "ray"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, words)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(r"hf-vit: node [\d.]+ cannot import hf_vit; install the same packages there\n", done.stderr)

@@ -18,22 +18,17 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+import ray
 import torch
+from ray._private import worker
+from ray.exceptions import RayActorError, RayError
 
-from hf_vit.environment import versions
 from hf_vit.errors import UserError, one_line
-
-try:
-    import ray
-    from ray._private import worker
-    from ray.exceptions import RayActorError, RayError, RayTaskError
-except ImportError as error:
-    raise UserError('the runner ray is not installed: pip install "hf-vit[ray]"') from error
+from hf_vit.evaluation.ray_nodes import ATTEMPTS, compared_versions, enter, got, lost, need_versions
 
 if TYPE_CHECKING:
     from hf_vit.subjects.subject import Subject
 
-ATTEMPTS = 4  # at a part, or at beginning
 _BEGINNING = -1  # counts as a part
 _SILENCE = 600  # seconds in which nothing begins: long enough for nodes that an autoscaler brings
 # Next to nothing: readers must find room beside actors, also where nodes are lost and others take their actors.
@@ -42,7 +37,6 @@ _BATCHES_AHEAD = 2  # of a part, that wait decoded
 _PARTS_AT_ONCE = (2, 16)  # of an actor, at least and at most: one is computed while others are read and written
 _PARTS_AHEAD = 8  # of the oldest part in work, for each that is in work: where results are wanted in order
 _PATIENCE = 10  # seconds with an address where nobody answers
-_COMPARED = ("hf-vit", "torch", "torchvision", "transformers")
 
 
 class Work(Protocol):
@@ -263,24 +257,6 @@ class _ModelProcess:
                 yield batch
 
 
-def compared_versions() -> dict[str, str]:
-    """Of the packages that compute."""
-    return {name: version for name, version in versions().items() if name in _COMPARED}
-
-
-def need_versions(wanted: dict[str, str]) -> str:
-    """Make sure that this node computes with the same packages; returns its address.
-
-    Raises:
-        UserError: it has others.
-    """
-    node, here = ray.util.get_node_ip_address(), versions()
-    for name, version in wanted.items():
-        if here.get(name) != version:
-            raise UserError(f"node {node} has {name} {here.get(name)}, this run {version}; install the same there")
-    return node
-
-
 def _opened(task: _Task) -> "tuple[Work, Subject]":
     node = need_versions(task.versions)
     torch.set_num_threads(task.threads)
@@ -294,12 +270,6 @@ def _opened(task: _Task) -> "tuple[Work, Subject]":
     if subject.fingerprint != task.fingerprint:
         raise UserError(f"node {node} has another model of the name {subject.name}; give one that all nodes share")
     return work, subject
-
-
-def enter(folder: str) -> None:
-    """Let relative paths begin where the command was typed."""
-    with suppress(OSError):  # of a node without it, paths that begin there are not found
-        os.chdir(folder)
 
 
 def _read(cargo: tuple[Work, Callable[..., Any], str], part: Any) -> Iterator[Any]:
@@ -412,34 +382,4 @@ def _shared_out(num_processes: int | None, device: str | None) -> RayRunner:
         parts_at_once=at_once,
         threads=max(1, int(cpus / max(count, machines))),
         reading=min(1.0, math.floor(9_000 * cpus / (count * at_once)) / 10_000),  # Ray reckons in ten thousandths
-    )
-
-
-def got(reference: Any) -> Any:
-    """An object of Ray's store.
-
-    Raises:
-        RayError: those who compute it are lost.
-        Exception: as whoever computes it raised it.
-    """
-    try:
-        return ray.get(reference)
-    except RayTaskError as error:
-        cause: Any = error
-        while isinstance(cause, RayTaskError) and isinstance(cause.cause, Exception):
-            cause = cause.cause
-        if isinstance(cause, RayTaskError):
-            raise
-        raise cause from error
-
-
-def lost(error: RayError) -> UserError:
-    """What to say where Ray gave up."""
-    if isinstance(error, RayTaskError):
-        raise error  # of the program, not of Ray
-    lines = [line for line in map(one_line, str(error).splitlines()) if line]
-    reason = next(reversed(lines), type(error).__name__)[:200]
-    return UserError(
-        f"processes of Ray ended {ATTEMPTS} times over the same work, or could not begin ({reason}); what is "
-        "complete stays, the same command goes on from it"
     )

@@ -9,7 +9,8 @@ import torch
 from ray.exceptions import RayError
 
 from hf_vit.errors import UserError
-from hf_vit.evaluation.ray_runner import ATTEMPTS, RayRunner, compared_versions, enter, got, lost, need_versions
+from hf_vit.evaluation.ray_nodes import ATTEMPTS, compared_versions, enter, got, lost, need_versions
+from hf_vit.evaluation.ray_runner import RayRunner
 
 
 def independent(

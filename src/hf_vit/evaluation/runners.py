@@ -32,7 +32,9 @@ def running(
             raise UserError(f"the address {address} is one of Ray's; add --runner ray, or leave it out")
         yield None
         return
-    from hf_vit.evaluation.ray_runner import connected
-
+    try:
+        from hf_vit.evaluation.ray_runner import connected
+    except ModuleNotFoundError as error:
+        raise UserError('the runner ray is not installed: pip install "hf-vit[ray]"') from error
     with connected(address, num_processes, device) as ray:
         yield ray
