@@ -161,7 +161,7 @@ def config_of(run: Run, data: Images) -> HfViTConfig:
     return HfViTConfig(**WIDTHS, **STARTS[run.start][1], num_labels=data.classes)
 
 
-def pretrain(run: Run, data: Images, steps: int) -> Any:
+def pretrain(run: Run, data: Images, steps: int, rate: float = RATE) -> Any:
     """The encoder that a way of starting leaves: of scratch with its first weights."""
     objective, _, static = STARTS[run.start]
     config, images = config_of(run, data), data.images["train"]
@@ -169,7 +169,7 @@ def pretrain(run: Run, data: Images, steps: int) -> Any:
     generator = torch.Generator().manual_seed(run.seed)
     order = batches(torch.arange(len(images)), run.batch, steps, generator)
     if objective == "contrast":
-        return contrast(run, HfViTModel(config), images, order, generator, steps)
+        return contrast(run, HfViTModel(config), images, order, generator, steps, rate)
     if objective in ("none", "labels"):
         return HfViTForImageClassification(config).vit
     model = HfViTForMaskedPatchPrediction(config).train()
@@ -181,11 +181,13 @@ def pretrain(run: Run, data: Images, steps: int) -> Any:
         plan = policy.draw(len(batch), PATCHES, generator) if kept is None else [part[batch] for part in kept]
         return model(seen, *plan).loss
 
-    optimise(model, loss_of, order, steps, RATE)
+    optimise(model, loss_of, order, steps, rate)
     return model.vit
 
 
-def contrast(run: Run, encoder: Any, images: torch.Tensor, order: Any, generator: torch.Generator, steps: int) -> Any:
+def contrast(
+    run: Run, encoder: Any, images: torch.Tensor, order: Any, generator: torch.Generator, steps: int, rate: float
+) -> Any:
     options = ContrastiveOptions(hidden_size=256, projection_size=64, normalization=run.norm)  # pyright: ignore[reportArgumentType]
     model = MomentumContrast(encoder, options).train()
 
@@ -198,7 +200,7 @@ def contrast(run: Run, encoder: Any, images: torch.Tensor, order: Any, generator
         loss_of,
         order,
         steps,
-        RATE,
+        rate,
         lambda step: model.update_momentum(momentum_at(step, steps, options.momentum)),
     )
     return encoder

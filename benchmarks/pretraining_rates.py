@@ -1,0 +1,133 @@
+"""Pre-training as carefully tuned as what it is compared with: rates of its own for each objective and label budget.
+
+    python benchmarks/pretraining_rates.py [--scale 1.0]    # goes on from the records that are there
+    python benchmarks/pretraining_rates.py --summary        # the tables of these, no runs
+
+Model, data, steps and variation are those of pretraining.py; masked patches come with each of the paper's targets
+(arXiv 2010.11929, B.1.2). For each objective, data set and number of labels every pair of a pre-training and a
+fine-tuning rate is tried with seed 0; the best on VALIDATION images is run with five seeds, and each of those looks
+once at the test images. "scratch" has fine-tuning's rates to choose from, the others these times pre-training's.
+
+Each finished trial or run is a line of the output and is not repeated. Start it in as many processes of one thread as
+you like.
+"""
+
+import argparse
+import functools
+import itertools
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pretraining as base
+import torch
+from data_scale import PAUSE
+from records import Job, Records
+
+from hf_vit.environment import hardware, versions
+
+STARTS = {
+    "scratch": "scratch",
+    "masked, mean colour": "masked",
+    "masked, downsampled": "masked, downsampled",
+    "masked, pixels": "masked, pixels",
+    "next patch": "next patch",
+    "contrast": "contrast",
+}
+for target in ("downsampled", "pixels"):
+    base.STARTS[f"masked, {target}"] = ("masked", {"prediction_target": target}, False)
+RATES, TUNING_RATES = (2.5e-4, 1e-3, 4e-3), (5e-4, 1e-3, 2e-3, 4e-3)
+DATA, LABELS, SEEDS = ("digits", "photos"), (20, 0), (0, 1, 2, 3, 4)
+OUTPUT = Path(__file__).parent / "results" / "pretraining_rates.jsonl"
+load = functools.cache(base.load)
+
+
+def trials(data: str, start: str, labels: int, scale: float) -> list[Job]:
+    """Every pair of rates, with seed 0."""
+    rates = RATES if start != "scratch" else (0.0,)
+    same = {"kind": "trial", "data": data, "start": start, "labels": labels, "seed": 0, "scale": scale}
+    return [same | {"rate": rate, "tuning_rate": tuning} for rate, tuning in itertools.product(rates, TUNING_RATES)]
+
+
+def jobs(scale: float) -> Iterator[tuple[Job, list[Job]]]:
+    """Each with the trials that choose its rates."""
+    for data, labels, start in itertools.product(DATA, LABELS, STARTS):
+        of_start = trials(data, start, labels, scale)
+        yield from ((trial, []) for trial in of_start)
+        for seed in SEEDS:
+            same = {"data": data, "start": start, "labels": labels, "seed": seed, "scale": scale}
+            yield {"kind": "run", **same}, of_start
+
+
+def work(records: Records, scale: float) -> None:
+    """Do what is left and nobody else does, until nothing is left."""
+    while left := [(job, needed) for job, needed in jobs(scale) if records.find(job) is None]:
+        if not any(attempt(job, needed, records) for job, needed in left if all(map(records.find, needed))):
+            time.sleep(PAUSE)
+
+
+def attempt(job: Job, needed: list[Job], records: Records) -> bool:
+    """Do a job, if it is still to be done; whether it was done here."""
+    with records.claim(job) as is_ours:
+        if not is_ours or records.find(job) is not None:
+            return False
+        begun = time.process_time()
+        done = carry_out(job, chosen(needed, records) if needed else job)
+        done |= {"cpu_seconds": round(time.process_time() - begun, 1), "date": time.strftime("%Y-%m-%d", time.gmtime())}
+        records.add(done | job | {"hardware": hardware("cpu"), "versions": versions()})
+    print(", ".join(f"{key} {value}" for key, value in (job | done).items()), flush=True)
+    return True
+
+
+def chosen(needed: list[Job], records: Records) -> dict[str, Any]:
+    """The trial that is best on validation images; of equally good ones the first."""
+    return max((records.find(trial) or {} for trial in needed), key=lambda trial: trial["accuracy"])
+
+
+def carry_out(job: Job, rates: dict[str, Any]) -> dict[str, Any]:
+    """Pre-train and fine-tune at these rates; a trial is judged on validation images, a run on test images."""
+    data, scale = load(job["data"]), job["scale"]
+    steps, tuning = (max(1, int(count * scale)) for count in (base.STEPS, base.TUNING_STEPS))
+    run = base.Run(job["kind"], job["data"], STARTS[job["start"]], job["seed"])
+    encoder = base.pretrain(run, data, steps, rates["rate"])
+    model = base.fine_tune(run, encoder, data, job["labels"], rates["tuning_rate"], tuning)
+    split = "validation" if job["kind"] == "trial" else "test"
+    return {"rate": rates["rate"], "tuning_rate": rates["tuning_rate"], "accuracy": base.accuracy(model, data, split)}
+
+
+def summary(records: Records, scale: float) -> str:
+    """A table a data set: test accuracy in %, mean and standard deviation of the seeds, and the rates chosen."""
+    lines: list[str] = []
+    for data in DATA:
+        head = " | ".join(f"{labels or 'all'}{' a class' if labels else ''} | rates" for labels in LABELS)
+        lines += [f"\n{data}\n", f"| | {head} |", "|---" * (1 + 2 * len(LABELS)) + "|"]
+        for start in STARTS:
+            cells: list[str] = []
+            for labels in LABELS:
+                wanted = {"kind": "run", "data": data, "start": start, "labels": labels, "scale": scale}
+                runs = [run for seed in SEEDS if (run := records.find(wanted | {"seed": seed}))]
+                scores = [100 * run["accuracy"] for run in runs]
+                spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
+                cells.append(f"{statistics.fmean(scores):.1f}{spread}" if scores else "")
+                cells.append(f"{runs[0]['rate']:g}, {runs[0]['tuning_rate']:g}" if runs else "")
+            lines.append(f"| {start} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps (a smoke test)")
+    options.add_argument("--summary", action="store_true")
+    options.add_argument("--output", type=Path, default=OUTPUT)
+    asked = options.parse_args()
+    torch.set_num_threads(1)
+    records = Records(asked.output)
+    if not asked.summary:
+        work(records, asked.scale)
+    print(summary(records, asked.scale))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Rates of pre-training: chosen on validation images before any run, for each objective and number of labels."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    module = importlib.import_module("pretraining_rates")
+    monkeypatch.setattr(module, "DATA", ("digits",))
+    return module
+
+
+def test_runs_have_the_rates_that_are_best_on_validation(script, monkeypatch, tmp_path):
+    """Where the best pair lies at the second of each, but for scratch, which has no rate of pre-training."""
+    asked = []
+
+    def learn(job, rates):
+        asked.append((job["kind"], rates["rate"], rates["tuning_rate"]))
+        best = (rates["rate"] in (0.0, script.RATES[1])) + (rates["tuning_rate"] == script.TUNING_RATES[1])
+        return {"rate": rates["rate"], "tuning_rate": rates["tuning_rate"], "accuracy": best / 4}
+
+    monkeypatch.setattr(script, "carry_out", learn)
+    records = script.Records(tmp_path / "r.jsonl")
+    script.work(records, 1.0)
+    assert len(asked) == 2 * (4 + 5 * 12 + 6 * 5)
+    runs = {(rate, tuning) for kind, rate, tuning in asked if kind == "run"}
+    assert runs == {(0.0, script.TUNING_RATES[1]), (script.RATES[1], script.TUNING_RATES[1])}
+    script.work(records, 1.0)
+    assert len(records.path.read_text().splitlines()) == len(asked), "nothing is repeated"
+    assert "| contrast | 50.0 ± 0.0 | 0.001, 0.001 | 50.0 ± 0.0 | 0.001, 0.001 |" in script.summary(records, 1.0)
+
+
+def test_every_objective_learns_and_the_rates_matter(script, monkeypatch, tmp_path):
+    """A step of each, judged on the split that its kind may see."""
+    seen = []
+    accuracy = script.base.accuracy
+    monkeypatch.setattr(
+        script.base, "accuracy", lambda model, data, split: seen.append(split) or accuracy(model, data, split)
+    )
+    for start in script.STARTS:
+        job = {"kind": "run", "data": "digits", "start": start, "labels": 20, "seed": 0, "scale": 0.005}
+        done = script.carry_out(job, {"rate": 1e-3, "tuning_rate": 1e-3})
+        assert 0 <= done["accuracy"] <= 1
+    script.carry_out(job | {"kind": "trial"}, {"rate": 1e-3, "tuning_rate": 1e-3})
+    assert seen == ["test"] * len(script.STARTS) + ["validation"]
+    data = script.base.load("digits")
+    run = script.base.Run("run", "digits", "masked", 0)
+    first, second = (script.base.pretrain(run, data, 2, rate).state_dict() for rate in (1e-3, 4e-3))
+    assert any((first[name] != second[name]).any() for name in first)
+    assert json.loads(json.dumps(done)) == done
