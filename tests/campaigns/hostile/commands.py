@@ -78,7 +78,7 @@ DATA: dict[str, list[str]] = {
 # Functions of the package that do.
 PYTHON = {"python from_hub": "from_hub", "python image_processor_from_hub": "image_processor_from_hub"}
 # What takes no repository though its help speaks of one: where it goes, and folders of one's own trainings.
-NOT_A_STRANGERS = {"push repo", "card repo", "finetune push"}
+NOT_A_STRANGERS = {"push repo", "card repo", "finetune push", "embed output"}
 
 
 def takers() -> Iterator[str]:
