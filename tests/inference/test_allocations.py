@@ -23,6 +23,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have rules of their own")
 def test_activations_are_not_given_back_to_the_system():
-    """Six tensors of 9.6 MB, twenty times: their 14,000 pages are fetched once, as glibc alone does in few processes."""
+    """Six tensors of 9.6 MB, twenty times: their 14,000 pages are fetched once, as glibc alone does in few cases."""
     faults = int(subprocess.run([sys.executable, "-c", COUNTING], capture_output=True, check=True).stdout)
     assert faults < 30_000, "without it 280,000 in two processes of three"
