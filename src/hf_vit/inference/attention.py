@@ -3,7 +3,7 @@
 Legend: B batch, A heads, n x m pairs of tokens, K head size.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,7 +33,7 @@ class ProductAttention(FusedAttention):
             return super().interface(query, key, value, mask, **kwargs)
         portion = max(_PORTION // pairs_of_an_image, 1)
         portions = zip(*(each.bfloat16().split(portion) for each in (query, key, value)), strict=True)
-        first, *others = (_attended(*each, self.scaling) for each in portions)
+        first, *others = (_attended(q, k, v, self.scaling) for q, k, v in portions)
         attended = torch.cat((first, *others)) if others else first
         return attended.unflatten(0, query.shape[:2]).transpose(1, 2).to(query.dtype), None
 
@@ -50,5 +50,5 @@ def attend_by_products(part: nn.Module) -> bool:
     known = cpu_capabilities()
     is_faster = bool(known.get("avx512_bf16")) and not known.get("amx_bf16")
     if is_faster:
-        part.__class__ = preceded(cast(type[nn.Module], type(part)), by=ProductAttention)
+        part.__class__ = preceded(type(part), by=ProductAttention)
     return is_faster

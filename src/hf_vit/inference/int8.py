@@ -38,7 +38,7 @@ def quantize(part: nn.Module) -> nn.Module:
         return pack(part)
     for name, child in part.named_children():
         setattr(part, name, quantize(child))
-    if isinstance(part, FusedAttention) and attend_by_products(part):
+    if isinstance(part, FusedAttention) and isinstance(part.qkv, QuantizedDense) and attend_by_products(part):
         part.qkv.outputs_dtype = torch.bfloat16
     return part
 
