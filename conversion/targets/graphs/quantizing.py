@@ -7,6 +7,7 @@ MLP, a head) is quantised alone, and those that move the logits most stay in flo
 import contextlib
 import io
 import logging
+import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -155,18 +156,22 @@ def quantize_file(quantizer: Quantizer, file: Path, mode: Mode, data: Calibratio
     for layer in layers:
         module = layer.partition("/")[0]
         parts.setdefault(module.rpartition(".")[0] or module, []).append(layer)
-    # What cannot be removed would hide why.
-    with tempfile.TemporaryDirectory(dir=file.parent, ignore_cleanup_errors=True) as scratch:
-        to = Path(scratch) / file.name
+    # Not tempfile's: where nothing may be removed it hides why, by calling itself without end (Python 3.11).
+    scratch = file.with_name("quantised")
+    scratch.mkdir()
+    to = scratch / file.name
 
-        def answers(chosen: Sequence[str], images: Images) -> Answers:
-            with asking_why(*quantizer.runtime.parts(file)):
-                quantizer.quantize(file, to, mode, images, chosen)
-            return logits_of(quantizer.runtime, to)
+    def answers(chosen: Sequence[str], images: Images) -> Answers:
+        with asking_why(*quantizer.runtime.parts(file)):
+            quantizer.quantize(file, to, mode, images, chosen)
+        return logits_of(quantizer.runtime, to)
 
+    try:
         choice = choose(answers, logits_of(quantizer.runtime, file), parts, data)
         for part, place in zip(quantizer.runtime.parts(to), quantizer.runtime.parts(file), strict=True):
             part.replace(place)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     return choice
 
 
