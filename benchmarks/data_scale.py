@@ -39,7 +39,6 @@ from records import Job, Records
 from hf_vit import HfAxialViTConfig, HfBitConfig, HfHybridViTConfig, HfViTConfig, UserError
 from hf_vit.cost.flops import forward_flops
 from hf_vit.cost.scaling_law import fit_scaling_law
-from hf_vit.environment import hardware, versions
 from hf_vit.evaluation import evaluate
 from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.training import finetune
@@ -131,22 +130,8 @@ def work(plan: Plan, records: Records) -> None:
 
 def attempt(job: Job, plan: Plan, records: Records) -> bool:
     """Do a job, if it is still to be done; whether it was done here."""
-    with records.claim(job) as is_ours:
-        if not is_ours or records.find(job) is not None:
-            return False
-        begun = time.process_time()
-        done = (predict if job["kind"] == "prediction" else carry_out)(job, plan, records)
-        record = done | job
-        record |= {
-            "cpu_seconds": round(time.process_time() - begun, 1),
-            "date": time.strftime("%Y-%m-%d", time.gmtime()),
-            "hardware": hardware("cpu"),
-            "versions": versions(),
-        }
-        records.add(record)
-    shown = {key: value for key, value in record.items() if key not in ("versions", "hardware")}
-    print(", ".join(f"{key} {value}" for key, value in shown.items()), flush=True)
-    return True
+    do = predict if job["kind"] == "prediction" else carry_out
+    return records.attempt(job, lambda: do(job, plan, records))
 
 
 def carry_out(job: Job, plan: Plan, records: Records) -> dict[str, Any]:

@@ -26,8 +26,6 @@ import torch
 from data_scale import PAUSE
 from records import Job, Records
 
-from hf_vit.environment import hardware, versions
-
 STARTS = {
     "scratch": "scratch",
     "masked, mean colour": "masked",
@@ -70,15 +68,7 @@ def work(records: Records, scale: float) -> None:
 
 def attempt(job: Job, needed: list[Job], records: Records) -> bool:
     """Do a job, if it is still to be done; whether it was done here."""
-    with records.claim(job) as is_ours:
-        if not is_ours or records.find(job) is not None:
-            return False
-        begun = time.process_time()
-        done = carry_out(job, chosen(needed, records) if needed else job)
-        done |= {"cpu_seconds": round(time.process_time() - begun, 1), "date": time.strftime("%Y-%m-%d", time.gmtime())}
-        records.add(done | job | {"hardware": hardware("cpu"), "versions": versions()})
-    print(", ".join(f"{key} {value}" for key, value in (job | done).items()), flush=True)
-    return True
+    return records.attempt(job, lambda: carry_out(job, chosen(needed, records) if needed else job))
 
 
 def chosen(needed: list[Job], records: Records) -> dict[str, Any]:

@@ -5,13 +5,16 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from inductive_bias import read
+
+from hf_vit.environment import hardware, versions
 
 Job = dict[str, Any]  # what identifies a run
 
@@ -56,3 +59,21 @@ class Records:
             yield True
         finally:
             fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, place)
+
+    def attempt(self, job: Job, do: Callable[[], dict[str, Any]], is_done: Callable[[], bool] | None = None) -> bool:
+        """Do a job and add its record, if it is still to be done and nobody is at it; whether it was done here.
+
+        Args:
+            do: gives what the record says beside the job.
+            is_done: by default, whether it has a record.
+        """
+        with self.claim(job) as is_ours:
+            if not is_ours or (is_done() if is_done else self.find(job) is not None):
+                return False
+            begun = time.process_time()
+            done = do() | {"cpu_seconds": round(time.process_time() - begun, 1)}
+            record = done | job | {"date": time.strftime("%Y-%m-%d", time.gmtime())}
+            if self.find(job) is None:
+                self.add(record | {"hardware": hardware("cpu"), "versions": versions()})
+        print(", ".join(f"{key} {value}" for key, value in record.items()), flush=True)
+        return True

@@ -33,7 +33,6 @@ from inductive_bias import subset
 from records import Job, Records
 
 from hf_vit.data import load_data
-from hf_vit.environment import hardware, versions
 from hf_vit.training import finetune, pretrain
 
 DATA = ("digits", "photos", "fractals:classes=20,images=50,seed=1")
@@ -96,19 +95,12 @@ def attempt(job: Job, plan: Plan, records: Records, kept: Path) -> bool:
     first = {"kind": "fractals", "model": model, "seed": job["seed"], "seconds": plan.pretraining_seconds}
     if origin == "fractals" and not is_done(first, records, kept):
         return False
-    with records.claim(job) as is_ours:
-        if not is_ours or is_done(job, records, kept):
-            return False
-        begun = time.process_time()
+
+    def do() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
-            done = learn_fractals(job, kept) if job["kind"] == "fractals" else carry_out(job, Path(folder), kept)
-        if records.find(job) is None:
-            records.add({
-                **done, **job, "cpu_seconds": round(time.process_time() - begun, 1),
-                "date": time.strftime("%Y-%m-%d", time.gmtime()), "hardware": hardware("cpu"), "versions": versions(),
-            })  # fmt: skip
-    print(", ".join(f"{key} {value}" for key, value in (job | done).items()), flush=True)
-    return True
+            return learn_fractals(job, kept) if job["kind"] == "fractals" else carry_out(job, Path(folder), kept)
+
+    return records.attempt(job, do, lambda: is_done(job, records, kept))
 
 
 def learn_fractals(job: Job, kept: Path) -> dict[str, Any]:
