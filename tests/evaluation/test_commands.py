@@ -270,7 +270,8 @@ def test_predict_names_addresses_and_large_images_as_they_are(
     run, save_classifier: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = save_classifier()
-    _fails(run("predict", model, "https://example.com/cat.png"), "https://example.com/cat.png is an address; give")
+    address = "https://example.com/cat.png"
+    _fails(run("predict", model, address), f"{address} is of a kind that is not known; give")
     Image.new("RGB", (40, 40)).save(tmp_path / "large.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     _fails(run("predict", model, tmp_path / "large.png"), "large.png is too large", "make it smaller")

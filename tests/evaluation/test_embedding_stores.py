@@ -87,6 +87,27 @@ def test_what_the_network_broke_off_the_same_command_finishes(model, whole, stor
     assert not set(before) & set(written)
 
 
+def test_what_other_processes_wrote_is_there(model, whole, store, monkeypatch):
+    """s3fs answers from the listing that it has seen last, and hears nothing of what others write."""
+    seen, opened = {}, MemoryFileSystem._open
+
+    def ls(self, path, *given, **options):
+        seen["listing"] = set(self.store)
+        return listed(self, path, *given, **options)
+
+    def _open(self, path, mode="rb", **options):
+        if mode == "rb" and path not in seen.get("listing", self.store):
+            raise FileNotFoundError(path)
+        return opened(self, path, mode, **options)
+
+    listed = MemoryFileSystem.ls
+    monkeypatch.setattr(MemoryFileSystem, "ls", ls)
+    monkeypatch.setattr(MemoryFileSystem, "_open", _open)
+    monkeypatch.setattr(MemoryFileSystem, "invalidate_cache", lambda self, path=None: seen.clear())
+    assert embed(model, "digits", PLACE, **GIVEN).done_before == 0
+    assert objects(store) == whole
+
+
 def test_by_command(model, whole, store, tmp_path, capsys):
     words = ["embed", model, "--data", "digits", "--split", "test", "--rows-per-file", "50", "--batch-size", "25"]
     for place in (PLACE, f"file://{tmp_path}/a%20b"):
@@ -102,9 +123,9 @@ def test_places_that_cannot_be_written_are_refused_before_any_work(store, monkey
     monkeypatch.setitem(sys.modules, "s3fs", None)
     for place, said in (
         ("s3://bucket/x", "pip install s3fs$"),
-        ("ftp://host/x", "a kind that is not written to; give a folder, file:///, s3://, gs://"),
-        ("nosuch://x", "a kind that is not written to"),
-        ("file://x", "a kind that is not written to"),
+        ("ftp://host/x", "a kind that is not known; give a path, file:///, s3://, gs://"),
+        ("nosuch://x", "a kind that is not known"),
+        ("file://x", "a kind that is not known"),
         ("memory://", "names no folder; give one, such as memory://NAME/embeddings$"),
         ("memory://bucket/taken", r"holds something else \(notes\.txt\)"),
         (Path("s3://bucket/x"), "is an address, not a place on this machine"),

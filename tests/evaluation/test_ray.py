@@ -13,9 +13,10 @@ from datasets import Image as ImageFeature
 from PIL import Image
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
-from hf_vit.data import make_processor
+from hf_vit.data import load_data, make_processor
 from hf_vit.evaluation import embed, evaluate, predict
 from hf_vit.evaluation.embedding import job
+from hf_vit.evaluation.remote_model import RemoteModel
 from hf_vit.evaluation.runners import running
 from hf_vit_cli.main import main
 
@@ -104,6 +105,33 @@ def test_a_stream_and_what_it_leaves_out(ray, place, tmp_path):
     by_ray = embed(model, data, tmp_path / "ray", skip_bad_images=True, runner="ray", **given)
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")
     assert by_ray.skipped == local.skipped != []
+
+
+@pytest.mark.parametrize("runner", ["local", "ray"])
+def test_images_of_another_content_are_refused(runner, ray, place, tmp_path, monkeypatch):
+    """As where a node has other files under the same names: here they change when they have been looked at."""
+    shutil.copytree(place / "images", tmp_path / "images")
+
+    def after_a_change(function):
+        def changed(*given, **options):
+            shutil.copy(place / "images" / "b" / "00.png", tmp_path / "images" / "a" / "07.png")
+            return function(*given, **options)
+
+        return changed
+
+    monkeypatch.setattr(job, "run_parts", after_a_change(job.run_parts))
+    where = r"^on node [\d.]+: image" if runner == "ray" else "^image"
+    said = where + r" '[^']*a/07\.png' is not the one that was looked at when the command began"
+    with pytest.raises(UserError, match=said) as told:
+        embed(str(place / "model"), str(tmp_path / "images"), tmp_path / "out", runner=runner)
+    assert str(told.value).endswith("; give data that all nodes share") == (runner == "ray")
+    if runner == "ray":
+        shutil.copy(place / "images" / "a" / "07.png", tmp_path / "images" / "a" / "07.png")
+        monkeypatch.setattr(RemoteModel, "answers", after_a_change(RemoteModel.answers))
+        seen = load_data(str(tmp_path / "images")).seen
+        split = next(split for split, images in seen.items() if any(each.name.endswith("a/07.png") for each in images))
+        with pytest.raises(UserError, match=said):
+            evaluate(str(place / "model"), str(tmp_path / "images"), split=split, runner=runner, progress=False)
 
 
 @pytest.mark.parametrize("protocol", ["top1", pytest.param("knn", marks=pytest.mark.slow)])

@@ -14,6 +14,7 @@ from PIL import Image
 from hf_vit.data.dense.annotations import Annotation
 from hf_vit.data.images import to_rgb
 from hf_vit.errors import UserError
+from hf_vit.repositories.stores import in_store, place_of, read
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -54,11 +55,19 @@ def open_image(stored: Mapping[str, Any], place: str) -> tuple[Seen, Image.Image
 
     Returns:
         What was seen, and the image as RGB; None in its stead where there was a problem.
+
+    Raises:
+        StoreError: an object store does not give it, which says nothing of the image.
     """
     name = str(stored.get("path") or place)
     digest = hashlib.sha256(b"").hexdigest()
+    content = stored.get("bytes")
     try:
-        content = stored.get("bytes")
+        if content is None and in_store(name):
+            content = read(place_of(name))
+    except FileNotFoundError:
+        return Seen(name, digest, problem="is not there"), None
+    try:
         if content is None:
             with open(str(stored["path"]), "rb") as file:
                 content = file.read()

@@ -7,12 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hf_vit.data.checks import Seen
 from hf_vit.data.labels import classes_of
 from hf_vit.data.sources.data_source import DataSource
+from hf_vit.errors import UserError
+from hf_vit.repositories.stores import place_of, sizes
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from numpy.typing import NDArray
 
 # Files are hashed whole up to this many bytes together; beyond, their sizes must do.
 HASHED_BYTES = 1 << 30
@@ -49,19 +54,39 @@ def file_states(source: DataSource, contents: bool = True) -> dict[str, str]:
         source: a folder or files; others have none.
         contents: hash them if all together are at most `HASHED_BYTES`.
     """
-    there = [(name, path) for name, path in source.named_files() if path.is_file()]
-    whole = contents and sum(path.stat().st_size for _, path in there) <= HASHED_BYTES
+    large = sizes(path for _, path in source.named_files())
+    there = [(name, path) for name, path in source.named_files() if path in large]
+    whole = contents and sum(large[path] for _, path in there) <= HASHED_BYTES
     states: dict[str, list[str]] = {}
     for name, path in there:  # files of several folders may share a name
-        states.setdefault(name, []).append(_digest(path) if whole else f"{path.stat().st_size}")
+        states.setdefault(name, []).append(digest_of(path) if whole else f"{large[path]}")
     return {name: " ".join(sorted(several)) for name, several in states.items()}
 
 
 def digests_of(table: "Dataset") -> list[str]:
     """SHA-256 of every image's file, of a table that names the files; nothing is decoded."""
-    paths = [Path(stored["path"]) for stored in table["image"]]
+    paths = [stored["path"] for stored in table["image"]]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(_digest, paths))
+        return list(pool.map(digest_of, paths))
+
+
+class ChangedImageError(UserError):
+    """An image is not the one that was looked at."""
+
+
+def short_digests(seen: Sequence[Seen]) -> "NDArray[np.uint64]":
+    """The first 8 bytes of every image's SHA-256, for `refuse_changed`."""
+    return np.array([int(image.digest[:16], 16) for image in seen], np.uint64)
+
+
+def refuse_changed(name: str, digest: str, wanted: "np.uint64") -> None:
+    """Make sure that an image is the one that was looked at, wherever it is read.
+
+    Raises:
+        ChangedImageError: it is another.
+    """
+    if int(digest[:16], 16) != int(wanted):
+        raise ChangedImageError(f"image '{name}' is not the one that was looked at when the command began")
 
 
 def states_fingerprint(states: Mapping[str, str]) -> str:
@@ -82,6 +107,7 @@ def tell_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     return ", ".join(changes[:_NAMED]) + more
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+def digest_of(path: str | Path) -> str:
+    """SHA-256 of a file."""
+    with place_of(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

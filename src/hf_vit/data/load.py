@@ -5,7 +5,6 @@ import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.data.builtin.fractals import Fractals
@@ -35,6 +34,7 @@ from hf_vit.data.sources.reading import (
 from hf_vit.data.sources.stream_reader import StreamCut, StreamReader
 from hf_vit.data.splits import SPLIT_SEED, SPLITS, cut_rows, missing_splits
 from hf_vit.errors import UserError
+from hf_vit.repositories.stores import is_folder, place_of
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -162,8 +162,8 @@ def load_unlabelled(
     """
     from datasets import Dataset, Features, Image, concatenate_datasets
 
-    root = Path(source).expanduser()
-    paths = image_files(root) if source.strip() and not is_builtin(source) and root.is_dir() else []
+    root = place_of(source).expanduser()
+    paths = image_files(root) if source.strip() and not is_builtin(source) and is_folder(root) else []
     if paths:
         stored = {"image": [{"bytes": None, "path": str(path)} for path in paths]}
         table = Dataset.from_dict(stored, features=Features({"image": Image(decode=False)}))

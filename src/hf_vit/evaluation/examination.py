@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from transformers import BatchFeature
 
 from hf_vit.data import ImageData
+from hf_vit.data.fingerprints import short_digests
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import Collate, enough_for, evaluating, finite_logits, image_batches, shown
 from hf_vit.evaluation.remote_model import RemoteModel
@@ -256,7 +257,10 @@ class Examination:
             table = table.take(self.num_images)
         total, seen = len(table) if hasattr(table, "__len__") else None, 0
         if self.remote is not None and ask is not None:
-            batches = self.remote.answers(ask, table, collate, self.batch_size, self.subject)
+            digests = short_digests(self.data.seen[split]) if split in self.data.seen else None
+            if digests is not None and rows is not None:
+                digests = digests[list(rows)]
+            batches = self.remote.answers(ask, table, collate, self.batch_size, self.subject, digests)
         else:
             batches = image_batches(table, self.batch_size, collate, self.num_workers)
         with evaluating(self.subject.model):

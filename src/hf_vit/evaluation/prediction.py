@@ -1,5 +1,6 @@
 """The most likely classes of image files."""
 
+import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import finite_logits
 from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
+from hf_vit.repositories.stores import StoreError, find, in_store, is_folder, matches, place_of, read
 from hf_vit.results.facts import Facts
 from hf_vit.results.writing import new_file, saying_why
 from hf_vit.subjects.subject import Subject
@@ -200,6 +202,8 @@ def opened_image(path: Path, skip_bad_images: bool) -> "Image | str":
     """The image, or why it is left out."""
     try:
         return read_image(path)
+    except StoreError:
+        raise
     except UserError as error:
         if not skip_bad_images:
             raise
@@ -241,20 +245,19 @@ def image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path]:
 
     known = Image.registered_extensions()
     for given in paths:
-        if "://" in str(given):
-            raise UserError(f"{given} is an address; give image files: download it first")
-        path = Path(given)
-        if has_magic(str(given)) and not path.exists():
-            inside = sorted(Path(name) for name in glob(str(given), recursive=True))
-            inside = [entry for entry in inside if entry.suffix.lower() in known and entry.is_file()]
+        path, is_remote = place_of(given), in_store(given)
+        if has_magic(str(given)) and (is_remote or not path.exists()):
+            found = matches(str(given)) if is_remote else sorted(map(Path, glob(str(given), recursive=True)))
+            inside = [entry for entry in found if entry.suffix.lower() in known and (is_remote or entry.is_file())]
             if not inside:
                 raise UserError(f"no image matches {given}; give image files, folders, or another pattern")
             yield from inside
             continue
-        if not path.is_dir():
+        if not is_folder(path):
             yield path
             continue
-        inside = sorted(entry for entry in path.iterdir() if entry.suffix.lower() in known and entry.is_file())
+        entries = [path / parts[0] for parts in find(path) if len(parts) == 1] if is_remote else path.iterdir()
+        inside = sorted(entry for entry in entries if entry.suffix.lower() in known and (is_remote or entry.is_file()))
         if not inside:
             raise UserError(f"folder {path} holds no image; give image files or a folder with images directly inside")
         yield from inside
@@ -270,11 +273,15 @@ def read_image(path: str | os.PathLike[str]) -> "Image":
 
     from hf_vit.data import to_rgb
 
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device may never end
+    is_remote = in_store(path)
+    if not is_remote and os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device may never end
         raise UserError(f"{path} is no file; give an image file")
     try:
-        with Image.open(path) as image:
+        content = io.BytesIO(read(place_of(path))) if is_remote else path
+        with Image.open(content) as image:
             return to_rgb(image)
+    except StoreError:  # says nothing of the image
+        raise
     except FileNotFoundError as error:
         raise UserError(f"there is no image {path}; check the path") from error
     except UnidentifiedImageError as error:

@@ -23,6 +23,7 @@ import torch
 from ray._private import worker
 from ray.exceptions import RayActorError, RayError
 
+from hf_vit.data.fingerprints import ChangedImageError
 from hf_vit.errors import UserError, one_line
 from hf_vit.evaluation.ray_nodes import ATTEMPTS, compared_versions, enter, got, lost, need_versions
 
@@ -278,7 +279,11 @@ def _read(cargo: tuple[Work, Callable[..., Any], str], part: Any) -> Iterator[An
     ray.util.register_serializer(torch.Tensor, serializer=_array_of, deserializer=_tensor_of)
     work, prepare, folder = cargo
     enter(folder)
-    yield from work.batches(part, prepare)
+    try:
+        yield from work.batches(part, prepare)
+    except ChangedImageError as error:
+        node = ray.util.get_node_ip_address()
+        raise UserError(f"on node {node}: {error}; give data that all nodes share") from error
 
 
 def _array_of(tensor: Any) -> Any:

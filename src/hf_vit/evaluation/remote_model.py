@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import datasets
 import torch
 
+from hf_vit.data.fingerprints import digest_of, refuse_changed
 from hf_vit.evaluation.protocols.top1_figures import thumbnail_of
 from hf_vit.evaluation.reading import image_batches
 from hf_vit.subjects.optimizing import optimize
@@ -13,7 +15,9 @@ from hf_vit.subjects.own_size import at_own_size
 from hf_vit.subjects.subject import Subject, open_subject
 
 if TYPE_CHECKING:
+    import numpy as np
     from datasets import Dataset
+    from numpy.typing import NDArray
     from PIL.Image import Image
     from torch import nn
 
@@ -62,9 +66,13 @@ class RemoteModel:
         collate: Callable[[Any], Any],
         batch_size: int,
         subject: Subject,
+        digests: "NDArray[np.uint64] | None",
     ) -> "Iterator[Answer]":
-        """(what `ask` makes of model and pixel values, labels [B], small copies of the images) of every batch."""
-        work, size = _Asking(self.model, ask, table, collate, batch_size), _BATCHES * batch_size
+        """(what `ask` makes of model and pixel values, labels [B], small copies of the images) of every batch.
+
+        `digests` tell which images the rows must have, where that is known.
+        """
+        work, size = _Asking(self.model, ask, table, collate, batch_size, digests), _BATCHES * batch_size
         parts = [range(first, min(first + size, len(table))) for first in range(0, len(table), size)]
         for answers in self.runner.in_order(work, parts, subject):
             yield from answers
@@ -79,12 +87,19 @@ class _Asking:
     table: "Dataset"
     collate: Callable[[Any], Any]
     batch_size: int
+    digests: "NDArray[np.uint64] | None"
 
     def opened(self, device: str | None) -> Subject:
         return self.model.opened(device)
 
     def batches(self, part: range, prepare: Callable[..., Any]) -> "Iterator[Answer]":
-        for pixel_values, labels, images in image_batches(self.table.select(part), self.batch_size, self.collate):
+        rows = self.table.select(part)
+        if self.digests is not None:
+            files = rows.cast_column("image", datasets.Image(decode=False))["image"]
+            for stored, wanted in zip(files, self.digests[part], strict=True):
+                if stored["bytes"] is None:  # else it came with the table
+                    refuse_changed(stored["path"], digest_of(stored["path"]), wanted)
+        for pixel_values, labels, images in image_batches(rows, self.batch_size, self.collate):
             yield pixel_values, labels, [thumbnail_of(image) for image in images]
 
     def done(self, part: range, batches: "Iterator[Answer]", subject: Subject) -> "list[Answer]":

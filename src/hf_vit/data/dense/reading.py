@@ -64,9 +64,8 @@ def _read_columns(source: DataSource, named: NamedColumns, target: Target | None
         return None
     tables = read_columns(splits, source.name, named, has, notes)
     tables.revision = commit
-    if source.kind == "hub":
-        for table in tables.images.values():
-            refuse_places(table, "image", source.name)
-        for table in tables.masks.values() if isinstance(tables, MaskTables) else ():
-            refuse_places(table, "mask", source.name)
+    for table in tables.images.values():
+        refuse_places(table, "image", source)
+    for table in tables.masks.values() if isinstance(tables, MaskTables) else ():
+        refuse_places(table, "mask", source)
     return tables

@@ -6,12 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 from hf_vit.data.dense.layouts import Layout, coco_layout, dense_layout, is_coco
 from hf_vit.data.splits import split_name
 from hf_vit.errors import UserError
+from hf_vit.repositories.stores import find, in_store, is_folder, matches, place_of, sizes
 
 BUILTIN_NAMES = ("digits", "photos", "fractals", "scenes")
 IMAGE_SUFFIXES = (
@@ -50,6 +52,11 @@ class DataSource:
     notes: list[str] = field(default_factory=list[str])
     root: Path | None = None
 
+    @cached_property
+    def may_name_files(self) -> bool:
+        """Whether its tables may name files of this machine in place of images: tables of this machine may."""
+        return self.kind != "hub" and not any(in_store(path) for _, path in self.named_files())
+
     def named_files(self) -> Iterator[tuple[str, Path]]:
         """Every file with its name for people: split/file, or split/class/file of a folder."""
         for split, paths in self.files.items():
@@ -79,10 +86,12 @@ def resolve_source(source: str) -> DataSource:
             "no data given; give a folder, parquet or tar files, a Hub data set id, 'digits', 'photos', 'fractals' or "
             "'scenes'"
         )
-    path = Path(source).expanduser()
+    if in_store(source):
+        return _from_store(source)
+    path = place_of(source).expanduser()
     if path.is_dir():
         dense = dense_layout(path, IMAGE_SUFFIXES)
-        return _from_layout(dense, path.resolve().name) if dense else _from_folder(path, source)
+        return _from_layout(dense, path.resolve().name) if dense else _from_folder(path, source, path.resolve().name)
     if path.suffix.lower() == ".json" and path.is_file() and is_coco(path):
         return _from_layout(coco_layout(path.parent, [path]), path.name)
     if path.exists():
@@ -98,6 +107,22 @@ def resolve_source(source: str) -> DataSource:
             "'digits', 'photos', 'fractals' or 'scenes'"
         )
     return DataSource("hub", source)
+
+
+def _from_store(address: str) -> DataSource:
+    """Of an object store: a folder, a file or a pattern."""
+    place, name = place_of(address), address.rstrip("/").rpartition("/")[2]
+    if not is_folder(place):
+        found = list(sizes([place])) or matches(address)
+        if not found:
+            raise UserError(f"there is no '{address}'; give a folder of class folders, parquet or tar files")
+        return _from_files(found, name, address)
+    if dense_layout(place, IMAGE_SUFFIXES):
+        raise UserError(
+            f"'{address}' holds masks or objects as files, which are not read from there; give parquet files, or a "
+            "folder of this machine"
+        )
+    return _from_folder(place, address, name)
 
 
 def image_files(root: Path) -> list[Path]:
@@ -149,8 +174,7 @@ def _by_split(files: Sequence[tuple[Path, tuple[str, ...]]]) -> dict[str, list[P
     return {split: sorted(paths) for split, paths in result.items()}
 
 
-def _from_folder(root: Path, source: str) -> DataSource:
-    name = root.resolve().name
+def _from_folder(root: Path, source: str, name: str) -> DataSource:
     files, folders = _walk(root)
     for kind, suffixes in _FILES:
         chosen = [parts for parts in files if parts[-1].lower().endswith(suffixes)]
@@ -213,6 +237,9 @@ def _classes(
 
 def _walk(root: Path) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     """All files and folders below `root` as name tuples, sorted; hidden ones and __MACOSX left out; links followed."""
+    if in_store(root):
+        files = [parts for parts in find(root) if not any(part.startswith(".") or part == "__MACOSX" for part in parts)]
+        return files, sorted({parts[:depth] for parts in files for depth in range(1, len(parts))})
     files: list[tuple[str, ...]] = []
     folders: list[tuple[str, ...]] = []
     for here, names, contents in _visible(root):

@@ -1,4 +1,4 @@
-"""Data sets of the Hub: what their files say of other places is refused before any of these is looked at."""
+"""Data of the Hub: what files say of other places is refused before any of these is looked at."""
 
 import os
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_vit.data.sources.data_source import DataSource
 from hf_vit.errors import UserError
 from hf_vit.repositories.reading import reading
 
@@ -82,8 +83,10 @@ def _refuse_pattern(repo: str, pattern: str) -> None:
         raise UserError(f"{repo} names files of another place ({pattern[:80]!r}), which are not read; give other data")
 
 
-def refuse_places(table: "Dataset", column: str, repo: str) -> None:
-    """Refuse a table whose images, instead of being in it, are to be read from outside of the Hub's caches.
+def refuse_places(table: "Dataset", column: str, source: DataSource) -> None:
+    """Refuse a table whose images, instead of being in it, are to be read from somewhere else.
+
+    A stranger's may only name what lies in the Hub's caches, one of this machine no addresses.
 
     Raises:
         UserError: names the first.
@@ -97,12 +100,19 @@ def refuse_places(table: "Dataset", column: str, repo: str) -> None:
     outside = pc.filter(pc.struct_field(images, "path"), pc.is_null(pc.struct_field(images, "bytes")))
     caches = [os.path.realpath(place) for place in (constants.HF_HUB_CACHE, config.HF_DATASETS_CACHE)]
     for path in pc.unique(outside).to_pylist():
-        if path is not None and not any(os.path.realpath(path).startswith(place + os.sep) for place in caches):
-            refuse_image(repo, path)
+        if path is None:
+            continue
+        if is_foreign(source, path) and not any(os.path.realpath(path).startswith(place + os.sep) for place in caches):
+            refuse_image(source.name, path)
+
+
+def is_foreign(source: DataSource, path: object) -> bool:
+    """Whether a table of this source has no business there."""
+    return not source.may_name_files or "://" in str(path)
 
 
 def refuse_image(repo: str, path: object) -> None:
-    """The error of an image that a stranger's table wants to be read from somewhere."""
+    """The error of an image that a table wants to be read from somewhere."""
     raise UserError(
         f"{repo} names a file in place of an image ({str(path)[:80]!r}), which is not read; give data that hold their "
         "images"

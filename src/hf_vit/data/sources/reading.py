@@ -8,13 +8,14 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hf_vit.data.sources.data_source import DataSource
 from hf_vit.data.sources.hub_data import load_hub, refuse_places
 from hf_vit.data.splits import SPLITS, split_name
 from hf_vit.errors import UserError
 from hf_vit.repositories.reading import reading
+from hf_vit.repositories.stores import in_store, place_of, sizes
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features, IterableDataset
@@ -121,7 +122,7 @@ def read_folder(source: DataSource) -> Tables:
 
 def read_files(source: DataSource, named: NamedColumns, *, streaming: bool) -> Tables:
     """Tables or streams of parquet or webdataset files."""
-    return _tables(open_files(source, streaming=streaming), source.name, named)
+    return _tables(open_files(source, streaming=streaming), source, named, streaming)
 
 
 def open_files(source: DataSource, *, streaming: bool) -> dict[str, Any]:
@@ -152,6 +153,8 @@ def read_list(source: DataSource, named: NamedColumns) -> Tables:
                 part = split_name(str(told)) if told is not None else _split_of(path, split)
                 if part is None:
                     raise UserError(f"{place.name}: split '{told}' is none; needed: train, validation or test")
+                if in_store(place) and (path.startswith("/") or "://" in path or ".." in path.split("/")):
+                    raise UserError(f"{place.name} names {path[:80]!r}, which is not below it; correct it")
                 rows.setdefault(part, []).append((str(place.parent / path), label))
     features = Features({"image": Image(decode=False)})
     splits: dict[str, Dataset] = {}
@@ -159,7 +162,7 @@ def read_list(source: DataSource, named: NamedColumns) -> Tables:
         images = [{"bytes": None, "path": path} for path, _ in rows[split]]
         table = Dataset.from_dict({"image": images}, features=features)
         splits[split] = table.add_column("label", [label for _, label in rows[split]])  # pyright: ignore[reportArgumentType, reportCallIssue]
-        source.folder[split] = {"": [Path(path) for path, _ in rows[split]]}
+        source.folder[split] = {"": [place_of(path) for path, _ in rows[split]]}
     return Tables(splits, Columns("image", ("label",)), list(named.indicators) or None)
 
 
@@ -175,14 +178,16 @@ def _listed(place: Path, name: str, named: NamedColumns) -> Iterator[tuple[str, 
 
     try:
         if place.suffix.lower() == ".jsonl":
-            table = pyarrow.json.read_json(place)
+            with place.open("rb") as content:
+                table = pyarrow.json.read_json(content)
         else:
             with place.open(encoding="utf-8-sig") as file:
                 first = file.readline()
             delimiter = max("\t;,", key=first.count)
             options = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
             parsing = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-            table = pyarrow.csv.read_csv(place, parse_options=parsing, convert_options=options)
+            with place.open("rb") as content:
+                table = pyarrow.csv.read_csv(content, parse_options=parsing, convert_options=options)
     except (OSError, ValueError) as error:  # pyarrow's own are of ValueError
         raise UserError(f"{place.name} of '{name}' cannot be read as a list: {_one_line(error)}") from error
     have = table.column_names
@@ -212,7 +217,8 @@ def broken_file(source: DataSource) -> str | None:
             if source.kind == "parquet":
                 from pyarrow import parquet
 
-                parquet.read_metadata(path)
+                with path.open("rb") as file:
+                    parquet.read_metadata(file)
             elif source.kind == "webdataset":
                 _look_into(path)
         except Exception as error:  # pyarrow, tarfile and gzip each raise their own
@@ -222,7 +228,7 @@ def broken_file(source: DataSource) -> str | None:
 
 
 def _look_into(path: Path) -> None:
-    with tarfile.open(path):  # reads the first header
+    with path.open("rb") as content, tarfile.open(fileobj=content):  # reads the first header
         pass
     if path.suffix == ".tar":
         with path.open("rb") as file:
@@ -234,10 +240,7 @@ def _look_into(path: Path) -> None:
 def read_hub(source: DataSource, named: NamedColumns, *, streaming: bool) -> Tables:
     """Tables or streams of a Hub data set: `user/name`, or `user/name:configuration`."""
     splits, notes, commit = open_hub(source, streaming=streaming)
-    tables = _tables(splits, source.name, named)
-    if not streaming:
-        for table in tables.splits.values():
-            refuse_places(cast("Dataset", table), tables.columns.image, source.name)
+    tables = _tables(splits, source, named, streaming)
     return Tables(tables.splits, tables.columns, tables.label_names, notes, commit)
 
 
@@ -291,7 +294,7 @@ def image_places(source: DataSource, column: str) -> Mapping[str, list[str]]:
 
 @functools.lru_cache(maxsize=1)
 def _image_places(kind: str, named_files: tuple[tuple[str, Path], ...], column: str) -> Mapping[str, list[str]]:
-    if sum(path.stat().st_size for _, path in named_files) > _SEARCHED_BYTES:
+    if sum(sizes(path for _, path in named_files).values()) > _SEARCHED_BYTES:
         return {}
     places: dict[str, list[str]] = {}
     for name, path in named_files:
@@ -304,15 +307,16 @@ def _parquet_images(path: Path, column: str) -> Iterator[tuple[str, bytes]]:
     from pyarrow import parquet
 
     row = 0
-    for batch in parquet.ParquetFile(path).iter_batches(batch_size=64, columns=[column]):
-        for stored in batch.column(0).to_pylist():
-            content = stored.get("bytes") if isinstance(stored, dict) else stored
-            yield f"row {row}", content if isinstance(content, bytes) else b""
-            row += 1
+    with path.open("rb") as file:
+        for batch in parquet.ParquetFile(file).iter_batches(batch_size=64, columns=[column]):
+            for stored in batch.column(0).to_pylist():
+                content = stored.get("bytes") if isinstance(stored, dict) else stored
+                yield f"row {row}", content if isinstance(content, bytes) else b""
+                row += 1
 
 
 def _tar_images(path: Path) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(path) as file:
+    with path.open("rb") as content, tarfile.open(fileobj=content) as file:
         for member in file:
             if content := file.extractfile(member):
                 yield member.name, content.read()
@@ -334,9 +338,10 @@ def _is_cached(repo: str) -> bool:
     return Path(config.HF_DATASETS_CACHE, "___".join([*user, camelcase_to_snakecase(name)])).expanduser().is_dir()
 
 
-def _tables(read: dict[str, Any], name: str, named: NamedColumns) -> Tables:
+def _tables(read: dict[str, Any], source: DataSource, named: NamedColumns, streaming: bool) -> Tables:
     from datasets import Image
 
+    name = source.name
     features: Features | None = next(iter(read.values())).features
     if features is None:
         raise UserError(f"'{name}' does not tell its columns as a stream; load it without streaming")
@@ -345,6 +350,8 @@ def _tables(read: dict[str, Any], name: str, named: NamedColumns) -> Tables:
     for split in (known for known in SPLITS if known in read):
         table = read[split].select_columns([columns.image, *columns.labelling])
         splits[split] = table.cast_column(columns.image, Image(decode=False))
+        if not streaming:  # of a stream every row is looked at as it comes
+            refuse_places(splits[split], columns.image, source)
     label = features[columns.labelling[0]]
     names: Iterable[str] | None = columns.indicators or getattr(getattr(label, "feature", label), "names", None)
     return Tables(splits, columns, None if names is None else list(names))

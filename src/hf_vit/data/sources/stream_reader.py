@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_vit.data.checks import Seen, open_image, raise_bad, short_name
 from hf_vit.data.labels import LabelMap
 from hf_vit.data.sources.data_source import DataSource
-from hf_vit.data.sources.hub_data import refuse_image
+from hf_vit.data.sources.hub_data import is_foreign, refuse_image
 from hf_vit.data.sources.reading import Columns, image_places
 from hf_vit.data.splits import part_of
 
@@ -53,8 +53,9 @@ class StreamReader:
         for stored, raw in zip(batch[self.columns.image], self.columns.labels(batch), strict=True):
             if self.cut is not None and not self._wanted(stored):
                 continue
-            if stored.get("bytes") is None and self.source is not None and self.source.kind == "hub":
-                refuse_image(self.source.name, stored.get("path"))
+            path = stored.get("path")
+            if stored.get("bytes") is None and self.source is not None and is_foreign(self.source, path):
+                refuse_image(self.source.name, path)
             seen, image = open_image(stored, "")
             problem = seen.problem_below(self.min_size)
             if image is not None and problem is None:

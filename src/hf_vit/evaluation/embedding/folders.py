@@ -1,20 +1,13 @@
 """Where the files of `embed` go: a folder on a disk or in an object store, whose files appear when complete."""
 
 import os
-import re
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
-from urllib.parse import unquote, urlsplit
 
 from hf_vit.errors import UserError
-from hf_vit.repositories.retrying import reason
+from hf_vit.repositories.stores import in_store, installed_for, place_of, saying_what
 from hf_vit.results.writing import refuse_address, remove_remains, saying_why, write_atomically
-
-# Of fsspec; in each of them an object is seen when its last byte has arrived, and not before.
-_STORES = ("s3", "gs", "hf", "memory")
 
 
 class OutputFolder(Protocol):
@@ -42,17 +35,11 @@ def output_folder(place: str | Path) -> OutputFolder:
     Raises:
         UserError: it is a file, of another kind, or what its store needs is not installed.
     """
-    scheme, is_address, _ = str(place).partition("://")
-    if scheme == "file" and str(place).startswith("file:///"):
-        return Disk(Path(unquote(urlsplit(str(place)).path)))
-    if not is_address:
-        return Disk(Path(place))
-    if scheme not in _STORES:
-        known = ", ".join(f"{each}://" for each in _STORES)
-        raise UserError(f"the output {place} is of a kind that is not written to; give a folder, file:///, {known}")
+    if not in_store(place):
+        return Disk(place_of(place))
     store = ObjectStore(str(place))
     if not store.opened()[1].strip("/"):
-        raise UserError(f"the output {place} names no folder; give one, such as {scheme}://NAME/embeddings")
+        raise UserError(f"the output {place} names no folder; give one, such as {place}NAME/embeddings")
     return store
 
 
@@ -99,17 +86,12 @@ class ObjectStore:
         """The store (fsspec keeps it), and the folder's place in it."""
         from fsspec.core import url_to_fs
 
-        try:
-            with self._saying_why("opened"):
-                return url_to_fs(self.address)
-        except ImportError as error:
-            package = re.search(r"\w+fs\b", str(error))
-            remedy = f"pip install {package[0]}" if package else str(error)
-            raise UserError(f"what {self.address} is read by is not installed: {remedy}") from error
+        with installed_for(self.address), saying_what(self, "opened"):
+            return url_to_fs(self.address)
 
     def names(self) -> set[str]:
         store, place = self.opened()
-        with self._saying_why("listed"):
+        with saying_what(self, "listed"):
             store.invalidate_cache()  # it remembers what was there
             try:
                 inside: list[dict[str, str]] = store.ls(place, detail=True)
@@ -121,23 +103,14 @@ class ObjectStore:
 
     def open(self, name: str) -> IO[bytes]:
         store, place = self.opened()
-        with self._saying_why("read"):
+        with saying_what(self, "read"):
+            store.invalidate_cache(place)  # others wrote there
             return store.open(f"{place}/{name}", "rb")
 
     def write(self, name: str, content: bytes) -> None:
         store, place = self.opened()
-        with self._saying_why("written"):
-            store.pipe_file(f"{place}/{name}", content)
-
-    @contextmanager
-    def _saying_why(self, done: str) -> Generator[None]:
         try:
-            yield
-        except (ImportError, FileNotFoundError):
-            if done == "written":
-                raise UserError(f"{self} cannot be written: there is no such place in that store; create it") from None
-            raise
-        except Exception as error:  # every store's library raises its own
-            raise UserError(
-                f"{self} cannot be {done} ({reason(error)}); check its name, your right to it and the network"
-            ) from error
+            with saying_what(self, "written"):
+                store.pipe_file(f"{place}/{name}", content)
+        except FileNotFoundError:
+            raise UserError(f"{self} cannot be written: there is no such place in that store; create it") from None

@@ -158,6 +158,7 @@ def _embedded(
     report: Callable[[int, int], None] | None,
 ) -> Embedded:
     from hf_vit.data import load_data
+    from hf_vit.data.fingerprints import short_digests
 
     start, ray = time.perf_counter(), processes.ray
     subject = _open(model, settings.predictions, processes.device if ray is None else "cpu")
@@ -172,7 +173,8 @@ def _embedded(
     there = folder.names()
     missing = [part for part in parts if part.name not in there]
     of_chosen = {split: images.splits[split] for split in chosen}
-    job = Job(model, folder, of_chosen, images.readers, images.label_names, settings)
+    digests = {split: short_digests(images.seen[split]) for split in chosen if split in images.seen}
+    job = Job(model, folder, of_chosen, images.readers, images.label_names, settings, digests)
     own = subject if ray is not None or processes.number == 1 else None
     if ray is None and own is not None and missing:
         _faster(own, settings.engine)

@@ -16,8 +16,10 @@ from hf_vit.evaluation.remote_model import NamedModel
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue
 
+    import numpy as np
     import pyarrow as pa
     import torch
+    from numpy.typing import NDArray
     from PIL.Image import Image
     from transformers import BatchFeature
 
@@ -79,6 +81,7 @@ class Job:
     readers: Mapping[str, tuple[Any, Any]]
     label_names: Sequence[str]
     settings: Settings
+    digests: "Mapping[str, NDArray[np.uint64]]"  # of the splits' images
 
     def opened(self, device: str | None) -> "Subject":
         """The model, where the output folder is."""
@@ -137,6 +140,7 @@ class Job:
         import datasets
 
         from hf_vit.data.checks import open_image, raise_bad, short_name
+        from hf_vit.data.fingerprints import refuse_changed
 
         table = self.splits[part.split].cast_column("image", datasets.Image(decode=False))
         first = part.number * self.settings.rows_per_file
@@ -146,6 +150,8 @@ class Job:
             if image is None:
                 raise_bad(seen, seen.problem or "is corrupt")
             path = row["image"].get("path")
+            if row["image"].get("bytes") is None and part.split in self.digests:  # else it came with the table
+                refuse_changed(seen.name, seen.digest, self.digests[part.split][index])
             yield index, short_name(str(path)) if path else None, self._label(row["label"]), image
 
     def _label(self, number: int | None) -> str | None:

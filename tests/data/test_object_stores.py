@@ -1,0 +1,224 @@
+"""Images in object stores are the images of a disk, and what fails there is told as the store's failure."""
+
+import json
+import sys
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
+from hf_vit.data import load_data, make_processor
+from hf_vit.data.load import load_unlabelled
+from hf_vit.evaluation import predict
+from hf_vit.evaluation.prediction import image_files, predict_images
+from hf_vit.repositories.stores import StoreError
+from hf_vit.subjects.subject import open_subject
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """An empty store in this process's memory."""
+    # For `datasets`, which downloads tables, a store is the Hub.
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    MemoryFileSystem.store.clear()
+    yield fsspec.filesystem("memory")
+    MemoryFileSystem.store.clear()
+
+
+@pytest.fixture
+def stored(store):
+    """Puts what is below a folder into the store, and gives its address there."""
+
+    def put(folder: Path) -> str:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                store.pipe_file(f"bucket/{folder.name}/{path.relative_to(folder)}", path.read_bytes())
+        return f"memory://bucket/{folder.name}"
+
+    return put
+
+
+def made(kind: str, folder: Path, make) -> str:
+    """The same images another way below `folder`; returns what of it is the data."""
+    if kind == "folder":
+        (folder / "dog" / "012.png").rename(folder / "dog" / "a %41 #[1]?.png")
+        return ""
+    if kind == "splits":
+        for split in ("train", "val"):
+            make.folder(folder / split, {"cat": 7, "dog": 5}, seed=50 * len(split))
+        for name in ("cat", "dog", "owl"):
+            for path in (folder / name).iterdir():
+                path.unlink()
+            (folder / name).rmdir()
+        return ""
+    if kind == "list":
+        rows = "".join(f"{name}/{number:03d}.png,{name}\n" for name in ("cat", "dog") for number in range(12))
+        (folder / "metadata.csv").write_text(f"file_name,label\n{rows}")
+        return ""
+    if kind == "lines":
+        rows = [
+            {"file_name": f"{name}/00{number}.png", "label": name} for name in ("cat", "dog") for number in range(8)
+        ]
+        (folder / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        return "labels.jsonl"
+    if kind == "parquet":
+        make.table(folder, names=["cat", "dog", "owl"]).to_parquet(folder / "train-[0].parquet")
+        return "train-[0].parquet"
+    if kind == "pattern":
+        make.table(folder, names=["cat", "dog", "owl"]).to_parquet(folder / "train-0.parquet")
+        return "*.parquet"
+    samples = [
+        {"png": path.read_bytes(), "cls": b"%d" % "cdo".index(path.parent.name[0])}
+        for path in sorted(folder.glob("*/*.png"))
+    ]
+    (folder / "shards").mkdir()
+    make.tar(folder / "shards" / "train-0.tar", samples)
+    return "shards"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", ["folder", "splits", "list", "lines", "parquet", "pattern", "webdataset"])
+def test_they_are_those_of_a_disk(kind, streaming, folder, stored, make, look):
+    inside = made(kind, folder, make)
+    there = load_data(f"{stored(folder)}/{inside}".rstrip("/"), streaming=streaming)
+    here = load_data(str(folder / inside), streaming=streaming)
+    assert (there.name, there.label_names, there.notes) == (here.name, here.label_names, here.notes)
+    assert (there.fingerprint, there.files) == (here.fingerprint, here.files)
+    assert there.changed_files() == ""
+    for split in here.splits:
+        assert look.contents(there, split) == look.contents(here, split) != set()
+
+
+def test_images_without_labels(folder, stored):
+    assert load_unlabelled(stored(folder)).fingerprint == load_unlabelled(str(folder)).fingerprint
+
+
+def test_what_changes_meanwhile_is_seen(folder, stored, store):
+    data = load_data(stored(folder))
+    store.rm_file("bucket/pets/cat/000.png")
+    store.pipe_file("bucket/pets/dog/000.png", b"longer than before" * 100)
+    assert data.changed_files() == "train/cat/000.png is missing, train/dog/000.png has changed"
+
+
+def test_a_hub_repository_by_address(hub, xet_client, folder):
+    told = xet_client.run("data.store_jobs:load_uploaded", folder=str(folder))
+    assert told == load_data(str(folder)).fingerprint
+
+
+def test_a_failing_store_is_no_corrupt_image(folder, stored, monkeypatch):
+    """Skipped bad images are images that were seen to be bad."""
+    address, cat_file = stored(folder), MemoryFileSystem.cat_file
+
+    def broken(self, path, *args, **given):
+        if path.endswith("cat/003.png"):
+            raise ConnectionResetError("reset by https://bucket.example/cat?Signature=SECRET")
+        return cat_file(self, path, *args, **given)
+
+    opened = MemoryFileSystem._open
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", broken)
+    monkeypatch.setattr(
+        MemoryFileSystem, "_open", lambda self, path, *args, **given: broken(self, path) and opened(self, path, *args)
+    )
+    said = r"cat/003.png cannot be read \(reset by https://bucket.example/cat\)"
+    for load in (load_data, load_unlabelled):
+        with pytest.raises(StoreError, match=said) as raised:
+            load(address, skip_bad_images=True)
+        assert "SECRET" not in str(raised.value)
+
+
+def test_a_corrupt_object_is_a_corrupt_image(folder, stored, store):
+    address = stored(folder)
+    store.pipe_file("bucket/pets/cat/003.png", b"no image")
+    with pytest.raises(UserError, match=r"^image 'memory://bucket/pets/cat/003.png' is not an image"):
+        load_data(address)
+    assert load_data(address, skip_bad_images=True).skipped == ["cat/003.png"]
+
+
+@pytest.mark.parametrize("named", ["https://example.com/x.png", "file:///etc/hostname", "/etc/hostname", "../../x.png"])
+def test_a_list_names_nothing_beyond_itself(named, folder, stored, store):
+    address = stored(folder)
+    store.pipe_file("bucket/pets/metadata.csv", f"file_name,label\n{named},cat\ncat/000.png,dog\n".encode())
+    with pytest.raises(UserError, match=r"^metadata.csv names '.*', which is not below it; correct it$"):
+        load_data(address)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("place", ["memory", "disk"])
+@pytest.mark.parametrize("named", ["memory://bucket/pets/cat/000.png", "/etc/hostname"])
+def test_a_table_reads_nothing_from_elsewhere(named, place, streaming, folder, stored, store, tmp_path):
+    """One of this machine may name files of this machine, one of a store neither; none an address."""
+    from datasets import Dataset, Features, Image, Value
+
+    stored(folder)
+    rows = {"image": [{"bytes": None, "path": named}] * 20, "label": ["cat", "dog"] * 10}
+    table = Dataset.from_dict(rows, features=Features({"image": Image(decode=False), "label": Value("string")}))
+    table.to_parquet(tmp_path / "x.parquet")
+    store.pipe_file("bucket/x.parquet", (tmp_path / "x.parquet").read_bytes())
+    source = "memory://bucket/x.parquet" if place == "memory" else str(tmp_path / "x.parquet")
+    own_file = place == "disk" and named.startswith("/")
+    said = "is not an image" if own_file else r"names a file in place of an image \('[^']*'\), which is not read"
+    with pytest.raises(UserError, match=said):
+        print([list(rows) for rows in load_data(source, streaming=streaming).splits.values()])
+
+
+def test_places_that_cannot_be_read_are_told(folder, stored, store, monkeypatch):
+    address = stored(folder)
+    (folder / "annotations").mkdir()
+    store.pipe_file("bucket/dense/images/a.png", b"x")
+    store.pipe_file("bucket/dense/annotations/a.png", b"x")
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    for place, said in (
+        ("s3://bucket/x", "what s3://bucket/x is read by is not installed: pip install s3fs$"),
+        ("ftp://host/x", "^ftp://host/x is of a kind that is not known; give a path, file:///, s3://, gs://, hf://"),
+        ("memory://bucket/no", "^there is no 'memory://bucket/no'; give a folder"),
+        ("memory://bucket/no*.parquet", "^there is no 'memory://bucket/no"),
+        (f"{address}/cat", "holds images such as '000.png' but no class folders"),
+        (f"{address}/cat/000.png", "is no data set file; needed: .parquet"),
+        ("memory://bucket/dense", "holds masks or objects as files, which are not read from there; give parquet"),
+    ):
+        with pytest.raises(UserError, match=said):
+            load_data(place)
+    monkeypatch.setitem(sys.modules, "upath", None)
+    with pytest.raises(UserError, match=r"pip install 'hf-vit\[stores\]'$"):
+        load_data(address)
+
+
+def test_a_path_as_an_address(folder):
+    (folder / "dog").rename(folder / "a dog")
+    assert load_data(f"file://{folder}".replace(" ", "%20")).fingerprint == load_data(str(folder)).fingerprint
+
+
+@pytest.fixture
+def model(tmp_path):
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    classifier = HfViTForImageClassification(HfViTConfig(image_size=8, patch_size=4, num_labels=3, **sizes))
+    classifier.save_pretrained(tmp_path / "model")
+    make_processor(classifier.config).save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+@pytest.mark.parametrize("given", ["", "/*", "/00[0-3].png", "/000.png"])
+def test_predictions(given, model, folder, stored):
+    address = stored(folder)
+    (folder / "cat" / "x").mkdir()
+    subject = open_subject(model)
+    here = predict_images(subject, [f"{folder}/cat{given}"])
+    there = predict_images(subject, [f"{address}/cat{given}"])
+    assert [each.scores for each in there] == [each.scores for each in here] != []
+    assert [each.image for each in there] == [each.image.replace(str(folder), address) for each in here]
+
+
+def test_a_failing_store_is_no_image_to_pass_over(model, folder, stored, monkeypatch):
+    address = stored(folder)
+    assert predict(model, [f"{address}/cat/no.png"], skip_bad_images=True)[0].problem is not None
+    files = list(image_files([f"{address}/cat"]))
+
+    def refuse(self, path, *args, **given):
+        raise PermissionError("Forbidden")
+
+    monkeypatch.setattr(MemoryFileSystem, "_open", refuse)
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", refuse)
+    with pytest.raises(StoreError, match=r"cat/000.png cannot be read \(Forbidden\); check its name, your right to it"):
+        predict_images(open_subject(model), files, skip_bad_images=True)
