@@ -1,0 +1,132 @@
+"""`embed` by two workers beside the model alone on the same cores: what decoding, resizing, moving and writing cost.
+
+    python benchmarks/scaling_out.py [--turns 3] [--images 768] [--output benchmarks/results/scaling_out.json]
+
+B/16 of random weights at batch 8, optimized by torch, a thread a process. The model alone: two processes that compute
+a prepared batch again and again. `embed`: the same model on images that need no decoding (stored pixel by pixel, of
+the model's size) and on JPEG files of 512 px; by processes of this machine, and by Ray on it. All take turns. The rate
+of `embed` is that of the middle of a run, without what it does once (opening, looking at every image, the first and
+last files); "whole_seconds" tells all of it.
+"""
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from jpeg import write_images
+from PIL import Image
+
+from hf_vit import HfViTForImageClassification
+from hf_vit.data import make_processor
+from hf_vit.evaluation import embed
+from hf_vit.speed.measuring import quartiles
+from hf_vit.speed.script import Script, parser
+from hf_vit.subjects.optimizing import optimize
+from hf_vit.subjects.subject import open_subject
+from hf_vit.variants import variant_config
+
+WORKERS, BATCH, ROWS_PER_FILE, EDGE = 2, 8, 32, 4
+
+
+def alone(model: str, seconds: float, barrier: Any, told: Any) -> None:
+    """Images/s of one process with one thread, while the others are at it."""
+    torch.set_num_threads(1)
+    subject = open_subject(model, "cpu")
+    optimize(subject, "torch")
+    values = torch.randn(BATCH, 3, 224, 224)
+    with torch.inference_mode():
+        subject.model(values)
+        barrier.wait()
+        begun, images = time.perf_counter(), 0
+        while time.perf_counter() - begun < seconds:
+            subject.model(values)
+            images += BATCH
+        told.put(images / (time.perf_counter() - begun))
+
+
+def model_alone(model: str, seconds: float = 30) -> float:
+    """Images/s of all workers together."""
+    context = multiprocessing.get_context("spawn")
+    barrier, told = context.Barrier(WORKERS), context.Queue()
+    processes = [context.Process(target=alone, args=(model, seconds, barrier, told)) for _ in range(WORKERS)]
+    for process in processes:
+        process.start()
+    rates = [told.get(timeout=20 * seconds) for _ in processes]
+    for process in processes:
+        process.join()
+    return sum(rates)
+
+
+def embedded(model: str, data: str, runner: str) -> tuple[float, float]:
+    """(images/s of the middle of a run, seconds of all of it)."""
+    moments: list[float] = []
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        embed(
+            model, data, Path(folder) / "out", splits=["train"], num_processes=WORKERS, batch_size=BATCH,
+            rows_per_file=ROWS_PER_FILE, device="cpu", optimize=True, runner=runner,
+            report=lambda done, parts: moments.append(time.perf_counter()),
+        )  # fmt: skip
+    middle = moments[EDGE - 1 : len(moments) - EDGE]
+    return ROWS_PER_FILE * (len(middle) - 1) / (middle[-1] - middle[0]), time.perf_counter() - begun
+
+
+def write_data(folder: Path, kind: str, count: int) -> str:
+    """Images of one kind in the folders of two classes, all of them in the training split."""
+    made = folder / "made"
+    made.mkdir()
+    for number, path in enumerate(write_images(made, count, 512)):
+        place = folder / kind / "train" / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        if kind == "JPEG":
+            path.replace(place / path.name)
+        else:
+            Image.open(path).resize((224, 224)).save(place / f"{path.stem}.ppm")
+            path.unlink()
+    made.rmdir()
+    return str(folder / kind)
+
+
+def main() -> None:
+    options = parser(__doc__, turns=3)
+    options.add_argument("--images", type=int, default=768)
+    options.add_argument("--runner", nargs="+", default=["local", "ray"], choices=["local", "ray"])
+    report = Script(options.parse_args())
+    given = report.options
+    torch.set_num_threads(WORKERS)  # each of the workers has one
+    with tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(0)
+        classifier = HfViTForImageClassification(variant_config("B/16", num_labels=2))
+        classifier.save_pretrained(f"{folder}/model")
+        make_processor(classifier.config).save_pretrained(f"{folder}/model")
+        data = {kind: write_data(Path(folder), kind, given.images) for kind in ("decoded", "JPEG")}
+        model, rates, whole = f"{folder}/model", dict[str, list[float]](), dict[str, list[float]]()
+        contestants: dict[str, Callable[[], tuple[float, float]]] = {
+            f"{runner}, {kind}": lambda runner=runner, kind=kind: embedded(model, data[kind], runner)
+            for runner in given.runner
+            for kind in data
+        }
+        for turn in range(given.turns):
+            rates.setdefault("model alone", []).append(model_alone(model))
+            for name, run in contestants.items():
+                rate, seconds = run()
+                rates.setdefault(name, []).append(rate)
+                whole.setdefault(name, []).append(seconds)
+            print(f"turn {turn + 1}:", {name: round(each[-1], 2) for name, each in rates.items()}, flush=True)
+    for name in contestants:
+        shares = [rate / base for rate, base in zip(rates[name], rates["model alone"], strict=True)]
+        report.add(
+            contestant=name,
+            share_of_model_alone=quartiles(shares),
+            images_per_second=round(quartiles(rates[name]).median, 2),
+            whole_seconds=round(quartiles(whole[name]).median, 1),
+        )
+    report.finish(images=given.images, model_alone=round(quartiles(rates["model alone"]).median, 2))
+
+
+if __name__ == "__main__":
+    main()
