@@ -12,9 +12,11 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.data import load_data, make_processor
 from hf_vit.data.load import load_unlabelled
 from hf_vit.evaluation import predict
+from hf_vit.evaluation.dense_prediction import write_dense_predictions
 from hf_vit.evaluation.prediction import image_files, predict_images
 from hf_vit.repositories.stores import StoreError
 from hf_vit.subjects.subject import open_subject
+from hf_vit_cli.main import main
 
 
 @pytest.fixture
@@ -208,6 +210,31 @@ def test_predictions(given, model, folder, stored):
     there = predict_images(subject, [f"{address}/cat{given}"])
     assert [each.scores for each in there] == [each.scores for each in here] != []
     assert [each.image for each in there] == [each.image.replace(str(folder), address) for each in here]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_tables_of_predictions(ending, model, folder, stored, store, monkeypatch, capsys):
+    stored(folder)
+    monkeypatch.chdir(folder.parent)
+    for place in (f"here.{ending}", f"memory://bucket/there.{ending}"):
+        with pytest.raises(SystemExit, match="0"):
+            main(["predict", model, "pets/cat", "--output", place])
+    assert f"predictions in memory://bucket/there.{ending}" in capsys.readouterr().out
+    here = (folder.parent / f"here.{ending}").read_bytes()
+    assert store.cat_file(f"bucket/there.{ending}") == here != b""
+    (folder / "cat" / "x.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match="is no table; give a file that ends in"):
+        predict(model, "pets/cat", output="memory://bucket/there.txt")
+    with pytest.raises(UserError, match="is an address, not a place on this machine"):
+        write_dense_predictions([], "memory://bucket/masks")
+    monkeypatch.setattr(MemoryFileSystem, "put_file", lambda *given, **more: fail("the disk of the store is full"))
+    with pytest.raises(UserError, match=rf"there.{ending} cannot be written \(the disk of the store is full\); check"):
+        predict(model, "pets/cat", output=f"memory://bucket/there.{ending}")
+    assert store.cat_file(f"bucket/there.{ending}") == here
+
+
+def fail(said):
+    raise OSError(said)
 
 
 def test_a_failing_store_is_no_image_to_pass_over(model, folder, stored, monkeypatch):

@@ -71,7 +71,7 @@ def test_what_the_network_broke_off_the_same_command_finishes(model, whole, stor
         return lost(self, path, value, **given)
 
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", pipe_file)
-    with pytest.raises(UserError, match=rf"^{PLACE} cannot be written \(reset by") as raised:
+    with pytest.raises(UserError, match=rf"^{PLACE}/\S+ cannot be written \(reset by") as raised:
         embed(model, "digits", PLACE, **GIVEN)
     assert "SECRET" not in str(raised.value)
     assert objects(store) == {name: whole[name] for name in written[1:]}
@@ -153,7 +153,7 @@ def test_other_outputs_make_no_folder_of_an_address(write, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "command", ["convert NO --output", "finetune NO --data digits --output", "predict NO x.png --output"]
+    "command", ["convert NO --output", "finetune NO --data digits --output", "compare NO --data digits --output"]
 )
 def test_commands_refuse_an_address_before_any_work(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -3,7 +3,8 @@
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import glob, has_magic
 from itertools import chain, islice
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import finite_logits
 from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
-from hf_vit.repositories.stores import StoreError, find, in_store, is_folder, matches, place_of, read
+from hf_vit.repositories.stores import StoreError, find, in_store, is_folder, matches, place_of, read, write
 from hf_vit.results.facts import Facts
-from hf_vit.results.writing import new_file, saying_why
+from hf_vit.results.writing import new_file, saying_why, scratch_folder
 from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def write_predictions(
 
     Args:
         subject, paths, top, batch_size, remote: as for `each_prediction`.
-        output: .csv or .parquet; it appears complete or not at all.
+        output: .csv or .parquet, of this machine or an object store; it appears complete or not at all.
 
     Returns:
         The images that were passed over.
@@ -173,7 +174,7 @@ def write_predictions(
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    place, writers = Path(output), {".csv": csv.CSVWriter, ".parquet": parquet.ParquetWriter}
+    place, writers = place_of(output), {".csv": csv.CSVWriter, ".parquet": parquet.ParquetWriter}
     if place.suffix not in writers:
         raise UserError(f"the output {place} is no table; give a file that ends in {' or '.join(writers)}")
     predictions = each_prediction(subject, paths, top=top, batch_size=batch_size, skip_bad_images=True, remote=remote)
@@ -183,13 +184,25 @@ def write_predictions(
     several = [("labels", pa.string())] if _is_multi_label(subject) else []
     schema = pa.schema([("image", pa.string()), *scored, *several, ("problem", pa.string())])
     passed_over: list[Prediction] = []
-    with new_file(place) as temporary, writers[place.suffix](temporary, schema) as writer:
+    with _new_table(place) as temporary, writers[place.suffix](temporary, schema) as writer:
         while batch := list(islice(predictions, _ROWS)):
             passed_over += [each for each in batch if each.problem is not None]
             rows = [_row(each, schema.names) for each in batch]
             with saying_why(place):
                 writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
     return passed_over
+
+
+@contextmanager
+def _new_table(place: Path) -> Generator[Path]:
+    """A file that goes to its place at the end, or vanishes."""
+    if not in_store(place):
+        with new_file(place) as temporary:
+            yield temporary
+        return
+    with scratch_folder("predictions") as folder:
+        yield folder / "table"
+        write(str(place), folder / "table")
 
 
 def _row(prediction: Prediction, columns: Sequence[str]) -> dict[str, object]:

@@ -114,6 +114,28 @@ def read(file: Path) -> bytes:
         return file.read_bytes()
 
 
+def write(address: str, content: bytes | Path) -> None:
+    """Let an object appear, or be replaced, in one move.
+
+    Args:
+        content: of it, or the file of this machine that has it.
+
+    Raises:
+        UserError: it cannot be written, or its bucket or repository is not there.
+    """
+    from fsspec.core import url_to_fs
+
+    try:
+        with saying_what(address, "written"):
+            store, place = url_to_fs(address)
+            if isinstance(content, Path):
+                store.put_file(str(content), place)
+            else:
+                store.pipe_file(place, content)
+    except FileNotFoundError:
+        raise UserError(f"{address} cannot be written: there is no such place in that store; create it") from None
+
+
 @contextmanager
 def installed_for(address: str) -> Generator[None]:
     """Say what to install where a store's library is missing."""

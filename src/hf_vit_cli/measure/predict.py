@@ -1,6 +1,5 @@
 """`hf-vit predict`."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,10 +27,11 @@ def predict(
     threshold: Annotated[float, typer.Option(help="Detector: how sure it must be of an object.")] = 0.5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list instead of a table.")] = False,
     output: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Classifier: write a row an image into this .csv or .parquet file instead. Masks and boxes: write "
-            "them, as JSON and pictures, into this new folder."
+            metavar="PATH",
+            help="Classifier: write a row an image into this .csv or .parquet file, which may be in an object store, "
+            "instead. Masks and boxes: write them, as JSON and pictures, into this new folder.",
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Images a step.", min=1)] = 32,

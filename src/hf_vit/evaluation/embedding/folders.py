@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from hf_vit.errors import UserError
-from hf_vit.repositories.stores import in_store, installed_for, place_of, saying_what
+from hf_vit.repositories.stores import in_store, installed_for, place_of, saying_what, write
 from hf_vit.results.writing import refuse_address, remove_remains, saying_why, write_atomically
 
 
@@ -108,9 +108,4 @@ class ObjectStore:
             return store.open(f"{place}/{name}", "rb")
 
     def write(self, name: str, content: bytes) -> None:
-        store, place = self.opened()
-        try:
-            with saying_what(self, "written"):
-                store.pipe_file(f"{place}/{name}", content)
-        except FileNotFoundError:
-            raise UserError(f"{self} cannot be written: there is no such place in that store; create it") from None
+        write(f"{self}/{name}", content)
