@@ -30,7 +30,6 @@ def ray() -> Iterator[Any]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAY_num_workers_soft_limit", "8")
-        patched.setenv("RAY_idle_worker_killing_time_threshold_ms", "600000")
         with running("ray", None, "cpu"):
             module.cloudpickle.register_pickle_by_value(sys.modules[__name__])
             yield module

@@ -58,7 +58,6 @@ def ray():
     with pytest.MonkeyPatch.context() as patched:
         # Its processes live on for the next test: importing takes each of them seconds.
         patched.setenv("RAY_num_workers_soft_limit", "8")
-        patched.setenv("RAY_idle_worker_killing_time_threshold_ms", "600000")
         with running("ray", None, "cpu", 1):
             yield module
 

@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from dense_heads import CASES, FAMILIES, ONE_STRIDE, SIDE, UNREAD, VIT, backbone_of, batch_for, build
+from dense_heads import CASES, FAMILIES, ONE_STRIDE, SIDE, SMALL, UNREAD, VIT, backbone_of, batch_for, build
 from huggingface_hub.errors import StrictDataclassError
 
 import hf_vit
+from hf_vit.errors import UserError
 from hf_vit.families import DENSE_HEADS
 from hf_vit.models.resnet_hf_vit import ResNetStem
 from hf_vit.subjects.dense import dense_task_of, detect, segment
 from hf_vit.training.dense_model import build_dense_model, model_inputs
-from hf_vit.training.model_source import find_model
+from hf_vit.training.model_source import build_classifier, find_model, own_head
 
 
 def predict(head: str, model: Any, processor: Any, pixel_values: torch.Tensor) -> list[Any]:
@@ -48,11 +49,53 @@ def test_every_head_on_every_family(family: str, head: str, tmp_path: Path) -> N
     assert not info["unexpected_keys"]
     state = again.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    further, _ = build_dense_model(find_model(str(tmp_path)), head, ["sky", "cat"])
+    assert type(further) is kind.model_class
+    assert all(torch.equal(value, state[name]) for name, value in further.state_dict().items())
     loaded = transformers.AutoImageProcessor.from_pretrained(tmp_path)
-    before, after = (predict(head, *pair, batch["pixel_values"]) for pair in ((model, processor), (again, loaded)))
-    for old, new in zip(before, after, strict=True):
-        # The last bit of a convolution depends on where its kernel lies in memory.
-        torch.testing.assert_close(new, old, rtol=0, atol=1e-3 if old.is_floating_point() else 0)
+    pairs = ((model, processor), (again, loaded), (further.eval(), loaded))
+    before, *later = (predict(head, *pair, batch["pixel_values"]) for pair in pairs)
+    for after in later:
+        for old, new in zip(before, after, strict=True):
+            # The last bit of a convolution depends on where its kernel lies in memory.
+            torch.testing.assert_close(new, old, rtol=0, atol=1e-3 if old.is_floating_point() else 0)
+
+
+@pytest.mark.parametrize("head", DENSE_HEADS)
+def test_a_checkpoint_is_trained_on(head: str, tmp_path: Path) -> None:
+    """For other classes with its own head, in another size, with another head, and as a classifier."""
+    model, processor = build("plain", head)
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    source, old = find_model(str(tmp_path)), model.state_dict()
+    assert own_head(str(tmp_path), DENSE_HEADS[head].task) == head
+    assert own_head(str(tmp_path), "classification") is None
+    other, _ = build_dense_model(source, head, ["sky", "dog"])
+    wider, _ = build_dense_model(source, head, ["sky", "cat", "dog"])
+    changed = {name for name, value in wider.state_dict().items() if value.shape != old[name].shape}
+    assert changed
+    for further in (other, wider):
+        state = further.state_dict()
+        assert state.keys() == old.keys()
+        fresh = {name for name, value in state.items() if not torch.equal(value, old[name])}
+        assert {name for name in changed if name.endswith("r.weight")} <= fresh <= changed
+    assert wider.train()(**model_inputs(wider, batch_for(head))).loss.sum().isfinite()
+    larger, processor = build_dense_model(source, head, ["sky", "cat"], image_size=(2 * SIDE, SIDE))
+    assert processor.size == {"height": 2 * SIDE, "width": SIDE}
+    differing = {name for name, value in larger.state_dict().items() if not torch.equal(value, old[name])}
+    assert [name.rpartition(".")[2] for name in differing] == ["position_embeddings"]
+    if head not in ("linear", "detr"):  # whose width follows from the backbone, or from the fields
+        with pytest.raises(UserError, match=r"is of another shape .*leave --head-width"):
+            build_dense_model(source, head, ["sky", "cat"], width=2 * SMALL[head]["width"])
+    another = "linear" if head != "linear" else "detr"
+    given = {} if another == "linear" else SMALL["detr"]
+    exchanged, _ = build_dense_model(source, another, ["sky", "cat"], **given)
+    classifier = build_classifier(source, ["sky", "cat"])
+    theirs = backbone_of(model).state_dict()
+    for taken in (backbone_of(exchanged).state_dict(), classifier.state_dict()):
+        same = [torch.equal(theirs[name], value) for name, value in taken.items() if name in theirs]
+        assert all(same)
+        assert len(same) > 10
 
 
 @pytest.mark.parametrize("head", DENSE_HEADS)

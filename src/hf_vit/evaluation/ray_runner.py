@@ -37,6 +37,13 @@ _ACTOR_CORES = 0.001
 _BATCHES_AHEAD = 2  # of a part, that wait decoded
 _PARTS_AT_ONCE = (2, 16)  # of an actor, at least and at most: one is computed while others are read and written
 _PARTS_AHEAD = 8  # of the oldest part in work, for each that is in work: where results are wanted in order
+# Unless the user asks for something else: usage is not reported, GPUs are not hidden from tasks that ask for none, and
+# processes that read live on for the next part, as importing takes a new one seconds.
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_idle_worker_killing_time_threshold_ms": "600000",
+}
 _PATIENCE = 10  # seconds with an address where nobody answers
 
 
@@ -321,9 +328,8 @@ def connected(address: str | None, num_processes: int | None, device: str | None
 
 
 def _connect(address: str) -> None:
-    # Its usage is not reported, and GPUs are not hidden from tasks that ask for none, unless that is asked for.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
     if "://" in address:
         raise UserError(f"the address {address} is of Ray's client; give HOST:PORT, on a machine of the cluster")
     if address not in ("local", "auto"):

@@ -19,7 +19,7 @@ from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.models.configuration_hf_mixer import HfMixerConfig
 from hf_vit.models.configuration_hf_resnet import HfResNetBaseConfig
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
-from hf_vit.training.model_source import ModelSource, build_model, build_processor
+from hf_vit.training.model_source import ModelSource, backbone_in, build_model, build_processor
 
 # Px behind one place of each map that a head reads where it reads several; the others read the last one.
 STRIDES: Mapping[str, tuple[int, ...]] = {
@@ -52,17 +52,18 @@ def build_dense_model(
     drop_path: float | None = None,
     **fields: Any,
 ) -> tuple[PreTrainedModel, Any]:
-    """A model in float32 with a new head, and its image processor.
+    """A model in float32 with a new head, and its image processor; of a checkpoint with this head with that one.
 
     A head that reads maps of several strides gets them from a plain, axial or local backbone by ViTDet's pyramid
     (arXiv 2203.16527), from a hybrid by the stages of its stem and its last block, from a ResNet by its stages.
 
     Args:
-        source: from `find_model`; a variant starts with fresh weights, a checkpoint's go into the backbone.
+        source: from `find_model`; a variant starts with fresh weights, a checkpoint's go into the backbone. What a
+            checkpoint's own head decides about classes by starts anew where they are others.
         head: a key of `hf_vit.families.DENSE_HEADS`.
         label_names: the classes, in the order of their numbers.
         image_size: (height, width) in px; None keeps the source's.
-        width: channels of the head and of the pyramid; None is what the head's library takes.
+        width: channels of the head and of the pyramid; None is the checkpoint's, or what the head's library takes.
         use_masks: of "mask-rcnn": whether it has a branch for masks.
         backbone_dropout, drop_path: rates of the backbone; None keeps the source's.
         **fields: of the head's configuration.
@@ -73,22 +74,29 @@ def build_dense_model(
     kind = DENSE_HEADS.get(head)
     if kind is None:
         raise UserError(f"there is no head '{head}'; it needs one of {', '.join(DENSE_HEADS)}")
-    maps = _maps(source, head) | ({} if width is None or not _has_pyramid(source) else {"fpn_hidden_size": width})
+    own = source.dense_model() if source.dense is kind else None
+    maps = {} if own is not None else _maps(source, head)
+    maps |= {} if width is None or not _has_pyramid(source) else {"fpn_hidden_size": width}
     rates = {"dropout": backbone_dropout, "drop_path": drop_path}
     backbone: Any = build_model(source, "backbone", image_size=image_size, **rates, **maps)
-    given = _fields(head, backbone, use_masks) | dict.fromkeys(WIDTHS[head] if width else (), width) | fields
+    stored = {} if own is None else own.config.to_dict()
+    given = _fields(head, backbone, use_masks)
+    given = {name: value for name, value in given.items() if name not in stored or name == "use_masks"}
+    given |= dict.fromkeys(WIDTHS[head] if width else (), width) | fields
     unknown = sorted(set(given) - set(kind.config_class().to_dict()))
     if unknown:
         raise UserError(f"the head '{head}' has no {', '.join(unknown)}")
     names = {"id2label": dict(enumerate(label_names)), "label2id": {name: i for i, name in enumerate(label_names)}}
     try:
         config_class: Any = kind.config_class
-        config = config_class(backbone_config=backbone.config, **names, **given)
+        config = config_class.from_dict({**stored, "backbone_config": backbone.config.to_dict(), **names, **given})
         model = getattr(transformers, kind.auto_class).from_config(config, dtype=torch.float32)
     except StrictDataclassError as error:
         raise UserError(f"{source.name} with the head '{head}': {strict_reason(error)}") from error
     except ValueError as error:
         raise UserError(f"{source.name} with the head '{head}': {error}") from error
+    if own is not None:
+        _take_head(model, own, source.name)
     _take_weights(model, backbone)
     return model, _processor(kind, source, backbone.config)
 
@@ -181,9 +189,25 @@ def _fields(head: str, backbone: Any, use_masks: bool) -> dict[str, Any]:
     return {}
 
 
+def _take_head(model: Any, own: Any, name: str) -> None:
+    """Go on with a checkpoint's head, but for what is new: a branch, or what decides about classes that are others."""
+    mine, theirs = model.state_dict(), own.state_dict()
+    if list(own.config.id2label.values()) != list(model.config.id2label.values()):
+        more = type(own.config).from_dict({**own.config.to_dict(), "num_labels": own.config.num_labels + 1})
+        wider = type(own)(more).state_dict()
+        theirs = {key: value for key, value in theirs.items() if wider[key].shape == value.shape}
+    inside = next(key for key, module in model.named_modules() if isinstance(module, HfBaseBackbone))
+    theirs = {key: value for key, value in theirs.items() if key in mine and not key.startswith(f"{inside}.")}
+    if other := next((key for key, value in theirs.items() if mine[key].shape != value.shape), None):
+        raise UserError(
+            f"the head of {name} is of another shape ({other}); leave --head-width and the fields of the recipe's "
+            "architecture out, or choose another --head"
+        )
+    model.load_state_dict(theirs, strict=False)
+
+
 def _take_weights(model: Any, backbone: Any) -> None:
-    (inside,) = (module for module in model.modules() if isinstance(module, HfBaseBackbone))
-    report = inside.load_state_dict(backbone.state_dict(), strict=False)
+    report = backbone_in(model).load_state_dict(backbone.state_dict(), strict=False)
     # DETRs replace batch norms by frozen ones, which count nothing.
     wrong = [*report.missing_keys, *(key for key in report.unexpected_keys if "num_batches_tracked" not in key)]
     assert not wrong, wrong

@@ -9,6 +9,7 @@ from hf_vit.evaluation.runners import running
 from hf_vit.hub.card import refresh_card
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.training.driver import Job, carry_out, train_once
+from hf_vit.training.model_source import own_head
 from hf_vit.training.processes import is_first, told_by_first, world_size
 from hf_vit.training.recipes.registry import Recipe, find_recipe
 from hf_vit.training.run.options import FinetuneOptions, chosen_options
@@ -51,7 +52,7 @@ def finetune(
         output: a new or empty folder, or with `resume` that of the run.
         task: "classification", "segmentation" (of masks) or "detection" (of boxes).
         head: of segmentation "linear" (the default), "upernet" or "mask2former"; of detection "mask-rcnn" (the
-            default), "detr" or "deformable-detr".
+            default), "detr" or "deformable-detr". A checkpoint for this task is trained on with its own by default.
         head_width: channels of that head; None is what its library takes.
         recipe: a name of `RECIPES`, or a recipe; None: "default-small", with `self_training` that of its kind's name,
             and "segmentation-small" or "detection-small".
@@ -83,7 +84,7 @@ def finetune(
             self_training=self_training,
             skip_bad_images=options.skip_bad_images,
             device=options.device,
-            head=head,
+            head=head or own_head(model, task),
             head_width=head_width,
         )
     )

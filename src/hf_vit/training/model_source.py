@@ -17,14 +17,16 @@ from transformers.utils import logging as transformers_logging
 from hf_vit.conversion.fetch.addresses import TIMM
 from hf_vit.conversion.loading import ForeignCheckpoint, convert_on_the_way
 from hf_vit.errors import UserError, strict_reason
-from hf_vit.families import AUTO_CLASSES, Door, family_of
+from hf_vit.families import AUTO_CLASSES, DenseHead, Door, dense_head_of, family_of
 from hf_vit.models.configuration_hf_base import HfBaseConfig
+from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 from hf_vit.repositories.reading import CONFIG, check_folder, loading, model_folder, read_object
 from hf_vit.subjects.exported_graphs import graph_file
 from hf_vit.variants import looks_like_variant, variant_config
 
 _HEADS = ("classifier", "distillation_classifier")
 _POOLER = ("vit.pooler.", "pooler.")  # which checkpoints of patch prediction do not have
+_COUNTED = "num_batches_tracked"  # by a batch norm, and by nobody used; DETRs' frozen ones do not
 # What starts afresh behind a door.
 _NEW: Mapping[Door, tuple[str, ...]] = {
     "model": (),
@@ -42,12 +44,20 @@ class ModelSource:
         config: of the variant or the checkpoint, before the data's classes are known.
         checkpoint: folder of a model of this package, to read weights from; of one on the Hub that in the cache.
         foreign: a checkpoint of another code, which is converted on the way. A variant has neither.
+        dense: the head of a checkpoint for masks or boxes, whose backbone's `config` is.
     """
 
     name: str
     config: HfBaseConfig
     checkpoint: Path | None = None
     foreign: ForeignCheckpoint | None = None
+    dense: DenseHead | None = None
+
+    def dense_model(self) -> PreTrainedModel:
+        """The model for masks or boxes, in float32."""
+        assert self.dense is not None
+        with loading(self.name):
+            return getattr(transformers, self.dense.auto_class).from_pretrained(self.checkpoint, dtype=torch.float32)
 
     @property
     def has_weights(self) -> bool:
@@ -59,6 +69,8 @@ class ModelSource:
         """What the checkpoint's head does; None where that is not known, or there is no checkpoint."""
         if self.foreign is not None:
             return "classification" if self.foreign.plan.has_head else "model"
+        if self.dense is not None:
+            return "backbone"
         family = family_of(self.config.model_type)
         return None if family is None else family.door_of((self.config.architectures or [""])[0])
 
@@ -177,6 +189,21 @@ def build_model(
     return _build(source, door, fields | _rates(source, dropout, drop_path), image_size, new=_NEW[door])
 
 
+def own_head(name: object, task: str) -> str | None:
+    """The head of a checkpoint for this very task, which can be trained on; None for all others, and what is none."""
+    path = Path(name).expanduser() if isinstance(name, str) else Path()
+    if not (path / CONFIG).is_file() or not isinstance(name, str):
+        return None
+    head = dense_head_of(read_object(path / CONFIG, name).get("model_type"))
+    return head.name if head is not None and head.task == task else None
+
+
+def backbone_in(model: nn.Module) -> HfBaseBackbone:
+    """That of a model for masks or boxes."""
+    (inside,) = (module for module in model.modules() if isinstance(module, HfBaseBackbone))
+    return inside
+
+
 def _rates(source: ModelSource, dropout: float | None, drop_path: float | None) -> dict[str, float]:
     """The rates as fields of the configuration; 0 is what a family without them has.
 
@@ -262,11 +289,15 @@ def _of_checkpoint(folder: Path, name: str) -> ModelSource:
     check_folder(folder, name)
     stored = read_object(folder / CONFIG, name)
     kind = stored.get("model_type")
+    dense = dense_head_of(kind)
+    if dense is not None:
+        stored = dict(stored.get("backbone_config") or {})
+        kind = stored.get("model_type")
     family = family_of(kind) if isinstance(kind, str) else None
     if family is None:
         return _of_foreign(name, f", a checkpoint of another architecture ('{kind or 'unknown'}'),")
     with loading(name):
-        return ModelSource(name, family.config_class.from_dict(stored), checkpoint=folder)
+        return ModelSource(name, family.config_class.from_dict(stored), checkpoint=folder, dense=dense)
 
 
 def _of_foreign(name: str, what: str = "") -> ModelSource:
@@ -288,14 +319,18 @@ def _load(
     new: tuple[str, ...],
 ) -> PreTrainedModel:
     sizes = {} if image_size is None else {"image_size": image_size}
-    state = {} if source.foreign is None else {"state_dict": source.foreign.state()}
+    state: dict[str, Any] = {}
+    if source.foreign is not None:
+        state = {"state_dict": source.foreign.state()}
+    elif source.dense is not None:
+        state = {"state_dict": backbone_in(source.dense_model()).state_dict()}
     verbosity = transformers_logging.get_verbosity()
     # Its report would tell of the head that is replaced on purpose; what else does not fit is raised below.
     transformers_logging.set_verbosity(logging.CRITICAL)
     try:
         with loading(source.name):
             model, report = model_class.from_pretrained(
-                source.checkpoint,
+                None if state else source.checkpoint,
                 config=config,
                 dtype=torch.float32,
                 ignore_mismatched_sizes=True,
@@ -308,7 +343,8 @@ def _load(
     if source.door == "masked_prediction":
         new = (*new, *_POOLER)
     mismatched = {key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]}
-    wrong = sorted(key for key in {*report["missing_keys"], *mismatched} if not key.startswith(new))
+    missing = {key for key in report["missing_keys"] if not key.endswith(_COUNTED)}
+    wrong = sorted(key for key in {*missing, *mismatched} if not key.startswith(new))
     if wrong:
         shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         raise UserError(f"the weights of {source.name} lack or do not fit {shown}; save the checkpoint again")
