@@ -35,6 +35,7 @@ def script(monkeypatch):
         ("pretraining", README),
         ("distillation", "docs/distillation.md"),
         ("self_training", "docs/self_training.md"),
+        ("dense", "docs/dense.md"),
     ],
 )
 def test_tables_are_those_of_the_records(script, name, document, tmp_path, capsys):
