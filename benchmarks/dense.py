@@ -278,14 +278,16 @@ def strides_table() -> str:
 def summary(output: Path) -> str:
     """A Markdown table: of every pair the mean over the seeds, and each."""
     lines = [
-        "| part | head | backbone | parameters | rate | measure on test | mean, % | of each seed | CPU s a run |",
-        "|---|---|---|---:|---:|---|---:|---|---:|",
+        "| part | head | backbone | parameters | rate | measure on test | mean, % | of each seed | box AP | CPU s |",
+        "|---|---|---|---:|---:|---|---:|---|---:|---:|",
     ]
     for pair, runs in finals(output):
         scores = [100 * run["headline"][MEASURES[pair.task]] for run in runs]
+        strict = [100 * run["headline"]["box AP"] for run in runs if "box AP" in run["headline"]]
         cells = [
             pair.part, pair.head, pair.backbone, f"{runs[0]['parameters']:,}", f"{runs[0]['rate']:g}",
             MEASURES[pair.task], f"{statistics.mean(scores):.1f}", ", ".join(f"{score:.1f}" for score in scores),
+            f"{statistics.mean(strict):.1f}" if strict else "",
             f"{statistics.mean(run['cpu_seconds'] for run in runs):.0f}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")

@@ -237,5 +237,20 @@ def test_the_page_of_evidence_tells_what_was_recorded():
     assert f"below the supervised start ({ways['meta']:.1f} and" in page
     assert ways["meta"] < ways["supervised"]
 
+    runs = [run for run in records("dense.jsonl") if run["final"]]
+    miou = {
+        name: mean_of(runs, lambda run: run["headline"]["mean IoU"], pair=f"families segmentation upernet {name}")
+        for name in ("plain", "hybrid", "bit", "axial")
+    }
+    assert (
+        "the plain ViT reaches {plain:.1f}%, the hybrid {hybrid:.1f}%, BiT {bit:.1f}%, the axial model {axial:.1f}%"
+    ).format(**miou) in page
+    boxes = {
+        name: mean_of(runs, lambda run: run["headline"]["box AP"], pair=f"families detection mask-rcnn {name}")
+        for name in ("plain", "hybrid", "bit", "axial", "axial_resnet")
+    }
+    assert f"the plain ViT leads with {boxes['plain']:.1f}%" in page
+    assert max(boxes, key=boxes.__getitem__) == "plain"
+
     biases = [run["shape_bias"] for run in records("shape_texture.jsonl")]
     assert max(biases) < 0.5, "all follow the texture"
