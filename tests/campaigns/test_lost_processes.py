@@ -7,48 +7,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
 from campaigns.ledger import Campaign, failures
+from campaigns.small_training import BOUND, SETTINGS, SILENCE, prepare, same_weights, unbroken
 from campaigns.strikes import THINNED
-from safetensors.torch import load_file
-from training.conftest import make_colour_folder
-from training.rank_jobs import tiny_config
-
-from hf_vit import HfViTForImageClassification
-from hf_vit.data import make_processor
-from hf_vit.training import FinetuneOptions, finetune
-
-SILENCE = 30  # seconds that the others wait
-# What torchrun gives processes to end before it kills them, and as much for everything else on a busy machine.
-BOUND = SILENCE + 30 + 240
-SETTINGS: dict[str, Any] = dict(
-    steps=8, evaluations=8, batch_size=16, optimizer="sgd", learning_rate=0.1, mixup_alpha=0
-)
-SETTINGS |= dict(dropout=0, drop_path=0)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Colours to learn, and a classifier of them."""
-    folder = tmp_path_factory.mktemp("lost")
-    make_colour_folder(folder / "colours", 24)
-    torch.manual_seed(0)
-    model = HfViTForImageClassification(tiny_config(hidden_dropout_prob=0.0))
-    model.save_pretrained(folder / "model")
-    make_processor(model.config).save_pretrained(folder / "model")
-    return folder
+    return prepare(tmp_path_factory.mktemp("lost"))
 
 
 @pytest.fixture(scope="module")
 def weights(place: Path) -> dict[str, torch.Tensor]:
-    """What one process makes of it, unbroken."""
-    options = FinetuneOptions(device="cpu", precision="fp32")
-    finetune(str(place / "model"), str(place / "colours"), place / "one", options=options, **SETTINGS)
-    return load_file(place / "one" / "model.safetensors")
+    return unbroken(place)
 
 
 class Launch:
@@ -96,11 +71,9 @@ class Launch:
 
     def check_weights(self, weights: dict[str, torch.Tensor]) -> str:
         assert self.end() == 0, self.log.read_text()[-4000:]
-        found = load_file(self.output / "model.safetensors")
-        for name, weight in weights.items():
-            torch.testing.assert_close(found[name], weight, atol=1e-6, rtol=0, msg=name)
+        said = same_weights(self.output, weights)
         assert sorted(path.name for path in self.output.glob(".*")) == []
-        return "same weights"
+        return said
 
     def check_line(self, silent: int) -> str:
         """The other process says in a line what befell it, and torchrun that the training failed."""

@@ -14,7 +14,7 @@ from PIL import Image
 from hf_vit.data.dense.annotations import Annotation
 from hf_vit.data.images import to_rgb
 from hf_vit.errors import UserError
-from hf_vit.repositories.stores import in_store, place_of, read
+from hf_vit.repositories.stores import StoreError, in_store, place_of, read
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -61,14 +61,11 @@ def open_image(stored: Mapping[str, Any], place: str) -> tuple[Seen, Image.Image
     """
     name = str(stored.get("path") or place)
     digest = hashlib.sha256(b"").hexdigest()
-    content = stored.get("bytes")
     try:
+        content = stored.get("bytes")
         if content is None and in_store(name):
             content = read(place_of(name))
-    except FileNotFoundError:
-        return Seen(name, digest, problem="is not there"), None
-    try:
-        if content is None:
+        elif content is None:
             with open(str(stored["path"]), "rb") as file:
                 content = file.read()
         digest = hashlib.sha256(content).hexdigest()
@@ -76,6 +73,8 @@ def open_image(stored: Mapping[str, Any], place: str) -> tuple[Seen, Image.Image
             image = to_rgb(opened)
     except Image.UnidentifiedImageError:
         return Seen(name, digest, problem="is not an image, or of a format that Pillow does not know"), None
+    except StoreError:
+        raise
     except UserError as error:
         return Seen(name, digest, problem=str(error)), None
     except FileNotFoundError:
