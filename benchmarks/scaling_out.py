@@ -6,10 +6,12 @@ B/16 of random weights at batch 8, optimized by torch, a thread a process. The m
 a prepared batch again and again. `embed`: the same model on images that need no decoding (stored pixel by pixel, of
 the model's size) and on JPEG files of 512 px; by processes of this machine, and by Ray on it. All take turns. The rate
 of `embed` is that of the middle of a run, without what it does once (opening, looking at every image, the first and
-last files); "whole_seconds" tells all of it.
+last files): the slope of finished images against time, as files are finished several at once; "whole_seconds" tells
+all of it.
 """
 
 import multiprocessing
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -72,7 +74,8 @@ def embedded(model: str, data: str, runner: str) -> tuple[float, float]:
             report=lambda done, parts: moments.append(time.perf_counter()),
         )  # fmt: skip
     middle = moments[EDGE - 1 : len(moments) - EDGE]
-    return ROWS_PER_FILE * (len(middle) - 1) / (middle[-1] - middle[0]), time.perf_counter() - begun
+    finished = [ROWS_PER_FILE * count for count in range(len(middle))]
+    return statistics.linear_regression(middle, finished).slope, time.perf_counter() - begun
 
 
 def write_data(folder: Path, kind: str, count: int) -> str:

@@ -197,7 +197,7 @@ class Augmenter:
         pixels = self._affine(pixels, draws * 2 - 1)
         if self.config.horizontal_flip:
             flipped = torch.from_numpy(draws[:, 3] < self.config.horizontal_flip)
-            pixels = torch.where(flipped[:, None, None, None], pixels.flip(-1), pixels)
+            pixels[flipped] = pixels[flipped].flip(-1)
         if self._rand is not None:
             varied = zip(pixels, keys.tolist(), strict=True)
             pixels = torch.stack([self._seeded(self._rand, image, key ^ 1) for image, key in varied])

@@ -143,7 +143,8 @@ class TrainTransform:
             pixels = torch.stack(
                 [self._distorted(image, key) for image, key in zip(pixels, keys.tolist(), strict=True)]
             )
-        scaled = (pixels * self._factor + self._offset).unbind()
+        # One at a time: a batch of float32 does not fit into the processor's caches.
+        scaled = [image.to(torch.float32).mul_(self._factor).add_(self._offset) for image in pixels]
         if self._erase is None:
             return scaled
         return [self._erased(image, key) for image, key in zip(scaled, keys.tolist(), strict=True)]

@@ -2,8 +2,8 @@
 
 A class is a set of affine maps (arXiv 2101.08515, section 3), drawn so that it contracts and fills the plane well
 (arXiv 2110.03091, section 3). An image is a chaos game with its maps: every image varies one coefficient by up to a
-fifth, the colour, and whether it is mirrored. Nothing is photographed, so nothing that a model learns of these classes
-is a statement about photographs.
+fifth, the colour, and whether it is mirrored; with a jitter also how it is turned, how large and where it is. Nothing
+is photographed, so nothing that a model learns of these classes is a statement about photographs.
 
 All chance comes from SplitMix64 and all arithmetic is that of IEEE 754 (no sine, no logarithm), so the same name means
 the same images in every process, on every machine and under every version of NumPy.
@@ -38,7 +38,14 @@ _LEVELS = np.asarray([math.floor(255 * math.sqrt(points / _FULL) + 0.5) for poin
 _LEAST_FILLED = 0.1  # share of a class' image at 32 px
 _POINTS_AT_ONCE = 1 << 19
 _SHARDS = 16
-_LIMITS = {"classes": (2, 10_000), "images": (1, 10**9), "size": (8, 512), "seed": (0, 2**31 - 1)}
+_LIMITS = {
+    "classes": (2, 10_000),
+    "images": (1, 10**9),
+    "size": (8, 512),
+    "seed": (0, 2**31 - 1),
+    "jitter": (0, 100),
+}
+_EXAMPLE = "fractals:classes=100,images=1000,size=32,seed=0,jitter=0"
 
 
 @dataclass(frozen=True)
@@ -50,26 +57,33 @@ class Fractals:
         images: of each in training; validation and test have `HELD_OUT` of each. More images go on where fewer end.
         size: px a side; None: as asked for when they are loaded, else 32.
         seed: of classes and images.
+        jitter: percent of the most that an image is turned (by 90 degrees either way), shrunk (to half its sides) and
+            moved (as far as it then can). More of it takes more images to learn.
     """
 
     classes: int = 100
     images: int = 100
     size: int | None = None
     seed: int = 0
+    jitter: int = 0
 
     @classmethod
     def parse(cls, name: str) -> "Fractals":
-        """Read "fractals" or "fractals:classes=100,images=1000,size=32,seed=0", each of which may be left out.
+        """Read "fractals" or "fractals:classes=100,images=1000,size=32,seed=0,jitter=0", of which any may be left out.
 
         Raises:
             UserError: it is written otherwise, or a number is out of range.
         """
-        return cls(**read_numbers(name, _LIMITS, "fractals:classes=100,images=1000,size=32,seed=0"))
+        return cls(**read_numbers(name, _LIMITS, _EXAMPLE))
 
     @property
     def name(self) -> str:
         """As it is parsed, but for the size, which changes pixels and not what they show."""
-        return f"fractals:classes={self.classes},images={self.images},seed={self.seed}"
+        return f"fractals:classes={self.classes},images={self.images},seed={self.seed}{self._jittered}"
+
+    @property
+    def _jittered(self) -> str:
+        return f",jitter={self.jitter}" if self.jitter else ""
 
     @property
     def label_names(self) -> list[str]:
@@ -100,7 +114,7 @@ class Fractals:
         parts: list[NDArray[np.uint8]] = []
         for start in range(0, len(numbers), at_once):
             rows = labels[start : start + at_once]
-            parts.append(_render(maps[rows], chosen[rows], keys[start : start + at_once], size))
+            parts.append(_render(maps[rows], chosen[rows], keys[start : start + at_once], size, self.jitter / 100))
         return np.concatenate(parts)
 
     def rows(self, split: str, first: int, last: int, size: int) -> Iterator[tuple[Seen, int, bytes]]:
@@ -111,7 +125,7 @@ class Fractals:
             for number, image in zip(numbers.tolist(), self.render(split, numbers, size), strict=True):
                 label, index = number % self.classes, number // self.classes
                 place = f"{split}-{label:05d}-{index:09d}.ppm"
-                digest = hashlib.sha256(f"fractal {self.seed} {place}".encode()).hexdigest()
+                digest = hashlib.sha256(f"fractal {self.seed}{self._jittered} {place}".encode()).hexdigest()
                 yield Seen(place, digest, size, size), label, netpbm(image.tobytes(), (size, size))
 
     def load(self, size: int) -> Builtin:
@@ -197,16 +211,21 @@ def _system_of(drawn: Sequence[float]) -> "tuple[NDArray[np.float64], NDArray[np
 
 
 def _render(
-    maps: "NDArray[np.float64]", chosen: "NDArray[np.uint8]", keys: "NDArray[np.uint64]", size: int
+    maps: "NDArray[np.float64]",
+    chosen: "NDArray[np.uint8]",
+    keys: "NDArray[np.uint64]",
+    size: int,
+    jitter: float = 0.0,
 ) -> "NDArray[np.uint8]":
     """An image a system: maps [B, 8, 6], choices [B, 256], keys [B] -> [B, size, size, 3], 4 points a pixel."""
     walkers = steps = 2 * size
-    draws = uniforms(keys, 7 + (_FIRST + steps) * walkers)
+    last = 7 + (_FIRST + steps) * walkers
+    draws = uniforms(keys, last + 4)
     batch = np.arange(len(keys))
     varied = maps.copy()
     factors = 2 - _LARGEST_FACTOR + draws[:, 1] * (2 * _LARGEST_FACTOR - 2)
     varied[batch, :, np.floor(draws[:, 0] * 6).astype(np.int64)] *= factors[:, None]
-    bytes_ = (draws[:, 7:] * 256).astype(np.uint8).reshape(len(keys), _FIRST + steps, walkers)
+    bytes_ = (draws[:, 7:last] * 256).astype(np.uint8).reshape(len(keys), _FIRST + steps, walkers)
     taken = np.take_along_axis(chosen, bytes_.reshape(len(keys), -1), axis=1).reshape(bytes_.shape)
     x, y = np.zeros((len(keys), walkers)), np.zeros((len(keys), walkers))
     across, down = np.empty((2, len(keys), steps, walkers))
@@ -215,7 +234,7 @@ def _render(
         x, y = a * x + b * y + e, c * x + d * y + f
         if step >= _FIRST:
             across[:, step - _FIRST], down[:, step - _FIRST] = x, y
-    columns, rows = _pixels(across, down, size)
+    columns, rows = _pixels(across, down, size, draws[:, last:, None], jitter)
     columns = np.where(draws[:, 2, None] < 0.5, columns, size - 1 - columns)
     rows = np.where(draws[:, 3, None] < 0.5, rows, size - 1 - rows)
     places = (batch[:, None] * size + rows) * size + columns
@@ -225,15 +244,27 @@ def _render(
 
 
 def _pixels(
-    across: "NDArray[np.float64]", down: "NDArray[np.float64]", size: int
+    across: "NDArray[np.float64]",
+    down: "NDArray[np.float64]",
+    size: int,
+    draws: "NDArray[np.float64]",
+    jitter: float,
 ) -> "tuple[NDArray[np.int64], NDArray[np.int64]]":
-    """Columns and rows of points [B, ...] in the smallest square around them, the shorter side in its middle."""
-    flat = [points.reshape(len(points), -1) for points in (across, down)]
+    """Columns and rows of points [B, ...] in the smallest square around them, the shorter side in its middle.
+
+    Four draws [B, 4, 1] and the jitter, 0..1, decide how they are turned, and how large and where the square is.
+    """
+    half = jitter * (2 * draws[:, 0] - 1)  # the tangent of half the angle: no sine is the same everywhere
+    cosine, sine = (1 - half * half) / (1 + half * half), 2 * half / (1 + half * half)
+    x, y = (points.reshape(len(points), -1) for points in (across, down))
+    flat = [cosine * x - sine * y, sine * x + cosine * y]
     lowest = [points.min(axis=1, keepdims=True) for points in flat]
     spans = [points.max(axis=1, keepdims=True) - low for points, low in zip(flat, lowest, strict=True)]
     longest = np.maximum(*spans)
+    side = size * (1 - jitter * draws[:, 1] / 2)
+    corners = [(size - side) * (0.5 + jitter * (draws[:, place] - 0.5)) for place in (2, 3)]
     places = [
-        np.minimum(size - 1, ((points - low + (longest - span) / 2) / longest * size).astype(np.int64))
-        for points, low, span in zip(flat, lowest, spans, strict=True)
+        np.minimum(size - 1, (corner + (points - low + (longest - span) / 2) / longest * side).astype(np.int64))
+        for points, low, span, corner in zip(flat, lowest, spans, corners, strict=True)
     ]
     return places[0], places[1]

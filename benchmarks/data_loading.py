@@ -1,0 +1,249 @@
+"""The training's loader beside torchvision's, webdataset's and datasets' own, from files to batches on two workers.
+
+    python benchmarks/data_loading.py [--turns 5] [--images 1024] [--output benchmarks/results/data_loading.json]
+
+Needs `pip install webdataset`. Every contestant gives the same images in batches of 32 to the same recipe of variation
+(a random crop of 20 to 100% of the area, resized, perhaps mirrored, scaled to [-1, 1]): hf_vit by its own transform,
+the others by torchvision's v2 on uint8 tensors, as its documentation advises. An epoch is timed from asking for its
+first batch to its last; the first starts the workers, and of small images hf_vit keeps the second in memory. "open"
+is what comes before: hf_vit looks at every image, the others at names.
+
+1. "JPEG files": 512 px, in class folders.
+2. "small files": 32 px, eight times as many.
+3. "shards": the JPEG files in eight tars, read as a stream.
+4. "uneven shards": seven eighths of them in one of the eight tars.
+5. "stalling disk": the JPEG files, of which every hundredth takes half a second to be opened.
+"""
+
+import itertools
+import tarfile
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import PIL.Image
+import torch
+import webdataset
+from jpeg import write_images
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+from transformers import TrainingArguments
+
+from hf_vit import HfViTConfig, HfViTForImageClassification
+from hf_vit.data import AugmentationConfig, ImageCollator, image_transforms, load_data, make_processor, transform_split
+from hf_vit.speed.measuring import quartiles
+from hf_vit.speed.script import Script, parser
+from hf_vit.training import HfViTTrainer
+
+BATCH, WORKERS, SHARDS, SMALL, EPOCHS = 32, 2, 8, 32, 2
+SCALE = (0.2, 1.0)
+STALL, ONE_IN = 0.5, 100
+
+Batches = Iterable[Any]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Files of one kind.
+
+    Attributes:
+        path: of the folder with "train" (class folders) or of the tars.
+        size: px of what the model takes.
+        is_stream: tars.
+        stalls: the disk stalls.
+    """
+
+    path: Path
+    size: int
+    is_stream: bool = False
+    stalls: bool = False
+
+
+def ours(layout: Layout) -> Batches:
+    """What `finetune` reads from."""
+    sizes: dict[str, Any] = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    config = HfViTConfig(image_size=layout.size, patch_size=layout.size // 2, num_labels=2, **sizes)
+    data = load_data(f"{layout.path}/*.tar" if layout.is_stream else str(layout.path), streaming=layout.is_stream)
+    augmentation = AugmentationConfig(horizontal_flip=0.5, random_resized_crop=SCALE)
+    varied, _ = image_transforms(make_processor(config), augmentation)
+    arguments = TrainingArguments(
+        output_dir=str(layout.path.parent / "out"), per_device_train_batch_size=BATCH, dataloader_num_workers=WORKERS,
+        max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True,
+    )  # fmt: skip
+    trainer = HfViTTrainer(
+        HfViTForImageClassification(config),
+        arguments,
+        train_dataset=transform_split(data, "train", varied),
+        data_collator=ImageCollator(2),
+    )
+    return trainer.get_train_dataloader()
+
+
+def varied_by_torchvision(size: int) -> Callable[[PIL.Image.Image], torch.Tensor]:
+    return v2.Compose([
+        v2.PILToTensor(), v2.RandomResizedCrop(size, SCALE, antialias=True), v2.RandomHorizontalFlip(),
+        v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3),
+    ])  # fmt: skip
+
+
+def torchvisions(layout: Layout) -> Batches:
+    folder = ImageFolder(str(layout.path / "train"), varied_by_torchvision(layout.size))
+    return DataLoader(folder, BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True)
+
+
+class Varied:
+    """A batch of `datasets` through torchvision's transform."""
+
+    def __init__(self, size: int, image: str, label: str) -> None:
+        self.vary, self.image, self.label = varied_by_torchvision(size), image, label
+
+    def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        values = [self.vary(image.convert("RGB")) for image in rows[self.image]]
+        return {"pixel_values": values, "label": rows[self.label]}
+
+
+def datasets_alone(layout: Layout) -> Batches:
+    if layout.is_stream:
+        tars = sorted(map(str, layout.path.glob("train-*.tar")))
+        stream = datasets.load_dataset("webdataset", data_files={"train": tars}, split="train", streaming=True)
+        varied = stream.shuffle(seed=0, buffer_size=1000).map(
+            Varied(layout.size, "jpg", "cls"), batched=True, batch_size=BATCH, remove_columns=stream.column_names
+        )
+        return DataLoader(varied, BATCH, num_workers=WORKERS, persistent_workers=True)
+    table = datasets.load_dataset("imagefolder", data_dir=str(layout.path), split="train")
+    varied = table.with_transform(Varied(layout.size, "image", "label"))
+    return DataLoader(varied, BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True)
+
+
+def webdataset_alone(layout: Layout) -> Batches:
+    tars = sorted(map(str, layout.path.glob("train-*.tar")))
+    stream = webdataset.WebDataset(tars, shardshuffle=SHARDS).shuffle(1000).decode("pilrgb")
+    stream = stream.to_tuple("jpg", "cls").map_tuple(varied_by_torchvision(layout.size), int)
+    return webdataset.WebLoader(stream.batched(BATCH), batch_size=None, num_workers=WORKERS, persistent_workers=True)
+
+
+def contestants(layout: Layout) -> dict[str, Callable[[Layout], Batches]]:
+    third = ("webdataset", webdataset_alone) if layout.is_stream else ("torchvision", torchvisions)
+    return dict([("hf_vit", ours), third, ("datasets", datasets_alone)])
+
+
+def measured(open_loader: Callable[[Layout], Batches], layout: Layout, images: int) -> list[float]:
+    """Seconds of opening; then for every epoch seconds an image."""
+    begun = time.perf_counter()
+    batches = endless(open_loader(layout))
+    found = [time.perf_counter() - begun]
+    for _ in range(EPOCHS):
+        seen, begun = 0, time.perf_counter()
+        while seen < images:  # a stream of hf_vit goes from one epoch into the next by itself
+            batch = next(batches)
+            seen += len(batch["pixel_values"] if isinstance(batch, dict) else batch[0])
+        found.append((time.perf_counter() - begun) / seen)
+    return found
+
+
+def endless(loader: Any) -> Iterator[Any]:
+    for epoch in itertools.count():
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(epoch)
+        yield from loader
+
+
+def write_layouts(folder: Path, images: int) -> dict[str, tuple[Layout, int]]:
+    """Layouts by name, and how many images each has."""
+    made = folder / "made"
+    made.mkdir()
+    paths = write_images(made, images, 512)
+    for number, path in enumerate(paths):
+        (place := folder / "files" / "train" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        path.rename(place / path.name)
+    for split in ("validation", "test"):  # else they are cut from train, and the contestants see other images
+        for folders in (folder / "files", folder / "small"):
+            for label in "ab":
+                (place := folders / split / label).mkdir(parents=True)
+                PIL.Image.new("RGB", (SMALL, SMALL), (len(split), ord(label), 0)).save(place / f"{label}.jpg")
+    noise = np.random.default_rng(0)
+    for number in range(8 * images):
+        (place := folder / "small" / "train" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        pixels = noise.integers(256, size=(SMALL, SMALL, 3), dtype=np.uint8)
+        PIL.Image.fromarray(pixels).save(place / f"{number}.png")
+    stored = sorted((folder / "files" / "train").glob("*/*.jpg"), key=lambda path: int(path.stem))
+    ends = [images * shard // SHARDS for shard in range(1, SHARDS)]
+    uneven = [images * 7 // 8 + images * shard // (8 * 7) for shard in range(SHARDS - 1)]
+    for name, borders in (("shards", ends), ("uneven", uneven)):
+        write_shards(folder / name, stored, "train", borders)
+        for split in ("validation", "test"):
+            write_shards(folder / name, sorted((folder / "files" / split).glob("*/*.jpg")), split, [])
+    return {
+        "JPEG files": (Layout(folder / "files", 224), images),
+        "small files": (Layout(folder / "small", SMALL), 8 * images),
+        "shards": (Layout(folder / "shards", 224, is_stream=True), images),
+        "uneven shards": (Layout(folder / "uneven", 224, is_stream=True), images),
+        "stalling disk": (Layout(folder / "files", 224, stalls=True), images),
+    }
+
+
+def write_shards(folder: Path, paths: list[Path], split: str, ends: list[int]) -> None:
+    """A tar up to each of these numbers of images, and one of the rest."""
+    folder.mkdir(exist_ok=True)
+    for shard, (begin, end) in enumerate(itertools.pairwise([0, *ends, len(paths)])):
+        with tarfile.open(folder / f"{split}-{shard}.tar", "w") as tar:
+            for path in paths[begin:end]:
+                tar.add(path, f"{path.stem}.jpg")
+                (label := folder / "label").write_text(str("ab".index(path.parent.name)))
+                tar.add(label, f"{path.stem}.cls")
+    (folder / "label").unlink()
+
+
+def stalling(stalls: bool) -> None:
+    """Let Pillow, by which all contestants open images, wait at every hundredth; in their workers, too."""
+    global opened
+    opened = itertools.count(1)
+    PIL.Image.open = _stalling_open if stalls else _open
+
+
+def _stalling_open(*given: Any, **more: Any) -> PIL.Image.Image:
+    if next(opened) % ONE_IN == 0:
+        time.sleep(STALL)
+    return _open(*given, **more)
+
+
+_open, opened = PIL.Image.open, itertools.count(1)
+
+
+def main() -> None:
+    options = parser(__doc__, turns=5)
+    options.add_argument("--images", type=int, default=1024)
+    report = Script(options.parse_args())
+    given = report.options
+    datasets.disable_progress_bars()
+    with tempfile.TemporaryDirectory() as kept:
+        layouts = write_layouts(Path(kept), given.images)
+        found: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+        for _ in range(given.turns):
+            for name, (layout, images) in layouts.items():
+                stalling(layout.stalls)
+                for who, open_loader in contestants(layout).items():
+                    found[name, who].append(measured(open_loader, layout, images))
+                stalling(False)
+    for (name, who), turns in found.items():
+        mine = found[name, "hf_vit"]
+        row = {"layout": name, "contestant": who, "open_seconds": round(quartiles([turn[0] for turn in turns]).median, 2)}
+        for epoch, title in ((1, "first"), (2, "later")):
+            row[f"{title}_images_per_second"] = round(1 / quartiles([turn[epoch] for turn in turns]).median, 1)
+            if who != "hf_vit":
+                row[f"hf_vit_{title}"] = quartiles(
+                    [theirs[epoch] / own[epoch] for theirs, own in zip(turns, mine, strict=True)]
+                )
+        report.add(**row)
+    report.finish(images=given.images, workers=WORKERS, batch_size=BATCH, webdataset=webdataset.__version__)
+
+
+if __name__ == "__main__":
+    main()
