@@ -234,7 +234,8 @@ def main() -> None:
                 stalling(False)
     for (name, who), turns in found.items():
         mine = found[name, "hf_vit"]
-        row = {"layout": name, "contestant": who, "open_seconds": round(quartiles([turn[0] for turn in turns]).median, 2)}
+        row: dict[str, Any] = {"layout": name, "contestant": who}
+        row["open_seconds"] = round(quartiles([turn[0] for turn in turns]).median, 2)
         for epoch, title in ((1, "first"), (2, "later")):
             row[f"{title}_images_per_second"] = round(1 / quartiles([turn[epoch] for turn in turns]).median, 1)
             if who != "hf_vit":

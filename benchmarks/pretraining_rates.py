@@ -16,15 +16,13 @@ import argparse
 import functools
 import itertools
 import statistics
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pretraining as base
 import torch
-from data_scale import PAUSE
-from records import Job, Records
+from records import Job, Records, runner_options
 
 STARTS = {
     "scratch": "scratch",
@@ -59,21 +57,14 @@ def jobs(scale: float) -> Iterator[tuple[Job, list[Job]]]:
             yield {"kind": "run", **same}, of_start
 
 
-def work(records: Records, scale: float) -> None:
+def work(records: Records, scale: float, runner: str = "local", address: str | None = None) -> None:
     """Do what is left and nobody else does, until nothing is left."""
-    while left := [(job, needed) for job, needed in jobs(scale) if records.find(job) is None]:
-        if not any(attempt(job, needed, records) for job, needed in left if all(map(records.find, needed))):
-            time.sleep(PAUSE)
+    records.work(list(jobs(scale)), do, runner, address)
 
 
-def attempt(job: Job, needed: list[Job], records: Records) -> bool:
-    """Do a job, if it is still to be done; whether it was done here."""
-    return records.attempt(job, lambda: carry_out(job, chosen(needed, records) if needed else job))
-
-
-def chosen(needed: list[Job], records: Records) -> dict[str, Any]:
-    """The trial that is best on validation images; of equally good ones the first."""
-    return max((records.find(trial) or {} for trial in needed), key=lambda trial: trial["accuracy"])
+def do(job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
+    """A trial at its own rates; a run at those that are best on validation images, of equally good ones the first."""
+    return carry_out(job, max(trials, key=lambda trial: trial["accuracy"], default=job))
 
 
 def carry_out(job: Job, rates: dict[str, Any]) -> dict[str, Any]:
@@ -109,13 +100,14 @@ def summary(records: Records, scale: float) -> str:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps (a smoke test)")
+    runner_options(options)
     options.add_argument("--summary", action="store_true")
     options.add_argument("--output", type=Path, default=OUTPUT)
     asked = options.parse_args()
     torch.set_num_threads(1)
     records = Records(asked.output)
     if not asked.summary:
-        work(records, asked.scale)
+        work(records, asked.scale, asked.runner, asked.address)
     print(summary(records, asked.scale))
 
 

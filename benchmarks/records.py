@@ -1,22 +1,33 @@
-"""Finished runs as lines of a file, which several processes fill without doing anything twice."""
+"""Finished runs as lines of a file, which several processes fill without doing anything twice; or Ray's machines."""
 
+import argparse
 import fcntl
 import hashlib
 import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from inductive_bias import read
 
 from hf_vit.environment import hardware, versions
+from hf_vit.evaluation.runners import RUNNERS, running
 
 Job = dict[str, Any]  # what identifies a run
+Needing = tuple[Job, Sequence[Job]]  # one, and those that have to be done before it
+Do = Callable[[Job, list[dict[str, Any]]], dict[str, Any]]  # gives what a record says beside the job, from those before
+PAUSE = 30  # seconds between looks at what others have done
+
+
+def runner_options(options: argparse.ArgumentParser) -> None:
+    """Where the jobs run."""
+    options.add_argument("--runner", choices=RUNNERS, default=RUNNERS[0])
+    options.add_argument("--address", help="HOST:PORT of Ray's cluster; by default it is started on this machine")
 
 
 class Records:
@@ -60,6 +71,26 @@ class Records:
         finally:
             fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, place)
 
+    def work(self, jobs: Sequence[Needing], do: Do, runner: str = "local", address: str | None = None) -> None:
+        """Do what is left and nobody else does, the first first, until nothing is left.
+
+        Ray does all at once that need nothing more, a core each, while this process alone keeps the records.
+        """
+        with running(runner, address, "cpu") as ray:
+            while left := [(job, needed) for job, needed in jobs if self.find(job) is None]:
+                ready = [(job, [self.find(one) or {} for one in needed]) for job, needed in left if self._has(needed)]
+                if ray is not None:
+                    from hf_vit.evaluation.ray_tasks import independent
+
+                    for number, done in independent(ray, _timed, ready, do):
+                        self._keep(ready[number][0], done)
+                # The first that can be done; then all over again, as others add to the records.
+                elif not any(self.attempt(job, partial(do, job, found)) for job, found in ready):
+                    time.sleep(PAUSE)
+
+    def _has(self, jobs: Sequence[Job]) -> bool:
+        return all(map(self.find, jobs))
+
     def attempt(self, job: Job, do: Callable[[], dict[str, Any]], is_done: Callable[[], bool] | None = None) -> bool:
         """Do a job and add its record, if it is still to be done and nobody is at it; whether it was done here.
 
@@ -70,10 +101,20 @@ class Records:
         with self.claim(job) as is_ours:
             if not is_ours or (is_done() if is_done else self.find(job) is not None):
                 return False
-            begun = time.process_time()
-            done = do() | {"cpu_seconds": round(time.process_time() - begun, 1)}
-            record = done | job | {"date": time.strftime("%Y-%m-%d", time.gmtime())}
-            if self.find(job) is None:
-                self.add(record | {"hardware": hardware("cpu"), "versions": versions()})
-        print(", ".join(f"{key} {value}" for key, value in record.items()), flush=True)
+            self._keep(job, _with_seconds(do))
         return True
+
+    def _keep(self, job: Job, done: dict[str, Any]) -> None:
+        record = done | job | {"date": time.strftime("%Y-%m-%d", time.gmtime())}
+        if self.find(job) is None:
+            self.add(record | {"hardware": hardware("cpu"), "versions": versions()})
+        print(", ".join(f"{key} {value}" for key, value in record.items()), flush=True)
+
+
+def _timed(ready: tuple[Job, list[dict[str, Any]]], do: Do) -> dict[str, Any]:
+    return _with_seconds(partial(do, *ready))
+
+
+def _with_seconds(do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    begun = time.process_time()
+    return do() | {"cpu_seconds": round(time.process_time() - begun, 1)}

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from data_scale import MODELS, PAUSE, SIDE, cpu_seconds
+from data_scale import MODELS, SIDE, cpu_seconds
 from inductive_bias import subset
-from records import Job, Records
+from records import PAUSE, Job, Records
 
 from hf_vit.data import load_data
 from hf_vit.training import finetune, pretrain

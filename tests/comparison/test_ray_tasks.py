@@ -1,5 +1,6 @@
 """Runs that know nothing of each other, on Ray: files and numbers are those of one process."""
 
+import importlib
 import os
 import shutil
 import sys
@@ -106,6 +107,29 @@ def _die_once(marked: str, twice: bool) -> str:
         place.touch()
         os.kill(os.getpid(), 9)
     return place.name
+
+
+def _benchmarked(job: dict[str, Any], needed: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"value": job["number"] + sum(record["value"] for record in needed)}
+
+
+def test_jobs_of_a_benchmark_are_done_after_those_that_they_need(
+    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    records = importlib.import_module("records")
+    ray.cloudpickle.register_pickle_by_value(records)
+    first, second, last = jobs = [{"kind": "sum", "number": number} for number in (1, 2, 3)]
+    needing = [(last, [first, second]), (first, []), (second, [first])]
+    found: dict[str, list[Any]] = {}
+    for runner in ("local", "ray"):
+        kept = records.Records(tmp_path / f"{runner}.jsonl")
+        kept.work(needing, _benchmarked, runner)
+        found[runner] = [kept.find(job)["value"] for job in jobs]
+        lines = kept.path.read_text().splitlines()
+        kept.work(needing, _benchmarked, runner)
+        assert kept.path.read_text().splitlines() == lines, "nothing is repeated"
+    assert found == {"local": [1, 3, 7], "ray": [1, 3, 7]}
 
 
 def _refuse(name: str) -> None:

@@ -55,7 +55,7 @@ def system(key):
     raise AssertionError
 
 
-def image(maps, shares, key, size):
+def image(maps, shares, key, size, jitter=0.0):
     """size * size colours of a chaos game of 2 size walkers and 2 size steps after the first 16."""
     parameter, factor = int(uniform(key, 0) * 6), 0.8 + uniform(key, 1) * 0.4
     varied = [[v * (factor if column == parameter else 1) for column, v in enumerate(row)] for row in maps]
@@ -69,13 +69,18 @@ def image(maps, shares, key, size):
             x, y = a * x + b * y + e, c * x + d * y + f
             if step >= 16:
                 points.append((x, y))
+    turn, shrink, right, down = (uniform(key, 7 + (16 + 2 * size) * 2 * size + draw) for draw in range(4))
+    angle = 2 * math.atan(jitter * (2 * turn - 1))
+    points = [(math.cos(angle) * x - math.sin(angle) * y, math.sin(angle) * x + math.cos(angle) * y) for x, y in points]
+    side = size * (1 - 0.5 * jitter * shrink)
+    corner_x, corner_y = ((size - side) / 2 * (1 + jitter * (2 * draw - 1)) for draw in (right, down))
     left, top = min(x for x, _ in points), min(y for _, y in points)
     width, height = max(x for x, _ in points) - left, max(y for _, y in points) - top
     longest = max(width, height)
     counts = {}
     for x, y in points:
-        column = min(size - 1, int((x - left + (longest - width) / 2) / longest * size))
-        row = min(size - 1, int((y - top + (longest - height) / 2) / longest * size))
+        column = min(size - 1, int(corner_x + (x - left + (longest - width) / 2) / longest * side))
+        row = min(size - 1, int(corner_y + (y - top + (longest - height) / 2) / longest * side))
         column = column if uniform(key, 2) < 0.5 else size - 1 - column
         row = row if uniform(key, 3) < 0.5 else size - 1 - row
         counts[row, column] = counts.get((row, column), 0) + 1
@@ -85,15 +90,19 @@ def image(maps, shares, key, size):
     return [tuple(levels[min(16, counts.get(place, 0))] * value // 255 for value in colour) for place in places]
 
 
-@pytest.mark.parametrize(("classes", "seed", "label", "size"), [(3, 0, 0, 32), (3, 0, 2, 24), (5, 7, 4, 32)])
-def test_images_are_those_of_the_plain_formula(classes, seed, label, size):
-    fractals = Fractals(classes, images=2, seed=seed)
+@pytest.mark.parametrize(
+    ("classes", "seed", "label", "size", "jitter"),
+    [(3, 0, 0, 32, 0), (3, 0, 2, 24, 0), (5, 7, 4, 32, 0), (3, 0, 1, 32, 100), (5, 7, 4, 24, 30)],
+)
+def test_images_are_those_of_the_plain_formula(classes, seed, label, size, jitter):
+    fractals = Fractals(classes, images=2, seed=seed, jitter=jitter)
     maps, shares = system(key_of(seed, 0, label))
     assert np.allclose(fractals.systems[0][label, : len(maps)], maps, rtol=1e-12)
     for split, epoch, index in (("train", 1, 0), ("train", 1, 1), ("test", 3, 0)):
         number = np.asarray([index * classes + label])
         made = fractals.render(split, number, size)[0].reshape(-1, 3)
-        plain = np.asarray(image(maps, shares, key_of(seed, epoch, label * 2**32 + index), size), dtype=np.uint8)
+        key = key_of(seed, epoch, label * 2**32 + index)
+        plain = np.asarray(image(maps, shares, key, size, jitter / 100), dtype=np.uint8)
         # The scale comes from another singular value decomposition here: a point may fall into the next pixel.
         assert (made != plain).any(1).mean() < 0.01
 
@@ -105,6 +114,7 @@ def digest(fractals, split="train", count=20, size=32):
 def test_the_same_images_on_every_machine():
     # Recorded once. A change here makes every accuracy measured before incomparable.
     assert digest(Fractals(10, seed=0)) == "6c5ca343970acdb8"
+    assert digest(Fractals(10, seed=0, jitter=50)) == "42b1d9da1ed89541"
     program = (
         "import hashlib, numpy as np; np.random.seed(5)\n"
         "from hf_vit.data.builtin.fractals import Fractals\n"
@@ -156,6 +166,9 @@ def test_fractals_are_data_like_any_other():
     # The size changes pixels, not identity.
     assert load_data("fractals:classes=3,images=4,seed=1").fingerprint == data.fingerprint
     assert load_data("fractals:classes=3,images=4,seed=2").fingerprint != data.fingerprint
+    turned = load_data("fractals:classes=3,images=4,seed=1,jitter=50", image_size=(16, 16))
+    assert turned.name == "fractals:classes=3,images=4,seed=1,jitter=50"
+    assert turned.fingerprint != data.fingerprint
     sized = load_data("fractals:classes=3,images=4,seed=1,size=24", image_size=(16, 16))
     assert sized.splits["train"][0]["image"].size == (24, 24)
     assert Fractals.parse("fractals") == Fractals(100, images=100, size=None, seed=0)
