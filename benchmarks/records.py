@@ -82,7 +82,7 @@ class Records:
                 if ray is not None:
                     from hf_vit.evaluation.ray_tasks import independent
 
-                    for number, done in independent(ray, _timed, ready, do):
+                    for number, done in independent(ray, _done, ready, do):
                         self._keep(ready[number][0], done)
                 # The first that can be done; then all over again, as others add to the records.
                 elif not any(self.attempt(job, partial(do, job, found)) for job, found in ready):
@@ -101,20 +101,22 @@ class Records:
         with self.claim(job) as is_ours:
             if not is_ours or (is_done() if is_done else self.find(job) is not None):
                 return False
-            self._keep(job, _with_seconds(do))
+            self._keep(job, _with_facts(do))
         return True
 
     def _keep(self, job: Job, done: dict[str, Any]) -> None:
         record = done | job | {"date": time.strftime("%Y-%m-%d", time.gmtime())}
         if self.find(job) is None:
-            self.add(record | {"hardware": hardware("cpu"), "versions": versions()})
-        print(", ".join(f"{key} {value}" for key, value in record.items()), flush=True)
+            self.add(record)
+        told = (f"{key} {value}" for key, value in record.items() if not isinstance(value, dict))
+        print(", ".join(told), flush=True)
 
 
-def _timed(ready: tuple[Job, list[dict[str, Any]]], do: Do) -> dict[str, Any]:
-    return _with_seconds(partial(do, *ready))
+def _done(ready: tuple[Job, list[dict[str, Any]]], do: Do) -> dict[str, Any]:
+    return _with_facts(partial(do, *ready))
 
 
-def _with_seconds(do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _with_facts(do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     begun = time.process_time()
-    return do() | {"cpu_seconds": round(time.process_time() - begun, 1)}
+    done = do() | {"cpu_seconds": round(time.process_time() - begun, 1)}
+    return done | {"hardware": hardware("cpu"), "versions": versions()}

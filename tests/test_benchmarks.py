@@ -254,3 +254,33 @@ def test_the_page_of_evidence_tells_what_was_recorded():
 
     biases = [run["shape_bias"] for run in records("shape_texture.jsonl")]
     assert max(biases) < 0.5, "all follow the texture"
+
+
+def test_loaders_and_memory_are_told_as_recorded():
+    page = words("docs/scaling_out.md")
+    rows = json.loads((RESULTS / "data_loading.json").read_text())["rows"]
+    found = {(row["layout"], row["contestant"]): row for row in rows}
+    layouts = list(dict.fromkeys(layout for layout, _ in found))
+    assert len(layouts) == 5
+    for layout in layouts:
+        mine = found[layout, "hf_vit"]
+        first = "webdataset" if "shards" in layout else "torchvision"
+        theirs = [
+            ", ".join(f"{found[layout, peer][f'hf_vit_{epoch}']['median']:.2f}" for epoch in ("first", "later"))
+            for peer in (first, "datasets")
+        ]
+        rates = ", ".join(f"{mine[f'{epoch}_images_per_second']:,.0f}" for epoch in ("first", "later"))
+        assert f"| {rates} | {theirs[0]} | {theirs[1]} |" in page, layout
+    spreads = [
+        row[name][end] - row[name]["median"]
+        for row in rows
+        for name in ("hf_vit_first", "hf_vit_later")
+        if name in row
+        for end in ("lower", "upper")
+    ]
+    assert f"whose spread of up to {max(map(abs, spreads)):.2f} is" in page
+    held = json.loads((RESULTS / "embed_memory.json").read_text())["rows"]
+    for runner in ("ray", "local"):
+        few, more, most = (row["mib"] for row in held if row["runner"] == runner)
+        assert f"{few:,}, {more:,} and {most:,} MiB" in page
+        assert most < 1.05 * more
