@@ -284,3 +284,11 @@ def test_loaders_and_memory_are_told_as_recorded():
         few, more, most = (row["mib"] for row in held if row["runner"] == runner)
         assert f"{few:,}, {more:,} and {most:,} MiB" in page
         assert most < 1.05 * more
+
+
+def test_scaling_out_is_told_as_recorded():
+    record = json.loads((RESULTS / "scaling_out.json").read_text())
+    shares = [f"{row['share_of_model_alone']['median']:.2f}" for row in record["rows"]]
+    told = "one turn: {} and {} of the model alone by processes of this machine, {} and {} by Ray".format(*shares)
+    assert record["turns"] == 1
+    assert told in words("benchmarks/README.md")
