@@ -78,7 +78,7 @@ class Records:
         """
         with running(runner, address, "cpu") as ray:
             while left := [(job, needed) for job, needed in jobs if self.find(job) is None]:
-                ready = [(job, [self.find(one) or {} for one in needed]) for job, needed in left if self._has(needed)]
+                ready = [(job, found) for job, needed in left if all(found := [self.find(one) for one in needed])]
                 if ray is not None:
                     from hf_vit.evaluation.ray_tasks import independent
 
@@ -87,9 +87,6 @@ class Records:
                 # The first that can be done; then all over again, as others add to the records.
                 elif not any(self.attempt(job, partial(do, job, found)) for job, found in ready):
                     time.sleep(PAUSE)
-
-    def _has(self, jobs: Sequence[Job]) -> bool:
-        return all(map(self.find, jobs))
 
     def attempt(self, job: Job, do: Callable[[], dict[str, Any]], is_done: Callable[[], bool] | None = None) -> bool:
         """Do a job and add its record, if it is still to be done and nobody is at it; whether it was done here.

@@ -254,10 +254,12 @@ def _pixels(
 
     Four draws [B, 4, 1] and the jitter, 0..1, decide how they are turned, and how large and where the square is.
     """
-    half = jitter * (2 * draws[:, 0] - 1)  # the tangent of half the angle: no sine is the same everywhere
-    cosine, sine = (1 - half * half) / (1 + half * half), 2 * half / (1 + half * half)
-    x, y = (points.reshape(len(points), -1) for points in (across, down))
-    flat = [cosine * x - sine * y, sine * x + cosine * y]
+    flat = [points.reshape(len(points), -1) for points in (across, down)]
+    if jitter:  # else it would cost an eighth of an image for nothing
+        half = jitter * (2 * draws[:, 0] - 1)  # the tangent of half the angle: no sine is the same everywhere
+        cosine, sine = (1 - half * half) / (1 + half * half), 2 * half / (1 + half * half)
+        x, y = flat
+        flat = [cosine * x - sine * y, sine * x + cosine * y]
     lowest = [points.min(axis=1, keepdims=True) for points in flat]
     spans = [points.max(axis=1, keepdims=True) - low for points, low in zip(flat, lowest, strict=True)]
     longest = np.maximum(*spans)
