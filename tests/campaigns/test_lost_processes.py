@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -43,6 +44,8 @@ class Launch:
 
     def rank(self, number: int) -> psutil.Process | None:
         """The process of that rank, as long as there is one."""
+        if self.process.poll() is not None:
+            return None
         for child in psutil.Process(self.process.pid).children():
             try:
                 if child.environ().get("RANK") == str(number):
@@ -50,6 +53,11 @@ class Launch:
             except psutil.Error:
                 continue
         return None
+
+    def saved(self) -> int:
+        """The step of its newest checkpoint."""
+        found = (self.output / "checkpoints").glob("checkpoint-*/trainer_state.json")
+        return max((int(path.parent.name.rpartition("-")[2]) for path in found), default=0)
 
     def wait_until(self, is_so: Callable[[], bool]) -> bool:
         """Whether it came to be so before the training ended."""
@@ -86,7 +94,7 @@ class Launch:
 
 def test_a_killed_process_is_started_again_and_ends_as_one(place: Path, weights: dict[str, torch.Tensor]) -> None:
     launch = Launch(place, "sample", restarts=1)
-    assert launch.wait_until((launch.output / "checkpoints" / "checkpoint-2" / "trainer_state.json").exists)
+    assert launch.wait_until(lambda: launch.saved() >= 2)
     victim = launch.rank(1)
     assert victim is not None
     victim.kill()
@@ -97,23 +105,21 @@ def test_a_killed_process_is_started_again_and_ends_as_one(place: Path, weights:
 @pytest.mark.slow
 @pytest.mark.timeout(6 * 3600)
 def test_lost_processes(place: Path, weights: dict[str, torch.Tensor]) -> None:
-    unbroken = Launch(place, "unbroken", restarts=0)
-    unbroken.check_weights(weights)
-    seconds = time.monotonic() - unbroken.begun
-
     def cases() -> Iterator[str]:
         moments = random.Random(0)
-        for what, count, earliest, latest in (("killed", 50, 0.3, 1), ("silent", 10, 0.3, 1), ("slow", 5, 0.1, 0.3)):
+        for what, count, first, last in (("killed", 50, 0, 8), ("silent", 10, 1, 8), ("slow", 5, 1, 3)):
             for number in range(-(-count // THINNED)):
-                yield f"{what}/{number} rank {moments.randrange(2)} at {moments.uniform(earliest, latest):.3f}"
+                after = f"{moments.randrange(first, last)} + {moments.uniform(0, 0.2):.3f} s"
+                yield f"{what}/{number} rank {moments.randrange(2)} at checkpoint {after}"
 
     def attempt(case: str) -> str:
-        what, _, _, rank, _, moment = case.replace("/", " ").split()
-        launch = Launch(
-            place, case.replace("/", "-").replace(" ", "-"), int(what == "killed"), BOUND if what == "slow" else SILENCE
-        )
-        at = launch.begun + float(moment) * seconds
-        launch.wait_until(lambda: time.monotonic() > at and launch.rank(int(rank)) is not None)
+        found = re.fullmatch(r"(\w+)/\d+ rank (\d) at checkpoint (\d) \+ (.*) s", case)
+        assert found is not None
+        what, rank, step, later = found.groups()
+        patience = BOUND if what == "slow" else SILENCE
+        launch = Launch(place, re.sub(r"\W+", "-", case), restarts=int(what == "killed"), patience=patience)
+        launch.wait_until(lambda: launch.saved() >= int(step) and launch.rank(int(rank)) is not None)
+        time.sleep(float(later))
         victim = launch.rank(int(rank))
         if victim is None:
             return f"ended before, {launch.check_weights(weights)}"
