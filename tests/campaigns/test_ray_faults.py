@@ -64,6 +64,8 @@ class Run:
         words = ["embed", "model", "--data", data, "--output", name, *SPLIT, "--runner", "ray", "--device", "cpu"]
         words += ["--no-optimize", "--rows-per-file", str(ROWS_PER_FILE), "--batch-size", str(BATCH), *options]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        # What was started in the background ignores a Ctrl-C, and so does what it starts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "hf_vit", *words], cwd=place, env=environment, stdout=log, stderr=log

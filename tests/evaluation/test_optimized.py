@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from comparison import zoo
 from evaluation.tiny import NAMES, our_subject, save_ours
 from PIL import Image
 
@@ -103,6 +104,21 @@ def test_embed(folder: Path, data: Path, engine: str, tmp_path: Path, capfd: pyt
     settings = {name: json.loads((tmp_path / name / "manifest.json").read_text())["settings"] for name in rows}
     assert "engine" not in settings["plain"]
     assert settings["fast"]["engine"] == engine
+
+
+def test_compare(folder: Path, data: Path, engine: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """Beside another library's model, which stays as it is loaded, as do all while they are attacked."""
+    zoo.save("resnet", tmp_path / "other", NAMES)
+    for name, option in (("plain", ["--no-optimize"]), ("fast", [])):
+        words = ["--data", data, "--output", tmp_path / name, "--speed-turns", 0, "--epsilon", 1, *option]
+        run("compare", folder, tmp_path / "other", *words)
+        assert (f"model: optimized for inference, computed by {engine} " in capfd.readouterr().out) == (name == "fast")
+    assert (tmp_path / "plain/models/other.json").read_bytes() == (tmp_path / "fast/models/other.json").read_bytes()
+    plain, fast = (json.loads((tmp_path / name / "models/model.json").read_text()) for name in ("plain", "fast"))
+    assert plain.pop("notes") == []
+    assert fast.pop("notes")[0].startswith(f"optimized for inference, computed by {engine} ")
+    assert plain["fgsm"]["1"] is not None
+    close(fast, plain)
 
 
 def test_a_models_fingerprint_stays_that_of_its_weights(folder: Path, data: Path):

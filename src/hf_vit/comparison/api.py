@@ -80,6 +80,7 @@ def compare(
     image_column: str | None = None,
     label_column: str | None = None,
     device: str | None = None,
+    optimize: bool = False,
     runner: str = "local",
     address: str | None = None,
     progress: bool = True,
@@ -100,6 +101,8 @@ def compare(
         skip_bad_images: leave out unreadable images.
         image_column, label_column: of a list or table, see `load_data`.
         device: torch device; by default a GPU where there is one.
+        optimize: have models of this package answer through what is fastest for so many images (`engine_for`); all are
+            attacked and timed as they were loaded.
         runner: "ray" measures models that are given by their names at once: one on every GPU, or as many cores as here,
             of machines that share models and data under these names; their speed is measured here.
         address: HOST:PORT of a cluster of Ray; by default Ray is started on this machine.
@@ -133,7 +136,7 @@ def compare(
         for number in sorted(results.keys() - missing):
             say(f"{subjects[number].name}: kept, it was finished before")
         todo = [(models[number], subjects[number], wanted[number]) for number in missing]
-        for done, result in _measured(todo, data, settings, device, progress, ray):
+        for done, result in _measured(todo, data, settings, device, optimize, progress, ray):
             number = missing[done]
             result.write(_file(folder, wanted[number]))
             results[number] = result
@@ -151,18 +154,19 @@ def _measured(
     data: ImageData,
     settings: ComparisonSettings,
     device: str | None,
+    optimize: bool,
     progress: bool,
     ray: "RayRunner | None",
 ) -> Iterator[tuple[int, ModelResult]]:
     """(number, result) of every (name, model, inputs), as they are done."""
     if ray is None:
         for number, (_, subject, inputs) in enumerate(todo):
-            yield number, measure_model(subject, data, inputs, settings, progress=progress)
+            yield number, measure_model(subject, data, inputs, settings, optimize=optimize, progress=progress)
         return
     from hf_vit.evaluation.ray_tasks import independent
 
     yield from independent(
-        ray, measure_named, [(str(name), inputs) for name, _, inputs in todo], data, settings, device
+        ray, measure_named, [(str(name), inputs) for name, _, inputs in todo], data, settings, device, optimize
     )
 
 

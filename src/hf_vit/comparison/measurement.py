@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch import nn
 from torch.nn import functional as F
 
 from hf_vit.comparison.answering import PROBE, answering
@@ -24,6 +25,7 @@ from hf_vit.evaluation.protocols.corrupted_accuracy import corrupt_batch
 from hf_vit.evaluation.reading import evaluating, finite_logits
 from hf_vit.results.facts import DataFact
 from hf_vit.speed.measuring import counted_flops
+from hf_vit.subjects.optimizing import engine_note, optimized_copy
 from hf_vit.subjects.pixels import PixelScale
 from hf_vit.subjects.subject import Subject, open_subject
 
@@ -65,7 +67,13 @@ def check(subject: Subject, inputs: ComparisonInputs, data: ImageData, settings:
 
 
 def measure_model(
-    subject: Subject, data: ImageData, inputs: ComparisonInputs, settings: ComparisonSettings, *, progress: bool = True
+    subject: Subject,
+    data: ImageData,
+    inputs: ComparisonInputs,
+    settings: ComparisonSettings,
+    *,
+    optimize: bool = False,
+    progress: bool = True,
 ) -> ModelResult:
     """Judge a model by all images of a split, and corrupt and attack some of them.
 
@@ -74,6 +82,8 @@ def measure_model(
         data: the images.
         inputs: of `inputs_of`.
         settings: corruptions, attacks, numbers of images, seed.
+        optimize: have a copy answer that is computed by what is fastest for so many images (`engine_for`); gradients
+            and FLOPs are those of the model as it was loaded.
         progress: show bars on standard error.
 
     Raises:
@@ -90,15 +100,17 @@ def measure_model(
     elif not subject.is_differentiable:
         notes = ["not attacked: its choice of colours has no gradient"]
     subject, probe = answering(subject, inputs.model.judged_by, examination, settings.probe_images)
-    examination = replace(examination, subject=subject)
-    top1, top5, loss, ece = _judge(examination)
-    robust = _robustness(replace(examination, num_images=settings.robustness_images), settings, attacks)
+    faster, engine = optimized_copy(subject, data.num_examples(split)) if optimize else (subject, None)
+    examination = replace(examination, subject=faster)
+    robust_examination = replace(examination, num_images=settings.robustness_images)
     pixel_values = sample(subject, data, split, 1)
     flops = parameters = None
-    if not is_graph:
-        with evaluating(subject.model):
+    with evaluating(subject.model):
+        top1, top5, loss, ece = _judge(examination)
+        robust = _robustness(robust_examination, settings, attacks, subject.model)
+        if not is_graph:
             flops = counted_flops(subject.model, lambda: subject.model(pixel_values))
-        parameters = sum(parameter.numel() for parameter in subject.model.parameters())
+            parameters = sum(parameter.numel() for parameter in subject.model.parameters())
     height, width = pixel_values.shape[-2:]
     return ModelResult(
         inputs=inputs,
@@ -109,13 +121,17 @@ def measure_model(
         top5=top5,
         loss=loss,
         ece=ece,
-        notes=probe + notes,
+        notes=probe + notes + ([] if engine is None else [engine_note(engine)]),
         **robust,
     )
 
 
 def measure_named(
-    named: tuple[str, ComparisonInputs], data: ImageData, settings: ComparisonSettings, device: str | None
+    named: tuple[str, ComparisonInputs],
+    data: ImageData,
+    settings: ComparisonSettings,
+    device: str | None,
+    optimize: bool,
 ) -> ModelResult:
     """As `measure_model`, of a model that is opened by its name, on whichever machine.
 
@@ -126,7 +142,7 @@ def measure_named(
     subject = replace(open_subject(source, device), name=inputs.model.name)
     if _described(subject, inputs.model.judged_by) != inputs.model:
         raise UserError(f"another model has the name {source} there; give one that all nodes share")
-    return measure_model(subject, data, inputs, settings, progress=False)
+    return measure_model(subject, data, inputs, settings, optimize=optimize, progress=False)
 
 
 def sample(subject: Subject, data: ImageData, split: str, count: int) -> torch.Tensor:
@@ -150,8 +166,10 @@ def _judge(examination: Examination) -> tuple[Share, Share | None, float, float]
     return share(hits, images), share(hits5, images) if classes >= 5 else None, found.loss, found.ece
 
 
-def _robustness(examination: Examination, settings: ComparisonSettings, attacks: Sequence[float]) -> dict[str, Any]:
-    """Accuracy of clean, corrupted and attacked images, as `ModelResult` names them."""
+def _robustness(
+    examination: Examination, settings: ComparisonSettings, attacks: Sequence[float], attacked: nn.Module
+) -> dict[str, Any]:
+    """Accuracy of clean, corrupted and attacked images, as `ModelResult` names them; `attacked` gives gradients."""
     if examination.subject.resizes or not (settings.corruptions or attacks):
         return {"clean": None, "corruptions": {}, "fgsm": None}
     scale, model = PixelScale.of(examination.subject), examination.subject.model
@@ -160,7 +178,7 @@ def _robustness(examination: Examination, settings: ComparisonSettings, attacks:
         pixels = scale.pixels(values).clamp(0, 1)
 
         def loss(moved: torch.Tensor, labels: torch.Tensor = labels) -> torch.Tensor:
-            return F.cross_entropy(finite_logits(model, scale.values(moved)), labels, reduction="none")
+            return F.cross_entropy(finite_logits(attacked, scale.values(moved)), labels, reduction="none")
 
         moved = {("clean", ""): pixels}
         for name in settings.corruptions:

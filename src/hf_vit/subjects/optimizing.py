@@ -5,6 +5,9 @@ are not small by the fastest engine. The numbers are from `benchmarks/results/in
 model of S/16 or B/16 is packed in the time that packing saves on 8 images, and its graph is made in that of some 5,000.
 """
 
+import copy
+from dataclasses import replace
+
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES
 from hf_vit.environment import versions
 from hf_vit.errors import UserError
@@ -49,6 +52,14 @@ def optimize(subject: Subject, engine: str) -> None:
     assert isinstance(subject.model, HfPreTrainedModel)
     _ = subject.fingerprint  # it is kept: an optimized model shows no state
     optimize_for_inference(subject.model, engine=engine)
+
+
+def optimized_copy(subject: Subject, num_images: int | None) -> tuple[Subject, str | None]:
+    """The subject with a copy of its model that so many images repay, and its engine; else as it is, and None."""
+    engine = engine_for(subject, num_images)
+    if engine is None:
+        return subject, None
+    return replace(subject, model=optimize_for_inference(copy.deepcopy(subject.model), engine=engine)), engine
 
 
 def engine_title(engine: str) -> str:
