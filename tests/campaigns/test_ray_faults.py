@@ -32,6 +32,7 @@ from hf_vit.evaluation import embed
 
 BOUND = 600  # seconds for a command on a busy machine
 IMAGES, ROWS_PER_FILE, BATCH = 160, 4, 2
+MOMENTS = 40  # that a run's files are divided into
 SPLIT = ("--split", "train")
 TITLES = {"actor": "ray::_ModelProcess", "reader": "ray::_read"}
 SERVERS = {"raylet": "raylet/raylet", "store of the cluster": "gcs/gcs_server"}
@@ -81,8 +82,9 @@ class Run:
         self.started |= set(found)
         return found
 
-    def wait_for(self, files: int) -> bool:
-        """Whether so many files appeared before it ended."""
+    def wait_for(self, moment: int) -> bool:
+        """Whether so many `MOMENTS` of the files appeared before it ended; at least one."""
+        files = max(1, moment * len(list((self.place / "whole").glob("*.parquet"))) // MOMENTS)
         while self.process.poll() is None and time.monotonic() - self.begun < BOUND:
             self.children()
             if len(list(self.output.glob("*.parquet"))) >= files:
@@ -144,7 +146,7 @@ def named(processes: list[psutil.Process], beginning: str) -> list[psutil.Proces
 
 
 def strike(place: Path, case: str) -> str:
-    """KIND/number at FILES: what is struck when so many files are there."""
+    """KIND/number at MOMENT: what is struck when so much of the files is there."""
     kind, _, moment = case.replace(" at ", "/").split("/")
     run = Run(place, case.replace("/", "-").replace(" ", "-"))
     if not run.wait_for(int(moment)):
@@ -234,10 +236,9 @@ def cases() -> Iterator[str]:
     moments = random.Random(0)
     counts = {"actor": 20, "reader": 20, "driver": 15, "Ctrl-C": 5, "raylet": 10, "store of the cluster": 5}
     counts |= {"slow actor": 3, "corrupt image": 5, "node": 15, "two nodes": 2}
-    parts = IMAGES // ROWS_PER_FILE
     for kind, count in counts.items():
         for number in range(-(-count // THINNED)):
-            yield f"{kind}/{number} at {moments.randrange(1, parts - 2)}"
+            yield f"{kind}/{number} at {moments.randrange(1, MOMENTS - 2)}"
 
 
 @pytest.mark.slow  # 51 s, most of them waiting for Ray
