@@ -9,6 +9,7 @@ by the same command; and the files are those of one process, byte by byte.
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,9 +86,13 @@ class Run:
     def wait_for(self, moment: int) -> bool:
         """Whether so many `MOMENTS` of the files appeared before it ended; at least one."""
         files = max(1, moment * len(list((self.place / "whole").glob("*.parquet"))) // MOMENTS)
+        return self.wait_until(lambda: len(list(self.output.glob("*.parquet"))) >= files)
+
+    def wait_until(self, is_so: Callable[[], bool]) -> bool:
+        """Whether it came to be so before the command ended."""
         while self.process.poll() is None and time.monotonic() - self.begun < BOUND:
             self.children()
-            if len(list(self.output.glob("*.parquet"))) >= files:
+            if is_so():
                 return True
             time.sleep(0.01)
         return False
@@ -205,7 +210,7 @@ def corrupt(place: Path, case: str) -> str:
 
 
 def of_a_cluster(place: Path, case: str) -> str:
-    """Two nodes: one of them is killed; or the object store holds a few batches only."""
+    """Two nodes, of which one may be killed."""
     from ray.cluster_utils import Cluster
 
     kind, _, moment = case.replace(" at ", "/").split("/")
@@ -245,6 +250,30 @@ def cases() -> Iterator[str]:
 def test_a_killed_actor_is_started_again(place: Path) -> None:
     pytest.importorskip("ray", reason="the extra ray is not installed")
     assert strike(place, "actor/sample at 3").endswith("same files")
+
+
+@pytest.mark.slow
+def test_a_full_object_store(place: Path, tmp_path: Path) -> None:
+    """It holds one batch of 58 MB; those that are read ahead go to the disk."""
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    from ray.cluster_utils import Cluster
+
+    sizes: dict[str, Any] = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    config = HfViTConfig(image_size=448, patch_size=224, num_labels=2, **sizes)
+    HfViTForImageClassification(config).save_pretrained(tmp_path / "model")
+    make_processor(config).save_pretrained(tmp_path / "model")
+    shutil.copytree(place / "images", tmp_path / "images")
+    given: dict[str, Any] = dict(rows_per_file=48, batch_size=24, splits=["train"])
+    embed(str(tmp_path / "model"), str(tmp_path / "images"), tmp_path / "whole", device="cpu", **given)
+    store: dict[str, Any] = {"object_store_memory": 80 << 20, "object_spilling_directory": str(tmp_path / "spilled")}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **store})
+    try:
+        options = ("--address", cluster.address, "--num-processes", "1", "--rows-per-file", "48", "--batch-size", "24")
+        run = Run(tmp_path, "run", *options)
+        assert run.wait_until(lambda: any(path.is_file() for path in (tmp_path / "spilled").rglob("*")))
+        assert run.check_done() == "same files"
+    finally:
+        cluster.shutdown()
 
 
 @pytest.mark.slow
