@@ -125,11 +125,7 @@ def compare(
             data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **reading)
         if data.readers:
             raise UserError(f"'{data.name}' is a stream, which cannot be read twice; load it without streaming")
-        judges = [judged_by(subject, data, probe) for subject in subjects]
-        pairs = zip(subjects, judges, strict=True)
-        wanted = [inputs_of(subject, judge, data, split, settings, size) for subject, judge in pairs]
-        for subject, inputs in zip(subjects, wanted, strict=True):
-            check(subject, inputs, data, settings)
+        wanted = _wanted(subjects, data, split, settings, size, probe)
         run = Comparison(data, split, subjects)
         results = {number: _kept(_file(folder, inputs), inputs) for number, inputs in enumerate(wanted)}
         missing = [number for number, result in results.items() if result is None]
@@ -147,6 +143,23 @@ def compare(
         run.speed = _speed(run, folder / SPEED_NAME, settings, say)
     _write(run, folder)
     return run
+
+
+def _wanted(
+    subjects: Sequence[Subject],
+    data: ImageData,
+    split: str,
+    settings: ComparisonSettings,
+    size: tuple[int, int] | None,
+    probe: bool,
+) -> list[ComparisonInputs]:
+    """What every model's result will depend on; what would stop one is told first."""
+    judges = [judged_by(subject, data, probe) for subject in subjects]
+    pairs = zip(subjects, judges, strict=True)
+    wanted = [inputs_of(subject, judge, data, split, settings, size) for subject, judge in pairs]
+    for subject, inputs in zip(subjects, wanted, strict=True):
+        check(subject, inputs, data, settings)
+    return wanted
 
 
 def _measured(
