@@ -289,6 +289,6 @@ def test_loaders_and_memory_are_told_as_recorded():
 def test_scaling_out_is_told_as_recorded():
     record = json.loads((RESULTS / "scaling_out.json").read_text())
     shares = [f"{row['share_of_model_alone']['median']:.2f}" for row in record["rows"]]
-    told = "median of three turns: {} and {} of the model alone by processes of this machine, {} and {} by Ray".format(*shares)
+    told = "three turns: {} and {} of the model alone by processes of this machine, {} and {} by Ray".format(*shares)
     assert record["turns"] == 3
     assert told in words("benchmarks/README.md")
