@@ -43,11 +43,7 @@ SERVERS = {"raylet": "raylet/raylet", "store of the cluster": "gcs/gcs_server"}
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier of 8 px, images of 200 px, and what one process makes of them."""
     folder = tmp_path_factory.mktemp("faults")
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-    config = HfViTConfig(image_size=8, patch_size=4, num_labels=2, **sizes)
-    HfViTForImageClassification(config).save_pretrained(folder / "model")
-    make_processor(config).save_pretrained(folder / "model")
+    save_classifier(folder / "model", image_size=8, patch_size=4)
     noise = np.random.RandomState(0)
     for index in range(IMAGES):
         kind = folder / "images" / "train" / "ab"[index % 2]
@@ -56,6 +52,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     given: dict[str, Any] = dict(rows_per_file=ROWS_PER_FILE, batch_size=BATCH, splits=["train"])
     embed(str(folder / "model"), str(folder / "images"), folder / "whole", device="cpu", **given)
     return folder
+
+
+def save_classifier(folder: Path, **sizes: int) -> None:
+    torch.manual_seed(0)
+    sizes |= dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=2)
+    config = HfViTConfig(**sizes)
+    HfViTForImageClassification(config).save_pretrained(folder)
+    make_processor(config).save_pretrained(folder)
 
 
 class Run:
@@ -258,10 +262,7 @@ def test_a_full_object_store(place: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="the extra ray is not installed")
     from ray.cluster_utils import Cluster
 
-    sizes: dict[str, Any] = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-    config = HfViTConfig(image_size=448, patch_size=224, num_labels=2, **sizes)
-    HfViTForImageClassification(config).save_pretrained(tmp_path / "model")
-    make_processor(config).save_pretrained(tmp_path / "model")
+    save_classifier(tmp_path / "model", image_size=448, patch_size=224)
     shutil.copytree(place / "images", tmp_path / "images")
     given: dict[str, Any] = dict(rows_per_file=48, batch_size=24, splits=["train"])
     embed(str(tmp_path / "model"), str(tmp_path / "images"), tmp_path / "whole", device="cpu", **given)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES
 from hf_vit.environment import versions
-from hf_vit.errors import UserError
+from hf_vit.errors import UserError, enough_memory
 from hf_vit.inference.encoders import choose_engine
 from hf_vit.inference.freezing import check_not_frozen
 from hf_vit.inference.optimize import optimize_for_inference
@@ -55,11 +55,18 @@ def optimize(subject: Subject, engine: str) -> None:
 
 
 def optimized_copy(subject: Subject, num_images: int | None) -> tuple[Subject, str | None]:
-    """The subject with a copy of its model that so many images repay, and its engine; else as it is, and None."""
+    """The subject with a copy of its model that so many images repay, and its engine; else as it is, and None.
+
+    Raises:
+        UserError: too little memory.
+    """
     engine = engine_for(subject, num_images)
     if engine is None:
         return subject, None
-    return replace(subject, model=optimize_for_inference(copy.deepcopy(subject.model), engine=engine)), engine
+    with enough_memory(f"a copy of {subject.name} that is made faster", "leave that out (--no-optimize)"):
+        copied = replace(subject, model=copy.deepcopy(subject.model))
+    optimize(copied, engine)
+    return copied, engine
 
 
 def engine_title(engine: str) -> str:
