@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from models.families import FAMILIES, OTHERS, Family, tensors_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hf_vit
-from hf_vit.conversion.targets.graphs.tracing import onnx_program
+from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
 from hf_vit.inference import encoders, engines
 from hf_vit.inference.encoders import EngineEncoder
 
@@ -45,14 +46,15 @@ def assert_same(given: Any, wanted: Any, tolerance: float) -> None:
 def _exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exporting takes seconds: of the same model of a family, engines are given the same graph."""
 
-    def exported(module: Any, config: Any, names: list[str], size: Any = None) -> Any:
+    def exported(module: Any, example: torch.Tensor, names: list[str]) -> Any:
         weights = tuple(float(each.sum()) for each in [*module.parameters(), *module.buffers()])
-        key = config.to_json_string(), tuple(names), size, str(module.asked), weights
+        asked = str(module.asked) + module.encoder.config.to_json_string() if hasattr(module, "asked") else None
+        key = tuple(names), tuple(example.shape), asked, weights
         if key not in PROGRAMS:
-            PROGRAMS[key] = onnx_program(module, config, names, size)
+            PROGRAMS[key] = onnx_of_batches(module, example, names)
         return PROGRAMS[key]
 
-    monkeypatch.setattr(encoders, "onnx_program", exported)
+    monkeypatch.setattr(encoders, "onnx_of_batches", exported)
 
 
 def all_tensors(outputs: Any) -> list[torch.Tensor]:
@@ -150,7 +152,47 @@ def test_hooks_hear_what_they_heard(plain: tuple[Any, Any], monkeypatch):
     assert len(seen) == 1
 
 
+class _Products(TorchDispatchMode):
+    """The products that torch computes while it lasts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(word in str(func) for word in ("mm", "linear", "matmul", "conv")):
+            self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_a_pass_has_no_product_of_torch(family: Family):
+    """Its threads would wait for more of them on the cores that the engine computes the next pass on."""
+    fast = hf_vit.optimize_for_inference(build(family), engine="openvino")
+    with _Products() as products:
+        fast(family.images(fast.config))
+    assert products.seen == []
+
+
+@torch.no_grad()
+def test_heads(plain: tuple[Any, Any], monkeypatch):
+    """Listened to, given what is not finite, and exchanged, they answer as before."""
+    model, fast = copy.deepcopy(plain[0]), hf_vit.optimize_for_inference(copy.deepcopy(plain[0]), engine="openvino")
+    images, features = FAMILIES["plain"].images(model.config), torch.randn(2, model.config.hidden_size)
+    features[0, 0] = torch.nan
+    torch.testing.assert_close(fast.classifier(features), model.classifier(features), equal_nan=True)
+    torch.testing.assert_close(fast.classifier(features[1]), model.classifier(features[1]))
+    heard: list[torch.Tensor] = []
+    for each in (model, fast):
+        each.classifier.register_forward_hook(lambda _, __, output: heard.append(output))
+        each(images)
+    torch.testing.assert_close(heard[1], heard[0], rtol=0, atol=1e-5)
+    model.classifier = fast.classifier = torch.nn.Linear(model.config.hidden_size, 7)
+    torch.testing.assert_close(fast(images).logits, model(images).logits, rtol=0, atol=1e-5)
+
+
 CHANGES: dict[str, Any] = {
+    "a head's weight": lambda model: model.classifier.weight.mul_(2),
     "a layer": lambda model: model.vit.layers.__setitem__(0, torch.nn.Identity()),
     "fewer layers": lambda model: model.vit.layers.__delitem__(1),
     "a norm": lambda model: setattr(model.vit, "layernorm", torch.nn.Identity()),

@@ -124,17 +124,17 @@ def onnx_program(
 ) -> ONNXProgram:
     """A module that takes images [B, C, H, W] as an ONNX graph: for any B, and any H and W unless they are given."""
     if size is None:
-        given: tuple[Any, ...] = (traced_for_any_size(module, config),)
-    else:
-        given = (module, (torch.zeros(2, config.num_channels, *size),))
-    program = torch.onnx.export(
-        *given,
-        input_names=["pixel_values"],
-        output_names=output_names,
-        dynamic_shapes=None if size is None else ({0: Dim("batch")},),
-        dynamo=True,
-        verbose=False,
-    )
+        return _exported(traced_for_any_size(module, config), output_names=output_names)
+    return onnx_of_batches(module, torch.zeros(2, config.num_channels, *size), output_names)
+
+
+def onnx_of_batches(module: nn.Module, example: torch.Tensor, output_names: Sequence[str]) -> ONNXProgram:
+    """A module that takes a tensor like `example` [B, ...] as an ONNX graph for any B."""
+    return _exported(module, (example,), output_names=output_names, dynamic_shapes=({0: Dim("batch")},))
+
+
+def _exported(*given: Any, **options: Any) -> ONNXProgram:
+    program = torch.onnx.export(*given, input_names=["pixel_values"], dynamo=True, verbose=False, **options)
     assert program is not None
     return program
 

@@ -1,17 +1,17 @@
-"""Bare models whose passes an engine computes: what of a model is made a graph, and when the graph answers.
+"""Bare models and heads whose passes an engine computes: what is made a graph, and when the graph answers.
 
 Legend: B batch, C channels, H x W px.
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, final
 
 import numpy as np
 import torch
 from torch import nn
 
-from hf_vit.conversion.targets.graphs.tracing import onnx_program
+from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import FAMILIES
 from hf_vit.inference.engines import ENGINES, Engine
@@ -30,6 +30,7 @@ _ASK_FOR_MORE = tuple(
     for door in ("backbone", "masked_prediction")
     if door in family.classes
 )
+_CLASSIFIERS = tuple(family.classes["classification"] for family in FAMILIES.values())
 _OF_NO_EFFECT = ("return_dict", "interpolate_pos_encoding", "only_for_head")  # the last decides which graph it is
 
 
@@ -84,17 +85,33 @@ class EngineEncoder(HfPreTrainedModel):
         return not any(self.hook_tables) or not any(has_listeners(each) for each in self.modules() if each is not self)
 
     def _fits(self, pixel_values: Any) -> bool:
-        """Whether it is a batch of images that the graph takes."""
-        if type(pixel_values) is not torch.Tensor or pixel_values.ndim != 4 or not pixel_values.is_floating_point():
-            return False
-        return (
-            len(pixel_values) > 0
-            and tuple(pixel_values.shape[1:]) == (self.config.num_channels, *as_pair(self.config.image_size))
-            and pixel_values.device.type == "cpu"
-            and not (pixel_values.requires_grad and torch.is_grad_enabled())
-            and not torch.is_autocast_enabled("cpu")
-            and not (torch.compiler.is_compiling() or torch.jit.is_tracing())  # pyright: ignore[reportPrivateImportUsage]
-        )
+        shape = (self.config.num_channels, *as_pair(self.config.image_size))
+        return _is_batch(pixel_values, shape) and pixel_values.is_floating_point()
+
+
+class EngineHead(nn.Linear):
+    """Goes before torch's class of a head: torch's threads, woken for it, would wait for more on the engine's cores."""
+
+    graph: Engine
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        features = None
+        if _is_batch(input, (self.in_features,)) and input.dtype == self.weight.dtype:
+            features = _if_finite(input.detach().contiguous())
+        return super().forward(input) if features is None else self.graph.run(features)["logits"]
+
+
+def _is_batch(values: Any, shape: tuple[int, ...]) -> bool:
+    """Whether they are a batch of what a graph takes, [B, *shape], and nothing is asked for but the result."""
+    if type(values) is not torch.Tensor or values.ndim == 0 or tuple(values.shape[1:]) != shape:
+        return False
+    return (
+        len(values) > 0
+        and values.device.type == "cpu"
+        and not (values.requires_grad and torch.is_grad_enabled())
+        and not torch.is_autocast_enabled("cpu")
+        and not (torch.compiler.is_compiling() or torch.jit.is_tracing())  # pyright: ignore[reportPrivateImportUsage]
+    )
 
 
 def _if_finite(images: torch.Tensor) -> torch.Tensor | None:
@@ -168,7 +185,7 @@ def engine_changes(
     dtype: torch.dtype,
     classifiers: Iterable[HfViTBaseForImageClassification],
 ) -> list[Change]:
-    """Other classes for the bare models in a model, each with its graph.
+    """Other classes for the bare models in a model and for the heads of its classifiers, each with its graph.
 
     Args:
         classifiers: whose last layer computes only what the head reads.
@@ -177,27 +194,42 @@ def engine_changes(
         UserError: the graph cannot be made.
     """
     num_read: dict[nn.Module, int | None] = {each.vit: num_read_tokens(each) for each in classifiers}
-    changes: list[Change] = []
+    try:
+        with torch.no_grad():
+            return [*_encoder_changes(model, engine, dtype, num_read), *_head_changes(model, engine, dtype)]
+    except (MemoryError, UserError):
+        raise
+    except Exception as error:  # exporter and engines have a class for every reason
+        reason = f"{engine.package} cannot take this {type(model).__name__} ({one_line(error)})"
+        raise UserError(f"{reason}; use engine='torch'") from error
+
+
+def _encoder_changes(
+    model: nn.Module, engine: type[Engine], dtype: torch.dtype, num_read: Mapping[nn.Module, int | None]
+) -> Iterator[Change]:
     for encoder in encoders_in(model).values():
-        try:
-            graph, output_kind = _graph_of(encoder, engine, dtype, num_read.get(encoder))
-        except (MemoryError, UserError):
-            raise
-        except Exception as error:  # exporter and engines have a class for every reason
-            raise UserError(
-                f"{engine.package} cannot take this {type(encoder).__name__} ({one_line(error)}); use engine='torch'"
-            ) from error
+        graph, output_kind = _graph_of(encoder, engine, dtype, num_read.get(encoder))
         tables: list[Mapping[int, Any]] = []
         for part in encoder.modules():
             if part is not encoder:
                 tables += [part._forward_hooks, part._forward_pre_hooks]
         added = {"graph": graph, "output_kind": output_kind, "is_cut": encoder in num_read, "hook_tables": tables}
-        changes += [Change(encoder, name, value) for name, value in added.items()]
-        changes.append(Change(encoder, "__class__", preceded(type(encoder), by=EngineEncoder)))
-    return changes
+        yield from _computed_by(encoder, EngineEncoder, added)
 
 
-@torch.no_grad()
+def _head_changes(model: nn.Module, engine: type[Engine], dtype: torch.dtype) -> Iterator[Change]:
+    for classifier in (module for module in model.modules() if isinstance(module, _CLASSIFIERS)):
+        for head in (child for child in classifier.children() if type(child) is nn.Linear):
+            twin, example = copy.deepcopy(head).float(), torch.zeros(2, head.in_features)
+            graph = engine.of(onnx_of_batches(twin, example, ["logits"]), dtype)
+            yield from _computed_by(head, EngineHead, {"graph": graph})
+
+
+def _computed_by(part: nn.Module, kind: type[nn.Module], added: Mapping[str, object]) -> Iterator[Change]:
+    yield from (Change(part, name, value) for name, value in added.items())
+    yield Change(part, "__class__", preceded(type(part), by=kind))
+
+
 def _graph_of(
     encoder: nn.Module, engine: type[Engine], dtype: torch.dtype, num_read: int | None
 ) -> tuple[Engine, type[Any]]:
@@ -208,7 +240,7 @@ def _graph_of(
     if num_read is not None:
         twin.layers[-1].num_read = num_read
     one_pass, size = _Pass(twin, num_read is not None).eval(), as_pair(twin.config.image_size)
-    output = one_pass.output(torch.zeros(1, twin.config.num_channels, *size))
+    images = torch.zeros(2, twin.config.num_channels, *size)
+    output = one_pass.output(images)
     # Of one size, which is faster to make and to run; torch computes the others.
-    program = onnx_program(one_pass, twin.config, list(output), size)
-    return engine.of(program, dtype), type(output)
+    return engine.of(onnx_of_batches(one_pass, images, list(output)), dtype), type(output)

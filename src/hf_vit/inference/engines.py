@@ -41,7 +41,9 @@ class Engine(ABC):
 
     @abstractmethod
     def run(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Images [B, C, H, W] -> outputs by name, all in the dtype of the model; from any thread."""
+        """Images [B, C, H, W], or what the graph takes instead -> outputs by name, all in the dtype of the model; from
+        any thread.
+        """
 
     @classmethod
     @final
@@ -62,11 +64,7 @@ class OpenVinoEngine(Engine):
 
     @classmethod
     def of(cls, program: ONNXProgram, dtype: torch.dtype) -> Self:
-        import openvino
-
-        with scratch_folder("engine") as folder:
-            program.save(str(file := folder / _FILE))
-            return cls(openvino.convert_model(file), dtype)
+        return cls(openvino_graph(program), dtype)
 
     def __init__(self, graph: Any, dtype: torch.dtype) -> None:
         self._is_half = dtype == torch.bfloat16
@@ -105,6 +103,14 @@ class OpenVinoEngine(Engine):
         if self._for_any is None:
             self._for_any = openvino_core().compile_model(self._graph, "CPU", self._options)
         return self._for_any
+
+
+def openvino_graph(program: ONNXProgram) -> Any:
+    import openvino
+
+    with scratch_folder("engine") as folder:
+        program.save(str(file := folder / _FILE))
+        return openvino.convert_model(file)
 
 
 def _of_half(graph: Any) -> Any:

@@ -169,12 +169,15 @@ def preceded(kind: type[Module], by: type[nn.Module]) -> type[Module]:
 
 
 def freeze(
-    model: nn.Module, placement: tuple[torch.dtype, torch.device], engine: str, computed: type[nn.Module]
+    model: nn.Module,
+    placement: tuple[torch.dtype, torch.device],
+    engine: str,
+    computed: tuple[type[nn.Module], ...],
 ) -> None:
     """Guard the model itself and all its modules of the package; torch's own stay torch's.
 
     Args:
-        computed: class of what an engine computes; of that, all parts and weights are out of reach.
+        computed: classes of what an engine computes; of that, all parts and weights are out of reach.
     """
     sealed = {part for each in model.modules() if isinstance(each, computed) for part in each.modules()}
     guarded: Any

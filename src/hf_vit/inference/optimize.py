@@ -9,7 +9,7 @@ from hf_vit.environment import emulates_bfloat16
 from hf_vit.errors import UserError, enough_memory
 from hf_vit.inference import int8
 from hf_vit.inference.compiling import compile_frozen
-from hf_vit.inference.encoders import EngineEncoder, choose_engine, engine_changes
+from hf_vit.inference.encoders import EngineEncoder, EngineHead, choose_engine, engine_changes
 from hf_vit.inference.engines import ENGINES
 from hf_vit.inference.freezing import check_not_frozen, freeze
 from hf_vit.inference.memory import memory_changes
@@ -85,7 +85,7 @@ def optimize_for_inference(
     model.eval().requires_grad_(False)
     if compile:
         compile_frozen(model)
-    freeze(model, (dtype, device), "torch" if computes is None else computes.package, EngineEncoder)
+    freeze(model, (dtype, device), "torch" if computes is None else computes.package, (EngineEncoder, EngineHead))
     if device.type == "cpu":
         _keep_freed_memory()
     return model

@@ -1,13 +1,12 @@
 """Contestants that an engine computes in torch's place: peers as the engine's own converter takes them, or in int8."""
 
-from types import SimpleNamespace
 from typing import Any, final
 
 import torch
 from torch import nn
 
-from hf_vit.conversion.targets.graphs.tracing import onnx_program
-from hf_vit.inference.engines import ENGINES, Engine, OnnxRuntimeEngine, OpenVinoEngine
+from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
+from hf_vit.inference.engines import ENGINES, Engine, OnnxRuntimeEngine, OpenVinoEngine, openvino_graph
 from hf_vit.results.writing import scratch_folder
 
 INT8 = " int8"
@@ -49,27 +48,37 @@ class OnEngine(nn.Module):
 
 
 @torch.no_grad()
-def on_engine(model: nn.Module, images: torch.Tensor, form: str, dtype: torch.dtype) -> nn.Module:
+def on_engine(
+    model: nn.Module, images: torch.Tensor, form: str, dtype: torch.dtype, *, through_onnx: bool = False
+) -> nn.Module:
     """A model in float32, as OpenVINO's own converter or torch's exporter gives it to the engine.
 
     Args:
         images: [B, 3, H, W], of the size that the graph is for; in int8 they also set ranges.
         form: of `FORMS`.
+        through_onnx: torch's exporter for OpenVINO too.
     """
     engine, in_int8 = FORMS[form]
     if engine is OpenVinoEngine:
-        return OnEngine(OpenVinoEngine(_openvino_graph(model.eval(), images, in_int8), dtype))
-    program = onnx_program(model.eval(), SimpleNamespace(num_channels=3), ["outputs"], (*images.shape[2:],))  # pyright: ignore[reportArgumentType]
+        graph = _through_onnx(model.eval(), images) if through_onnx else _converted(model.eval(), images)
+        return OnEngine(OpenVinoEngine(_calibrated(graph, images) if in_int8 else graph, dtype))
+    program = onnx_of_batches(model.eval(), images, ["outputs"])
     return OnEngine(_in_int8(program) if in_int8 else engine.of(program, dtype))
 
 
-def _openvino_graph(model: nn.Module, images: torch.Tensor, in_int8: bool) -> Any:
+def _through_onnx(model: nn.Module, images: torch.Tensor) -> Any:
+    return openvino_graph(onnx_of_batches(model, images, ["outputs"]))
+
+
+def _converted(model: nn.Module, images: torch.Tensor) -> Any:
     import openvino
 
     graph = openvino.convert_model(model, example_input=images, input=[-1, *images.shape[1:]])
     graph.outputs[0].get_tensor().set_names({"outputs"})
-    if not in_int8:
-        return graph
+    return graph
+
+
+def _calibrated(graph: Any, images: torch.Tensor) -> Any:
     import nncf  # pyright: ignore[reportMissingImports]
 
     data = nncf.Dataset([images.numpy()])
