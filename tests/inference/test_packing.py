@@ -11,7 +11,9 @@ from torch.nn import functional as F
 
 import hf_vit
 from hf_vit.inference import memory, packing
-from hf_vit.inference.packing import PackedDense, pack
+from hf_vit.inference.packing import PackedConv2d, PackedDense, PackedPointwise, pack
+from hf_vit.models.resnet_hf_vit import STANDARDIZATIONS, StdConv2d
+from hf_vit.rewriting.convolutions import StandardizedConv2d
 from hf_vit.rewriting.dense import Dense
 
 PLAIN = FAMILIES["plain"]
@@ -38,6 +40,56 @@ def test_dense_layers_equal_the_formula(then: str, dtype: torch.dtype):
             assert outputs.dtype == dtype
             tolerance = 1e-6 if dtype == torch.float32 else 3e-2
             torch.testing.assert_close(outputs.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("padding", ["same", "even"])
+@pytest.mark.parametrize(
+    ("side", "stride", "groups"), [(1, 1, 1), (1, 2, 1), (3, 1, 1), (3, 2, 1), (7, 2, 1), (3, 1, 2)]
+)
+@torch.no_grad()
+def test_convolutions_equal_the_formula(side: int, stride: int, groups: int, padding: str, dtype: torch.dtype):
+    """Of one map and of several, of uneven sides, in both layouts of memory."""
+    plain = StdConv2d(8, 6, side, stride, padding, groups, bias=True, standardization="paper").to(dtype)
+    exact, packed = copy.deepcopy(plain).double(), pack(StandardizedConv2d.of(plain, dtype))
+    assert isinstance(packed, PackedPointwise if side == 1 else PackedConv2d)
+    for batch, layout in ((1, torch.contiguous_format), (3, torch.channels_last)):
+        maps = torch.randn(batch, 8, 9, 12).to(dtype).contiguous(memory_format=layout)
+        outputs = packed(maps)
+        assert outputs.dtype == dtype
+        tolerance = 1e-5 if dtype == torch.float32 else 5e-2
+        torch.testing.assert_close(outputs.double(), exact(maps.double()), rtol=tolerance, atol=tolerance)
+
+
+def test_standardised_kernels_equal_the_formula():
+    """And a kernel that is nought stays so, with gradients that are finite."""
+    kernel = torch.randn(4, 3, 2, 2)
+    kernel[1] = 0
+    rows = kernel.double().numpy().reshape(4, -1)
+    centred = rows - rows.mean(1, keepdims=True)
+    formulas = {
+        "std": centred / (rows.std(1, keepdims=True) + 1e-5),
+        "variance": centred / (rows.var(1, keepdims=True) + 1e-8) ** 0.5,
+        "paper": centred / (rows.var(1, keepdims=True) + 1e-10) ** 0.5,
+    }
+    for name, formula in formulas.items():
+        given = STANDARDIZATIONS[name](leaf := kernel.clone().requires_grad_())
+        torch.testing.assert_close(given.detach(), torch.from_numpy(formula).view_as(kernel).float())
+        given.sum().backward()
+        assert leaf.grad is not None
+        assert leaf.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["_REORDER_KERNEL", "_CONVOLUTION"])
+@torch.no_grad()
+def test_without_the_names_of_this_torch_no_kernel_is_packed(name: str, monkeypatch):
+    model = FAMILIES["hybrid"].build("classification")
+    images = FAMILIES["hybrid"].images(model.config)
+    wanted = model(images).logits
+    monkeypatch.setattr(packing, name, None)
+    fast = hf_vit.optimize_for_inference(model, engine="torch")
+    assert not any(isinstance(module, PackedConv2d) for module in fast.modules())
+    torch.testing.assert_close(fast(images).logits, wanted, rtol=0, atol=6e-5)
 
 
 @pytest.mark.parametrize("name", ["_REORDER", "_LINEAR"])

@@ -9,9 +9,8 @@ from models.families import FAMILIES, OTHERS, Family, pad, tensors_of
 
 import hf_vit
 from hf_vit.inference import optimize
-from hf_vit.inference.packing import PackedDense
+from hf_vit.inference.packing import PackedConv2d, PackedDense
 from hf_vit.models.modeling_hf_vit import HfViTPooler
-from hf_vit.rewriting.convolutions import StandardizedConv2d
 
 OTHER_FAMILIES = OTHERS
 
@@ -129,8 +128,7 @@ def test_bfloat16_is_as_near_to_float64_as_the_plain_model(family: Family, emula
     """Where the processor only emulates bfloat16, products and convolutions in float32 are nearer."""
     monkeypatch.setattr(optimize, "emulates_bfloat16", lambda: emulated)
     model, fast = both(family, dtype=torch.bfloat16)
-    computed_in = {m.computed_in for m in fast.modules() if isinstance(m, PackedDense)}
-    computed_in |= {m.kernel.dtype for m in fast.modules() if isinstance(m, StandardizedConv2d)}
+    computed_in = {m.computed_in for m in fast.modules() if isinstance(m, PackedDense | PackedConv2d)}
     assert computed_in == {torch.float32 if emulated else torch.bfloat16}
     images = family.images(model.config, batch=8)
     exact = copy.deepcopy(model).double()(images.double()).logits

@@ -182,15 +182,24 @@ def test_a_chosen_contestant_is_compiled_too(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")  # upstream: OpenVINO's converter traces by torch.jit
-def test_engines_answer_as_their_contestants():
-    """By their own converters; in int8 roughly. The head is random, as zeros would answer for everything."""
-    images = SHAPE.images(2, torch.float32, "cpu")
-    for name, form, bound in (("timm", ", openvino", 1e-4), ("timm", ", onnxruntime int8", 0.5)):
-        with torch.no_grad():
-            wanted = build(name, SHAPE).eval()(images)
-        given = build(name + form, SHAPE)(images)
-        assert wanted.abs().max() > 0
-        assert float((given - wanted).norm() / wanted.norm()) < bound, name
+@pytest.mark.parametrize(
+    ("shape", "name", "form", "bound"),
+    [
+        (SHAPE, "timm", ", openvino", 1e-4),
+        (SHAPE, "timm", ", onnxruntime int8", 0.5),
+        (Shape("R26+S/32", 64), "timm", ", openvino", 1e-4),  # of its own converter's graph OpenVINO crashes
+        (Shape("R26+S/32", 64), "timm", ", openvino int8", 0.5),
+    ],
+    ids=lambda value: value.variant if isinstance(value, Shape) else None,
+)
+def test_engines_answer_as_their_contestants(shape: Shape, name: str, form: str, bound: float):
+    """In int8 roughly. The head is random, as zeros would answer for everything."""
+    images = shape.images(2, torch.float32, "cpu")
+    with torch.no_grad():
+        wanted = build(name, shape).eval()(images)
+    given = build(name + form, shape)(images)
+    assert wanted.abs().max() > 0
+    assert float((given - wanted).norm() / wanted.norm()) < bound, name
 
 
 def test_products_have_weights_of_their_own_in_every_layer():

@@ -1,6 +1,7 @@
-"""Dense layers packed for oneDNN on CPUs, where torch has it: the one place that calls what torch does not document.
+"""Dense layers and convolutions packed for oneDNN on CPUs, where torch has it: the one place that calls what torch does
+not document.
 
-Legend: D inputs, M outputs of a layer.
+Legend: D inputs, M outputs of a layer; B batch, I x H x W a map, O x h x w what becomes of it.
 """
 
 from typing import Any, final
@@ -11,6 +12,8 @@ from torch import nn
 from hf_vit.errors import UserError
 from hf_vit.inference.attention import attend_by_products
 from hf_vit.inference.freezing import REMEDY
+from hf_vit.models.resnet_hf_vit import PADDINGS
+from hf_vit.rewriting.convolutions import StandardizedConv2d
 from hf_vit.rewriting.dense import Dense, Merged
 from hf_vit.rewriting.transformer import FusedAttention
 
@@ -19,13 +22,17 @@ _ROWS = 197
 # None where torch was built without oneDNN, or has other names for them by now: then nothing is packed.
 _REORDER: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
 _LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+_REORDER_KERNEL: Any = getattr(torch.ops.mkldnn, "_reorder_convolution_weight", None)
+_CONVOLUTION: Any = getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
 _TAKES_BFLOAT16: Any = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
 
 
 def pack(part: nn.Module) -> nn.Module:
-    """A rewritten part of a model with every dense layer packed that can be; the packed weight is the only one."""
+    """A rewritten part of a model with every layer packed that can be; the packed weight is the only one."""
     if type(part) is Dense:
-        return PackedDense(part) if _can_be_packed(part.merged_weight) else part
+        return PackedDense(part) if _can_be_packed(part.merged_weight, _REORDER, _LINEAR) else part
+    if type(part) is StandardizedConv2d:
+        return _packed_convolution(part)
     for name, child in part.named_children():
         setattr(part, name, pack(child))
     if isinstance(part, FusedAttention) and getattr(part.qkv, "computed_in", None) == torch.bfloat16:
@@ -33,8 +40,15 @@ def pack(part: nn.Module) -> nn.Module:
     return part
 
 
-def _can_be_packed(weight: torch.Tensor) -> bool:
-    if _REORDER is None or _LINEAR is None or weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+def _packed_convolution(part: StandardizedConv2d) -> nn.Module:
+    # oneDNN's own choice of an order for kernels of 1x1 is many times slower at some sizes.
+    if part.kernel_size == (1, 1) and part.groups == 1:
+        return PackedPointwise(part) if _can_be_packed(part.kernel, _REORDER, _LINEAR) else part
+    return PackedConv2d(part) if _can_be_packed(part.kernel, _REORDER_KERNEL, _CONVOLUTION) else part
+
+
+def _can_be_packed(weight: torch.Tensor, *operators: Any) -> bool:
+    if None in operators or weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if weight.dtype == torch.bfloat16:
         return _TAKES_BFLOAT16 is not None and _TAKES_BFLOAT16()
@@ -55,11 +69,7 @@ class PackedDense(Merged):
         self.packed_bias = dense.merged_bias
 
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        if inputs.requires_grad and torch.is_grad_enabled():
-            raise UserError(f"a model optimized for inference has no gradients; {REMEDY}")
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-            # Where torch.compile meets this, it leaves the product out of its graph.
-            raise UserError("a model optimized for inference cannot be traced or exported; give it as it was loaded")
+        _refuse_gradients_and_tracing(inputs)
         wide, weight, bias = inputs.to(self.computed_in), self.packed_weight, self.packed_bias
         if residual is not None:
             outputs = _LINEAR.binary(wide, residual.to(self.computed_in), weight, bias, "add")
@@ -68,3 +78,47 @@ class PackedDense(Merged):
         else:
             outputs = _LINEAR(wide, weight, bias, "none", [], "")
         return outputs.to(inputs.dtype)
+
+
+@final
+class PackedPointwise(nn.Module):
+    """A `StandardizedConv2d` of 1x1 as a packed dense layer over channels: [B, I, H, W] -> [B, O, h, w]."""
+
+    def __init__(self, convolution: StandardizedConv2d) -> None:
+        super().__init__()
+        self.stride = convolution.stride
+        self.dense = PackedDense(Dense(convolution.kernel.flatten(1), convolution.bias))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        down, across = self.stride
+        return self.dense(inputs.permute(0, 2, 3, 1)[:, ::down, ::across]).permute(0, 3, 1, 2)
+
+
+@final
+class PackedConv2d(nn.Module):
+    """A `StandardizedConv2d` whose kernel is in oneDNN's order already: [B, I, H, W] -> [B, O, h, w].
+
+    The kernel is opaque and nobody's parameter.
+    """
+
+    def __init__(self, convolution: StandardizedConv2d) -> None:
+        super().__init__()
+        self.computed_in, self.pad = convolution.kernel.dtype, PADDINGS[convolution.padding]
+        self.kernel_side, self.stride, self.groups = convolution.kernel_size[0], convolution.stride, convolution.groups
+        self.packed_bias = convolution.bias
+        padding = [self.kernel_side // 2] * 2
+        self.packed_kernel = _REORDER_KERNEL(convolution.kernel, padding, self.stride, (1, 1), self.groups, None)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        _refuse_gradients_and_tracing(inputs)
+        wide, padding = self.pad(inputs.to(self.computed_in), self.kernel_side, self.stride[0])
+        how = (padding, self.stride, (1, 1), self.groups, "none", [], "")
+        return _CONVOLUTION(wide, self.packed_kernel, self.packed_bias, *how).to(inputs.dtype)
+
+
+def _refuse_gradients_and_tracing(inputs: torch.Tensor) -> None:
+    if inputs.requires_grad and torch.is_grad_enabled():
+        raise UserError(f"a model optimized for inference has no gradients; {REMEDY}")
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        # Where torch.compile meets this, it leaves the product out of its graph.
+        raise UserError("a model optimized for inference cannot be traced or exported; give it as it was loaded")
