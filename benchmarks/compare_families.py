@@ -1,6 +1,7 @@
 """Small models of the documents' families, trained alike on the digits, then put side by side by `hf-vit compare`.
 
     python benchmarks/compare_families.py [--output benchmarks/results/compare_families.json] [--models out/families]
+    python benchmarks/compare_families.py --steps 1600 --models out/families-1600 --output FILE     # to the end
     python benchmarks/compare_families.py --summary     # the table of what is there, no runs
 
 Data: the UCI digits (1,257 / 180 / 360 for training, validation and test) stretched from 8x8 to 32x32 px, RGB.
@@ -12,7 +13,8 @@ the comparison alone. ImageGPT learns the next pixel without labels for as many 
 is chosen by the validation loss of that, and a linear probe answers for it, as `--probe` does.
 
 Equal are data, steps, images, recipe and the number of trials. Not equal are parameters, FLOPs (both are in the table)
-and how long the families take to learn: 100 steps favour models with strong assumptions about images. All sizes were
+and how long the families take to learn: 100 steps favour models with strong assumptions about images; `--steps` gives
+all of them more. All sizes were
 fixed before any training: the library's smallest model of that name, or its class made narrow and shallow.
 
 Runs are kept in `--models`; what is there is not made again. About 8 minutes of one core, 5 with `--seeds 1`.
@@ -27,6 +29,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hf_vit
+from hf_vit import UserError
 from hf_vit.comparison import ComparisonSettings, compare
 from hf_vit.data import load_data, make_processor
 from hf_vit.environment import cpu_name
@@ -152,8 +156,8 @@ def logits_of(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     return getattr(output, "logits", output)
 
 
-def train(model: nn.Module, digits: Digits, rate: float, seed: int) -> None:
-    generator, steps = torch.Generator().manual_seed(seed), STEPS
+def train(model: nn.Module, digits: Digits, rate: float, seed: int, steps: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=WEIGHT_DECAY)
     warm_up = steps // 10
     for step, batch in enumerate(batches(torch.arange(len(digits.labels["train"])), steps, generator)):
@@ -203,17 +207,20 @@ def folder_of(root: Path, family: str, rate: float, seed: int) -> Path:
     return root / f"seed-{seed}" / f"rate-{rate:g}" / family
 
 
-def carry_out(root: Path, family: str, rate: float, seed: int, digits: Digits) -> dict[str, Any]:
+def carry_out(root: Path, family: str, rate: float, seed: int, digits: Digits, steps: int) -> dict[str, Any]:
     """Train one model and keep it, unless it is there; what is told of its training."""
     folder = folder_of(root, family, rate, seed)
     record = folder / "training.json"
     if record.exists():
-        return json.loads(record.read_text())
+        found = json.loads(record.read_text())
+        if found["steps"] != steps:
+            raise UserError(f"{folder} was trained for {found['steps']} steps, not {steps}; give another --models")
+        return found
     torch.manual_seed(seed)
     model = FAMILIES[family]()
     started = time.process_time()
-    train(model.train(), digits, rate, seed)
-    found = {"family": family, "rate": rate, "seed": seed, "steps": STEPS, "validation": round(judge(model, digits), 4)}
+    train(model.train(), digits, rate, seed, steps)
+    found = {"family": family, "rate": rate, "seed": seed, "steps": steps, "validation": round(judge(model, digits), 4)}
     found |= {"cpu_seconds": round(time.process_time() - started, 1), "date": datetime.date.today().isoformat()}
     save(model, folder, family)
     record.write_text(json.dumps(found) + "\n")
@@ -221,13 +228,13 @@ def carry_out(root: Path, family: str, rate: float, seed: int, digits: Digits) -
     return found
 
 
-def train_all(root: Path, seeds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def train_all(root: Path, seeds: int, steps: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """All runs, and the chosen rate of every family."""
-    digits = load_digits()
-    runs = [carry_out(root, family, rate, 0, digits) for rate in RATES for family in FAMILIES]
-    judged = {(run["family"], run["rate"]): run["validation"] for run in runs}
+    run = partial(carry_out, digits=load_digits(), steps=steps)
+    runs = [run(root, family, rate, 0) for rate in RATES for family in FAMILIES]
+    judged = {(done["family"], done["rate"]): done["validation"] for done in runs}
     chosen = {family: max(RATES, key=lambda rate: judged[family, rate]) for family in FAMILIES}
-    others = [carry_out(root, family, chosen[family], seed, digits) for seed in SEEDS[1:seeds] for family in FAMILIES]
+    others = [run(root, family, chosen[family], seed) for seed in SEEDS[1:seeds] for family in FAMILIES]
     return runs + others, chosen
 
 
@@ -287,13 +294,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/compare_families.json"))
     parser.add_argument("--models", type=Path, default=Path("out/families"), help="where the trained models are kept")
     parser.add_argument("--seeds", type=int, default=len(SEEDS), choices=range(1, len(SEEDS) + 1))
+    parser.add_argument("--steps", type=int, default=STEPS, help="of every training")
     parser.add_argument("--turns", type=int, default=20, help="in which every model's speed is measured")
     parser.add_argument("--summary", action="store_true", help="the table of the finished runs")
     options = parser.parse_args()
     torch.set_num_threads(1)
     register_small_mixer()
     if not options.summary:
-        runs, chosen = train_all(options.models, options.seeds)
+        runs, chosen = train_all(options.models, options.seeds, options.steps)
         result = {
             "date": datetime.date.today().isoformat(),
             "cpu": cpu_name(),
