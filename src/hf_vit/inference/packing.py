@@ -103,7 +103,7 @@ class PackedConv2d(nn.Module):
 
     def __init__(self, convolution: StandardizedConv2d) -> None:
         super().__init__()
-        self.computed_in, self.pad = convolution.kernel.dtype, PADDINGS[convolution.padding]
+        self.computed_in, self.pad = convolution.kernel.dtype, PADDINGS[str(convolution.padding)]
         self.kernel_side, self.stride, self.groups = convolution.kernel_size[0], convolution.stride, convolution.groups
         self.packed_bias = convolution.bias
         padding = [self.kernel_side // 2] * 2
