@@ -14,8 +14,8 @@ is chosen by the validation loss of that, and a linear probe answers for it, as 
 
 Equal are data, steps, images, recipe and the number of trials. Not equal are parameters, FLOPs (both are in the table)
 and how long the families take to learn: 100 steps favour models with strong assumptions about images; `--steps` gives
-all of them more. All sizes were
-fixed before any training: the library's smallest model of that name, or its class made narrow and shallow.
+all of them more. All sizes were fixed before any training: the library's smallest model of that name, or its class made
+narrow and shallow.
 
 Runs are kept in `--models`; what is there is not made again. About 8 minutes of one core, 5 with `--seeds 1`.
 """

@@ -103,7 +103,7 @@ class EngineHead(nn.Linear):
 
 def _is_batch(values: Any, shape: tuple[int, ...]) -> bool:
     """Whether they are a batch of what a graph takes, [B, *shape], and nothing is asked for but the result."""
-    if type(values) is not torch.Tensor or values.ndim == 0 or tuple(values.shape[1:]) != shape:
+    if type(values) is not torch.Tensor or tuple(values.shape[1:]) != shape:
         return False
     return (
         len(values) > 0
@@ -114,16 +114,16 @@ def _is_batch(values: Any, shape: tuple[int, ...]) -> bool:
     )
 
 
-def _if_finite(images: torch.Tensor) -> torch.Tensor | None:
-    """Images without NaN and infinity, which runtimes drop in some operators.
+def _if_finite(values: torch.Tensor) -> torch.Tensor | None:
+    """Values without NaN and infinity, which runtimes drop in some operators.
 
     By NumPy, in one thread: those that torch would wake for a sum wait for more to do, on the engine's cores.
     """
-    if images.dtype == torch.bfloat16:  # all ones in the exponent
-        exponents = images.view(torch.int16).numpy() & 0x7F80
-        return None if (exponents == 0x7F80).any() else images
+    if values.dtype == torch.bfloat16:  # all ones in the exponent
+        exponents = values.view(torch.int16).numpy() & 0x7F80
+        return None if (exponents == 0x7F80).any() else values
     with np.errstate(all="ignore"):
-        return images if np.isfinite(images.numpy().sum()) else None
+        return values if np.isfinite(values.numpy().sum()) else None
 
 
 def encoders_in(model: nn.Module) -> dict[str, nn.Module]:

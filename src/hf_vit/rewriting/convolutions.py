@@ -32,7 +32,7 @@ class StandardizedConv2d(StdConv2d):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         wide = input.to(self.kernel.dtype)
-        # Engines have no dense layers over channels: products with turned maps would stand in their graphs.
+        # In an engine's graph a product over channels would stand between two transposes.
         outputs = self.convolved(wide, self.kernel) if torch.compiler.is_exporting() else super().forward(wide)
         return outputs.to(input.dtype)
 
