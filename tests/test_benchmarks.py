@@ -153,12 +153,13 @@ def test_shape_bias_is_told_as_recorded():
     assert "their mean accuracy falls as well, though not in 3 of these 12 pairs of runs" in words(README)
 
 
-def test_reading_a_checkpoint_is_told_beside_mapping_it():
-    rows = json.loads((RESULTS / "conversion.json").read_text())["rows"]
+@pytest.mark.parametrize(("record", "read"), [("", "but read as `from_hub` does"), ("_avx512_bf16", "read")])
+def test_reading_a_checkpoint_is_told_beside_mapping_it(record: str, read: str):
+    rows = json.loads((RESULTS / f"conversion{record}.json").read_text())["rows"]
     stored, compressed = ({k: v["median"] for k, v in row.items() if isinstance(v, dict)} for row in rows)
     assert (
         f"mapped in {stored['mapping_time_of_numpys']:.2f}, mapped with all checks in "
-        f"{stored['checked_time_of_numpys']:.2f} of `np.load`'s time, but read as `from_hub` does in "
+        f"{stored['checked_time_of_numpys']:.2f} of `np.load`'s time, {read} in "
         f"{stored['reading_time_of_numpys']:.2f} of it; a compressed one takes "
         f"{compressed['mapping_time_of_numpys']:.2f}, {compressed['checked_time_of_numpys']:.2f} and "
         f"{compressed['reading_time_of_numpys']:.2f}" in words(README)

@@ -12,6 +12,7 @@ import torch
 
 import hf_vit.conversion as conversion
 from hf_vit.conversion.readers import npz
+from hf_vit.conversion.readers.checkpoint import all_finite
 from hf_vit.conversion.readers.npz import NpzReader
 from hf_vit.errors import UserError
 
@@ -358,3 +359,20 @@ def test_an_array_that_is_spoilt_ahead_is_refused_when_it_is_asked_for(write_npz
         assert reader.map_floats("a").sum() == 9
         with pytest.raises(UserError, match=r"'b' .* holds NaN"):
             reader.map_floats("b")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_values_are_finite_as_torch_tells(dtype: torch.dtype):
+    largest, nan, inf = torch.finfo(dtype).max, float("nan"), float("inf")
+    cases = [
+        torch.full((9,), largest, dtype=dtype),  # whose sum is not finite
+        *(torch.tensor([1.0, one, -largest], dtype=dtype) for one in (0.0, nan, -nan, inf, -inf, -1.0)),
+        torch.tensor([inf, -inf], dtype=dtype),
+        torch.tensor(nan, dtype=dtype),
+        torch.tensor(-2.0, dtype=dtype),
+        torch.zeros(0, 3, dtype=dtype),
+    ]
+    strided = torch.ones(40, 6, dtype=dtype)
+    strided[7, 3] = inf
+    for values in (*cases, strided[:, ::2].T, strided[:, 1::2].T):
+        assert all_finite(values) == bool(values.isfinite().all()), values

@@ -7,10 +7,10 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, final
 
-import numpy as np
 import torch
 from torch import nn
 
+from hf_vit.conversion.readers.checkpoint import all_finite
 from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import FAMILIES
@@ -67,12 +67,11 @@ class EngineEncoder(HfPreTrainedModel):
     def forward(
         self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> Any:
-        images = None
         if patch_attention_mask is None and self._is_plain(kwargs) and self._fits(pixel_values):
-            images = _if_finite(pixel_values.detach().to(self.dtype).contiguous())
-        if images is None:
-            return super().forward(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
-        return self.output_kind(**self.graph.run(images))
+            images = pixel_values.detach().to(self.dtype).contiguous()
+            if all_finite(images):  # runtimes drop NaN and infinity in some operators
+                return self.output_kind(**self.graph.run(images))
+        return super().forward(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
 
     def _is_plain(self, kwargs: dict[str, Any]) -> bool:
         """Whether nothing is asked for, or listened to, but the outputs of the graph."""
@@ -95,10 +94,11 @@ class EngineHead(nn.Linear):
     graph: Engine
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        features = None
         if _is_batch(input, (self.in_features,)) and input.dtype == self.weight.dtype:
-            features = _if_finite(input.detach().contiguous())
-        return super().forward(input) if features is None else self.graph.run(features)["logits"]
+            features = input.detach().contiguous()
+            if all_finite(features):
+                return self.graph.run(features)["logits"]
+        return super().forward(input)
 
 
 def _is_batch(values: Any, shape: tuple[int, ...]) -> bool:
@@ -112,18 +112,6 @@ def _is_batch(values: Any, shape: tuple[int, ...]) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not (torch.compiler.is_compiling() or torch.jit.is_tracing())  # pyright: ignore[reportPrivateImportUsage]
     )
-
-
-def _if_finite(values: torch.Tensor) -> torch.Tensor | None:
-    """Values without NaN and infinity, which runtimes drop in some operators.
-
-    By NumPy, in one thread: those that torch would wake for a sum wait for more to do, on the engine's cores.
-    """
-    if values.dtype == torch.bfloat16:  # all ones in the exponent
-        exponents = values.view(torch.int16).numpy() & 0x7F80
-        return None if (exponents == 0x7F80).any() else values
-    with np.errstate(all="ignore"):
-        return values if np.isfinite(values.numpy().sum()) else None
 
 
 def encoders_in(model: nn.Module) -> dict[str, nn.Module]:
