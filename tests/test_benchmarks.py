@@ -293,3 +293,51 @@ def test_scaling_out_is_told_as_recorded():
     told = "three turns: {} and {} of the model alone by processes of this machine, {} and {} by Ray".format(*shares)
     assert record["turns"] == 3
     assert told in words("benchmarks/README.md")
+
+
+def test_accuracy_against_fractals_is_told_as_recorded(script):
+    scale = script("data_scale")
+    told, page = (ROOT / README).read_text(), words("docs/evidence.md")
+    kinds = {
+        kind: {(each["model"], each["images"]): each for each in records("data_scale.jsonl")
+               if each["kind"] == kind and each["seed"] == 0}
+        for kind in ("run", "plateau", "prediction")
+    }  # fmt: skip
+    runs, models, sizes = kinds["run"], ("ViT", "Hybrid", "Axial", "BiT"), scale.Plan.sizes
+    shown = {model: (model, "test_accuracy") for model in models}
+    for value in ("digits, 25 a class", "digits, fine-tuned", "photos, 25 a class", "photos, fine-tuned"):
+        shown |= {f"{value}: {model}": (model, value) for model in models}
+    for name, (model, value) in shown.items():
+        assert " | ".join([f"| {name}", *(f"{100 * runs[model, size][value]:.1f}" for size in sizes)]) + " |" in told
+
+    def behind(other: str, size: int) -> float:
+        return 100 * (runs[other, size]["test_accuracy"] - runs["ViT", size]["test_accuracy"])
+
+    gaps = f"{behind('Hybrid', 1000):.1f} points behind the hybrid and {behind('BiT', 1000):.1f} behind BiT"
+    assert f"{gaps}; with 30,000 it is {behind('Hybrid', 30_000):.1f} behind both" in told
+    assert round(behind("Hybrid", 30_000), 1) == round(behind("BiT", 30_000), 1)
+    assert f"is {behind('Hybrid', 1000):.1f} points behind the hybrid with 1,000" in page
+    seed = scale.Plan(seeds=(0,))
+    table = scale.rows(seed, scale.Records(RESULTS / "data_scale.jsonl"))
+    for other in models[1:]:
+        assert not scale.crossings(table, "ViT", other)[0]
+    law = [kinds["prediction"][model, 300_000] for model in models]
+    plateaus = [[kinds["plateau"][model, size]["test_accuracy"] for model in models] for size in (3_000, 100_000)]
+    largest = [runs[model, 300_000]["test_accuracy"] for model in models]
+    for values in (*plateaus, [each["predicted_accuracy"] for each in law], largest):
+        assert "{:.1f}, {:.1f}, {:.1f} and {:.1f}%".format(*(100 * value for value in values)) in told
+    assert all(each["last_step"] == 300_000 // 128 for each in kinds["plateau"].values())
+    assert all(low == 0 for each in law if each["law"] for low, _ in each["intervals"].values())
+    moved = [
+        100 * abs(runs[model, size][value] - runs[model, 1_000][value])
+        for value in ("digits, 25 a class", "digits, fine-tuned")
+        for model in models
+        for size in sizes
+    ]
+    assert f"On digits nothing moves by more than {max(moved):.1f} points" in told
+    for value in ("photos, 25 a class", "photos, fine-tuned"):
+        before, after = (
+            [f"{100 * runs[model, size][value]:.1f}" for model in ("ViT", "Axial")] for size in (1_000, 300_000)
+        )
+        assert f"from {' and '.join(before)}" in " ".join(told.replace("%", "").split())
+        assert f"to {' and '.join(after)}" in " ".join(told.replace("%", "").split())
