@@ -48,7 +48,7 @@ def _exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def exported(module: Any, example: torch.Tensor, names: list[str]) -> Any:
         weights = tuple(float(each.sum()) for each in [*module.parameters(), *module.buffers()])
-        asked = str(module.asked) + module.encoder.config.to_json_string() if hasattr(module, "asked") else None
+        asked = str(module.asked) + module.model.config.to_json_string() if hasattr(module, "asked") else None
         key = tuple(names), tuple(example.shape), asked, weights
         if key not in PROGRAMS:
             PROGRAMS[key] = onnx_of_batches(module, example, names)
@@ -72,7 +72,7 @@ def calls_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...
         if isinstance(encoder, EngineEncoder):
             run = encoder.graph.run
             monkeypatch.setattr(
-                encoder.graph, "run", lambda images, run=run: (seen.append(tuple(images.shape)), run(images))[1]
+                encoder.graph, "run", lambda images, names, run=run: (seen.append(tuple(images.shape)), run(images, names))[1]
             )
     return seen
 

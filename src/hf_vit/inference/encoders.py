@@ -1,14 +1,15 @@
-"""Bare models and heads whose passes an engine computes: what is made a graph, and when the graph answers.
+"""Bare models and classifiers whose passes an engine computes: what is made a graph, and when the graph answers.
 
 Legend: B batch, C channels, H x W px.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import nn
+from transformers.utils.generic import can_return_tuple
 
 from hf_vit.conversion.readers.checkpoint import all_finite
 from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
@@ -17,6 +18,7 @@ from hf_vit.families import FAMILIES
 from hf_vit.inference.engines import ENGINES, Engine
 from hf_vit.inference.freezing import preceded
 from hf_vit.models.configuration_hf_vit import as_pair
+from hf_vit.models.loss_hf_vit import classifier_loss
 from hf_vit.models.modeling_hf_vit import HfViTBaseForImageClassification
 from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
 from hf_vit.rewriting.heads import has_listeners, num_read_tokens
@@ -30,23 +32,40 @@ _ASK_FOR_MORE = tuple(
     for door in ("backbone", "masked_prediction")
     if door in family.classes
 )
-_CLASSIFIERS = tuple(family.classes["classification"] for family in FAMILIES.values())
+_CLASSIFIERS = frozenset(family.classes["classification"] for family in FAMILIES.values())
 _OF_NO_EFFECT = ("return_dict", "interpolate_pos_encoding", "only_for_head")  # the last decides which graph it is
 
 
 @final
 class _Pass(nn.Module):
-    """Pixels in, tensors out: what of a bare model's output is not None."""
+    """Pixels in, tensors out: what is not None of a bare model's output, then of that of the classifier around it."""
 
-    def __init__(self, encoder: nn.Module, only_for_head: bool) -> None:
+    def __init__(self, model: Any, only_for_head: bool) -> None:
         super().__init__()
-        self.encoder, self.asked = encoder, {"only_for_head": True} if only_for_head else {}
+        self.model, self.asked = model, {"only_for_head": True} if only_for_head else {}
 
-    def output(self, pixel_values: torch.Tensor) -> Any:
-        return self.encoder(pixel_values, **self.asked)
+    def outputs(self, pixel_values: torch.Tensor) -> list[Any]:
+        heard: list[Any] = []
+        encoder = self.model.base_model
+        listener = encoder.register_forward_hook(lambda _, __, output: heard.append(output))
+        output = self.model(pixel_values, **self.asked)
+        listener.remove()
+        return heard if encoder is self.model else [*heard, output]
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return self.output(pixel_values).to_tuple()
+        return tuple(tensor for output in self.outputs(pixel_values) for tensor in output.to_tuple())
+
+
+class Outputs(NamedTuple):
+    """Those of a graph that are one model's.
+
+    Attributes:
+        kind: what they are put into.
+        names: as the graph has them, too.
+    """
+
+    kind: type[Any]
+    names: tuple[str, ...]
 
 
 class EngineEncoder(HfPreTrainedModel):
@@ -54,30 +73,43 @@ class EngineEncoder(HfPreTrainedModel):
 
     Attributes:
         graph: what computes.
-        output_kind: what its outputs are put into.
+        outputs: which of the graph's are this model's.
         is_cut: the graph computes what the classifier's head reads, and no more.
         hook_tables: where hooks on parts would be.
     """
 
     graph: Engine
-    output_kind: type[Any]
+    outputs: Outputs
     is_cut: bool
     hook_tables: list[Mapping[int, Any]]
 
     def forward(
         self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> Any:
-        if patch_attention_mask is None and self._is_plain(kwargs) and self._fits(pixel_values):
-            images = pixel_values.detach().to(self.dtype).contiguous()
-            if all_finite(images):  # runtimes drop NaN and infinity in some operators
-                return self.output_kind(**self.graph.run(images))
+        answers = self.answers(self.outputs.names, pixel_values, patch_attention_mask, kwargs)
+        if answers is not None:
+            return self.outputs.kind(**answers)
         return super().forward(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
 
-    def _is_plain(self, kwargs: dict[str, Any]) -> bool:
+    def answers(
+        self,
+        names: Sequence[str],
+        pixel_values: torch.Tensor,
+        patch_attention_mask: torch.Tensor | None,
+        asked: Mapping[str, Any],
+    ) -> dict[str, torch.Tensor] | None:
+        """Of the graph; None where it has none."""
+        if patch_attention_mask is None and self._is_plain(asked) and self._fits(pixel_values):
+            images = pixel_values.detach().to(self.dtype).contiguous()
+            if all_finite(images):  # runtimes drop NaN and infinity in some operators
+                return self.graph.run(images, names)
+        return None
+
+    def _is_plain(self, asked: Mapping[str, Any]) -> bool:
         """Whether nothing is asked for, or listened to, but the outputs of the graph."""
-        if bool(kwargs.get("only_for_head")) != self.is_cut or not kwargs.get("return_dict", self.config.return_dict):
+        if bool(asked.get("only_for_head")) != self.is_cut or not asked.get("return_dict", self.config.return_dict):
             return False
-        if any(value not in (None, False) for name, value in kwargs.items() if name not in _OF_NO_EFFECT):
+        if any(value not in (None, False) for name, value in asked.items() if name not in _OF_NO_EFFECT):
             return False
         if self.config.output_hidden_states or self.config.output_attentions:
             return False
@@ -86,6 +118,35 @@ class EngineEncoder(HfPreTrainedModel):
     def _fits(self, pixel_values: Any) -> bool:
         shape = (self.config.num_channels, *as_pair(self.config.image_size))
         return _is_batch(pixel_values, shape) and pixel_values.is_floating_point()
+
+
+class EngineClassifier(HfPreTrainedModel):
+    """Goes before the class of a classifier, whose encoder's graph has the logits too; a pass is one call of it then.
+
+    Attributes:
+        outputs: which of the graph's are this model's.
+        parts: that the graph was made of, encoder and heads.
+    """
+
+    outputs: Outputs
+    parts: tuple[nn.Module, ...]
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        patch_attention_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if self.parts == tuple(self.children()) and not any(has_listeners(part) for part in self.parts):
+            encoder: Any = self.base_model
+            asked = {name: value for name, value in kwargs.items() if name != "num_items_in_batch"}
+            answers = encoder.answers(self.outputs.names, pixel_values, patch_attention_mask, asked)
+            if answers is not None:
+                loss = classifier_loss(answers["logits"], labels, self.config, kwargs.get("num_items_in_batch"))
+                return self.outputs.kind(loss=loss, **answers)
+        return super().forward(pixel_values, labels=labels, patch_attention_mask=patch_attention_mask, **kwargs)
 
 
 class EngineHead(nn.Linear):
@@ -97,7 +158,7 @@ class EngineHead(nn.Linear):
         if _is_batch(input, (self.in_features,)) and input.dtype == self.weight.dtype:
             features = input.detach().contiguous()
             if all_finite(features):
-                return self.graph.run(features)["logits"]
+                return self.graph.run(features, ("logits",))["logits"]
         return super().forward(input)
 
 
@@ -184,7 +245,7 @@ def engine_changes(
     num_read: dict[nn.Module, int | None] = {each.vit: num_read_tokens(each) for each in classifiers}
     try:
         with torch.no_grad():
-            return [*_encoder_changes(model, engine, dtype, num_read), *_head_changes(model, engine, dtype)]
+            return list(_changes(model, engine, dtype, num_read))
     except (MemoryError, UserError):
         raise
     except Exception as error:  # exporter and engines have a class for every reason
@@ -192,25 +253,34 @@ def engine_changes(
         raise UserError(f"{reason}; use engine='torch'") from error
 
 
-def _encoder_changes(
+def _changes(
     model: nn.Module, engine: type[Engine], dtype: torch.dtype, num_read: Mapping[nn.Module, int | None]
 ) -> Iterator[Change]:
-    for encoder in encoders_in(model).values():
-        graph, output_kind = _graph_of(encoder, engine, dtype, num_read.get(encoder))
+    encoders = encoders_in(model).values()
+    classifiers = {each.base_model: each for each in model.modules() if _is_classifier(each)}
+    for encoder in encoders:
+        classifier = classifiers.get(encoder)
+        graph, *outputs = _graph_of(encoder if classifier is None else classifier, engine, dtype, num_read.get(encoder))
         tables: list[Mapping[int, Any]] = []
         for part in encoder.modules():
             if part is not encoder:
                 tables += [part._forward_hooks, part._forward_pre_hooks]
-        added = {"graph": graph, "output_kind": output_kind, "is_cut": encoder in num_read, "hook_tables": tables}
+        added = {"graph": graph, "outputs": outputs[0], "is_cut": encoder in num_read, "hook_tables": tables}
         yield from _computed_by(encoder, EngineEncoder, added)
+        if classifier is not None:
+            parts = tuple(classifier.children())
+            yield from _computed_by(classifier, EngineClassifier, {"outputs": outputs[1], "parts": parts})
+            for head in (part for part in parts if type(part) is nn.Linear):
+                twin, example = copy.deepcopy(head).float(), torch.zeros(2, head.in_features)
+                alone = engine.of(onnx_of_batches(twin, example, ["logits"]), dtype)
+                yield from _computed_by(head, EngineHead, {"graph": alone})
 
 
-def _head_changes(model: nn.Module, engine: type[Engine], dtype: torch.dtype) -> Iterator[Change]:
-    for classifier in (module for module in model.modules() if isinstance(module, _CLASSIFIERS)):
-        for head in (child for child in classifier.children() if type(child) is nn.Linear):
-            twin, example = copy.deepcopy(head).float(), torch.zeros(2, head.in_features)
-            graph = engine.of(onnx_of_batches(twin, example, ["logits"]), dtype)
-            yield from _computed_by(head, EngineHead, {"graph": graph})
+def _is_classifier(model: nn.Module) -> bool:
+    """Whether it is one of the package's, with its own heads."""
+    if type(model) not in _CLASSIFIERS:
+        return False
+    return all(type(head) in (nn.Linear, nn.Identity) for head in model.children() if head is not model.base_model)
 
 
 def _computed_by(part: nn.Module, kind: type[nn.Module], added: Mapping[str, object]) -> Iterator[Change]:
@@ -219,16 +289,17 @@ def _computed_by(part: nn.Module, kind: type[nn.Module], added: Mapping[str, obj
 
 
 def _graph_of(
-    encoder: nn.Module, engine: type[Engine], dtype: torch.dtype, num_read: int | None
-) -> tuple[Engine, type[Any]]:
-    """The rewritten form of a bare model in float32 as an engine's graph, and what its outputs are put into."""
-    twin: Any = copy.deepcopy(encoder).float().eval()
+    model: nn.Module, engine: type[Engine], dtype: torch.dtype, num_read: int | None
+) -> tuple[Engine, *tuple[Outputs, ...]]:
+    """The rewritten form of a bare model or classifier in float32 as an engine's graph; outputs as `_Pass` has them."""
+    twin: Any = copy.deepcopy(model).float().eval()
     twin.set_attn_implementation("eager")  # torch's exporter fails on sdpa with a bias; engines fuse it themselves
     plan_for(twin, torch.float32).carry_out()
     if num_read is not None:
-        twin.layers[-1].num_read = num_read
+        twin.base_model.layers[-1].num_read = num_read
     one_pass, size = _Pass(twin, num_read is not None).eval(), as_pair(twin.config.image_size)
     images = torch.zeros(2, twin.config.num_channels, *size)
-    output = one_pass.output(images)
+    outputs = [Outputs(type(output), tuple(output)) for output in one_pass.outputs(images)]
     # Of one size, which is faster to make and to run; torch computes the others.
-    return engine.of(onnx_of_batches(one_pass, images, list(output)), dtype), type(output)
+    graph = engine.of(onnx_of_batches(one_pass, images, [name for each in outputs for name in each.names]), dtype)
+    return graph, *outputs

@@ -5,6 +5,7 @@ Legend: B batch, C channels, H x W px.
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self, final
@@ -40,9 +41,9 @@ class Engine(ABC):
         """Of a graph, and the dtype of the model: products may be computed in it."""
 
     @abstractmethod
-    def run(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Images [B, C, H, W], or what the graph takes instead -> outputs by name, all in the dtype of the model; from
-        any thread.
+    def run(self, pixel_values: torch.Tensor, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Images [B, C, H, W], or what the graph takes instead -> outputs of these names, all in the dtype of the
+        model; from any thread.
         """
 
     @classmethod
@@ -75,13 +76,12 @@ class OpenVinoEngine(Engine):
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         }
-        self._names = [output.get_any_name() for output in self._graph.outputs]
         self._lock = threading.Lock()  # a compiled graph computes one pass at a time
         self._first_shape: torch.Size | None = None
         self._for_first: Any = None
         self._for_any: Any = None
 
-    def run(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+    def run(self, pixel_values: torch.Tensor, names: Sequence[str]) -> dict[str, torch.Tensor]:
         import openvino
 
         # bfloat16, which NumPy lacks, goes in and out as other types of 16 bits.
@@ -89,7 +89,7 @@ class OpenVinoEngine(Engine):
         images = openvino.Tensor(array, array.shape, openvino.Type.bf16 if self._is_half else openvino.Type.f32)
         with self._lock:
             results = self._compiled_for(pixel_values.shape)([images])
-            outputs = {name: torch.from_numpy(results[name].copy()) for name in self._names}
+            outputs = {name: torch.from_numpy(results[name].copy()) for name in names}
         return {name: output.view(pixel_values.dtype) for name, output in outputs.items()}
 
     def _compiled_for(self, shape: torch.Size) -> Any:
@@ -142,8 +142,9 @@ class OnnxRuntimeEngine(Engine):
     def __init__(self, file: Path) -> None:
         self._graph = ONNXRUNTIME.open(file)
 
-    def run(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-        return self._graph.run(pixel_values)
+    def run(self, pixel_values: torch.Tensor, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        outputs = self._graph.run(pixel_values)
+        return {name: outputs[name] for name in names}
 
 
 ENGINES: dict[str, type[Engine]] = {engine.package: engine for engine in (OpenVinoEngine, OnnxRuntimeEngine)}

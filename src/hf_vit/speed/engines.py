@@ -44,7 +44,7 @@ class OnEngine(nn.Module):
         self.engine = engine
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.engine.run(images.contiguous())["outputs"]
+        return self.engine.run(images.contiguous(), ("outputs",))["outputs"]
 
 
 @torch.no_grad()
