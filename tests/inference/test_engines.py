@@ -17,6 +17,7 @@ import hf_vit
 from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
 from hf_vit.inference import encoders, engines
 from hf_vit.inference.encoders import EngineEncoder
+from hf_vit.rewriting.convolutions import ChannelwiseGroupNorm
 
 OTHER_FAMILIES = OTHERS
 PROGRAMS: dict[Any, Any] = {}
@@ -70,10 +71,12 @@ def calls_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...
     seen: list[tuple[int, ...]] = []
     for encoder in model.modules():
         if isinstance(encoder, EngineEncoder):
-            run = encoder.graph.run
-            monkeypatch.setattr(
-                encoder.graph, "run", lambda images, names, run=run: (seen.append(tuple(images.shape)), run(images, names))[1]
-            )
+
+            def run(images: torch.Tensor, names: Any, run: Any = encoder.graph.run) -> Any:
+                seen.append(tuple(images.shape))
+                return run(images, names)
+
+            monkeypatch.setattr(encoder.graph, "run", run)
     return seen
 
 
@@ -175,6 +178,62 @@ def test_a_pass_has_no_product_of_torch(family: Family):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+def test_channelwise_group_norm(offset: float):
+    """As far from float64's as torch's own, or nearer; of a mean a thousand deviations away, too; zeros stay finite."""
+    norm = ChannelwiseGroupNorm(4, 12)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    images = torch.randn(2, 12, 5, 7) + offset
+    given, torchs = norm(images), torch.nn.GroupNorm.forward(norm, images)
+    wanted = torch.nn.GroupNorm.forward(norm.double(), images.double())
+    assert float((given - wanted).abs().max()) <= 2 * float((torchs - wanted).abs().max()) + 1e-6
+    flat = norm.float()(torch.zeros(1, 12, 2, 2))
+    assert torch.equal(flat, norm.bias[None, :, None, None].expand_as(flat))
+
+
+@torch.no_grad()
+def test_a_group_norm_is_computed_in_the_layout_of_the_convolutions():
+    """Of what the engine normalises at once, which takes another one, there are the layer norms alone."""
+    fast = hf_vit.optimize_for_inference(build(FAMILIES["hybrid"]), engine="openvino")
+    fast(FAMILIES["hybrid"].images(fast.config))
+    operations = fast.base_model.graph._for_first.get_runtime_model().get_ops()
+    kinds = [operation.get_rt_info()["layerType"] for operation in operations]
+    assert kinds.count("MVN") == 2 * fast.config.num_hidden_layers + 1
+
+
+@torch.no_grad()
+def test_a_classifier_is_one_graph(plain: tuple[Any, Any], monkeypatch):
+    """A pass runs its graph once and no other; where its head is listened to, the encoder's outputs are the graph's."""
+    model, fast = plain
+    seen, images = calls_of(fast, monkeypatch), FAMILIES["plain"].images(model.config)
+    monkeypatch.setattr(fast.classifier.graph, "run", lambda *_: pytest.fail("another graph"))
+    labels = torch.tensor([0, 1])
+    for asked in ({}, {"labels": labels}, {"labels": labels, "num_items_in_batch": 5}):
+        assert_same(fast(images, **asked), model(images, **asked), 1e-5)
+    assert len(seen) == 3
+    monkeypatch.undo()
+    seen = calls_of(fast, monkeypatch)
+    heard: list[torch.Tensor] = []
+    for each in (model, fast):
+        handle = each.classifier.register_forward_pre_hook(lambda _, arguments: heard.append(arguments[0]))
+        each(images)
+        handle.remove()
+    torch.testing.assert_close(heard[1], heard[0], rtol=0, atol=1e-5)
+    assert len(seen) == 1
+
+
+@torch.no_grad()
+def test_two_heads():
+    """Of a distilled model, by names."""
+    model = build(FAMILIES["plain"], choice="distillation")
+    fast, images = hf_vit.optimize_for_inference(copy.deepcopy(model), engine="openvino"), torch.rand(2, 3, 16, 16)
+    given = fast(images)
+    assert list(given) == ["logits", "cls_logits", "distillation_logits"]
+    assert_same(given, model(images), 1e-5)
+
+
+@torch.no_grad()
 def test_heads(plain: tuple[Any, Any], monkeypatch):
     """Listened to, given what is not finite, and exchanged, they answer as before."""
     model, fast = copy.deepcopy(plain[0]), hf_vit.optimize_for_inference(copy.deepcopy(plain[0]), engine="openvino")
@@ -188,7 +247,9 @@ def test_heads(plain: tuple[Any, Any], monkeypatch):
         each(images)
     torch.testing.assert_close(heard[1], heard[0], rtol=0, atol=1e-5)
     model.classifier = fast.classifier = torch.nn.Linear(model.config.hidden_size, 7)
+    seen = calls_of(fast, monkeypatch)
     torch.testing.assert_close(fast(images).logits, model(images).logits, rtol=0, atol=1e-5)
+    assert len(seen) == 1
 
 
 CHANGES: dict[str, Any] = {
@@ -220,10 +281,11 @@ def test_changes_that_the_graph_would_not_follow_are_refused(plain: tuple[Any, A
 
 
 @torch.no_grad()
-def test_bfloat16():
+@pytest.mark.parametrize("name", ["plain", "hybrid"])
+def test_bfloat16(name: str):
     """As near to the float32 model as torch's own bfloat16 is, or nearer."""
-    family = FAMILIES["plain"]
-    model, images = build(family), family.images(FAMILIES["plain"].config())
+    family = FAMILIES[name]
+    model, images = build(family), family.images(family.config())
     wanted = model(images).logits
     half = copy.deepcopy(model).to(torch.bfloat16)
     plain_error = float((half(images.bfloat16()).logits - wanted).abs().max())

@@ -21,6 +21,7 @@ from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.loss_hf_vit import classifier_loss
 from hf_vit.models.modeling_hf_vit import HfViTBaseForImageClassification
 from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
+from hf_vit.rewriting.convolutions import ChannelwiseGroupNorm
 from hf_vit.rewriting.heads import has_listeners, num_read_tokens
 from hf_vit.rewriting.planning import Change, plan_for
 
@@ -295,6 +296,8 @@ def _graph_of(
     twin: Any = copy.deepcopy(model).float().eval()
     twin.set_attn_implementation("eager")  # torch's exporter fails on sdpa with a bias; engines fuse it themselves
     plan_for(twin, torch.float32).carry_out()
+    for norm in (part for part in twin.modules() if type(part) is nn.GroupNorm and engine.has_channels_last):
+        norm.__class__ = ChannelwiseGroupNorm
     if num_read is not None:
         twin.base_model.layers[-1].num_read = num_read
     one_pass, size = _Pass(twin, num_read is not None).eval(), as_pair(twin.config.image_size)

@@ -28,12 +28,14 @@ class Engine(ABC):
         extra: of this package, with which it comes.
         needs: what has to be installed.
         dtypes: of models that it computes.
+        has_channels_last: in convolutions.
     """
 
     package: ClassVar[str]
     extra: ClassVar[str]
     needs: ClassVar[tuple[str, ...]]
     dtypes: ClassVar[tuple[torch.dtype, ...]]
+    has_channels_last: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
@@ -62,6 +64,7 @@ class OpenVinoEngine(Engine):
     package, extra = "openvino", "openvino,export"
     needs = ("openvino", "onnx", "onnxscript")
     dtypes = (torch.float32, torch.bfloat16)
+    has_channels_last = True
 
     @classmethod
     def of(cls, program: ONNXProgram, dtype: torch.dtype) -> Self:

@@ -6,6 +6,7 @@ Legend: B batch, C channels, H x W px, O outputs, I inputs, k kernel side.
 from typing import Any, final
 
 import torch
+from torch import nn
 
 from hf_vit.models.modeling_hf_axial_resnet import DenseNorm
 from hf_vit.models.resnet_hf_vit import StdConv2d
@@ -35,6 +36,26 @@ class StandardizedConv2d(StdConv2d):
         # In an engine's graph a product over channels would stand between two transposes.
         outputs = self.convolved(wide, self.kernel) if torch.compiler.is_exporting() else super().forward(wide)
         return outputs.to(input.dtype)
+
+
+class ChannelwiseGroupNorm(nn.GroupNorm):
+    """GroupNorm by sums over each channel's pixels, [B, C, H, W] -> [B, C, H, W]: for engines that have channels last.
+
+    Where they normalise a group at once, they take it to another layout and back. The variance is that of what the mean
+    was taken from, so that none of it cancels.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        centred = input - self._of_groups(input.mean((2, 3), keepdim=True))
+        sums = torch.linalg.vector_norm(centred, dim=(2, 3), keepdim=True) ** 2
+        variance = self._of_groups(sums / (input.shape[2] * input.shape[3]))
+        weight, bias = (each[:, None, None] for each in (self.weight, self.bias))
+        return centred * (weight * torch.rsqrt(variance + self.eps)) + bias
+
+    def _of_groups(self, channels: torch.Tensor) -> torch.Tensor:
+        """[B, C, 1, 1] -> the same, every channel with the mean of its group."""
+        grouped = channels.unflatten(1, (self.num_groups, -1))
+        return grouped.mean(2, keepdim=True).expand_as(grouped).flatten(1, 2)
 
 
 def as_affine(norm: Any) -> tuple[torch.Tensor, torch.Tensor]:
