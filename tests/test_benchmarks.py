@@ -31,7 +31,7 @@ def script(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "document"),
     [
-        ("shape_texture", README),
+        ("shape_texture_long", README),
         ("pretraining", README),
         ("distillation", "docs/distillation.md"),
         ("self_training", "docs/self_training.md"),
@@ -40,7 +40,7 @@ def script(monkeypatch):
 )
 def test_tables_are_those_of_the_records(script, name, document, tmp_path, capsys):
     shutil.copy(RESULTS / f"{name}.jsonl", tmp_path)
-    module = script(name)
+    module = script(name.removesuffix("_long"))
     if hasattr(module, "summary"):
         print(module.summary(tmp_path / f"{name}.jsonl"))
     else:
@@ -134,23 +134,35 @@ def test_pretraining_is_told_with_the_rates_that_were_tried():
 
 
 def test_shape_bias_is_told_as_recorded():
-    runs = {(run["family"], run["variation"], run["seed"]): run for run in records("shape_texture.jsonl")}
-    varied = ("crops", "blur and noise")
-    for family in ("vit", "axial"):
-        for way in varied:
-            for seed in range(3):
-                assert runs[family, way, seed]["shape_bias"] > runs[family, "none", seed]["shape_bias"]
-            accuracy = [statistics.mean(runs[family, v, s]["accuracy"] for s in range(3)) for v in ("none", way)]
-            assert accuracy[1] < accuracy[0]
-    kept = {
-        (family, way, seed)
-        for family in ("vit", "axial")
-        for way in varied
+    """Of the trainings to the end, and beside them what the short ones looked like."""
+    document = words(README)
+    runs, short = (
+        {(run["family"], run["variation"], run["seed"]): run for run in records(f"shape_texture{name}.jsonl")}
+        for name in ("_long", "")
+    )
+    assert len(runs) == len(short) == 27
+    accuracies = [run["accuracy"] for run in runs.values()]
+    assert f"{100 * min(accuracies):.1f} to {100 * max(accuracies):.0f}% of new images" in document
+    assert all(run["shape_bias"] < 0.5 for run in (*runs.values(), *short.values()))
+
+    def mean(of: dict, family: str, way: str, value: str) -> float:
+        return 100 * statistics.mean(of[family, way, seed][value] for seed in range(3))
+
+    ways = ("none", "crops", "blur and noise")
+    biases = [mean(runs, family, way, "shape_bias") for family in ("vit", "hybrid", "axial") for way in ways]
+    assert f"in {100 - max(biases):.0f} to {100 - min(biases):.0f}% of the decisions" in document
+    shapes = [mean(runs, family, way, "shape_alone") for family in ("vit", "hybrid", "axial") for way in ways]
+    assert f"({min(shapes):.0f} to {max(shapes):.0f}%" in document
+    raised = sum(
+        runs[family, way, seed]["shape_bias"] > runs[family, "none", seed]["shape_bias"]
+        for family in ("vit", "hybrid", "axial")
+        for way in ways[1:]
         for seed in range(3)
-        if runs[family, way, seed]["accuracy"] >= runs[family, "none", seed]["accuracy"]
-    }
-    assert kept == {("vit", "blur and noise", 0), ("axial", "crops", 1), ("axial", "blur and noise", 1)}
-    assert "their mean accuracy falls as well, though not in 3 of these 12 pairs of runs" in words(README)
+    )
+    assert f"in {raised} of 18 pairs of runs" in document
+    for family, name in (("vit", "ViT"), ("axial", "axial model")):
+        told = [f"{mean(short, family, way, 'accuracy'):.0f}" for way in ways]
+        assert f"the {name} was right on {told[0]}, {told[1]} and {told[2]}%" in document
 
 
 @pytest.mark.parametrize(("record", "read"), [("", "but read as `from_hub` does"), ("_avx512_bf16", "read")])
@@ -253,7 +265,7 @@ def test_the_page_of_evidence_tells_what_was_recorded():
     assert f"the plain ViT leads with {boxes['plain']:.1f}%" in page
     assert max(boxes, key=boxes.__getitem__) == "plain"
 
-    biases = [run["shape_bias"] for run in records("shape_texture.jsonl")]
+    biases = [run["shape_bias"] for run in records("shape_texture_long.jsonl")]
     assert max(biases) < 0.5, "all follow the texture"
 
 
@@ -341,3 +353,45 @@ def test_accuracy_against_fractals_is_told_as_recorded(script):
         )
         assert f"from {' and '.join(before)}" in " ".join(told.replace("%", "").split())
         assert f"to {' and '.join(after)}" in " ".join(told.replace("%", "").split())
+
+
+def test_engines_are_told_as_recorded():
+    """Every cell beside the same engine given the peer's model, and what is said of them in words."""
+    page = words("docs/inference.md")
+    parts = ("alone", "alone_b16", "alone_r26", "alone_r50", "alone_r50_b8", "axial", "onnxruntime")
+    found = {
+        (row["cell"]["shape"]["variant"], row["cell"]["dtype"], row["cell"]["batch"], name): {
+            peer: ratio["median"] for peer, ratio in outcome["ratios"].items()
+        }
+        for part in parts
+        for row in json.loads((RESULTS / f"models_engines_{part}_avx512_bf16.json").read_text())["rows"]
+        for name, outcome in row["outcomes"].items()
+        if part != "onnxruntime" or name.endswith("onnxruntime")
+    }
+    peers = {"S/16": "transformers, openvino", "B/16": "transformers, openvino", "Axial-B/16": "hf_vit optimized"}
+    ours, all_cells = "hf_vit optimized, openvino", []
+    for dtype in ("float32", "bfloat16"):
+        cells = [
+            found[variant, dtype, batch, ours][peers.get(variant, "timm, openvino")]
+            for variant in ("S/16", "B/16", "R26+S/32", "R50+B/16", "Axial-B/16")
+            for batch in (1, 8)
+        ]
+        told = " | ".join(f"{cell:.2f}" for cell in cells)
+        assert f"| hf_vit by OpenVINO, {dtype} | {told} |" in page
+        all_cells += cells
+    assert f"The median of these twenty is {statistics.median(all_cells):.2f}." in page
+    beside_timm = [
+        ratios["timm, openvino"] for (variant, *_, name), ratios in found.items()
+        if variant in ("S/16", "B/16") and name == ours
+    ]  # fmt: skip
+    assert len(beside_timm) == 8
+    assert f"beside timm's S/16 and B/16 they are {min(beside_timm):.2f} to {max(beside_timm):.2f}." in page
+    one, eight = (found["S/16", "float32", batch, "hf_vit optimized, onnxruntime"] for batch in (1, 8))
+    pairs = [
+        f"{one[peer]:.2f} and {eight[peer]:.2f} times"
+        for peer in ("transformers, onnxruntime", "timm, onnxruntime", "hf_vit optimized, openvino")
+    ]
+    assert (
+        f"{pairs[0]} as fast as transformers' at batch 1 and 8, {pairs[1]} as timm's, and {pairs[2]} as OpenVINO"
+        in page
+    )
