@@ -1,6 +1,7 @@
 """Does it learn, and from how little? ViT, Hybrid and Axial of about equal size on few digits; and one ViT, cut finer.
 
     python benchmarks/inductive_bias.py [--output benchmarks/results/inductive_bias.jsonl] [--only recipe|data|patch]
+    python benchmarks/inductive_bias.py --only data --steps 1600 --output FILE        # to the end
     python benchmarks/inductive_bias.py --summary        # tables and plots of what is there, no runs
 
 Data: the UCI digits (8x8, 1,257 / 180 / 360 for training, validation and test), stretched to 32x32 px, one channel.
@@ -237,13 +238,7 @@ def is_of_patch_sweep(line: dict[str, Any], patch: int) -> bool:
     return (line["family"], line["examples"], line["patch"]) == ("vit", EXAMPLES[-1], patch)
 
 
-def summarise(path: Path) -> None:
-    """Print both tables, and draw them beside the results."""
-    from matplotlib.figure import Figure
-
-    lines = read(path)
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+def summarise_data(lines: list[dict[str, Any]], axes: Any) -> None:
     print("| family | parameters | images | test accuracy (%) | seconds (CPU) |\n|---|---|---|---|---|")
     for family in FAMILIES:
         points = []
@@ -256,9 +251,17 @@ def summarise(path: Path) -> None:
                 told = f"{100 * mean:.1f} ± {100 * deviation:.1f} ({len(own)} seeds)"
                 print(f"| {family} | {own[0]['parameters']:,} | {examples} | {told} | {seconds:.1f} |")
         if points:
-            left.errorbar(*zip(*points, strict=True), marker="o", capsize=3, label=family)  # x, y, y error
-    left.set(xscale="log", xlabel="training images", ylabel="test accuracy (%)", title=f"{STEPS} steps each")
-    left.legend()
+            axes.errorbar(*zip(*points, strict=True), marker="o", capsize=3, label=family)  # x, y, y error
+    axes.set(
+        xscale="log",
+        xlabel="training images",
+        ylabel="test accuracy (%)",
+        title=f"{lines[-1]['steps']:,} steps each" if lines else "",
+    )
+    axes.legend()
+
+
+def summarise_patches(lines: list[dict[str, Any]], axes: Any) -> None:
     print("\n| patch (px) | tokens | MFLOPs | test accuracy (%) | seconds (CPU) |\n|---|---|---|---|---|")
     points = []
     for patch in PATCHES:
@@ -267,12 +270,25 @@ def summarise(path: Path) -> None:
             mean, deviation = spread(own, "test_accuracy")
             flops, seconds = own[0]["flops_forward_one_image"] / 1e6, spread(own, "cpu_seconds")[0]
             points.append((flops, 100 * mean, 100 * deviation))
-            right.annotate(f" {patch} px", (flops, 100 * mean))
+            axes.annotate(f" {patch} px", (flops, 100 * mean))
             told = f"{100 * mean:.1f} ± {100 * deviation:.1f} ({len(own)} seeds)"
             print(f"| {patch} | {(SIDE // patch) ** 2} | {flops:.2f} | {told} | {seconds:.1f} |")
     if points:
-        right.errorbar(*zip(*points, strict=True), marker="o", capsize=3)
-    right.set(xscale="log", xlabel="MFLOPs forward, one image", ylabel="test accuracy (%)", title="one ViT, patch side")
+        axes.errorbar(*zip(*points, strict=True), marker="o", capsize=3)
+    axes.set(xscale="log", xlabel="MFLOPs forward, one image", ylabel="test accuracy (%)", title="one ViT, patch side")
+
+
+def summarise(path: Path) -> None:
+    """Print the tables of the sweeps that are there, and draw them beside the results."""
+    from matplotlib.figure import Figure
+
+    lines = read(path)
+    has_patches = any(line["kind"] == "patch" for line in lines)
+    figure = Figure(figsize=(11 if has_patches else 6, 4), layout="constrained")
+    axes = figure.subplots(1, 1 + has_patches, squeeze=False)[0]
+    summarise_data(lines, axes[0])
+    if has_patches:
+        summarise_patches(lines, axes[1])
     figure.savefig(path.with_suffix(".png"), dpi=120)
     print(
         f"\nThe learning rate was {sorted({x['rate'] for x in lines if x['kind'] != 'recipe'})}; bars are one standard "

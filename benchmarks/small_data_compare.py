@@ -7,10 +7,10 @@
 Digits, photographs, and classes of fractals that no pre-training has seen, at 32 px; 50 or 200 images of all classes
 alike, or all. ViT and ResNet are those of data_scale.py, of equal FLOPs. Every start has as many CPU seconds a rate
 (--seconds), by the seconds of its steps that are measured beforehand: from scratch; after fractals (100 classes, for
---pretraining-seconds, once a seed for all data, told beside and not counted); or after masked patches or momentum
-contrast on the images of the task, for half of these seconds. Both rates of the recipe are tried in each run and that
-with the better VALIDATION accuracy is kept; the test images are looked at once a run. The validation images are all
-there are, however few are trained on.
+--pretraining-seconds, at the lower rate, once a seed for all data, told beside and not counted); or after masked
+patches or momentum contrast on the images of the task, for half of these seconds. Both rates of the recipe are tried in
+each run and that with the better VALIDATION accuracy is kept; the test images are looked at once a run. The validation
+images are all there are, however few are trained on.
 
 Each finished run is a line of the output and is not repeated. Start it in as many processes of one thread as you like.
 """
@@ -110,8 +110,8 @@ def learn_fractals(job: Job, kept: Path) -> dict[str, Any]:
         made = Path(folder) / "out"
         steps = max(1, round(job["seconds"] / step))
         result = finetune(
-            MODELS[job["model"]], FRACTALS, made, recipe="small-data", steps=steps, evaluations=4, seed=job["seed"],
-            **_PLAIN,
+            MODELS[job["model"]], FRACTALS, made, recipe="small-data", learning_rate=1e-3, steps=steps, evaluations=4,
+            seed=job["seed"], **_PLAIN,
         )  # fmt: skip
         kept.mkdir(parents=True, exist_ok=True)
         arriving = weights(kept, job["model"], job["seed"]).with_suffix(".arriving")

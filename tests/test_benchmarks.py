@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hf_vit.training import find_recipe
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 README = "benchmarks/README.md"
@@ -32,6 +34,7 @@ def script(monkeypatch):
     ("name", "document"),
     [
         ("shape_texture_long", README),
+        ("compare_families_long", README),
         ("pretraining", README),
         ("distillation", "docs/distillation.md"),
         ("self_training", "docs/self_training.md"),
@@ -39,12 +42,13 @@ def script(monkeypatch):
     ],
 )
 def test_tables_are_those_of_the_records(script, name, document, tmp_path, capsys):
-    shutil.copy(RESULTS / f"{name}.jsonl", tmp_path)
+    (record,) = RESULTS.glob(f"{name}.json*")
+    copy = Path(shutil.copy(record, tmp_path))
     module = script(name.removesuffix("_long"))
     if hasattr(module, "summary"):
-        print(module.summary(tmp_path / f"{name}.jsonl"))
+        print(module.summary(copy))
     else:
-        module.summarise(tmp_path / f"{name}.jsonl")
+        module.summarise(copy)
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     rows = [line for line in shown if line.startswith("| ") and any(letter.isdigit() for letter in line)]
     document = words(document)
@@ -58,10 +62,16 @@ FAMILIES = ("vit", "hybrid", "axial")
 SIZES = (50, 100, 200, 400, 1257)
 
 
-def digits(family: str, examples: int) -> list[float]:
+def digits(family: str, examples: int, record: str = "inductive_bias_long") -> list[float]:
     """Test accuracies of all seeds, in %."""
-    runs = [run for run in records("inductive_bias.jsonl") if run["kind"] == "data"]
+    runs = [run for run in records(f"{record}.jsonl") if run["kind"] == "data"]
     return [100 * run["test_accuracy"] for run in runs if (run["family"], run["examples"]) == (family, examples)]
+
+
+def leads(family: str, record: str = "inductive_bias_long") -> list[float]:
+    """By how many points a family is ahead of the plain ViT, at each size."""
+    ours, plain = ([statistics.mean(digits(name, examples, record)) for examples in SIZES] for name in (family, "vit"))
+    return [lead - base for lead, base in zip(ours, plain, strict=True)]
 
 
 def told(values: list[float]) -> str:
@@ -72,34 +82,95 @@ def test_accuracy_against_images_is_told_as_recorded():
     document = words(README)
     for examples in SIZES:
         assert f"| {examples:,} | {' | '.join(told(digits(family, examples)) for family in FAMILIES)} |" in document
+    runs = records("inductive_bias_long.jsonl")
     seconds = [
-        [
-            run["cpu_seconds"]
-            for run in records("inductive_bias.jsonl")
-            if (run["kind"], run["family"]) == ("data", name)
-        ]
-        for name in FAMILIES
+        [run["cpu_seconds"] for run in runs if (run["kind"], run["family"]) == ("data", name)] for name in FAMILIES
     ]
     assert f"| CPU seconds, each run | {' | '.join(f'{min(s):.1f} to {max(s):.1f}' for s in seconds)} |" in document
+    minutes = sum(run["cpu_seconds"] for run in runs) / 60
+    assert f"{len(runs)} runs of 1,600 steps, {minutes:.0f} CPU-minutes" in document
 
-    mean = {(family, size): statistics.mean(digits(family, size)) for family in FAMILIES for size in SIZES}
-    gaps = {size: mean["hybrid", size] - mean["vit", size] for size in SIZES}
-    assert min(gaps.values()) > 0
+    hybrid, axial = leads("hybrid"), leads("axial")
+    assert min(*hybrid, *axial) > 0, "the curves do not cross"
     assert (
-        f"above the plain ViT's at every size, by {min(gaps.values()):.1f} to {max(gaps.values()):.1f} points, "
-        f"{gaps[50]:.1f} at 50 images and {gaps[1257]:.1f} at 1,257" in document
+        "above it by {:.1f} points at 50 images, {:.1f} at 100, {:.1f} at 200, {:.1f} at 400 and {:.1f} at 1,257; the "
+        "axial model's by {:.1f}, {:.1f}, {:.1f}, {:.1f} and {:.1f}.".format(*hybrid, *axial)
+        in document
     )
-    lead = {size: mean["hybrid", size] - mean["axial", size] for size in SIZES}
+    short, plain = (
+        leads("hybrid", "inductive_bias"),
+        [statistics.mean(digits("vit", n, "inductive_bias")) for n in (200, 1257)],
+    )
     assert (
-        f"At 50, 100 and 400 images it is above the axial model's, by {lead[50]:.1f}, {lead[100]:.1f} and "
-        f"{lead[400]:.1f} points; at 200 and 1,257 the axial model's is above it by less than 0.1" in document
+        f"the hybrid led by {min(short):.1f} to {max(short):.1f} points, {short[0]:.1f} at 50 images and "
+        f"{short[-1]:.1f} at 1,257, and the ViT gained nothing from 200 to 1,257 images ({plain[0]:.1f} and "
+        f"{plain[1]:.1f}%)" in document
     )
-    assert -0.1 < lead[200] < 0
-    assert -0.1 < lead[1257] < 0
+    assert plain[1] <= plain[0]
+
+
+def test_families_are_told_as_recorded():
+    long, short = (
+        json.loads((RESULTS / f"compare_families{name}.json").read_text())["comparisons"].values()
+        for name in ("_long", "")
+    )
+
+    def mean(comparisons, value) -> dict[str, float]:
+        found: dict[str, list[float]] = {}
+        for model in (model for comparison in comparisons for model in comparison["models"]):
+            found.setdefault(model["inputs"]["model"]["name"], []).append(value(model))
+        return {name: 100 * statistics.mean(values) for name, values in found.items()}
+
+    top1, before = (mean(found, lambda model: model["top1"]["value"]) for found in (long, short))
+    corrupted = mean(long, lambda model: statistics.mean(model["corruptions"].values()))
+    attacked = mean(long, lambda model: model["fgsm"]["4"] if model["fgsm"] else 0)
+    document, page = words(README), words("docs/evidence.md")
+    best = sorted(set(top1) - {"swin", "igpt"}, key=top1.__getitem__)
+    assert len(best) == 18
+    ends = f"{top1[best[0]]:.1f} to {top1[best[-1]]:.1f}%"
+    assert f"eighteen of the twenty are at {ends}" in document
+    assert f"eighteen are at {ends}, the plain ViT at {top1['vit']:.1f}% ({before['vit']:.1f}% after" in page
+    assert max(top1["swin"], top1["igpt"]) < top1[best[0]]
+    assert f"Swin ({top1['swin']:.1f}%) and ImageGPT ({top1['igpt']:.1f}%) are behind" in document
+    assert f"they were at {min(before.values()):.1f} to {max(before.values()):.1f}%" in document
+    vit, hybrid, resnet, local = (
+        f"{before[name]:.1f}% ({top1[name]:.1f}%)" for name in ("vit", "hybrid", "resnet", "local")
+    )
+    assert f"ViT at {vit}, the hybrid at {hybrid}, the ResNet at {resnet}, Local-ViT at {local}" in document
+    kept = f"{corrupted['bit']:.1f}"
+    assert f"BiT keeps {kept}% and the hybrid, whose stem is BiT's, {corrupted['hybrid']:.1f}%" in document
+    assert f"BiT and the hybrid keep {kept} and {corrupted['hybrid']:.1f}%, the ViT {corrupted['vit']:.1f}%" in page
+    others = [value for name, value in corrupted.items() if name not in ("bit", "hybrid")]
+    assert f"the others {min(others):.1f} to {max(others):.1f}%" in document
+    weak = ("swin", "deit", "vit", "cait", "axial")
+    assert sorted(set(attacked) - {"igpt"}, key=attacked.__getitem__)[:5] == list(weak)
     assert (
-        f"from 200 to 1,257 images it gains nothing ({mean['vit', 200]:.1f} and {mean['vit', 1257]:.1f}%)" in document
+        "Swin {:.1f}%, DeiT {:.1f}%, ViT {:.1f}%, CaiT {:.1f}%, Axial {:.1f}%".format(
+            *(attacked[name] for name in weak)
+        )
+        in document
     )
-    assert mean["vit", 1257] <= mean["vit", 200]
+    networks = ("bit", "regnet", "resnet", "nfnet", "tresnet", "efficientnet", "skresnet")
+    assert min(networks, key=attacked.__getitem__) == "tresnet"
+    assert max(networks, key=attacked.__getitem__) == "skresnet"
+    assert f"{attacked['tresnet']:.1f}% (TResNet) to {attacked['skresnet']:.1f}% (SKResNet)" in document
+    assert f"the ResNet keeps {attacked['resnet']:.1f}%, the ViT {attacked['vit']:.1f}%" in page
+    wrong = mean(long, lambda model: model["ece"])
+    assert max(wrong, key=wrong.__getitem__) == "deit"
+    assert f"No calibration error is above {wrong['deit']:.1f}% (DeiT)" in document
+
+
+def test_candidates_of_the_small_recipe_are_told_as_recorded(script):
+    page, found = words("docs/training.md"), {}
+    for run in records("small_data.jsonl"):
+        found.setdefault((run["candidate"], run["data"]), []).append(100 * run["validation_accuracy"])
+    module = script("small_data")
+    for candidate in module.CANDIDATES:
+        assert f"| {candidate} | {' | '.join(told(found[candidate, data]) for data in module.DATA)} |" in page
+    for data in module.DATA:
+        best = max(module.CANDIDATES, key=lambda candidate: statistics.mean(found[candidate, data]))
+        assert best == "muon 3e-3"
+    assert find_recipe("small-data").learning_rate == module.CANDIDATES["muon 3e-3"]["learning_rate"]
 
 
 def test_the_patch_sweep_is_told_as_recorded():
@@ -213,18 +284,19 @@ def mean_of(runs: list[dict], value, **named) -> float:
 
 def test_the_page_of_evidence_tells_what_was_recorded():
     page = words("docs/evidence.md")
-    mean = {(family, size): statistics.mean(digits(family, size)) for family in FAMILIES for size in SIZES}
-    gaps = [mean["hybrid", size] - mean["vit", size] for size in SIZES]
-    assert (
-        f"at every size, by {min(gaps):.1f} to {max(gaps):.1f} points; the gap is {gaps[0]:.1f} points at both" in page
-    )
-    assert f"{gaps[0]:.1f}" == f"{gaps[-1]:.1f}"
+    gaps, short = leads("hybrid"), leads("hybrid", "inductive_bias")
+    assert f"by {gaps[0]:.1f} points at 50 images and {gaps[-1]:.1f} at 1,257" in page
+    assert f"After 400 steps the gap was {short[0]:.1f} points at both ends" in page
+    assert f"{short[0]:.1f}" == f"{short[-1]:.1f}"
+    assert f"({gaps[0]:.1f} points at 50, {gaps[-1]:.1f} at 1,257)" in words("docs/figures.md")
 
-    small = {(run["candidate"], run["data"]): run["validation_accuracy"] for run in records("small_data.jsonl")}
-    assert (
-        f"{small['default-small', 'digits']:.1%} with `default-small`, {small['muon 1e-3', 'digits']:.1%} with" in page
-    )
-    assert f"in 400 steps ({small['adamw 1e-3', 'fractals:classes=20,images=50,seed=1']:.1%})" in page
+    small: dict[tuple[str, str], list[float]] = {}
+    for run in records("small_data.jsonl"):
+        small.setdefault((run["candidate"], run["data"].split(":")[0]), []).append(100 * run["validation_accuracy"])
+    means = {key: f"{statistics.mean(values):.1f}%" for key, values in small.items()}
+    of_digits = {name: means[name, "digits"] for name in ("default-small", "muon 3e-3")}
+    assert f"{of_digits['default-small']} with `default-small`, {of_digits['muon 3e-3']} with `small-data`" in page
+    assert f"({means['adamw 1e-3', 'fractals']}; Muon at three times the rate {means['muon 3e-3', 'fractals']})" in page
     demo = json.loads((RESULTS / "demo.json").read_text())
     assert f"the mean is {demo['mean_test_accuracy']:.2%}" in page
 

@@ -247,7 +247,7 @@ SOURCES |= {
     "default-small": {"this package": _DEFAULT_SMALL, **_LIKE_DEIT},
     "small-data": {
         "this package": dict(
-            optimizer="muon", learning_rate=1e-3, learning_rates=[1e-3, 3e-3], warmup=0.1, epochs=100, batch_size=64,
+            optimizer="muon", learning_rate=3e-3, learning_rates=[1e-3, 3e-3], warmup=0.1, epochs=100, batch_size=64,
             average_decay=0.99,
             random_resized_crop=[0.6, 1.0], rotation_degrees=10.0,
         ),

@@ -32,12 +32,12 @@ _OWN = (
     ),
     Recipe(
         name="small-data",
-        source="this package: chosen on validation images of digits and photographs (benchmarks/small_data.py); "
+        source="this package: chosen on validation images, three seeds (benchmarks/small_data.py); "
         "weight decay and label smoothing as DeiT's (arXiv 2012.12877, table 9)",
         summary="a plain ViT on a thousand images or less, from scratch or after fractals",
         optimizer="muon",
         momentum=0.95,
-        learning_rate=1e-3,
+        learning_rate=3e-3,
         learning_rates=(1e-3, 3e-3),
         weight_decay=0.05,
         warmup=0.1,
