@@ -16,7 +16,6 @@ Each finished run is a line of the output and is not repeated. Start it in as ma
 """
 
 import argparse
-import functools
 import math
 import shutil
 import statistics
@@ -46,7 +45,7 @@ STARTS = {  # name -> (model, where its weights come from)
     "ViT, contrast": ("ViT", "contrastive"),
 }
 _PLAIN: dict[str, Any] = {"device": "cpu", "precision": "fp32"}
-_SHORT = (4, 24)  # steps of the two trainings that a step's seconds are taken from
+_SHORT = (8, 136)  # steps of the two trainings that a step's seconds are taken from; they are recorded once for all
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,14 @@ class Plan:
     pretraining_seconds: float = 600
 
     def jobs(self) -> Iterator[Job]:
-        """All runs, seed by seed; pre-training on fractals is one as well, before those that begin with it."""
+        """The seconds of steps, then all runs, seed by seed; pre-training on fractals before those that begin with it."""
+        origins = [STARTS[start] for start in self.starts]
+        for model in dict.fromkeys(model for model, _ in origins):
+            pretrained = [
+                origin for which, origin in origins if which == model and origin not in ("scratch", "fractals")
+            ]
+            for objective in ("labels", *pretrained):
+                yield step(model, objective)
         for seed in self.seeds:
             for model in dict.fromkeys(STARTS[start][0] for start in self.starts if STARTS[start][1] == "fractals"):
                 yield {"kind": "fractals", "model": model, "seed": seed, "seconds": self.pretraining_seconds}
@@ -90,25 +96,45 @@ def is_done(job: Job, records: Records, kept: Path) -> bool:
 
 
 def attempt(job: Job, plan: Plan, records: Records, kept: Path) -> bool:
-    """Do a job, if it can be done now and still has to be; whether it was done here."""
+    """Do a job, if what it needs is there and it still has to be done; whether it was done here."""
     model, origin = STARTS[job["start"]] if job["kind"] == "run" else (job["model"], "scratch")
-    first = {"kind": "fractals", "model": model, "seed": job["seed"], "seconds": plan.pretraining_seconds}
-    if origin == "fractals" and not is_done(first, records, kept):
-        return False
+    if job["kind"] != "step":
+        needed = [step(model, "labels")]
+        if origin == "fractals":
+            needed += [{"kind": "fractals", "model": model, "seed": job["seed"], "seconds": plan.pretraining_seconds}]
+        elif origin != "scratch":
+            needed += [step(model, origin)]
+        if not all(is_done(each, records, kept) for each in needed):
+            return False
 
     def do() -> dict[str, Any]:
+        if job["kind"] == "step":
+            return {"seconds_of_step": step_seconds(model, job["objective"])}
+        if job["kind"] == "fractals":
+            return learn_fractals(job, records, kept)
         with tempfile.TemporaryDirectory() as folder:
-            return learn_fractals(job, kept) if job["kind"] == "fractals" else carry_out(job, Path(folder), kept)
+            return carry_out(job, records, Path(folder), kept)
 
     return records.attempt(job, do, lambda: is_done(job, records, kept))
 
 
-def learn_fractals(job: Job, kept: Path) -> dict[str, Any]:
+def step(model: str, objective: str) -> Job:
+    """The measuring of a step's seconds."""
+    return {"kind": "step", "model": model, "objective": objective}
+
+
+def steps_in(seconds: float, records: Records, model: str, objective: str) -> int:
+    """As many as fit, by the one record that all processes go by."""
+    measured = records.find(step(model, objective))
+    assert measured is not None, "measured before"
+    return max(1, round(seconds / measured["seconds_of_step"]))
+
+
+def learn_fractals(job: Job, records: Records, kept: Path) -> dict[str, Any]:
     """Weights for all runs of a seed, which appear in one move."""
-    step = step_seconds(job["model"], "labels")
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "out"
-        steps = max(1, round(job["seconds"] / step))
+        steps = steps_in(job["seconds"], records, job["model"], "labels")
         result = finetune(
             MODELS[job["model"]], FRACTALS, made, recipe="small-data", learning_rate=1e-3, steps=steps, evaluations=4,
             seed=job["seed"], **_PLAIN,
@@ -121,7 +147,7 @@ def learn_fractals(job: Job, kept: Path) -> dict[str, Any]:
     return {"steps": steps, "validation_accuracy": result.validation["accuracy"]}
 
 
-def carry_out(job: Job, folder: Path, kept: Path) -> dict[str, Any]:
+def carry_out(job: Job, records: Records, folder: Path, kept: Path) -> dict[str, Any]:
     """One start on some images: pre-training on them where it has one, and fine-tuning at two rates."""
     model, origin = STARTS[job["start"]]
     data, batch_size = few_images(job["data"], job["images"], job["seed"], folder / "data")
@@ -130,13 +156,13 @@ def carry_out(job: Job, folder: Path, kept: Path) -> dict[str, Any]:
         start = str(weights(kept, model, job["seed"]))
     elif origin != "scratch":
         seconds /= 2
-        before = max(1, round(seconds / step_seconds(model, origin)))
+        before = steps_in(seconds, records, model, origin)
         pretrain(
             start, data, folder / "start", objective=origin, steps=before, batch_size=batch_size, image_size=SIDE,
             evaluations=2, seed=job["seed"], **_PLAIN,
         )  # fmt: skip
         start = str(folder / "start")
-    steps = max(1, round(seconds / step_seconds(model, "labels")))
+    steps = steps_in(seconds, records, model, "labels")
     result = finetune(
         start, data, folder / "out", recipe="small-data", lr_sweep=True, steps=steps, batch_size=batch_size,
         image_size=SIDE, evaluations=4, seed=job["seed"], **_PLAIN,
@@ -164,13 +190,15 @@ def few_images(name: str, images: int, seed: int, folder: Path) -> tuple[str, in
     return str(folder), 64 if not images or images >= 128 else 32
 
 
-@functools.cache
 def step_seconds(model: str, objective: str) -> float:
-    """CPU seconds of a step of 64 digits, by two short trainings."""
+    """CPU seconds of a step of 64 digits, by two short trainings, thrice; what surrounds the steps varies by a second."""
     with tempfile.TemporaryDirectory() as folder:
 
         def train(steps: int) -> float:
-            out, same = Path(folder) / str(steps), {"steps": steps, "batch_size": 64, "evaluations": 1, **_PLAIN}
+            out, same = (
+                Path(tempfile.mkdtemp(dir=folder)) / "out",
+                {"steps": steps, "batch_size": 64, "evaluations": 1, **_PLAIN},
+            )
             learn: Callable[[], object] = lambda: (  # noqa: E731
                 finetune(MODELS[model], "digits", out, recipe="small-data", image_size=SIDE, **same)
                 if objective == "labels"
@@ -178,7 +206,7 @@ def step_seconds(model: str, objective: str) -> float:
             )
             return cpu_seconds(learn)
 
-        few, more = (train(steps) for steps in _SHORT)
+        few, more = (statistics.median(train(steps) for _ in range(3)) for steps in _SHORT)
         return max(1e-3, (more - few) / (_SHORT[1] - _SHORT[0]))
 
 
@@ -242,7 +270,7 @@ def main() -> None:
     torch.set_num_threads(1)
     plan = Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()})
     if only_estimate:
-        left = [job for job in plan.jobs() if not is_done(job, records, kept)]
+        left = [job for job in plan.jobs() if "seconds" in job and not is_done(job, records, kept)]
         # Two rates; half of a pre-training on the same images is shared by them.
         rates = [
             1 if j["kind"] == "fractals" else 2 if STARTS[j["start"]][1] in ("scratch", "fractals") else 1.5

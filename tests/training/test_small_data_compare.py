@@ -20,7 +20,8 @@ def script(monkeypatch):
     monkeypatch.setattr(module, "PAUSE", 0.01)
     # Seconds of a step: contrast costs twice those of labels, the ViT more than the ResNet.
     seconds = {("ViT", "labels"): 0.5, ("BiT", "labels"): 0.25, ("ViT", "masked-patch"): 0.5, ("ViT", "contrastive"): 1}
-    monkeypatch.setattr(module, "step_seconds", lambda *asked: seconds[asked])
+    module.measured = []
+    monkeypatch.setattr(module, "step_seconds", lambda *asked: module.measured.append(asked) or seconds[asked])
     return module
 
 
@@ -62,6 +63,25 @@ def test_every_start_has_as_many_seconds(script, learnt, tmp_path):
     assert records.path.read_text() == lines
 
 
+def test_all_processes_go_by_one_measured_step(script, learnt, monkeypatch, tmp_path):
+    """Each measured for itself, and one gave the ResNet five times the steps that another gave it."""
+    path, plan = tmp_path / "r.jsonl", script.Plan(("digits",), (50,), seeds=(0,), seconds=20)
+    script.attempt(script.step("BiT", "labels"), plan, script.Records(path), tmp_path / "kept")
+    monkeypatch.setattr(script, "step_seconds", lambda model, objective: 99 if model == "BiT" else 0.5)
+    script.work(plan, script.Records(path), tmp_path / "kept")
+    assert [steps for _, start, steps in learnt if start in ("hf_bit", "BiT-0")] == [2400, 80, 80]
+    assert script.measured == [("BiT", "labels")]
+
+
+def test_a_run_waits_for_what_it_needs(script, learnt, tmp_path):
+    records, plan = script.Records(tmp_path / "r.jsonl"), script.Plan(("digits",), (50,), seeds=(0,), seconds=20)
+    masked = next(job for job in plan.jobs() if job.get("start") == "ViT, masked")
+    for needed in (script.step("ViT", "labels"), script.step("ViT", "masked-patch")):
+        assert not script.attempt(masked, plan, records, tmp_path / "kept")
+        assert script.attempt(needed, plan, records, tmp_path / "kept")
+    assert script.attempt(masked, plan, records, tmp_path / "kept")
+
+
 def test_the_lead_is_that_of_the_starts_that_are_best_on_validation(script, learnt, tmp_path):
     records, plan = script.Records(tmp_path / "r.jsonl"), script.Plan(("digits",), (50,), seeds=(0, 1, 2))
     assert script.lead(plan, records, "digits", 50) == ""
@@ -89,6 +109,6 @@ def test_it_goes_from_fractals_to_the_table(script, monkeypatch, tmp_path, capsy
     monkeypatch.setattr(sys, "argv", ["", *small, "--output", str(output), "--kept", str(tmp_path / "kept")])
     script.main()
     kinds = [json.loads(line)["kind"] for line in output.read_text().splitlines()]
-    assert sorted(kinds) == ["fractals"] * 2 + ["run"] * 6
+    assert sorted(kinds) == ["fractals"] * 2 + ["run"] * 6 + ["step"] * 4
     out = capsys.readouterr().out
     assert all(f"| {start} | " in out for start in script.STARTS)
