@@ -60,14 +60,11 @@ class Plan:
     pretraining_seconds: float = 600
 
     def jobs(self) -> Iterator[Job]:
-        """The seconds of steps, then all runs, seed by seed; pre-training on fractals before those that begin with it."""
+        """Seconds of steps, then all runs, seed by seed; pre-training on fractals before those that begin with it."""
         origins = [STARTS[start] for start in self.starts]
-        for model in dict.fromkeys(model for model, _ in origins):
-            pretrained = [
-                origin for which, origin in origins if which == model and origin not in ("scratch", "fractals")
-            ]
-            for objective in ("labels", *pretrained):
-                yield step(model, objective)
+        steps = [(model, "labels") for model, _ in origins]
+        steps += [(model, origin) for model, origin in origins if origin not in ("scratch", "fractals")]
+        yield from (step(model, objective) for model, objective in dict.fromkeys(steps))
         for seed in self.seeds:
             for model in dict.fromkeys(STARTS[start][0] for start in self.starts if STARTS[start][1] == "fractals"):
                 yield {"kind": "fractals", "model": model, "seed": seed, "seconds": self.pretraining_seconds}
@@ -191,14 +188,12 @@ def few_images(name: str, images: int, seed: int, folder: Path) -> tuple[str, in
 
 
 def step_seconds(model: str, objective: str) -> float:
-    """CPU seconds of a step of 64 digits, by two short trainings, thrice; what surrounds the steps varies by a second."""
+    """CPU seconds of a step of 64 digits, by short trainings; what surrounds the steps varies by a second."""
     with tempfile.TemporaryDirectory() as folder:
 
         def train(steps: int) -> float:
-            out, same = (
-                Path(tempfile.mkdtemp(dir=folder)) / "out",
-                {"steps": steps, "batch_size": 64, "evaluations": 1, **_PLAIN},
-            )
+            out = Path(tempfile.mkdtemp(dir=folder)) / "out"
+            same = {"steps": steps, "batch_size": 64, "evaluations": 1, **_PLAIN}
             learn: Callable[[], object] = lambda: (  # noqa: E731
                 finetune(MODELS[model], "digits", out, recipe="small-data", image_size=SIDE, **same)
                 if objective == "labels"
