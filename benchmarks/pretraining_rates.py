@@ -6,7 +6,8 @@
 Model, data, steps and variation are those of pretraining.py; masked patches come with each of the paper's targets
 (arXiv 2010.11929, B.1.2). For each objective, data set and number of labels every pair of a pre-training and a
 fine-tuning rate is tried with seed 0; the best on VALIDATION images is run with five seeds, and each of those looks
-once at the test images. "scratch" has fine-tuning's rates to choose from, the others these times pre-training's.
+once at the test images. Those from scratch have fine-tuning's rates to choose from, the others these times
+pre-training's; "scratch, long" is fine-tuned for the steps of both. --scale 4 trains for 800 steps and 800.
 
 Each finished trial or run is a line of the output and is not repeated. Start it in as many processes of one thread as
 you like.
@@ -26,6 +27,7 @@ from records import Job, Records, runner_options
 
 STARTS = {
     "scratch": "scratch",
+    "scratch, long": "scratch, long",
     "masked, mean colour": "masked",
     "masked, downsampled": "masked, downsampled",
     "masked, pixels": "masked, pixels",
@@ -42,19 +44,20 @@ load = functools.cache(base.load)
 
 def trials(data: str, start: str, labels: int, scale: float) -> list[Job]:
     """Every pair of rates, with seed 0."""
-    rates = RATES if start != "scratch" else (0.0,)
+    rates = RATES if not start.startswith("scratch") else (0.0,)
     same = {"kind": "trial", "data": data, "start": start, "labels": labels, "seed": 0, "scale": scale}
     return [same | {"rate": rate, "tuning_rate": tuning} for rate, tuning in itertools.product(rates, TUNING_RATES)]
 
 
 def jobs(scale: float) -> Iterator[tuple[Job, list[Job]]]:
-    """Each with the trials that choose its rates."""
-    for data, labels, start in itertools.product(DATA, LABELS, STARTS):
-        of_start = trials(data, start, labels, scale)
-        yield from ((trial, []) for trial in of_start)
-        for seed in SEEDS:
+    """Each with the trials that choose its rates; side by side what begins with the same encoder."""
+    for data, start in itertools.product(DATA, STARTS):
+        of_labels = {labels: trials(data, start, labels, scale) for labels in LABELS}
+        every = itertools.chain.from_iterable(of_labels.values())
+        yield from ((trial, []) for trial in sorted(every, key=lambda trial: trial["rate"]))
+        for seed, labels in itertools.product(SEEDS, LABELS):
             same = {"data": data, "start": start, "labels": labels, "seed": seed, "scale": scale}
-            yield {"kind": "run", **same}, of_start
+            yield {"kind": "run", **same}, of_labels[labels]
 
 
 def work(records: Records, scale: float, runner: str = "local", address: str | None = None) -> None:
@@ -71,11 +74,17 @@ def carry_out(job: Job, rates: dict[str, Any]) -> dict[str, Any]:
     """Pre-train and fine-tune at these rates; a trial is judged on validation images, a run on test images."""
     data, scale = load(job["data"]), job["scale"]
     steps, tuning = (max(1, int(count * scale)) for count in (base.STEPS, base.TUNING_STEPS))
-    run = base.Run(job["kind"], job["data"], STARTS[job["start"]], job["seed"])
-    encoder = base.pretrain(run, data, steps, rates["rate"])
-    model = base.fine_tune(run, encoder, data, job["labels"], rates["tuning_rate"], tuning)
+    run = base.Run("main", job["data"], STARTS[job["start"]], job["seed"])
+    tuning += steps if job["start"] == "scratch, long" else 0
+    model = base.fine_tune(run, encoder(run, steps, rates["rate"]), data, job["labels"], rates["tuning_rate"], tuning)
     split = "validation" if job["kind"] == "trial" else "test"
     return {"rate": rates["rate"], "tuning_rate": rates["tuning_rate"], "accuracy": base.accuracy(model, data, split)}
+
+
+@functools.lru_cache(maxsize=1)
+def encoder(run: base.Run, steps: int, rate: float) -> Any:
+    """Pre-trained once for all that a process begins with it, one after the other; fine-tuning copies it."""
+    return base.pretrain(run, load(run.data), steps, rate)
 
 
 def summary(records: Records, scale: float) -> str:

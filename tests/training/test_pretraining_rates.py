@@ -29,7 +29,7 @@ def test_runs_have_the_rates_that_are_best_on_validation(script, monkeypatch, tm
     monkeypatch.setattr(script, "carry_out", learn)
     records = script.Records(tmp_path / "r.jsonl")
     script.work(records, 1.0)
-    assert len(asked) == 2 * (4 + 5 * 12 + 6 * 5)
+    assert len(asked) == 2 * (2 * 4 + 5 * 12 + 7 * 5)
     runs = {(rate, tuning) for kind, rate, tuning in asked if kind == "run"}
     assert runs == {(0.0, script.TUNING_RATES[1]), (script.RATES[1], script.TUNING_RATES[1])}
     script.work(records, 1.0)
@@ -48,10 +48,35 @@ def test_every_objective_learns_and_the_rates_matter(script, monkeypatch, tmp_pa
         job = {"kind": "run", "data": "digits", "start": start, "labels": 20, "seed": 0, "scale": 0.005}
         done = script.carry_out(job, {"rate": 1e-3, "tuning_rate": 1e-3})
         assert 0 <= done["accuracy"] <= 1
+        assert json.loads(json.dumps(done)) == done
     script.carry_out(job | {"kind": "trial"}, {"rate": 1e-3, "tuning_rate": 1e-3})
     assert seen == ["test"] * len(script.STARTS) + ["validation"]
     data = script.base.load("digits")
     run = script.base.Run("run", "digits", "masked", 0)
     first, second = (script.base.pretrain(run, data, 2, rate).state_dict() for rate in (1e-3, 4e-3))
     assert any((first[name] != second[name]).any() for name in first)
-    assert json.loads(json.dumps(done)) == done
+
+
+def test_an_encoder_is_trained_once_for_what_begins_with_it(script, monkeypatch, tmp_path):
+    """And gives what one of its own would."""
+    begun = []
+    pretrain = script.base.pretrain
+    monkeypatch.setattr(script.base, "pretrain", lambda run, *rest: begun.append(run) or pretrain(run, *rest))
+    monkeypatch.setattr(script, "STARTS", {"next patch": "next patch"})
+    monkeypatch.setattr(script, "SEEDS", (0,))
+    records = script.Records(tmp_path / "r.jsonl")
+    script.work(records, 0.02)
+    assert len(begun) < len(script.RATES) + 3, "one a rate of the trials, and at most two of the runs"
+    for line in map(json.loads, records.path.read_text().splitlines()[::5]):
+        script.encoder.cache_clear()
+        assert script.carry_out(line, line)["accuracy"] == line["accuracy"]
+
+
+def test_the_long_start_from_scratch_has_the_steps_of_both(script, monkeypatch):
+    asked = []
+    fine_tune = script.base.fine_tune
+    monkeypatch.setattr(script.base, "fine_tune", lambda *given: asked.append(given[-1]) or fine_tune(*given))
+    for start in ("scratch", "scratch, long"):
+        job = {"kind": "trial", "data": "digits", "start": start, "labels": 20, "seed": 0, "scale": 0.01}
+        script.carry_out(job, {"rate": 0.0, "tuning_rate": 1e-3})
+    assert asked == [2, 4]
