@@ -1,11 +1,12 @@
 """How sure are students? Accuracy and calibration with and without label smoothing and a teacher, on the digits.
 
-    python benchmarks/distillation.py [--output benchmarks/results/distillation.jsonl] [--teacher FOLDER] [--limit N]
-    python benchmarks/distillation.py --summary        # the table of what is there, no runs
+    python benchmarks/distillation.py                          # goes on from the records that are there
+    python benchmarks/distillation.py --epochs 160 --varied    # trained to the end
+    python benchmarks/distillation.py [...] --summary          # the table of these, no runs
 
 Data: the UCI digits (1,257 / 180 / 360 for training, validation and test) at 16x16 px. The teacher is a ViT that is
 trained once with the recipe "digits" but for the label smoothing. The student has a seventh of its parameters and is
-trained for 40 epochs with that recipe, but without any variation of the images; 3 seeds a way:
+trained for 40 epochs with that recipe, but without any variation of the images (--varied: with it); 3 seeds a way:
 
     plain      labels alone, no smoothing
     smoothing  labels smoothed by 0.1 (arXiv 1512.00567)
@@ -14,24 +15,25 @@ trained for 40 epochs with that recipe, but without any variation of the images;
     hard       the teacher's first guess, weight 0.5, on such a token (arXiv 2012.12877)
 
 The best of 10 checkpoints by validation accuracy is judged once on the test images: accuracy, mean negative
-log-likelihood, expected calibration error (15 bins, arXiv 1706.04599). One JSON line is written for each finished run,
-and what is in the file is not run again.
+log-likelihood, expected calibration error (15 bins, arXiv 1706.04599). Each finished run is a line of the output and is
+not repeated. Start it in as many processes of one thread as you like.
 """
 
 import argparse
-import datetime
-import json
+import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from records import PAUSE, Job, Records
 
 from hf_vit import HfViTConfig
-from hf_vit.environment import hardware, versions
-from hf_vit.training import FinetuneOptions, finetune
+from hf_vit.training import finetune
 from hf_vit.training.tasks.distillation import DistillationOptions
 
 SEEDS = (0, 1, 2)
@@ -60,81 +62,62 @@ STUDENT: dict[str, Any] = {
     "num_attention_heads": 4,
     "intermediate_size": 64,
 }
-TRAINING: dict[str, Any] = {
-    "epochs": 40,
-    "evaluations": 10,
-    "label_smoothing": 0.0,
-    "shift_px": 0.0,
-    "rotation_degrees": 0.0,
-    "shear_degrees": 0.0,
-    "zoom": 0.0,
-}
-DEFAULT = Path(__file__).parent / "results" / "distillation.jsonl"
+UNVARIED = {"shift_px": 0.0, "rotation_degrees": 0.0, "shear_degrees": 0.0, "zoom": 0.0}
+OUTPUT = Path(__file__).parent / "results" / "distillation.jsonl"
 
 
-def train(
-    config: HfViTConfig, folder: Path, way: str, seed: int, teacher: Path | None = None, **values: Any
-) -> dict[str, Any]:
-    """Train one model on the digits; what its test says."""
-    learning = None if teacher is None else DistillationOptions(str(teacher), WAYS[way]["kind"])
-    start = time.perf_counter()
-    result = finetune(
-        config,
-        "digits",
-        folder,
-        recipe="digits",
-        distillation=learning,
-        options=FinetuneOptions(seed=seed, device="cpu", precision="fp32"),
-        **values,
-    )
-    test = result.test
+def jobs(epochs: int, varied: bool) -> Iterator[Job]:
+    """Seed by seed."""
+    for seed in SEEDS:
+        for way in WAYS:
+            yield {"way": way, "seed": seed, "epochs": epochs, "varied": varied}
+
+
+def work(records: Records, todo: list[Job], teacher: Path) -> None:
+    """Do what is left and nobody else does, until nothing is left; first the teacher, if its weights are not there."""
+    taught = {"way": "teacher", "seed": 0}
+    while not teacher.exists():
+        if not records.attempt(taught, partial(learn, taught, teacher), teacher.exists):
+            time.sleep(PAUSE)
+    records.work([(job, []) for job in todo], lambda job, _: learn(job, teacher))
+
+
+def learn(job: Job, teacher: Path) -> dict[str, Any]:
+    """Train one model on the digits; what its test says. The teacher stays where it belongs."""
+    config, values, learning = TEACHER, dict[str, Any](), None
+    if job["way"] != "teacher":
+        config, way = STUDENT, dict(WAYS[job["way"]])
+        learning = DistillationOptions(str(teacher), way.pop("kind")) if "kind" in way else None
+        values = way | {"epochs": job["epochs"], "evaluations": 10} | ({} if job["varied"] else UNVARIED)
+    with tempfile.TemporaryDirectory() as folder:
+        result = finetune(
+            HfViTConfig(**config), "digits", Path(folder) / "out", recipe="digits", distillation=learning,
+            seed=job["seed"], device="cpu", precision="fp32", **({"label_smoothing": 0.0} | values),
+        )  # fmt: skip
+        if job["way"] == "teacher":
+            arriving = teacher.with_suffix(".arriving")
+            shutil.rmtree(arriving, ignore_errors=True)
+            shutil.copytree(Path(folder) / "out", arriving)
+            arriving.rename(teacher)
     return {
-        "way": way,
-        "seed": seed,
-        "accuracy": test.top1,
-        "loss": test.loss,
-        "ece": test.ece,
+        "accuracy": result.test.top1,
+        "loss": result.test.loss,
+        "ece": result.test.ece,
         "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
         "settings": {} if learning is None else learning.settings(),
-        "seconds": round(time.perf_counter() - start, 1),
     }
 
 
-def measure(output: Path, kept: Path | None, limit: int | None) -> None:
-    """Make at most `limit` of the runs that the file does not hold yet; `kept` is the teacher of an earlier run."""
-    torch.set_num_threads(1)
-    machine = {"date": f"{datetime.date.today()}", "hardware": hardware("cpu"), "versions": versions()}
-    done = {(line["way"], line["seed"]) for line in read(output)}
-    with tempfile.TemporaryDirectory() as work, output.open("a", encoding="utf-8") as file:
-        todo = [(way, seed) for seed in SEEDS for way in WAYS if (way, seed) not in done]
-        teacher = kept or Path(work) / "teacher"
-        if todo and not teacher.exists():
-            found = train(HfViTConfig(**TEACHER), teacher, "teacher", 0, label_smoothing=0.0)
-            if ("teacher", 0) not in done:
-                file.write(json.dumps(found | machine) + "\n")
-                file.flush()
-        for way, seed in todo[:limit]:
-            taught = teacher if "kind" in WAYS[way] else None
-            values = TRAINING | {name: value for name, value in WAYS[way].items() if name != "kind"}
-            found = train(HfViTConfig(**STUDENT), Path(work) / f"{way}-{seed}", way, seed, taught, **values)
-            file.write(json.dumps(found | machine) + "\n")
-            file.flush()
-            print(f"{way} {seed}: {found['accuracy']:.2%}, ECE {found['ece']:.2%}, {found['seconds']} s", flush=True)
-
-
-def read(output: Path) -> list[dict[str, Any]]:
-    """The finished runs."""
-    return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()] if output.exists() else []
-
-
-def summary(output: Path) -> str:
+def summary(output: Path, epochs: int = 40, varied: bool = False) -> str:
     """A Markdown table: mean and standard deviation over the seeds."""
+    records, asked = Records(output), list(jobs(epochs, varied))
     lines = ["| | runs | test accuracy, % | test loss, nats | calibration error, % |", "|---|---|---|---|---|"]
     for way in ("teacher", *WAYS):
-        runs = [line for line in read(output) if line["way"] == way]
-        if runs:
-            cells = [spread([100 * run["accuracy"] for run in runs], 1), spread([run["loss"] for run in runs], 3)]
-            lines.append(f"| {way} | {len(runs)} | {' | '.join(cells)} | {spread([100 * r['ece'] for r in runs], 1)} |")
+        wanted = [job for job in asked if job["way"] == way] or [{"way": way, "seed": 0}]
+        if runs := [run for job in wanted if (run := records.find(job))]:
+            shown = (("accuracy", 100, 1), ("loss", 1, 3), ("ece", 100, 1))
+            cells = [spread([scale * run[name] for run in runs], digits) for name, scale, digits in shown]
+            lines.append(f"| {way} | {len(runs)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -144,13 +127,19 @@ def spread(values: list[float], digits: int) -> str:
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
 
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--epochs", type=int, default=40)
+    options.add_argument("--varied", action="store_true", help="the recipe's variation of the images")
+    options.add_argument("--teacher", type=Path, default=Path("build/distillation"), help="made where it is not there")
+    options.add_argument("--summary", action="store_true")
+    options.add_argument("--output", type=Path, default=OUTPUT)
+    asked = options.parse_args()
+    torch.set_num_threads(1)
+    if not asked.summary:
+        work(Records(asked.output), list(jobs(asked.epochs, asked.varied)), asked.teacher)
+    print(summary(asked.output, asked.epochs, asked.varied))
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=DEFAULT)
-    parser.add_argument("--teacher", type=Path, help="folder of the teacher; made where it is not there")
-    parser.add_argument("--limit", type=int, help="make at most so many runs now")
-    parser.add_argument("--summary", action="store_true")
-    arguments = parser.parse_args()
-    if not arguments.summary:
-        measure(arguments.output, arguments.teacher, arguments.limit)
-    print(summary(arguments.output))
+    main()
