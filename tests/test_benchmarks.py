@@ -493,3 +493,35 @@ def test_engines_are_told_as_recorded():
         f"{pairs[0]} as fast as transformers' at batch 1 and 8, {pairs[1]} as timm's, and {pairs[2]} as OpenVINO"
         in page
     )
+
+
+def test_products_alone_are_told_as_recorded():
+    """What no model can be faster than by the same library: training beside transformers, S/16 beside OpenVINO."""
+    training = [
+        {
+            name: "{median:.2f} ({lower:.2f} to {upper:.2f})".format(**outcome["ratios"]["transformers"])
+            for part in ("", "_products")
+            for name, outcome in rows(f"models_training{part}_avx512_bf16.json")[size]["outcomes"].items()
+            if "transformers" in outcome["ratios"] and not (part and name == "hf_vit eager")
+        }
+        for size in range(2)
+    ]
+    page = words(README)
+    for name, cell in training[0].items():
+        place = ", in a run of their own" * (name == "products alone")
+        assert f"| {name}{place} | {cell} | {training[1][name]} |" in page
+    ceiling = [cells["products alone"].split()[0] for cells in training]
+    assert f"is at {ceiling[0]} and {ceiling[1]} (`--turns 7`" in page
+
+    page, cells = words("docs/inference.md"), rows("models_products_avx512_bf16.json")
+    for name, told in (
+        ("hf_vit optimized", "hf_vit by torch"),
+        ("products alone, packed by oneDNN", "its products alone, packed as it packs them"),
+        ("products alone, openvino", "products alone, openvino"),
+    ):
+        ratios = [cell["outcomes"][name]["ratios"]["transformers, openvino"]["median"] for cell in cells]
+        assert f"| {told} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |" in page
+
+
+def rows(record: str) -> list[dict]:
+    return json.loads((RESULTS / record).read_text())["rows"]

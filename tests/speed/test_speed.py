@@ -206,7 +206,7 @@ def test_products_have_weights_of_their_own_in_every_layer():
     """Packed they are the same products."""
     images = SHAPE.images(1, torch.float32, "cpu")
     plain, packed = build(PRODUCTS, SHAPE), build(PRODUCTS + PACKED, SHAPE)
-    weights = [each.merged_weight for each in plain.modules() if hasattr(each, "merged_weight")]
+    weights = [each.weight for each in plain.modules() if isinstance(each, torch.nn.Linear)]
     assert len({weight.data_ptr() for weight in weights}) == len(weights) == 1 + 4 * SHAPE.config().num_hidden_layers
     with torch.no_grad():
         torch.testing.assert_close(packed(images), plain(images), rtol=1e-4, atol=1e-6)
@@ -233,3 +233,16 @@ def test_a_frozen_peer_answers_as_it_does_plain():
         torch.testing.assert_close(frozen(images), plain(images).detach())
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
     assert obstacle("transformers" + FROZEN, SHAPE, training=True) == "it is for inference"
+
+
+def test_products_alone_are_a_ceiling_of_training_too(monkeypatch):
+    """Every weight has a gradient and moves."""
+    kept = []
+    monkeypatch.setattr("hf_vit.speed.cells.build", lambda *given: kept.append(build(*given)) or kept[-1])
+    step = Cell("training", SHAPE, "bfloat16", 2).step(PRODUCTS)
+    before = {name: value.clone() for name, value in kept[0].state_dict().items()}
+    step()
+    weights = [name for name in before if name.endswith("weight")]
+    assert len(weights) == 1 + 4 * SHAPE.config().num_hidden_layers
+    assert all((kept[0].state_dict()[name] != before[name]).any() for name in weights)
+    assert obstacle(PRODUCTS + PACKED, SHAPE, training=True) == "it is for inference"

@@ -87,7 +87,9 @@ class Cell:
 
         def step() -> None:
             with torch.autocast(place, dtype, enabled=dtype != torch.float32):
-                loss = F.cross_entropy(model(images), labels)
+                outputs = model(images)
+                # Products alone have no head: the class token stands for one.
+                loss = F.cross_entropy(outputs if outputs.ndim == 2 else outputs[:, 0], labels)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

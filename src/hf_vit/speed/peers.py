@@ -108,14 +108,14 @@ class MatrixProducts(nn.Module):
     Every layer has weights of its own, as they come from memory. The classifier's head is not among them.
     """
 
-    def __init__(self, config: HfViTBaseConfig) -> None:
+    def __init__(self, config: HfViTBaseConfig, dense: Callable[[int, int], nn.Module] = nn.Linear) -> None:
         super().__init__()
         width, mlp = config.hidden_size, config.intermediate_size
         self.depth, self.heads, self.patch = config.num_hidden_layers, config.num_attention_heads, config.patch_size
-        self.patches = _random_dense(3 * self.patch**2, width)
+        self.patches = dense(3 * self.patch**2, width)
         sizes = {"qkv": (width, 3 * width), "output": (width, width), "fc1": (width, mlp), "fc2": (mlp, width)}
         self.layers = nn.ModuleList(
-            nn.ModuleDict({name: _random_dense(*size) for name, size in sizes.items()}) for _ in range(self.depth)
+            nn.ModuleDict({name: dense(*size) for name, size in sizes.items()}) for _ in range(self.depth)
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -227,10 +227,8 @@ def obstacle(
     package = _PACKAGES.get(plain)
     if package is not None and find_spec(package) is None:
         return f"{package} is not installed"
-    if training and ("optimized" in name or name.endswith(FROZEN)):
+    if training and ("optimized" in name or name.endswith((FROZEN, PACKED))):
         return "it is for inference"
-    if training and plain == PRODUCTS:
-        return "it has no training step"
     config = shape.any_config()
     if plain in ("hf_vit eager", "hf_vit flash") and not isinstance(config, HfViTBaseConfig):
         return f"{shape.variant} has no attention"
@@ -279,7 +277,7 @@ def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: s
     plain = name if name in OURS else _plain(name)
     torch.manual_seed(0)
     if plain == PRODUCTS:
-        model: nn.Module = MatrixProducts(shape.config())
+        model: nn.Module = MatrixProducts(shape.config(), _random_dense if name.endswith(PACKED) else nn.Linear)
     elif plain in OURS | PEERS:
         model = (OURS | PEERS)[plain](shape)
     else:
