@@ -97,13 +97,19 @@ def test_evaluation_equals_the_pillow_processor(pictures, mode, settings):
     ],
     ids=["default", "bicubic", "rectangle", "lanczos", "not_rescaled"],
 )
-def test_evaluation_is_the_torchvision_processor_to_the_bit(settings):
+@pytest.mark.parametrize("exported", [True, False], ids=["exported", "copied"])
+def test_evaluation_is_the_torchvision_processor_to_the_bit(settings, exported, monkeypatch):
+    """Where Pillow exports its memory and where not: versions before 11.2, and images of several blocks of memory."""
     from transformers import ViTImageProcessor
 
+    if not exported:
+        monkeypatch.delattr(Image.Image, "__arrow_c_array__", raising=False)
     processor, random = ViTImageProcessor(do_convert_rgb=True, **settings), np.random.default_rng(0)
-    for size in ((224, 224), (300, 400), (33, 64), (31, 900), (1, 1), (224, 225)):
-        image = Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8))
+    for size in ((224, 224), (300, 400), (33, 64), (31, 900), (1, 1), (224, 225), (2100, 2200)):
+        pixels = random.integers(0, 256, (*size, 3), dtype=np.uint8)
+        image = Image.fromarray(pixels)
         ours = eval_transform(processor).prepare([image])[0]
+        assert (np.asarray(image) == pixels).all()
         theirs = processor(images=[image], return_tensors="pt")["pixel_values"][0]
         assert torch.equal(ours, theirs)
         assert ours.stride() == theirs.stride()

@@ -1,5 +1,6 @@
 """From Pillow images to `pixel_values`: exactly the saved image processor's numbers, varied in training."""
 
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -231,7 +232,7 @@ class _DirectPillow:
         self.factor, self.offset = scaling(processor)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        pixels = torch.from_numpy(np.array(image.resize(self.size, self.resample))).permute(2, 0, 1)
+        pixels = _pixels(image.resize(self.size, self.resample)).permute(2, 0, 1)[:3]
         return pixels.to(torch.float32, memory_format=torch.contiguous_format).mul_(self.factor).add_(self.offset)
 
 
@@ -248,9 +249,21 @@ class _DirectTorchvision:
     def __call__(self, image: Image.Image) -> torch.Tensor:
         from torchvision.transforms.v2 import functional as resizing
 
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-        resized = resizing.resize(pixels, self.size, interpolation=self.interpolation, antialias=True)
+        pixels = _pixels(image).permute(2, 0, 1)
+        resized = resizing.resize(pixels, self.size, interpolation=self.interpolation, antialias=True)[:3]
         return resized.to(torch.float32, memory_format=torch.contiguous_format).sub_(self.mean).div_(self.std)
+
+
+def _pixels(image: Image.Image) -> torch.Tensor:
+    """uint8 [H, W, 3] of an RGB image, or, where that needs no copy, Pillow's own memory with its fourth channel."""
+    import pyarrow
+
+    try:
+        shared = cast(Any, pyarrow.array(image)).flatten().to_numpy(zero_copy_only=True)
+    except (TypeError, ValueError):  # a Pillow before 11.2, or an image of several blocks of memory
+        return torch.from_numpy(np.array(image))
+    with warnings.catch_warnings(category=UserWarning, action="ignore"):  # it is read-only, and only read
+        return torch.from_numpy(shared.reshape(image.height, image.width, -1))
 
 
 _DIRECT = {"ViTImageProcessorPil": _DirectPillow, "ViTImageProcessor": _DirectTorchvision}
