@@ -523,5 +523,17 @@ def test_products_alone_are_told_as_recorded():
         assert f"| {told} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |" in page
 
 
+def test_jpeg_files_are_told_as_recorded():
+    page = words(README)
+    (pillow, torchvision), (alone, torchvision_alone) = (
+        ["{median:.2f} ({lower:.2f} to {upper:.2f})".format(**row["times_as_fast"]) for row in rows(record)]
+        for record in ("jpeg_512_avx512_bf16.json", "jpeg_512_one_process_avx512_bf16.json")
+    )
+    assert f"two workers | {pillow} |" in page
+    assert f"`results/jpeg_512_one_process_avx512_bf16.json`) | {alone} |" in page
+    assert f"two workers | {torchvision} |" in page
+    assert f"in one process | {torchvision_alone} |" in page
+
+
 def rows(record: str) -> list[dict]:
     return json.loads((RESULTS / record).read_text())["rows"]

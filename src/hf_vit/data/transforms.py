@@ -232,7 +232,7 @@ class _DirectPillow:
         self.factor, self.offset = scaling(processor)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        pixels = _pixels(image.resize(self.size, self.resample)).permute(2, 0, 1)[:3]
+        pixels = torch.from_numpy(np.array(image.resize(self.size, self.resample))).permute(2, 0, 1)
         return pixels.to(torch.float32, memory_format=torch.contiguous_format).mul_(self.factor).add_(self.offset)
 
 
