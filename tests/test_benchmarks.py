@@ -15,6 +15,7 @@ from hf_vit.training import find_recipe
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 README = "benchmarks/README.md"
+SPLITS = ("test", "validation")
 
 
 def words(document: str) -> str:
@@ -533,6 +534,44 @@ def test_jpeg_files_are_told_as_recorded():
     assert f"`results/jpeg_512_one_process_avx512_bf16.json`) | {alone} |" in page
     assert f"two workers | {torchvision} |" in page
     assert f"in one process | {torchvision_alone} |" in page
+
+
+def test_vit_and_resnet_on_few_images_are_told_as_recorded(script):
+    module, page = script("small_data_compare"), words("docs/training.md")
+    plan, records = module.Plan(seeds=(0,)), module.Records(RESULTS / "small_data_compare.jsonl")
+
+    def at(start: str, value: str = "test_accuracy") -> list[list[float]]:
+        """In %, of each data set at each number of images."""
+        return [
+            [module.scores(plan, records, start, data, images, value)[0] for images in plan.images]
+            for data in plan.data
+        ]
+
+    test, validation = ({start: at(start, f"{split}_accuracy") for start in plan.starts} for split in SPLITS)
+    for start, cells in test.items():
+        assert f"| {start} | {' | '.join(f'{value:.1f}' for part in cells for value in part)} |" in page
+    leads = [[0.0] * len(plan.images) for _ in plan.data]
+    for data, numbers in enumerate(leads):
+        for number in range(len(numbers)):
+            best = (
+                max(
+                    (start for start in plan.starts if start.split(",")[0] == model),
+                    key=lambda start: validation[start][data][number],
+                )
+                for model in ("ViT", "ResNet")
+            )
+            ours, theirs = (test[start][data][number] for start in best)
+            numbers[number] = ours - theirs
+    digits, photographs, fractals = leads
+    assert "by {:.1f} points with 50, {:.1f} with 200, {:.1f} with all.".format(*photographs) in page
+    assert "behind on digits, by {:.1f}, {:.1f} and {:.1f} points".format(*(-lead for lead in digits)) in page
+    assert f"leads by {fractals[0]:.1f} and {fractals[1]:.1f} points and is behind by {-fractals[2]:.1f} with" in page
+    scratch = [ours - theirs for ours, theirs in zip(test["ResNet"][2], test["ViT"][2], strict=True)]
+    assert "From scratch it is behind by {:.1f}, {:.1f} and {:.1f}.".format(*scratch) in page
+    assert (
+        f"the ViT is {photographs[2]:.1f} points ahead of a ResNet, with all digits {-digits[2]:.1f} behind, on new "
+        f"classes of fractals {scratch[2]:.1f} behind from scratch and {-fractals[2]:.1f} after other fractals"
+    ) in words("docs/evidence.md")
 
 
 def rows(record: str) -> list[dict]:
