@@ -185,7 +185,7 @@ def encoders_in(model: nn.Module) -> dict[str, nn.Module]:
 def choose_engine(
     asked: str, model: nn.Module, placement: tuple[torch.dtype, torch.device], options: Mapping[str, object]
 ) -> type[Engine] | None:
-    """What computes a model; None for torch. "auto" is OpenVINO where that is installed and can, else torch.
+    """What computes a model; None for torch. "auto" is OpenVINO where that is installed, can and is faster, else torch.
 
     Measured: see "Which engine" in docs/inference.md.
 
@@ -195,7 +195,7 @@ def choose_engine(
     Raises:
         UserError: the engine that was asked for is not there, or cannot compute the model.
     """
-    if asked == "torch":
+    if asked == "torch" or (asked == "auto" and _is_faster_by_torch(model, placement[0])):
         return None
     engine = ENGINES["openvino" if asked == "auto" else asked]
     obstacle = _obstacle(engine, model, placement, options)
@@ -204,6 +204,12 @@ def choose_engine(
     if asked == "auto":
         return None
     raise UserError(f"engine={asked!r} {obstacle}")
+
+
+def _is_faster_by_torch(model: nn.Module, dtype: torch.dtype) -> bool:
+    """Of axial models the products are nearly all, and OpenVINO's in float32 are no faster than oneDNN's."""
+    axial = FAMILIES["axial"].classes["model"]
+    return dtype == torch.float32 and any(type(each) is axial for each in encoders_in(model).values())
 
 
 def _obstacle(

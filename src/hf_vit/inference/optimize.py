@@ -46,7 +46,8 @@ def optimize_for_inference(
             final), without adapters, hooks or parametrisations on what is rewritten.
         engine: what computes: "torch"; "openvino" or "onnxruntime", for bare models and classifiers on CPUs in float32
             (OpenVINO: bfloat16 too), with weights at least twice in memory. What their graph does not give (hidden
-            states, other sizes, padding, what hooks hear) torch computes. "auto": OpenVINO where it can, else torch.
+            states, other sizes, padding, what hooks hear) torch computes. "auto": OpenVINO where it can,
+            but for Axial Vision Transformers in float32, which torch computes as fast; else torch.
         compile: instead of packing weights, compile with torch's inductor and the weights frozen into the graph: a C++
             compiler, a slow first call for every shape. Which is faster, `hf-vit bench models` tells of a processor.
         quantize: "int8": dense layers on CPUs in int8, by oneDNN (weights per channel, what enters a layer by the range
