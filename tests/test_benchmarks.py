@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy import stats
 
 from hf_vit.training import find_recipe
 
@@ -595,6 +596,43 @@ def test_vit_and_resnet_on_few_images_are_told_as_recorded(script):
         f"the ViT is {photographs[2]:.1f} points ahead of a ResNet, with all digits {-digits[2]:.1f} behind, on new "
         f"classes of fractals {scratch[2]:.1f} behind from scratch and {-fractals[2]:.1f} after other fractals"
     ) in words("docs/evidence.md")
+
+
+def test_rates_of_pretraining_are_told_as_recorded(script):
+    module, page, evidence = script("pretraining_rates"), words(README), words("docs/evidence.md")
+    runs = records("pretraining_rates.jsonl")
+    told = [row for row in module.summary(module.Records(module.OUTPUT), 4.0).splitlines() if "±" in row]
+    assert len(told) == len(module.STARTS)
+    assert not [row for row in told if row not in page]
+
+    def at(start: str, labels: int) -> list[float]:
+        kept = {run["seed"]: 100 * run["accuracy"] for run in runs if run["kind"] == "run" and run["start"] == start
+                and run["labels"] == labels}  # fmt: skip
+        return [kept[seed] for seed in module.SEEDS]
+
+    few, every = ({start: statistics.mean(at(start, labels)) for start in module.STARTS} for labels in (20, 0))
+    ways = [start for start in module.STARTS if not start.startswith("scratch")]
+    masked = [start for start in ways if start.startswith("masked")]
+    gains = [few[start] - few["scratch"] for start in ways]
+    assert f"above scratch, by {min(gains):.1f} to {max(gains):.1f} points" in page
+    for start in ways:
+        gaps = [ours - theirs for ours, theirs in zip(at(start, 20), at("scratch", 20), strict=True)]
+        interval = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
+        assert interval.low < 0 < interval.high, start
+    behind = [every["scratch, long"] - every[start] for start in ways]
+    lowest, highest = (end(every[start] for start in ways) for end in (min, max))
+    assert f"{every['scratch, long']:.1f}%, {min(behind):.1f} to {max(behind):.1f} points above every" in page
+    of_masked = [every[start] for start in masked]
+    assert f"at {min(of_masked):.1f} to {max(of_masked):.1f} beside {every['scratch']:.1f}%" in page
+    gaps = [ours - theirs for ours, theirs in zip(at("next patch", 20), at("scratch, long", 20), strict=True)]
+    interval = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
+    assert f"({statistics.mean(gaps):.1f} ± {(interval.high - interval.low) / 2:.1f} points above)" in page
+    assert (
+        f"next patches {few['next patch']:.1f}, masked patches {min(few[start] for start in masked):.1f} to "
+        f"{max(few[start] for start in masked):.1f}, contrast {few['contrast']:.1f}, scratch {few['scratch']:.1f} and, "
+        f"for as many steps in all, {few['scratch, long']:.1f}%; on all labels {lowest:.1f} to {highest:.1f}, scratch "
+        f"{every['scratch']:.1f} and {every['scratch, long']:.1f}%"
+    ) in evidence
 
 
 def rows(record: str) -> list[dict]:
