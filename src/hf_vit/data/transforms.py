@@ -1,6 +1,5 @@
 """From Pillow images to `pixel_values`: exactly the saved image processor's numbers, varied in training."""
 
-import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -259,11 +258,10 @@ def _pixels(image: Image.Image) -> torch.Tensor:
     import pyarrow
 
     try:
-        shared = cast(Any, pyarrow.array(image)).flatten().to_numpy(zero_copy_only=True)
+        shared: Any = pyarrow.array(image)
     except (TypeError, ValueError):  # a Pillow before 11.2, or an image of several blocks of memory
         return torch.from_numpy(np.array(image))
-    with warnings.catch_warnings(category=UserWarning, action="ignore"):  # it is read-only, and only read
-        return torch.from_numpy(shared.reshape(image.height, image.width, -1))
+    return torch.from_dlpack(shared.flatten()).reshape(image.height, image.width, -1)
 
 
 _DIRECT = {"ViTImageProcessorPil": _DirectPillow, "ViTImageProcessor": _DirectTorchvision}
