@@ -242,8 +242,8 @@ def features(encoder: Any, images: torch.Tensor) -> dict[str, Any]:
     return {name: value.numpy() for name, value in found.items()}
 
 
-def probe(encoder: Any, data: Images, labels: int, seed: int) -> tuple[float, str]:
-    """Test accuracy of the linear probe, and which features it reads."""
+def probe(encoder: Any, data: Images, labels: int, seed: int) -> tuple[float, float, str]:
+    """Validation and test accuracy of the linear probe, and which features it reads."""
     of = {split: features(encoder, data.images[split]) for split in ("train", "validation", "test")}
     chosen = subset(data.labels["train"], labels * data.classes or len(data.labels["train"]), seed).numpy()
     best = (-1.0, 0.0, "")
@@ -251,7 +251,7 @@ def probe(encoder: Any, data: Images, labels: int, seed: int) -> tuple[float, st
         found = Probe.fit(of["train"][name][chosen], data.labels["train"][chosen].numpy(), 1.0)
         scores = [found.score(of[split][name], data.labels[split].numpy()) for split in ("validation", "test")]
         best = max(best, (scores[0], scores[1], name), key=lambda candidate: candidate[0])
-    return best[1], best[2]
+    return best
 
 
 def carry_out(run: Run, data: Images, rate: float, scale: float) -> dict[str, Any]:
@@ -272,8 +272,8 @@ def carry_out(run: Run, data: Images, rate: float, scale: float) -> dict[str, An
         line |= {
             "tuning_rate": rate,
             "fine_tuned": {str(n): round(value, 4) for n, value in tuned.items()},
-            "probe": {str(n): round(value, 4) for n, (value, _) in probed.items()},
-            "probe_reads": {str(n): name for n, (_, name) in probed.items()},
+            "probe": {str(n): round(value, 4) for n, (_, value, _) in probed.items()},
+            "probe_reads": {str(n): name for n, (*_, name) in probed.items()},
         }
     return line | {
         "encoder_parameters": sum(parameter.numel() for parameter in encoder.parameters()),

@@ -7,7 +7,8 @@ Model, data, steps and variation are those of pretraining.py; masked patches com
 (arXiv 2010.11929, B.1.2). For each objective, data set and number of labels every pair of a pre-training and a
 fine-tuning rate is tried with seed 0; the best on VALIDATION images is run with five seeds, and each of those looks
 once at the test images. Those from scratch have fine-tuning's rates to choose from, the others these times
-pre-training's; "scratch, long" is fine-tuned for the steps of both. --scale 4 trains for 800 steps and 800.
+pre-training's; "scratch, long" is fine-tuned for the steps of both. --scale 4 trains for 800 steps and 800. A linear
+probe of each encoder (see pretraining.py) has the pre-training rate at which it is best on validation images.
 
 Each finished trial or run is a line of the output and is not repeated. Start it in as many processes of one thread as
 you like.
@@ -39,25 +40,34 @@ for target in ("downsampled", "pixels"):
 RATES, TUNING_RATES = (2.5e-4, 1e-3, 4e-3), (5e-4, 1e-3, 2e-3, 4e-3)
 DATA, LABELS, SEEDS = ("digits", "photos"), (20, 0), (0, 1, 2, 3, 4)
 OUTPUT = Path(__file__).parent / "results" / "pretraining_rates.jsonl"
+READINGS = {"run": "fine-tuned", "probe": "linear probe"}
+TRIALS = {"run": "trial", "probe": "probe trial"}
 load = functools.cache(base.load)
 
 
-def trials(data: str, start: str, labels: int, scale: float) -> list[Job]:
-    """Every pair of rates, with seed 0."""
+def trials(kind: str, data: str, start: str, labels: int, scale: float) -> list[Job]:
+    """Every pair of rates, with seed 0; a probe has none of its own."""
     rates = RATES if not start.startswith("scratch") else (0.0,)
-    same = {"kind": "trial", "data": data, "start": start, "labels": labels, "seed": 0, "scale": scale}
-    return [same | {"rate": rate, "tuning_rate": tuning} for rate, tuning in itertools.product(rates, TUNING_RATES)]
+    tunings = [{"tuning_rate": rate} for rate in TUNING_RATES] if kind == "run" else [{}]
+    same = {"kind": TRIALS[kind], "data": data, "start": start, "labels": labels, "seed": 0, "scale": scale}
+    return [same | {"rate": rate} | tuning for rate, tuning in itertools.product(rates, tunings)]
+
+
+def read_as(kind: str) -> list[str]:
+    """The ways to start that are read so; "scratch, long" leaves no encoder before its fine-tuning."""
+    return [start for start in STARTS if kind == "run" or start != "scratch, long"]
 
 
 def jobs(scale: float) -> Iterator[tuple[Job, list[Job]]]:
     """Each with the trials that choose its rates; side by side what begins with the same encoder."""
     for data, start in itertools.product(DATA, STARTS):
-        of_labels = {labels: trials(data, start, labels, scale) for labels in LABELS}
-        every = itertools.chain.from_iterable(of_labels.values())
+        kinds = [kind for kind in READINGS if start in read_as(kind)]
+        of = {(kind, labels): trials(kind, data, start, labels, scale) for kind in kinds for labels in LABELS}
+        every = itertools.chain.from_iterable(of.values())
         yield from ((trial, []) for trial in sorted(every, key=lambda trial: trial["rate"]))
-        for seed, labels in itertools.product(SEEDS, LABELS):
+        for seed, (kind, labels) in itertools.product(SEEDS, of):
             same = {"data": data, "start": start, "labels": labels, "seed": seed, "scale": scale}
-            yield {"kind": "run", **same}, of_labels[labels]
+            yield {"kind": kind, **same}, of[kind, labels]
 
 
 def work(records: Records, scale: float, runner: str = "local", address: str | None = None) -> None:
@@ -71,14 +81,18 @@ def do(job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def carry_out(job: Job, rates: dict[str, Any]) -> dict[str, Any]:
-    """Pre-train and fine-tune at these rates; a trial is judged on validation images, a run on test images."""
+    """Pre-train and fine-tune, or probe, at these rates: a trial is judged on validation, all others on test images."""
     data, scale = load(job["data"]), job["scale"]
     steps, tuning = (max(1, int(count * scale)) for count in (base.STEPS, base.TUNING_STEPS))
     run = base.Run("main", job["data"], STARTS[job["start"]], job["seed"])
+    start, is_trial = encoder(run, steps, rates["rate"]), job["kind"] in TRIALS.values()
+    if "tuning_rate" not in rates:
+        validation, test, reads = base.probe(start, data, job["labels"], job["seed"])
+        return {"rate": rates["rate"], "reads": reads, "accuracy": validation if is_trial else test}
     tuning += steps if job["start"] == "scratch, long" else 0
-    model = base.fine_tune(run, encoder(run, steps, rates["rate"]), data, job["labels"], rates["tuning_rate"], tuning)
-    split = "validation" if job["kind"] == "trial" else "test"
-    return {"rate": rates["rate"], "tuning_rate": rates["tuning_rate"], "accuracy": base.accuracy(model, data, split)}
+    model = base.fine_tune(run, start, data, job["labels"], rates["tuning_rate"], tuning)
+    reached = base.accuracy(model, data, "validation" if is_trial else "test")
+    return {"rate": rates["rate"], "tuning_rate": rates["tuning_rate"], "accuracy": reached}
 
 
 @functools.lru_cache(maxsize=1)
@@ -88,20 +102,21 @@ def encoder(run: base.Run, steps: int, rate: float) -> Any:
 
 
 def summary(records: Records, scale: float) -> str:
-    """A table a data set: test accuracy in %, mean and standard deviation of the seeds, and the rates chosen."""
+    """Two tables a data set: test accuracy in %, mean and standard deviation of the seeds, and the rates chosen."""
     lines: list[str] = []
-    for data in DATA:
+    for data, kind in itertools.product(DATA, READINGS):
         head = " | ".join(f"{labels or 'all'}{' a class' if labels else ''} | rates" for labels in LABELS)
-        lines += [f"\n{data}\n", f"| | {head} |", "|---" * (1 + 2 * len(LABELS)) + "|"]
-        for start in STARTS:
+        lines += [f"\n{data}, {READINGS[kind]}\n", f"| | {head} |", "|---" * (1 + 2 * len(LABELS)) + "|"]
+        for start in read_as(kind):
             cells: list[str] = []
             for labels in LABELS:
-                wanted = {"kind": "run", "data": data, "start": start, "labels": labels, "scale": scale}
+                wanted = {"kind": kind, "data": data, "start": start, "labels": labels, "scale": scale}
                 runs = [run for seed in SEEDS if (run := records.find(wanted | {"seed": seed}))]
                 scores = [100 * run["accuracy"] for run in runs]
                 spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
                 cells.append(f"{statistics.fmean(scores):.1f}{spread}" if scores else "")
-                cells.append(f"{runs[0]['rate']:g}, {runs[0]['tuning_rate']:g}" if runs else "")
+                rates = [runs[0][name] for name in ("rate", "tuning_rate") if name in runs[0]] if runs else []
+                cells.append(", ".join(f"{rate:g}" for rate in rates))
             lines.append(f"| {start} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
