@@ -6,6 +6,7 @@ import shutil
 import statistics
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -600,34 +601,58 @@ def test_vit_and_resnet_on_few_images_are_told_as_recorded(script):
 
 def test_rates_of_pretraining_are_told_as_recorded(script):
     module, page, evidence = script("pretraining_rates"), words(README), words("docs/evidence.md")
-    runs = [run for run in records("pretraining_rates.jsonl") if run["data"] == "digits"]
-    of_digits = module.summary(module.Records(module.OUTPUT), 4.0).split("\nphotos\n")[0]
-    told = [row for row in of_digits.splitlines() if "±" in row]
-    assert len(told) == len(module.STARTS)
+    runs = [run for run in records("pretraining_rates.jsonl") if run["kind"] == "run" and run["scale"] == 4.0]
+    tables = module.summary(module.Records(module.OUTPUT), 4.0).split("\nphotos, linear")[0].split("\ndigits, linear")
+    told = [row for table in tables for row in table.split("fine-tuned\n")[-1].splitlines() if "±" in row]
+    assert len(told) == 2 * len(module.STARTS)
     assert not [row for row in told if row not in page]
 
-    def at(start: str, labels: int) -> list[float]:
-        kept = {run["seed"]: 100 * run["accuracy"] for run in runs if run["kind"] == "run" and run["start"] == start
-                and run["labels"] == labels}  # fmt: skip
+    def at(start: str, labels: int, data: str = "digits") -> list[float]:
+        place = {"start": start, "labels": labels, "data": data}
+        kept = {run["seed"]: 100 * run["accuracy"] for run in runs if place.items() <= run.items()}
         return [kept[seed] for seed in module.SEEDS]
+
+    def gap(start: str, than: str, *place: Any) -> tuple[float, float]:
+        """By how much it is ahead, and half of the 95% interval."""
+        gaps = [ours - theirs for ours, theirs in zip(at(start, *place), at(than, *place), strict=True)]
+        interval = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
+        return statistics.mean(gaps), (interval.high - interval.low) / 2
 
     few, every = ({start: statistics.mean(at(start, labels)) for start in module.STARTS} for labels in (20, 0))
     ways = [start for start in module.STARTS if not start.startswith("scratch")]
     masked = [start for start in ways if start.startswith("masked")]
     gains = [few[start] - few["scratch"] for start in ways]
     assert f"above scratch, by {min(gains):.1f} to {max(gains):.1f} points" in page
-    for start in ways:
-        gaps = [ours - theirs for ours, theirs in zip(at(start, 20), at("scratch", 20), strict=True)]
-        interval = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
-        assert interval.low < 0 < interval.high, start
+    found = {
+        (start, labels, data): gap(start, "scratch", labels, data)
+        for start in ways for labels in (20, 0) for data in module.DATA
+    }  # fmt: skip
+    clear = [place for place, (lead, margin) in found.items() if abs(lead) > margin]
+    assert (len(found), clear) == (20, [("masked, downsampled", 0, "photos")])
+    assert '(all photographs after "downsampled", {:.1f} ± {:.1f} points)'.format(*found[clear[0]]) in page
+    above = [[found[start, labels, "photos"][0] for start in ways if start != "contrast"] for labels in (20, 0)]
+    below = [-found["contrast", labels, "photos"][0] for labels in (20, 0)]
+    assert (
+        "by {:.1f} to {:.1f} points on 20 labels a class and by {:.1f} to {:.1f} on all; contrast lies {:.1f} and "
+        "{:.1f} below".format(*(end(of_labels) for of_labels in above for end in (min, max)), *below)
+    ) in page
+    within = max(abs(gap(start, "scratch, long", 0, "photos")[0]) for start in ways if start != "contrast")
+    assert f"the means of all but contrast lie within {within:.1f} points of it" in page
+    for labels in (20, 0):
+        reached = {start: statistics.mean(at(start, labels, "photos")) for start in masked}
+        assert max(reached, key=reached.__getitem__) == "masked, downsampled"
+    photographs = {start: statistics.mean(at(start, 0, "photos")) for start in module.STARTS}
+    reached = [photographs[start] for start in ways]
+    assert (
+        f"On all photographs {min(reached):.1f} to {max(reached):.1f}, scratch {photographs['scratch']:.1f} and "
+        f"{photographs['scratch, long']:.1f}%"
+    ) in evidence
     behind = [every["scratch, long"] - every[start] for start in ways]
     lowest, highest = (end(every[start] for start in ways) for end in (min, max))
     assert f"{every['scratch, long']:.1f}%, {min(behind):.1f} to {max(behind):.1f} points above every" in page
     of_masked = [every[start] for start in masked]
     assert f"at {min(of_masked):.1f} to {max(of_masked):.1f} beside {every['scratch']:.1f}%" in page
-    gaps = [ours - theirs for ours, theirs in zip(at("next patch", 20), at("scratch, long", 20), strict=True)]
-    interval = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
-    assert f"({statistics.mean(gaps):.1f} ± {(interval.high - interval.low) / 2:.1f} points above)" in page
+    assert "({:.1f} ± {:.1f} points above)".format(*gap("next patch", "scratch, long", 20)) in page
     assert (
         f"next patches {few['next patch']:.1f}, masked patches {min(few[start] for start in masked):.1f} to "
         f"{max(few[start] for start in masked):.1f}, contrast {few['contrast']:.1f}, scratch {few['scratch']:.1f} and, "

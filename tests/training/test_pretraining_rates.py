@@ -18,23 +18,26 @@ def script(monkeypatch):
 
 
 def test_runs_have_the_rates_that_are_best_on_validation(script, monkeypatch, tmp_path):
-    """Where the best pair lies at the second of each, but for scratch, which has no rate of pre-training."""
+    """Where the best pair lies at the second of each; scratch has no rate of pre-training, a probe none of tuning."""
     asked = []
 
     def learn(job, rates):
-        asked.append((job["kind"], rates["rate"], rates["tuning_rate"]))
-        best = (rates["rate"] in (0.0, script.RATES[1])) + (rates["tuning_rate"] == script.TUNING_RATES[1])
-        return {"rate": rates["rate"], "tuning_rate": rates["tuning_rate"], "accuracy": best / 4}
+        chosen = {name: rates[name] for name in ("rate", "tuning_rate") if name in rates}
+        asked.append((job["kind"], *chosen.values()))
+        best = (rates["rate"] in (0.0, script.RATES[1])) + (chosen.get("tuning_rate") == script.TUNING_RATES[1])
+        return chosen | {"accuracy": best / 4}
 
     monkeypatch.setattr(script, "carry_out", learn)
     records = script.Records(tmp_path / "r.jsonl")
     script.work(records, 1.0)
-    assert len(asked) == 2 * (2 * 4 + 5 * 12 + 7 * 5)
-    runs = {(rate, tuning) for kind, rate, tuning in asked if kind == "run"}
+    assert len(asked) == 2 * (2 * 4 + 5 * 12 + 7 * 5) + 2 * (1 + 5 * 3 + 6 * 5)
+    runs = {tuple(rates) for kind, *rates in asked if kind == "run"}
     assert runs == {(0.0, script.TUNING_RATES[1]), (script.RATES[1], script.TUNING_RATES[1])}
+    assert {tuple(rates) for kind, *rates in asked if kind == "probe"} == {(0.0,), (script.RATES[1],)}
     script.work(records, 1.0)
     assert len(records.path.read_text().splitlines()) == len(asked), "nothing is repeated"
     assert "| contrast | 50.0 ± 0.0 | 0.001, 0.001 | 50.0 ± 0.0 | 0.001, 0.001 |" in script.summary(records, 1.0)
+    assert "| contrast | 25.0 ± 0.0 | 0.001 | 25.0 ± 0.0 | 0.001 |" in script.summary(records, 1.0)
 
 
 def test_every_objective_learns_and_the_rates_matter(script, monkeypatch, tmp_path):
@@ -66,7 +69,7 @@ def test_an_encoder_is_trained_once_for_what_begins_with_it(script, monkeypatch,
     monkeypatch.setattr(script, "SEEDS", (0,))
     records = script.Records(tmp_path / "r.jsonl")
     script.work(records, 0.02)
-    assert len(begun) < len(script.RATES) + 3, "one a rate of the trials, and at most two of the runs"
+    assert len(begun) <= len(script.RATES) + 4, "one a rate of the trials, and at most one of each run and probe"
     for line in map(json.loads, records.path.read_text().splitlines()[::5]):
         script.encoder.cache_clear()
         assert script.carry_out(line, line)["accuracy"] == line["accuracy"]
