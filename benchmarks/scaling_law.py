@@ -1,0 +1,177 @@
+"""A scaling law whose intervals determine something: the loss of predicting next patches over compute, ViT on fractals.
+
+    python benchmarks/scaling_law.py              # goes on from the records that are there
+    python benchmarks/scaling_law.py --figure     # the law and its figure from these, no runs
+
+The plain ViT of data_scale.py predicts each patch's mean colour from the patches before it (512 colours, cross-entropy
+in nats; arXiv 2010.11929, B.1.2). Every image is seen once, as they have no end, so that compute is what is varied:
+training FLOPs, three times the encoder's forward pass, by the number of images. Accuracy would not do: with 100 classes
+it is at its ceiling after 300,000 images, as data_scale.py shows.
+
+1. Choices: every rate with seed 0 at one number of images; the best on VALIDATION images is taken everywhere.
+2. Runs: every number of images but the largest, with every seed; the loss is that of TEST images.
+3. Prediction: E = a (C + d)^-b + c (arXiv 2106.04560) is fitted to these, and what it says of the largest is recorded.
+4. The largest, four times as far as the law has seen, with every seed.
+
+Each finished job is a line of the output and is not repeated. Start it in as many processes of one thread as you like.
+"""
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from data_scale import MODELS, SIDE
+from records import Job, Records, runner_options
+from transformers import AutoModelForMaskedImageModeling
+
+from hf_vit.cost.flops import forward_flops
+from hf_vit.cost.scaling_law import ScalingLaw, fit_scaling_law
+from hf_vit.data import eval_transform, load_data
+from hf_vit.data.transforms import make_processor
+from hf_vit.results.figures import new_figure, save_figure
+from hf_vit.training import pretrain
+from hf_vit.training.tasks.masking import MaskingCollator, NextPatch
+
+OUTPUT = Path(__file__).parent / "results" / "scaling_law.jsonl"
+MODEL = MODELS["ViT"]
+CLASSES, BATCH_SIZE = 100, 128
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done; see the options."""
+
+    sizes: tuple[int, ...] = (8_000, 16_000, 32_000, 64_000, 128_000)
+    largest: int = 512_000
+    chosen_at: int = 32_000
+    rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3, 4e-3)
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+    def choices(self) -> list[Job]:
+        return [{"kind": "choice", "images": self.chosen_at, "seed": 0, "rate": rate} for rate in self.rates]
+
+    def runs(self) -> list[Job]:
+        return [{"kind": "run", "images": size, "seed": seed} for seed in self.seeds for size in self.sizes]
+
+    def prediction(self) -> Job:
+        return {"kind": "prediction", "images": self.largest, "seeds": list(self.seeds)}
+
+    def held_out(self) -> list[Job]:
+        return [{"kind": "run", "images": self.largest, "seed": seed} for seed in self.seeds]
+
+    def jobs(self) -> Iterator[tuple[Job, list[Job]]]:
+        """Each with those that have to be done before it."""
+        yield from ((choice, []) for choice in self.choices())
+        yield from ((run, self.choices()) for run in self.runs())
+        yield self.prediction(), self.runs()
+        yield from ((run, [*self.choices(), self.prediction()]) for run in self.held_out())
+
+
+def do(job: Job, needed: list[dict[str, Any]]) -> dict[str, Any]:
+    """A prediction from the runs before it, or a training: a choice is judged on validation, a run on test images."""
+    if job["kind"] == "prediction":
+        law = law_of(needed)
+        return {"law": str(law), "intervals": law.intervals, "loss": float(law.error(compute(job["images"])))}
+    trials = [record for record in needed if record["kind"] == "choice"]
+    rate = min(trials, key=lambda trial: trial["loss"], default=job)["rate"]
+    data = f"fractals:classes={CLASSES},images={job['images'] // CLASSES},jitter=50"
+    with tempfile.TemporaryDirectory() as kept:
+        result = pretrain(
+            MODEL, data, Path(kept) / "out", objective="next-patch", learning_rate=rate, batch_size=BATCH_SIZE,
+            steps=max(1, job["images"] // BATCH_SIZE), seed=job["seed"], image_size=SIDE, streaming=True,
+            evaluations=1, device="cpu", precision="fp32",
+        )  # fmt: skip
+        loss = result.validation_loss if job["kind"] == "choice" else test_loss(result.folder, data)
+    return {"rate": rate, "loss": loss, "teraflops": compute(job["images"])}
+
+
+def compute(images: int) -> float:
+    """Of a training, in 10^12 operations."""
+    return 3 * forward_flops(MODEL) * images / 1e12
+
+
+@torch.inference_mode()
+def test_loss(folder: Path, data: str) -> float:
+    """Mean cross-entropy of the test images' patches, in nats."""
+    model = AutoModelForMaskedImageModeling.from_pretrained(folder).eval()
+    images = load_data(data, image_size=(SIDE, SIDE), streaming=False).splits["test"]["image"]
+    transform, collate = eval_transform(make_processor(model.config)), MaskingCollator(NextPatch(), model.config)
+    total = 0.0
+    for first in range(0, len(images), BATCH_SIZE):
+        values = transform.prepare(images[first : first + BATCH_SIZE])
+        batch = collate([{"pixel_values": value} for value in values])
+        total += float(model(**batch).loss) * len(values)  # as many patches of every image
+    return total / len(images)
+
+
+def law_of(runs: list[dict[str, Any]]) -> ScalingLaw:
+    return fit_scaling_law([(run["teraflops"], run["loss"]) for run in runs])
+
+
+def summary(plan: Plan, records: Records) -> str:
+    """The runs, the law that was recorded before the largest were looked at, and how far off it was."""
+    sizes: dict[int, list[float]] = {}
+    for job in [*plan.runs(), *plan.held_out()]:
+        if record := records.find(job):
+            sizes.setdefault(job["images"], []).append(record["loss"])
+    rows = [
+        f"| {images:,} | {compute(images):.2f} | {statistics.fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f}) |"
+        for images, losses in sizes.items()
+    ]
+    lines = ["| images | TFLOPs | loss, mean (range) of the seeds |", "|---|---|---|", *rows]
+    if prediction := records.find(plan.prediction()):
+        between = (f"{name} {low:.3g} to {high:.3g}" for name, (low, high) in prediction["intervals"].items())
+        lines += [prediction["law"], f"95%: {', '.join(between)}", f"predicted {prediction['loss']:.3f}"]
+    return "\n".join(lines)
+
+
+def draw(plan: Plan, records: Records, path: Path) -> None:
+    """Losses above the law's floor over compute, so that a law is a straight line where d no longer matters."""
+    runs, held_out = (
+        [found for job in jobs if (found := records.find(job))] for jobs in (plan.runs(), plan.held_out())
+    )
+    law = law_of(runs)
+    figure = new_figure(6, 4)
+    axes = figure.add_subplot()
+    curve = np.geomspace(compute(min(plan.sizes)), compute(plan.largest), 200)
+    axes.plot(curve, law.error(curve) - law.c, label=f"{law}, fitted to the filled", color="C0")
+    for shown, label, filled in ((runs, "fitted", "C0"), (held_out, "predicted before they were run", "none")):
+        places = [[run["teraflops"], run["loss"] - law.c] for run in shown]
+        if places:
+            axes.plot(*zip(*places, strict=True), "o", color="C0", markerfacecolor=filled, label=label)
+    axes.set(xscale="log", yscale="log", xlabel="training compute C (TFLOPs)", ylabel="test loss above c (nats)")
+    axes.grid(visible=True, which="both", alpha=0.3)
+    axes.legend(fontsize=8)
+    save_figure(figure, path)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--sizes", type=int, nargs="+", default=list(Plan.sizes), help="numbers of images")
+    options.add_argument("--largest", type=int, default=Plan.largest)
+    options.add_argument("--chosen-at", type=int, default=Plan.chosen_at)
+    options.add_argument("--rates", type=float, nargs="+", default=list(Plan.rates))
+    options.add_argument("--seeds", type=int, nargs="+", default=list(Plan.seeds))
+    runner_options(options)
+    options.add_argument("--figure", action="store_true")
+    options.add_argument("--output", type=Path, default=OUTPUT)
+    asked = vars(options.parse_args())
+    records, figure, runner, address = (asked.pop(name) for name in ("output", "figure", "runner", "address"))
+    torch.set_num_threads(1)
+    records = Records(records)
+    plan = Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()})
+    if not figure:
+        records.work(list(plan.jobs()), do, runner, address)
+    print(summary(plan, records))
+    if figure:
+        draw(plan, records, records.path.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
