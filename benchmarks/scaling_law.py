@@ -120,10 +120,11 @@ def summary(plan: Plan, records: Records) -> str:
     for job in [*plan.runs(), *plan.held_out()]:
         if record := records.find(job):
             sizes.setdefault(job["images"], []).append(record["loss"])
-    rows = [
-        f"| {images:,} | {compute(images):.2f} | {statistics.fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f}) |"
+    told = {
+        images: f"{statistics.fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
         for images, losses in sizes.items()
-    ]
+    }
+    rows = [f"| {images:,} | {compute(images):.2f} | {losses} |" for images, losses in told.items()]
     lines = ["| images | TFLOPs | loss, mean (range) of the seeds |", "|---|---|---|", *rows]
     if prediction := records.find(plan.prediction()):
         between = (f"{name} {low:.3g} to {high:.3g}" for name, (low, high) in prediction["intervals"].items())
