@@ -31,7 +31,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -294,8 +294,29 @@ def crossings(table: Table, first: str, second: str) -> dict[int, list[float]]:
     return crossed
 
 
+def page(plan: Plan, records: Records) -> list[str]:
+    """Lines of a table: accuracies in %, with the standard deviation where there are several seeds."""
+    values = [
+        "test_accuracy",
+        *(f"{data}, {way}" for data in TRANSFERS for way in (f"{SHOTS[-1]} a class", "fine-tuned")),
+    ]
+    lines = [f"| fractals | {' | '.join(f'{size:,}' for size in plan.sizes)} |", "|---" * (len(plan.sizes) + 1) + "|"]
+    for value in values:
+        for model, points in rows(plan, records, value).items():
+            cells = [in_percent(list(points[size].values())) if size in points else "" for size in plan.sizes]
+            name = model if value == "test_accuracy" else f"{value}: {model}"
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def in_percent(seeds: Sequence[float]) -> str:
+    spread = f" ± {100 * statistics.stdev(seeds):.1f}" if len(seeds) > 1 else ""
+    return f"{100 * statistics.fmean(seeds):.1f}{spread}"
+
+
 def tell(plan: Plan, records: Records) -> None:
     """The tables of what is there."""
+    print("\n".join(page(plan, records)))
     table = rows(plan, records)
     for model, points in table.items():
         shown = (

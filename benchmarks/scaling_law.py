@@ -50,7 +50,7 @@ class Plan:
     sizes: tuple[int, ...] = (8_000, 16_000, 32_000, 64_000, 128_000)
     largest: int = 512_000
     chosen_at: int = 32_000
-    rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3, 4e-3)
+    rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
     seeds: tuple[int, ...] = (0, 1, 2)
 
     def choices(self) -> list[Job]:
@@ -87,7 +87,7 @@ def do(job: Job, needed: list[dict[str, Any]]) -> dict[str, Any]:
             steps=max(1, job["images"] // BATCH_SIZE), seed=job["seed"], image_size=SIDE, streaming=True,
             evaluations=1, device="cpu", precision="fp32",
         )  # fmt: skip
-        loss = result.validation_loss if job["kind"] == "choice" else test_loss(result.folder, data)
+        loss = mean_loss(result.folder, data, "validation" if job["kind"] == "choice" else "test")
     return {"rate": rate, "loss": loss, "teraflops": compute(job["images"])}
 
 
@@ -97,10 +97,10 @@ def compute(images: int) -> float:
 
 
 @torch.inference_mode()
-def test_loss(folder: Path, data: str) -> float:
-    """Mean cross-entropy of the test images' patches, in nats."""
+def mean_loss(folder: Path, data: str, split: str) -> float:
+    """Cross-entropy of the patches of a split's images, in nats a patch."""
     model = AutoModelForMaskedImageModeling.from_pretrained(folder).eval()
-    images = load_data(data, image_size=(SIDE, SIDE), streaming=False).splits["test"]["image"]
+    images = load_data(data, image_size=(SIDE, SIDE), streaming=False).splits[split]["image"]
     transform, collate = eval_transform(make_processor(model.config)), MaskingCollator(NextPatch(), model.config)
     total = 0.0
     for first in range(0, len(images), BATCH_SIZE):

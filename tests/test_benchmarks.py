@@ -474,6 +474,32 @@ def test_accuracy_against_fractals_is_told_as_recorded(script):
         assert f"to {' and '.join(after)}" in " ".join(told.replace("%", "").split())
 
 
+def test_what_zen_4_does_is_told_as_recorded():
+    """Torch beside OpenVINO given the peer's model, and the hybrid beside timm's."""
+    page = words("docs/inference.md")
+    found = {
+        (part, row["cell"]["dtype"], row["cell"]["batch"], name): outcome["ratios"]
+        for part in ("s16", "b16", "r26", "r50")
+        for row in json.loads((RESULTS / f"models_zen4_{part}.json").read_text())["rows"]
+        for name, outcome in row["outcomes"].items()
+    }
+    behind = set()
+    for dtype in ("float32", "bfloat16"):
+        cells = [
+            found[part, dtype, batch, "hf_vit optimized"][f"{library}, openvino"]["median"]
+            for part, library in (("s16", "transformers"), ("b16", "transformers"), ("r26", "timm"), ("r50", "timm"))
+            for batch in (1, 8)
+        ]
+        assert f"| hf_vit by torch, {dtype} | {' | '.join(f'{cell:.2f}' for cell in cells)} |" in page
+        behind |= {(dtype, place) for place, cell in enumerate(cells) if round(cell, 2) < 0.95}
+    assert behind == {("float32", 4), ("bfloat16", 4)}, "R26+S/32 at batch 1 alone"
+    told = words(README)
+    for name, row in (("hf_vit", "hf_vit as loaded"), ("hf_vit optimized", "hf_vit optimized, by torch")):
+        ratios = [found["r26", dtype, batch, name]["timm"] for dtype in ("float32", "bfloat16") for batch in (1, 8)]
+        cells = [f"{each['median']:.2f} ({each['lower']:.2f} to {each['upper']:.2f})" for each in ratios]
+        assert f"| {row} | {' | '.join(cells)} |" in told
+
+
 def test_engines_are_told_as_recorded():
     """Every cell beside the same engine given the peer's model, and what is said of them in words."""
     page = words("docs/inference.md")
