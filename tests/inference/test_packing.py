@@ -156,25 +156,20 @@ def test_axial_attention_in_portions_is_the_same(monkeypatch):
         torch.testing.assert_close(fast(images).logits, wanted, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("side", [1, 7])
-@pytest.mark.parametrize("offset", [0, 100])
+@pytest.mark.parametrize("channels", [64, 512])
 @torch.no_grad()
-def test_norms_written_over_their_input_equal_the_formula(offset: float, side: int):
-    """Where a group's mean is large, too, as torch's own of contiguous maps does: of channels last it is off by 0.1."""
-    norm = torch.nn.GroupNorm(32, 64, 1e-6)
+def test_norms_of_small_maps_equal_the_formula(monkeypatch, channels: int):
+    """Few channels a group and many, in another order of memory or not; what is given back has channels last."""
+    norm = torch.nn.GroupNorm(32, channels, 1e-6)
     norm.weight.uniform_()
     norm.bias.normal_()
-    for batch in (0, 1, 3):
-        features = (torch.randn(batch, 64, side, side) + offset).contiguous(memory_format=torch.channels_last)
-        exact = copy.deepcopy(norm).double()(features.double().contiguous())
-        bound = 1e-5 + 4 * float((norm(features.contiguous()).double() - exact).abs().max()) if batch else 0
-        written = memory._normed(norm, features)
-        torch.testing.assert_close(written.double(), exact, rtol=0, atol=bound)
-        assert batch == 0 or written.data_ptr() == features.data_ptr()
-    for other in (torch.randn(2, 64, 3, 3), torch.randn(2, 64, 3, 3, dtype=torch.float64)):
-        kept = other.clone()
-        torch.testing.assert_close(memory._normed(norm.to(other.dtype), other), norm(kept))
-        assert torch.equal(other, kept), "what is not written over is left alone"
+    features = torch.randn(2, channels, 5, 7).bfloat16().contiguous(memory_format=torch.channels_last)
+    exact = copy.deepcopy(norm).double()(features.double().contiguous())
+    for small in (0, 1024):
+        monkeypatch.setattr(memory, "SMALL_MAP", small)
+        normed = memory._normed(norm.bfloat16(), features)
+        assert normed.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(normed.double(), exact, rtol=1e-2, atol=2e-2)
 
 
 @pytest.mark.slow

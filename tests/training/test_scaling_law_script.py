@@ -29,10 +29,10 @@ def test_it_chooses_fits_predicts_and_does_nothing_twice(script, monkeypatch, tm
         monkeypatch.setattr(sys, "argv", ["scaling_law.py", *small, *extra])
         script.main()
     done = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [record["kind"] for record in done] == ["choice"] * 2 + ["run"] * 8 + ["prediction"] + ["run"] * 2
-    choices, runs, prediction = done[:2], [record for record in done if record["kind"] == "run"], done[10]
-    best = min(choices, key=lambda choice: choice["loss"])
-    assert {run["rate"] for run in runs} == {best["rate"]}
+    assert [record["kind"] for record in done] == ["choice"] * 4 + ["run"] * 8 + ["prediction"] + ["run"] * 2
+    choices, runs, prediction = done[:4], [record for record in done if record["kind"] == "run"], done[12]
+    losses = {rate: sum(choice["loss"] for choice in choices if choice["rate"] == rate) for rate in (1e-4, 1e-2)}
+    assert {run["rate"] for run in runs} == {min(losses, key=losses.__getitem__)}
     assert [run["images"] for run in runs[8:]] == [80, 80], "the largest after the prediction"
     law = script.fit_scaling_law([(run["teraflops"], run["loss"]) for run in runs[:8]])
     assert prediction["loss"] == pytest.approx(float(law.error(runs[8]["teraflops"])))

@@ -9,18 +9,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hf_vit.inference.packing import CHANNEL_STATISTICS
 from hf_vit.models.configuration_hf_axial_resnet import HEADS
 from hf_vit.models.embeddings_hf_vit import HfViTEmbeddings
 from hf_vit.models.modeling_hf_axial_resnet import HfAxialResNetAttention
 from hf_vit.models.positions_hf_vit import Grid, PositionTable, Rows
-from hf_vit.models.resnet_hf_vit import ResNetBottleneck
+from hf_vit.models.resnet_hf_vit import ResNetBottleneck, channels_last
 from hf_vit.rewriting.convolutions import as_affine
 from hf_vit.rewriting.dense import derived
 from hf_vit.rewriting.heads import has_listeners
 from hf_vit.rewriting.planning import Change
 
 KEPT_GRIDS = 16  # sizes of images whose tables are kept; of more, the oldest is computed anew
+SMALL_MAP = 1024  # places, below which torch has another way to normalise
 CACHED_LOGITS = 2**18  # computed at a time on a CPU: what fits into its cache
 
 
@@ -84,24 +84,15 @@ class InPlaceBottleneck(ResNetBottleneck):
 
 
 def _normed(norm: nn.GroupNorm, features: torch.Tensor) -> torch.Tensor:
-    """GroupNorm [B, C, H, W] -> the same, on CPUs in float32 written over its input.
+    """GroupNorm [B, C, H, W] -> the same.
 
-    There torch's own takes twice as long for memory with channels last, and subtracts the mean's square from the mean
-    of the squares, which costs digits where a group's mean is large. Here it is (value - mean) that is squared.
+    On CPUs torch takes small maps in bfloat16, with few channels a group that are last in memory, value by value, for
+    longer than two changes of the order in memory take.
     """
-    rows = features.permute(0, 2, 3, 1)
-    is_plain = features.dtype == torch.float32 and features.device.type == "cpu" and rows.is_contiguous()
-    if CHANNEL_STATISTICS is None or not is_plain or not features.numel():
-        return norm(features)
-    rows, groups = rows.flatten(1, 2), (norm.num_groups, -1)
-    statistics = zip(*(CHANNEL_STATISTICS(image, None, None, 0.0) for image in rows), strict=True)
-    means, variances = (torch.stack(channels).unflatten(1, groups) for channels in statistics)
-    spread, mean = torch.var_mean(means, 2, correction=0, keepdim=True)
-    variance = variances.mean(2, keepdim=True) + spread
-    scale = norm.weight.view(groups) * torch.rsqrt(variance + norm.eps)
-    shift = torch.addcmul(norm.bias.view(groups), mean, scale, value=-1)
-    torch.addcmul(shift.flatten(1)[:, None], rows, scale.flatten(1)[:, None], out=rows)
-    return features
+    is_slow = features.device.type == "cpu" and features.dtype == torch.bfloat16
+    if is_slow and features.shape[2] * features.shape[3] < SMALL_MAP and norm.num_channels <= 8 * norm.num_groups:
+        return channels_last(norm(features.contiguous()))
+    return norm(features)
 
 
 def memory_changes(model: nn.Module) -> list[Change]:

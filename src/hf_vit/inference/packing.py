@@ -25,8 +25,6 @@ _LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 _REORDER_KERNEL: Any = getattr(torch.ops.mkldnn, "_reorder_convolution_weight", None)
 _CONVOLUTION: Any = getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
 _TAKES_BFLOAT16: Any = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-# (mean, variance) [C] of [N, C], with no running ones to update; None where torch has it no more.
-CHANNEL_STATISTICS: Any = getattr(torch, "batch_norm_update_stats", None)
 
 
 def pack(part: nn.Module) -> nn.Module:
