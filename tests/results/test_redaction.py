@@ -108,6 +108,8 @@ def test_values_are_redacted_at_any_depth() -> None:
         (["/home/ann/.venv/bin/hf-vit", "demo"], "hf-vit demo"),
         (["/home/ann/src/hf_vit/__main__.py", "demo"], "hf-vit demo"),
         (["/home/ann/run.py", "--seed", "1"], "python run.py --seed 1"),
+        (["../ann/run.py", "--seed", "1"], "python run.py --seed 1"),
+        (["benchmarks/run.py", "--seed", "1"], "python benchmarks/run.py --seed 1"),
         (["hf-vit", "finetune", "--data", "/data/ann/cats and dogs"], "hf-vit finetune --data 'cats and dogs'"),
         (["hf-vit", "finetune", "--data=/data/ann/cats/"], "hf-vit finetune --data=cats"),
         (["hf-vit", "evaluate", "../../ann/out"], "hf-vit evaluate out"),

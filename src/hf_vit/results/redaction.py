@@ -123,7 +123,7 @@ def redact_command(command: str | Sequence[str]) -> str:
     name = PureWindowsPath(program).name.removesuffix(".exe")
     if name == "__main__.py" and PureWindowsPath(program).parent.name == "hf_vit":
         name = "hf-vit"
-    head = ["python", name] if name.endswith(".py") else [name]
+    head = ["python", *redact_arguments([program])] if name.endswith(".py") else [name]
     return shlex.join(head + redact_arguments(arguments))
 
 
