@@ -318,11 +318,6 @@ def tell(plan: Plan, records: Records) -> None:
     """The tables of what is there."""
     print("\n".join(page(plan, records)))
     table = rows(plan, records)
-    for model, points in table.items():
-        shown = (
-            f"{size:,}: {statistics.fmean(by_seed.values()):.1%} ({len(by_seed)})" for size, by_seed in points.items()
-        )
-        print(f"{model:8} {', '.join(shown)}")
     for other in [model for model in table if model != "ViT"]:
         print(f"ViT and {other}: {ahead(table, 'ViT', other)}")
         for seed, places in crossings(table, "ViT", other).items():

@@ -143,7 +143,7 @@ def summary(plan: Plan, records: Records) -> str:
 
 
 def draw(plan: Plan, records: Records, path: Path) -> None:
-    """Losses above the law's floor over compute, so that a law is a straight line where d no longer matters."""
+    """Losses over compute, the law and its floor."""
     runs, held_out = (
         [found for job in jobs if (found := records.find(job))] for jobs in (plan.runs(), plan.held_out())
     )
@@ -151,13 +151,17 @@ def draw(plan: Plan, records: Records, path: Path) -> None:
     figure = new_figure(6, 4)
     axes = figure.add_subplot()
     curve = np.geomspace(compute(min(plan.sizes)), compute(plan.largest), 200)
-    axes.plot(curve, law.error(curve) - law.c, label=f"{law}, fitted to the filled", color="C0")
+    axes.plot(curve, law.error(curve), label=f"{law}, fitted to the filled", color="C0")
+    axes.axhline(law.c, label="its floor", color="C0", linestyle=":")
     for shown, label, filled in ((runs, "fitted", "C0"), (held_out, "predicted before they were run", "none")):
-        places = [[run["teraflops"], run["loss"] - law.c] for run in shown]
+        places = [[run["teraflops"], run["loss"]] for run in shown]
         if places:
             axes.plot(*zip(*places, strict=True), "o", color="C0", markerfacecolor=filled, label=label)
-    axes.set(xscale="log", yscale="log", xlabel="training compute C (TFLOPs)", ylabel="test loss above c (nats)")
-    axes.grid(visible=True, which="both", alpha=0.3)
+    axes.set(xscale="log", xlabel="training compute C (TFLOPs)", ylabel="test loss (nats)")
+    sizes = (*plan.sizes, plan.largest)
+    axes.set_xticks([compute(size) for size in sizes], [f"{compute(size):.2g}" for size in sizes], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize=8)
     save_figure(figure, path)
 

@@ -689,3 +689,30 @@ def test_rates_of_pretraining_are_told_as_recorded(script):
 
 def rows(record: str) -> list[dict]:
     return json.loads((RESULTS / record).read_text())["rows"]
+
+
+def test_the_scaling_law_is_told_as_recorded(script):
+    law, page, evidence = script("scaling_law"), words(README), words("docs/evidence.md")
+    plan, kept = law.Plan(), law.Records(RESULTS / "scaling_law.jsonl")
+    table = [row for row in law.summary(plan, kept).splitlines() if row.startswith("|")]
+    assert len(table) == 2 + len(plan.sizes) + 1
+    assert not [row for row in table[2:] if row not in page]
+    record, runs = kept.find(plan.prediction()), [kept.find(job) for job in plan.runs()]
+    assert record["law"] in page
+    assert str(law.law_of(runs)) == record["law"], "what was recorded is what the runs give"
+    between = {name: f"{low:.3g} to {high:.3g}" for name, (low, high) in record["intervals"].items()}
+    assert "95% of a are {a}, of b {b}, of c {c}, of d {d}".format(**between) in page
+    assert [name for name, (low, _) in record["intervals"].items() if low > 0] == ["c"]
+    measured = [kept.find(job)["loss"] for job in plan.held_out()]
+    told = f"it said {record['loss']:.3f}; {min(measured):.3f} to {max(measured):.3f} were measured"
+    assert f"For 256,000 images {told}, below the floor itself" in page
+    assert max(measured) < law.law_of(runs).c
+    assert (
+        f"said {record['loss']:.2f} nats before, and {statistics.mean(measured):.2f} were measured, below its floor"
+        in evidence
+    )
+    every = [record for job, _ in plan.jobs() if (record := kept.find(job))]
+    assert f"{sum(each['cpu_seconds'] for each in every) / 60:.0f} CPU minutes" in page
+    seeds = [f"{kept.find(job)['loss']:.2f}" for job in plan.choices() if job["rate"] == 1.6e-2]
+    assert "whose three seeds end at {}, {} and {}".format(*sorted(seeds)) in page
+    assert law.best_rate([kept.find(job) for job in plan.choices()]) == runs[0]["rate"] == 0.004

@@ -50,7 +50,7 @@ def test_it_chooses_trains_transfers_and_does_nothing_twice(script, monkeypatch,
     run(script, monkeypatch, *small)
     assert records.path.read_text().splitlines() == lines
     assert records.path.with_suffix(".png").stat().st_size > 1000
-    assert "ViT      12: " in capsys.readouterr().out
+    assert f"| fractals | 12 |\n|---|---|\n| ViT | {100 * done[2]['test_accuracy']:.1f} |\n" in capsys.readouterr().out
 
 
 @pytest.fixture
