@@ -492,7 +492,7 @@ def test_what_zen_4_does_is_told_as_recorded():
         ]
         assert f"| hf_vit by torch, {dtype} | {' | '.join(f'{cell:.2f}' for cell in cells)} |" in page
         behind |= {(dtype, place) for place, cell in enumerate(cells) if round(cell, 2) < 0.95}
-    assert behind == {("float32", 4), ("bfloat16", 4)}, "R26+S/32 at batch 1 alone"
+    assert behind == {("bfloat16", 4)}, "R26+S/32 at batch 1 alone"
     told = words(README)
     for name, row in (("hf_vit", "hf_vit as loaded"), ("hf_vit optimized", "hf_vit optimized, by torch")):
         ratios = [found["r26", dtype, batch, name]["timm"] for dtype in ("float32", "bfloat16") for batch in (1, 8)]

@@ -52,8 +52,7 @@ def max_pool_same(features: torch.Tensor) -> torch.Tensor:
 def standardize_by_std(kernel: torch.Tensor) -> torch.Tensor:
     """[O, I, k, k] an output channel: 1e-5 is added to the standard deviation, as in the original code."""
     rows = kernel.flatten(1)
-    # On CPUs twice as fast as torch.std_mean, and in bfloat16 three times as fast as rows.mean.
-    centred = rows - rows.sum(dim=1, keepdim=True) / rows.shape[1]
+    centred = rows - rows.mean(dim=1, keepdim=True)  # twice as fast on CPUs as torch.std_mean
     deviation = torch.linalg.vector_norm(centred, dim=1, keepdim=True) * rows.shape[1] ** -0.5
     return (centred / (deviation + 1e-5)).view_as(kernel)
 
