@@ -43,10 +43,11 @@ def test_it_chooses_fits_predicts_and_does_nothing_twice(script, monkeypatch, tm
 
 
 def test_its_loss_is_what_the_training_measures(script, tmp_path):
-    data = "fractals:classes=2,images=8,jitter=50"
+    data = script.fractals(16)
     result = pretrain(
         script.MODEL, data, tmp_path / "out", objective="next-patch", steps=2, batch_size=8, image_size=script.SIDE,
         evaluations=1, device="cpu", precision="fp32",
     )  # fmt: skip
     assert script.mean_loss(result.folder, data, "validation") == pytest.approx(result.validation_loss, abs=1e-5)
     assert script.mean_loss(result.folder, data, "test") != result.validation_loss
+    assert script.mean_loss(result.folder, script.fractals(2), "test") == script.mean_loss(result.folder, data, "test")
