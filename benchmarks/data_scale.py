@@ -359,7 +359,7 @@ def bars(
 ) -> None:
     sizes = sorted(points)
     seeds = [list(points[size].values()) for size in sizes]
-    means = [statistics.fmean(values) for values in seeds]
+    means = [statistics.mean(values) for values in seeds]  # exact: fmean can lie outside of equal values
     reach = [[mean - min(values) for mean, values in zip(means, seeds, strict=True)],
              [max(values) - mean for mean, values in zip(means, seeds, strict=True)]]  # fmt: skip
     axes.errorbar(sizes, means, yerr=reach, marker="o", capsize=3, linestyle=style, color=colour, label=label, **more)

@@ -427,70 +427,82 @@ def test_scaling_out_is_told_as_recorded():
 
 
 def test_accuracy_against_fractals_is_told_as_recorded(script):
-    scale = script("data_scale")
-    told, page = (ROOT / README).read_text(), words("docs/evidence.md")
-    kinds = {
-        kind: {(each["model"], each["images"]): each for each in records("data_scale.jsonl")
-               if each["kind"] == kind and each["seed"] == 0}
-        for kind in ("run", "plateau", "prediction")
-    }  # fmt: skip
-    runs, models, sizes = kinds["run"], ("ViT", "Hybrid", "Axial", "BiT"), scale.Plan.sizes
-    shown = {model: (model, "test_accuracy") for model in models}
-    for value in ("digits, 25 a class", "digits, fine-tuned", "photos, 25 a class", "photos, fine-tuned"):
-        shown |= {f"{value}: {model}": (model, value) for model in models}
-    for name, (model, value) in shown.items():
-        assert " | ".join([f"| {name}", *(f"{100 * runs[model, size][value]:.1f}" for size in sizes)]) + " |" in told
+    scale, told, page = script("data_scale"), (ROOT / README).read_text(), words("docs/evidence.md")
+    lines, models = words(README), ("ViT", "Hybrid", "Axial", "BiT")
+    kept = records("data_scale.jsonl")
+    values: dict[tuple[str, str, str, int], dict[int, float]] = {}  # what each seed has
+    few, tuned = ("25 a class", "fine-tuned")
+    for each in kept:
+        for name in ("test_accuracy", *(f"{data}, {way}" for data in ("digits", "photos") for way in (few, tuned))):
+            if name in each and each["kind"] != "choice":
+                place = each["kind"], name, each["model"], each["images"]
+                values.setdefault(place, {})[each["seed"]] = each[name]
+    assert {len(seeds) for (kind, *_), seeds in values.items() if kind in ("run", "plateau")} == {3}
 
-    def behind(other: str, size: int) -> float:
-        return 100 * (runs[other, size]["test_accuracy"] - runs["ViT", size]["test_accuracy"])
+    def at(model: str, size: int, name: str = "test_accuracy", kind: str = "run") -> float:
+        return 100 * statistics.fmean(values[kind, name, model, size].values())
 
-    gaps = f"{behind('Hybrid', 1000):.1f} points behind the hybrid and {behind('BiT', 1000):.1f} behind BiT"
-    assert f"{gaps}; with 30,000 it is {behind('Hybrid', 30_000):.1f} behind both" in told
-    assert round(behind("Hybrid", 30_000), 1) == round(behind("BiT", 30_000), 1)
-    assert f"is {behind('Hybrid', 1000):.1f} points behind the hybrid with 1,000" in page
-    seed = scale.Plan(seeds=(0,))
-    table = scale.rows(seed, scale.Records(RESULTS / "data_scale.jsonl"))
-    for other in models[1:]:
-        assert not scale.crossings(table, "ViT", other)[0]
-    law = [kinds["prediction"][model, 300_000] for model in models]
-    plateaus = [[kinds["plateau"][model, size]["test_accuracy"] for model in models] for size in (3_000, 100_000)]
-    largest = [runs[model, 300_000]["test_accuracy"] for model in models]
-    for values in (*plateaus, [each["predicted_accuracy"] for each in law], largest):
-        assert "{:.1f}, {:.1f}, {:.1f} and {:.1f}%".format(*(100 * value for value in values)) in told
-    assert all(each["last_step"] == 300_000 // 128 for each in kinds["plateau"].values())
-    assert all(low == 0 for each in law if each["law"] for low, _ in each["intervals"].values())
-    moved = [
-        100 * abs(runs[model, size][value] - runs[model, 1_000][value])
-        for value in ("digits, 25 a class", "digits, fine-tuned")
-        for model in models
-        for size in sizes
-    ]
-    assert f"On digits nothing moves by more than {max(moved):.1f} points" in told
-    for value in ("photos, 25 a class", "photos, fine-tuned"):
-        before, after = (
-            [f"{100 * runs[model, size][value]:.1f}" for model in ("ViT", "Axial")] for size in (1_000, 300_000)
+    def spread(model: str, size: int, name: str = "test_accuracy", kind: str = "run") -> str:
+        deviation = 100 * statistics.stdev(values[kind, name, model, size].values())
+        return f"{at(model, size, name, kind):.1f} ± {deviation:.1f}"
+
+    for name in dict.fromkeys(name for kind, name, *_ in values if kind == "run"):
+        for model in models:
+            row = [f"| {model}" if name == "test_accuracy" else f"| {name}: {model}"]
+            assert " | ".join(row + [spread(model, size, name) for size in scale.Plan.sizes]) + " |" in told
+
+    def gap(other: str, size: int) -> str:
+        """Points that the ViT is behind, and half of the 95% interval."""
+        ours, theirs = (values["run", "test_accuracy", model, size] for model in ("ViT", other))
+        behind = [100 * (theirs[seed] - ours[seed]) for seed in ours]
+        margin = stats.t.ppf(0.975, len(behind) - 1) * statistics.stdev(behind) / len(behind) ** 0.5
+        return f"{statistics.fmean(behind):.1f} ± {margin:.1f}"
+
+    for size in (1_000, 30_000, 300_000):
+        assert (
+            "{}, {} and {} with {:,}".format(*(gap(each, size) for each in ("Hybrid", "BiT", "Axial")), size) in lines
         )
-        assert f"from {' and '.join(before)}" in " ".join(told.replace("%", "").split())
-        assert f"to {' and '.join(after)}" in " ".join(told.replace("%", "").split())
-
-
-def test_the_second_seed_of_fractals_is_told_as_recorded(script):
-    scale, page = script("data_scale"), words(README)
-    kept = [each for each in records("data_scale.jsonl") if each["seed"] == 1]
-    runs = {(each["model"], each["images"]): each for each in kept if each["kind"] == "run"}
-    assert len(runs) == len(scale.MODELS) * len(scale.Plan.sizes)
-    behind = [
-        100 * (runs["Hybrid", size]["test_accuracy"] - runs["ViT", size]["test_accuracy"]) for size in (1_000, 30_000)
-    ]
-    linear = [100 * runs[model, size]["photos, 25 a class"] for model in ("ViT", "Axial") for size in (1_000, 300_000)]
-    assert (
-        "with 1,000 images the plain ViT is {:.1f} points behind the hybrid, with 30,000 {:.1f}; linear on 25 "
-        "photographs a class it falls from {:.1f} to {:.1f}%, the axial model from {:.1f} to {:.1f}%. No curves cross."
-    ).format(*behind, *linear) in page
+    hybrid = [gap("Hybrid", size).split()[0] for size in (1_000, 30_000, 300_000)]
+    assert "is {} points behind the hybrid with 1,000 images, {} with 30,000, {} with 300,000".format(*hybrid) in page
     table = scale.rows(scale.Plan(), scale.Records(RESULTS / "data_scale.jsonl"))
-    assert not any(scale.crossings(table, "ViT", other)[1] for other in ("Hybrid", "Axial", "BiT"))
-    assert f"{sum(each['cpu_seconds'] for each in runs.values()) / 3600:.1f} CPU hours; of its plateaus three" in page
-    assert sum(each["kind"] == "plateau" for each in kept) == 8 - 3
+    for other in models[1:]:
+        assert not any(scale.crossings(table, "ViT", other)[seed] for seed in scale.Plan.seeds)
+    law = {each["model"]: each for each in kept if each["kind"] == "prediction"}
+    for cells in (
+        *([spread(model, size, kind="plateau") for model in models] for size in (3_000, 100_000)),
+        [f"{100 * law[model]['predicted_accuracy']:.1f}" for model in models],
+        [f"{at(model, 300_000):.1f}" for model in models],
+    ):
+        assert "{}, {}, {} and {}%".format(*cells) in lines
+    assert all(each["last_step"] == 300_000 // 128 for each in kept if each["kind"] == "plateau")
+    assert all(low == 0 for each in law.values() if each["law"] for low, _ in each["intervals"].values())
+    hours = [
+        sum(each["cpu_seconds"] for each in kept if each["seed"] == seed and each["kind"] in ("run", "plateau")) / 3600
+        for seed in scale.Plan.seeds
+    ]
+    assert "{:.1f} CPU hours with all trials of rates, of which runs and plateaus of the three seeds are ".format(
+        sum(each["cpu_seconds"] for each in kept) / 3600
+    ) + "{:.1f}, {:.1f} and {:.1f}.".format(*hours) in lines  # fmt: skip
+    ends = [f"{at(model, size, f'photos, {few}'):.1f}" for size in (1_000, 300_000) for model in ("ViT", "Axial")]
+    fine = [f"{at(model, size, f'photos, {tuned}'):.1f}" for size in (1_000, 300_000) for model in ("ViT", "Axial")]
+    assert (
+        "from {} and {}% after 1,000 fractals to {} and {}% after 300,000, and fine-tuned from {} and {} to {} and {}%"
+    ).format(*ends, *fine) in lines
+    assert f"ViT's fall from {ends[0]} to {ends[2]}%" in page
+
+    def moved(model: str, name: str) -> list[float]:
+        return [at(model, size, name) - at(model, 1_000, name) for size in scale.Plan.sizes[1:]]
+
+    photographs, digits = (f"photos, {few}", f"photos, {tuned}"), f"digits, {few}"
+    assert "BiT loses {:.1f} and {:.1f} points, the hybrid stays within {:.1f} of".format(
+        *(-moved("BiT", name)[-1] for name in photographs),
+        max(abs(each) for name in photographs for each in moved("Hybrid", name)),
+    ) in lines  # fmt: skip
+    lost = [-end(moved(model, digits)) for model in ("ViT", "BiT") for end in (max, min)]
+    most = max(abs(each) for model in ("Hybrid", "Axial") for each in moved(model, digits))
+    assert (
+        "lose {:.1f} to {:.1f} and {:.1f} to {:.1f} points beside 1,000 fractals, hybrid and Axial at most {:.1f}."
+    ).format(*lost, most) in lines
 
 
 def test_what_zen_4_does_is_told_as_recorded():

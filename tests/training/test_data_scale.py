@@ -144,3 +144,12 @@ def test_curves_cross_where_the_seeds_say(script):
     assert crossed[0] == [pytest.approx(100)]
     assert crossed[1] == []
     assert crossed[2] == [pytest.approx(10 * 100 ** (11 / 16))]
+
+
+def test_seeds_that_agree_are_drawn(script):
+    from hf_vit.results.figures import new_figure
+
+    axes = new_figure(4, 4).subplots()
+    script.bars(axes, {size: dict.fromkeys(range(3), size / 10_000) for size in range(9_990, 10_001)}, "C0", "-", "ViT")
+    (drawn,) = axes.containers
+    assert list(drawn.lines[0].get_ydata()) == [size / 10_000 for size in range(9_990, 10_001)]
