@@ -1,6 +1,7 @@
 """What the documents say of the recorded trainings: tables and figures in words are those of the committed records."""
 
 import importlib
+import itertools
 import json
 import shutil
 import statistics
@@ -658,14 +659,13 @@ def test_vit_and_resnet_on_few_images_are_told_as_recorded(script):
 
 def test_rates_of_pretraining_are_told_as_recorded(script):
     module, page, evidence = script("pretraining_rates"), words(README), words("docs/evidence.md")
-    runs = [run for run in records("pretraining_rates.jsonl") if run["kind"] == "run" and run["scale"] == 4.0]
-    tables = module.summary(module.Records(module.OUTPUT), 4.0).split("\nphotos, linear")[0].split("\ndigits, linear")
-    told = [row for table in tables for row in table.split("fine-tuned\n")[-1].splitlines() if "±" in row]
-    assert len(told) == 2 * len(module.STARTS)
+    runs = [run for run in records("pretraining_rates.jsonl") if run["scale"] == 4.0]
+    told = [row for row in module.summary(module.Records(module.OUTPUT), 4.0).splitlines() if "±" in row]
+    assert len(told) == len(module.DATA) * sum(len(module.read_as(kind)) for kind in module.READINGS)
     assert not [row for row in told if row not in page]
 
-    def at(start: str, labels: int, data: str = "digits") -> list[float]:
-        place = {"start": start, "labels": labels, "data": data}
+    def at(start: str, labels: int, data: str = "digits", kind: str = "run") -> list[float]:
+        place = {"start": start, "labels": labels, "data": data, "kind": kind}
         kept = {run["seed"]: 100 * run["accuracy"] for run in runs if place.items() <= run.items()}
         return [kept[seed] for seed in module.SEEDS]
 
@@ -716,6 +716,43 @@ def test_rates_of_pretraining_are_told_as_recorded(script):
         f"for as many steps in all, {few['scratch, long']:.1f}%; on all labels {lowest:.1f} to {highest:.1f}, scratch "
         f"{every['scratch']:.1f} and {every['scratch, long']:.1f}%"
     ) in evidence
+
+    probes = {
+        (data, labels, start): gap(start, "scratch", labels, data, "probe")
+        for data in module.DATA for labels in (20, 0) for start in ways
+    }  # fmt: skip
+    gains = [
+        [lead for (data, of, _), (lead, _) in probes.items() if (data, of) == ("digits", kept)] for kept in (20, 0)
+    ]
+    assert (
+        "by {:.1f} to {:.1f} points on 20 labels a class and {:.1f} to {:.1f} on all; all ten 95% intervals".format(
+            *(end(of_labels) for of_labels in gains for end in (min, max))
+        )
+    ) in page
+    clear = [place for place, (lead, margin) in probes.items() if abs(lead) > margin]
+    assert clear == [place for place in probes if place[0] == "digits"] + [("photos", 20, "contrast")]
+    lead, margin = probes["photos", 20, "contrast"]
+    assert f"contrast on 20 labels a class, {-lead:.1f} ± {margin:.1f} points *below*" in page
+    of_pixels = [each for labels in (20, 0) for each in probes["photos", labels, "masked, pixels"]]
+    assert "Pixels are first here, {:.1f} ± {:.1f} and {:.1f} ± {:.1f} points above".format(*of_pixels) in page
+    for data, labels in itertools.product(module.DATA, (20, 0)):
+        first = max(ways, key=lambda start: probes[data, labels, start][0])
+        assert first == {"digits": "contrast", "photos": "masked, pixels"}[data]
+        best = max(masked, key=lambda start: probes[data, labels, start][0])
+        assert best == "masked, pixels"
+    assert all(
+        statistics.mean(at("contrast", labels)) < statistics.mean(at("next patch", labels)) for labels in (20, 0)
+    )
+    highest = [run for run in runs if run["kind"] == "probe" and run["seed"] == 0 and run["rate"] == max(module.RATES)]
+    assert len(highest) == 8, "eight of the twenty"
+    reads = {
+        (data, start): statistics.mean(at(start, 0, data, "probe"))
+        for data in module.DATA for start in module.read_as("probe")
+    }  # fmt: skip
+    ends = [end(reads[data, start] for start in ways) for data in module.DATA for end in (min, max)]
+    assert (
+        "on all digits {:.1f} to {:.1f}%, without pre-training {:.1f}, on all photographs {:.1f} to {:.1f} and {:.1f}%"
+    ).format(*ends[:2], reads["digits", "scratch"], *ends[2:], reads["photos", "scratch"]) in evidence
 
 
 def rows(record: str) -> list[dict]:
