@@ -2,6 +2,7 @@
 
     python benchmarks/scaling_law.py              # goes on from the records that are there
     python benchmarks/scaling_law.py --figure     # the law and its figure from these, no runs
+    python benchmarks/scaling_law.py --sizes 32000 64000 128000 256000 --largest 512000 --no-shift    # the longer law
 
 The plain ViT of data_scale.py predicts each patch's mean colour from the patches before it (512 colours, cross-entropy
 in nats; arXiv 2010.11929, B.1.2). Every image is seen once, as they have no end, so that compute is what is varied:
@@ -11,7 +12,8 @@ it is at its ceiling after 300,000 images, as data_scale.py shows.
 1. Choices: every rate with every seed at one number of images; the best on VALIDATION images, by the mean of the seeds,
    is taken everywhere. (With one seed a rate, 1.6e-2 was best and 8e-3 nearly the worst: one of them was luck.)
 2. Runs: every number of images but the largest, with every seed; the loss is that of TEST images.
-3. Prediction: E = a (C + d)^-b + c (arXiv 2106.04560) is fitted to these, and what it says of the largest is recorded.
+3. Prediction: E = a (C + d)^-b + c (arXiv 2106.04560; --no-shift: d = 0, for runs that are all beyond the start of
+   learning) is fitted to these, and what it says of the largest is recorded.
 4. The largest, twice as far as the law has seen, with every seed.
 
 Each finished job is a line of the output and is not repeated. Start it in as many processes of one thread as you like.
@@ -53,6 +55,7 @@ class Plan:
     chosen_at: int = 32_000
     rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
     seeds: tuple[int, ...] = (0, 1, 2)
+    shift: bool = True
 
     def choices(self) -> list[Job]:
         same = {"kind": "choice", "images": self.chosen_at}
@@ -62,7 +65,8 @@ class Plan:
         return [{"kind": "run", "images": size, "seed": seed} for seed in self.seeds for size in self.sizes]
 
     def prediction(self) -> Job:
-        return {"kind": "prediction", "images": self.largest, "seeds": list(self.seeds)}
+        fitted = {} if self.shift else {"sizes": list(self.sizes), "shift": False}
+        return {"kind": "prediction", "images": self.largest, "seeds": list(self.seeds)} | fitted
 
     def held_out(self) -> list[Job]:
         return [{"kind": "run", "images": self.largest, "seed": seed} for seed in self.seeds]
@@ -78,7 +82,7 @@ class Plan:
 def do(job: Job, needed: list[dict[str, Any]]) -> dict[str, Any]:
     """A prediction from the runs before it, or a training: a choice is judged on validation, a run on test images."""
     if job["kind"] == "prediction":
-        law = law_of(needed)
+        law = law_of(needed, job.get("shift", True))
         return {"law": str(law), "intervals": law.intervals, "loss": float(law.error(compute(job["images"])))}
     rate = job["rate"] if job["kind"] == "choice" else best_rate(needed)
     with tempfile.TemporaryDirectory() as kept:
@@ -125,8 +129,8 @@ def mean_loss(folder: Path, data: str, split: str) -> float:
     return total / len(images)
 
 
-def law_of(runs: list[dict[str, Any]]) -> ScalingLaw:
-    return fit_scaling_law([(run["teraflops"], run["loss"]) for run in runs])
+def law_of(runs: list[dict[str, Any]], shift: bool) -> ScalingLaw:
+    return fit_scaling_law([(run["teraflops"], run["loss"]) for run in runs], shift)
 
 
 def summary(plan: Plan, records: Records) -> str:
@@ -152,7 +156,7 @@ def draw(plan: Plan, records: Records, path: Path) -> None:
     runs, held_out = (
         [found for job in jobs if (found := records.find(job))] for jobs in (plan.runs(), plan.held_out())
     )
-    law = law_of(runs)
+    law = law_of(runs, plan.shift)
     figure = new_figure(6, 4)
     axes = figure.add_subplot()
     curve = np.geomspace(compute(min(plan.sizes)), compute(plan.largest), 200)
@@ -179,7 +183,8 @@ def main() -> None:
     options.add_argument("--rates", type=float, nargs="+", default=list(Plan.rates))
     options.add_argument("--seeds", type=int, nargs="+", default=list(Plan.seeds))
     runner_options(options)
-    options.add_argument("--figure", action="store_true")
+    options.add_argument("--no-shift", action="store_false", dest="shift")
+    options.add_argument("--figure", type=Path, nargs="?", const=OUTPUT.with_suffix(".png"), help="PNG file")
     options.add_argument("--output", type=Path, default=OUTPUT)
     asked = vars(options.parse_args())
     records, figure, runner, address = (asked.pop(name) for name in ("output", "figure", "runner", "address"))
@@ -190,7 +195,7 @@ def main() -> None:
         records.work(list(plan.jobs()), do, runner, address)
     print(summary(plan, records))
     if figure:
-        draw(plan, records, records.path.with_suffix(".png"))
+        draw(plan, records, figure)
 
 
 if __name__ == "__main__":

@@ -767,14 +767,14 @@ def test_the_scaling_law_is_told_as_recorded(script):
     assert not [row for row in table[2:] if row not in page]
     record, runs = kept.find(plan.prediction()), [kept.find(job) for job in plan.runs()]
     assert record["law"] in page
-    assert str(law.law_of(runs)) == record["law"], "what was recorded is what the runs give"
+    assert str(law.law_of(runs, shift=True)) == record["law"], "what was recorded is what the runs give"
     between = {name: f"{low:.3g} to {high:.3g}" for name, (low, high) in record["intervals"].items()}
     assert "95% of a are {a}, of b {b}, of c {c}, of d {d}".format(**between) in page
     assert [name for name, (low, _) in record["intervals"].items() if low > 0] == ["c"]
     measured = [kept.find(job)["loss"] for job in plan.held_out()]
     told = f"it said {record['loss']:.3f}; {min(measured):.3f} to {max(measured):.3f} were measured"
     assert f"For 256,000 images {told}, below the floor itself" in page
-    assert max(measured) < law.law_of(runs).c
+    assert max(measured) < law.law_of(runs, shift=True).c
     assert (
         f"said {record['loss']:.2f} nats before, and {statistics.mean(measured):.2f} were measured, below its floor"
         in evidence

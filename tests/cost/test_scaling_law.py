@@ -81,6 +81,26 @@ def test_intervals_are_those_of_scipy() -> None:
     assert half == pytest.approx(np.sqrt(np.diag(covariance)) * student.ppf(0.975, 8), rel=1e-3)
 
 
+def test_without_a_shift_three_parameters_are_fitted_as_scipy_fits_them() -> None:
+    runs = points((0.25, 0.8, 1.2, 0.0), 8, noise=0.003)
+    law = fit_scaling_law(runs, shift=False)
+    found, covariance = curve_fit(lambda compute, a, b, c: a * compute**-b + c, *np.array(runs).T, p0=(0.3, 0.7, 1))
+    assert (law.a, law.b, law.c) == pytest.approx(found, rel=1e-4)
+    assert (law.d, list(law.intervals)) == (0, ["a", "b", "c"])
+    half = [(high - low) / 2 for low, high in law.intervals.values()]
+    assert half == pytest.approx(np.sqrt(np.diag(covariance)) * student.ppf(0.975, 5), rel=1e-3)
+    assert str(law).startswith(f"E = {law.a:.3g} C^-{law.b:.3g} + ")
+
+
+def test_without_a_shift_four_runs_are_enough() -> None:
+    law = fit_scaling_law(GOOD[:4], shift=False)
+    assert law.intervals["b"][0] < law.b < law.intervals["b"][1]
+    with pytest.raises(UserError, match="3 runs are too few: the law has 3 parameters.*at least 4"):
+        fit_scaling_law(GOOD[:3], shift=False)
+    with pytest.raises(UserError, match="2 different computes; 3 parameters"):
+        fit_scaling_law([*GOOD[:2], *GOOD[:2]], shift=False)
+
+
 def test_a_limit_is_never_below_zero() -> None:
     law = fit_scaling_law([(compute, 0.5 * compute**-0.3 - 0.02) for compute in (1, 2, 4, 8, 16, 32)])
     assert law.c == 0

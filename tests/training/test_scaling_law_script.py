@@ -25,7 +25,7 @@ def test_it_chooses_fits_predicts_and_does_nothing_twice(script, monkeypatch, tm
     path = tmp_path / "records.jsonl"
     sizes = ("--sizes", 16, 32, 48, 64, "--largest", 80, "--chosen-at", 16, "--rates", "1e-4", "1e-2")
     small = [*map(str, (*sizes, "--seeds", 0, 1, "--output", path))]
-    for extra in ([], ["--figure"], []):
+    for extra in ([], ["--figure", str(path.with_suffix(".png"))], []):
         monkeypatch.setattr(sys, "argv", ["scaling_law.py", *small, *extra])
         script.main()
     done = [json.loads(line) for line in path.read_text().splitlines()]
@@ -34,12 +34,18 @@ def test_it_chooses_fits_predicts_and_does_nothing_twice(script, monkeypatch, tm
     losses = {rate: sum(choice["loss"] for choice in choices if choice["rate"] == rate) for rate in (1e-4, 1e-2)}
     assert {run["rate"] for run in runs} == {min(losses, key=losses.__getitem__)}
     assert [run["images"] for run in runs[8:]] == [80, 80], "the largest after the prediction"
-    law = script.fit_scaling_law([(run["teraflops"], run["loss"]) for run in runs[:8]])
+    law = script.law_of(runs[:8], shift=True)
     assert prediction["loss"] == pytest.approx(float(law.error(runs[8]["teraflops"])))
     assert runs[8]["teraflops"] == pytest.approx(5 * runs[0]["teraflops"])
     printed = capsys.readouterr().out
     assert f"predicted {prediction['loss']:.3f}" in printed
     assert path.with_suffix(".png").stat().st_size > 1000
+
+    monkeypatch.setattr(sys, "argv", ["scaling_law.py", *small, "--no-shift"])
+    script.main()
+    (other,) = [json.loads(line) for line in path.read_text().splitlines()[15:]]
+    assert (other["shift"], other["sizes"], list(other["intervals"])) == (False, [16, 32, 48, 64], ["a", "b", "c"])
+    assert other["loss"] == pytest.approx(float(script.law_of(runs[:8], shift=False).error(runs[8]["teraflops"])))
 
 
 def test_its_loss_is_what_the_training_measures(script, tmp_path):

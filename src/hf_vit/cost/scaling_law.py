@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-PARAMETERS = ("a", "b", "c", "d")
-LEAST_POINTS = len(PARAMETERS) + 1  # one more than parameters: else no residual is left to judge the fit by
+PARAMETERS = ("a", "b", "c", "d")  # d last: without a shift it is 0, and the other three are fitted
 CONFIDENCE = 95  # %
 _EXPONENTS = (0.02, 5.0)  # that are searched; published ones are 0.32 and 0.35
 _STARTS = 12  # exponents, and shifts, that a fit starts from
@@ -30,7 +29,7 @@ class ScalingLaw:
 
     Attributes:
         a, b, c, d: error = a * (compute + d) ** -b + c.
-        intervals: parameter -> (low, high), 95% by the covariance of the fit.
+        intervals: fitted parameter -> (low, high), 95% by the covariance of the fit.
         residual: root mean squared residual, in units of the error.
         points: (compute, error), as given.
     """
@@ -48,36 +47,41 @@ class ScalingLaw:
         return self.a * (compute + self.d) ** -self.b + self.c
 
     def __str__(self) -> str:
-        return f"E = {self.a:.3g} (C + {self.d:.2g})^-{self.b:.3g} + {self.c:.3g}"
+        compute = f"(C + {self.d:.2g})" if "d" in self.intervals else "C"
+        return f"E = {self.a:.3g} {compute}^-{self.b:.3g} + {self.c:.3g}"
 
 
-def fit_scaling_law(points: Sequence[tuple[float, float]]) -> ScalingLaw:
+def fit_scaling_law(points: Sequence[tuple[float, float]], shift: bool = True) -> ScalingLaw:
     """Least squares of the errors, every run weighing the same.
 
     The intervals are Student's t times the standard errors that the curvature of the squared residuals gives, cut at
     0. They tell of noise in the runs, not of whether the law holds beyond them.
 
     Args:
-        points: (compute, error) of at least 5 runs; compute in any unit, which a and d take over.
+        points: (compute, error) of one run more than parameters; compute in any unit, which a and d take over.
+        shift: whether d is fitted, 5 runs at least. Else it is 0, 4 at least: for runs that are all beyond the start
+            of learning, which do not tell d from b.
 
     Raises:
         UserError: too few points or different computes, an impossible compute or error, or errors that do not fall.
     """
     import numpy as np
 
-    compute, errors = _checked(points)
+    names = PARAMETERS if shift else PARAMETERS[:-1]
+    compute, errors = _checked(points, len(names))
     unit = float(np.exp(np.log(compute).mean()))  # the search runs on numbers around 1
-    a, b, c, d = _fit(compute / unit, errors)
+    a, b, c, d = _fit(compute / unit, errors, shift)
     found = np.array([a * unit**b, b, c, d * unit])
     fitted = _error(found, compute)
     if fitted.max() - fitted.min() <= 1e-9 * errors.max():
         raise UserError("the errors do not fall as compute grows, so that no scaling law fits them; check the columns")
     residuals = fitted - errors
-    margins = _standard_errors(found, compute, residuals) * _student(len(errors))
-    low, high = np.maximum(found - margins, 0.0).tolist(), (found + margins).tolist()
+    free = found[: len(names)]
+    margins = _standard_errors(found, compute, residuals, len(names)) * _student(len(errors) - len(names))
+    low, high = np.maximum(free - margins, 0.0).tolist(), (free + margins).tolist()
     return ScalingLaw(
         *found.tolist(),
-        intervals={name: (low[place], high[place]) for place, name in enumerate(PARAMETERS)},
+        intervals={name: (low[place], high[place]) for place, name in enumerate(names)},
         residual=float(np.sqrt(np.mean(residuals**2))),
         points=tuple(zip(compute.tolist(), errors.tolist(), strict=True)),
     )
@@ -101,13 +105,13 @@ def plot_scaling_law(law: ScalingLaw, path: Path, unit: str = "exaFLOPs") -> Non
     save_figure(figure, path)
 
 
-def _checked(points: Sequence[tuple[float, float]]) -> "tuple[Array, Array]":
+def _checked(points: Sequence[tuple[float, float]], parameters: int) -> "tuple[Array, Array]":
     import numpy as np
 
-    if len(points) < LEAST_POINTS:
+    if len(points) <= parameters:
         raise UserError(
-            f"{len(points)} runs are too few: the law has {len(PARAMETERS)} parameters, and its intervals need one run "
-            f"more; give at least {LEAST_POINTS}"
+            f"{len(points)} runs are too few: the law has {parameters} parameters, and its intervals need one run "
+            f"more, of which to judge the fit; give at least {parameters + 1}"
         )
     for place, (compute, error) in enumerate(points):
         if not (compute > 0 and np.isfinite(compute)):
@@ -115,30 +119,29 @@ def _checked(points: Sequence[tuple[float, float]]) -> "tuple[Array, Array]":
         if not (error >= 0 and np.isfinite(error)):
             raise UserError(f"run {place + 1} has an error of {error:g}; it needs a finite number of at least 0")
     different = len({compute for compute, _ in points})
-    if different < len(PARAMETERS):
-        raise UserError(
-            f"the runs have {different} different computes; {len(PARAMETERS)} parameters need at least as many"
-        )
+    if different < parameters:
+        raise UserError(f"the runs have {different} different computes; {parameters} parameters need at least as many")
     compute, errors = np.array(points, dtype=np.float64).T
     return compute, errors
 
 
-def _fit(compute: "Array", errors: "Array") -> tuple[float, float, float, float]:
+def _fit(compute: "Array", errors: "Array", shift: bool) -> tuple[float, float, float, float]:
     """(a, b, c, d) of the least squares: b and d are searched in logarithms, a and c follow linearly from them."""
     import numpy as np
     from scipy.optimize import least_squares
 
-    low, high = np.log([_EXPONENTS, (1e-4 * compute.min(), 10 * compute.max())]).T
+    searched = [_EXPONENTS, (1e-4 * compute.min(), 10 * compute.max())][: 1 + shift]
+    low, high = np.log(searched).T
 
     def parameters(logarithms: "Array") -> tuple[float, float, float, float]:
-        b, d = np.exp(logarithms).tolist()
+        b, d = (*np.exp(logarithms).tolist(), 0.0)[:2]
         a, c = _linear((compute + d) ** -b, errors)
         return a, b, c, d
 
     def residuals(logarithms: "Array") -> "Array":
         return _error(parameters(logarithms), compute) - errors
 
-    places = np.stack(np.meshgrid(*np.linspace(low, high, _STARTS).T), axis=-1).reshape(-1, 2)
+    places = np.stack(np.meshgrid(*np.linspace(low, high, _STARTS).T), axis=-1).reshape(-1, len(low))
     starts = sorted(places, key=lambda place: float(np.square(residuals(place)).sum()))[:3]
     results = [
         least_squares(residuals, place, bounds=(low, high), xtol=1e-12, ftol=1e-12, gtol=1e-12) for place in starts
@@ -159,25 +162,25 @@ def _error(found: Iterable[float], compute: "Array") -> "Array":
     return a * (compute + d) ** -b + c
 
 
-def _standard_errors(found: "Array", compute: "Array", residuals: "Array") -> "Array":
-    """Of (a, b, c, d): the diagonal of the inverse of J'J, times the variance of the residuals."""
+def _standard_errors(found: "Array", compute: "Array", residuals: "Array", parameters: int) -> "Array":
+    """Of the fitted ones of (a, b, c, d): the diagonal of the inverse of J'J, times the variance of the residuals."""
     import numpy as np
 
     a, b, _, d = found
     powers = (compute + d) ** -b
     slopes = np.stack(
         [powers, -a * np.log(compute + d) * powers, np.ones_like(compute), -a * b * powers / (compute + d)], axis=1
-    )
+    )[:, :parameters]
     sizes = np.linalg.norm(slopes, axis=0)
     _, singular, directions = np.linalg.svd(slopes / sizes, full_matrices=False)
     # What the runs do not tell apart has no slope: its interval becomes huge, not small.
     singular = np.maximum(singular, np.finfo(float).eps)
-    variance = residuals @ residuals / (len(compute) - len(PARAMETERS))
+    variance = residuals @ residuals / (len(compute) - parameters)
     return np.sqrt(variance * np.square(directions / singular[:, None]).sum(axis=0)) / sizes
 
 
-def _student(number: int) -> float:
-    """How many standard errors the interval reaches to either side, for so many runs."""
+def _student(freedom: int) -> float:
+    """How many standard errors the interval reaches to either side, for so many runs more than parameters."""
     from scipy.stats import t
 
-    return float(t.ppf(0.5 + CONFIDENCE / 200, number - len(PARAMETERS)))
+    return float(t.ppf(0.5 + CONFIDENCE / 200, freedom))

@@ -17,15 +17,18 @@ def scaling_law(
     ],
     output: Annotated[Path | None, typer.Option(help="PNG file for the plot.", dir_okay=False)] = None,
     unit: Annotated[str, typer.Option(help="Of compute, for the plot; folders give exaFLOPs.")] = "exaFLOPs",
+    shift: Annotated[
+        bool, typer.Option("--shift/--no-shift", help="Without: d is 0, for runs beyond the start of learning.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Fit E = a (C + d)^-b + c to the compute and error of at least 5 runs, with 95% intervals."""
+    """Fit E = a (C + d)^-b + c to the compute and error of at least 5 runs (4 without d), with 95% intervals."""
     from hf_vit.cost import fit_scaling_law, plot_scaling_law, read_points
     from hf_vit.errors import UserError
 
     if output is not None and not output.absolute().parent.is_dir():
         raise UserError(f"there is no folder {output.parent} for the plot; make it first")
-    law = fit_scaling_law([point for source in sources for point in read_points(source)])
+    law = fit_scaling_law([point for source in sources for point in read_points(source)], shift)
     if output is not None:
         plot_scaling_law(law, output, unit)
     if as_json:
