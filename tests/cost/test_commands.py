@@ -180,6 +180,16 @@ def test_a_scaling_law_of_a_table(run, tmp_path: Path) -> None:
     told = json.loads(out)
     assert [told[name] for name in "abcd"] == pytest.approx([0.63, 0.32, 0.12, 0.52], rel=1e-6)
     assert told["intervals"]["b"] == pytest.approx([0.32, 0.32], rel=1e-4)
+    expected = 0.63 * (1e5 + 0.52) ** -0.32 + 0.12
+    (_, out, _), (_, shown, _) = (run("scaling-law", table, "--predict", "1e5", *more) for more in (["--json"], []))
+    (predicted,) = json.loads(out)["predictions"]
+    assert [predicted["error"], *predicted["interval"]] == pytest.approx([expected] * 3, rel=1e-4)
+    assert f"error at 100000 │ {expected:.4g}" in " ".join(shown.split())
+    code, out, _ = run("scaling-law", table, "--no-shift")
+    assert code == 0
+    assert " C^-" in out
+    assert "│ d " not in out
+    fails(run("scaling-law", table, "--predict", "0"), "--predict is 0")
 
 
 def test_a_scaling_law_of_trained_folders(run, tmp_path: Path) -> None:

@@ -53,8 +53,12 @@ def test_known_parameters_are_recovered_from_noise(truth: tuple[float, ...]) -> 
 def test_the_intervals_hold_the_truth_as_often_as_they_say(truth: tuple[float, ...], number: int) -> None:
     """95% intervals of 100 noisy data sets: fewer than 88 that hold has a chance of 1 in 200 (binomial)."""
     laws = [fit_scaling_law(points(truth, number, noise=0.003, seed=seed)) for seed in range(100)]
-    for name, value in zip(NAMES, truth, strict=True):
-        held = sum(law.intervals[name][0] <= value <= law.intervals[name][1] for law in laws)
+    a, b, c, d = truth
+    told = {name: (value, [law.intervals[name] for law in laws]) for name, value in zip(NAMES, truth, strict=True)}
+    for compute in (1.0, 4e4):  # among the runs, and at four times the largest
+        told[f"error at {compute:g}"] = a * (compute + d) ** -b + c, [law.interval(compute) for law in laws]
+    for name, (value, intervals) in told.items():
+        held = sum(low <= value <= high for low, high in intervals)
         assert held >= 88, f"{name}: {held} of 100"
 
 
@@ -79,6 +83,7 @@ def test_intervals_are_those_of_scipy() -> None:
     assert [getattr(law, name) for name in NAMES] == pytest.approx(found, rel=1e-4)
     half = [(high - low) / 2 for low, high in law.intervals.values()]
     assert half == pytest.approx(np.sqrt(np.diag(covariance)) * student.ppf(0.975, 8), rel=1e-3)
+    assert np.array(law.covariance) == pytest.approx(covariance, rel=1e-2)
 
 
 def test_without_a_shift_three_parameters_are_fitted_as_scipy_fits_them() -> None:
@@ -95,7 +100,7 @@ def test_without_a_shift_three_parameters_are_fitted_as_scipy_fits_them() -> Non
 def test_without_a_shift_four_runs_are_enough() -> None:
     law = fit_scaling_law(GOOD[:4], shift=False)
     assert law.intervals["b"][0] < law.b < law.intervals["b"][1]
-    with pytest.raises(UserError, match="3 runs are too few: the law has 3 parameters.*at least 4"):
+    with pytest.raises(UserError, match=r"3 runs are too few: the law has 3 parameters.*at least 4"):
         fit_scaling_law(GOOD[:3], shift=False)
     with pytest.raises(UserError, match="2 different computes; 3 parameters"):
         fit_scaling_law([*GOOD[:2], *GOOD[:2]], shift=False)

@@ -30,6 +30,7 @@ class ScalingLaw:
     Attributes:
         a, b, c, d: error = a * (compute + d) ** -b + c.
         intervals: fitted parameter -> (low, high), 95% by the covariance of the fit.
+        covariance: of the fitted parameters, in their order.
         residual: root mean squared residual, in units of the error.
         points: (compute, error), as given.
     """
@@ -39,12 +40,25 @@ class ScalingLaw:
     c: float
     d: float
     intervals: dict[str, tuple[float, float]]
+    covariance: tuple[tuple[float, ...], ...]
     residual: float
     points: tuple[tuple[float, float], ...]
 
     def error(self, compute: Any) -> Any:
         """The law's error at a compute above 0: a number, or an array of them."""
-        return self.a * (compute + self.d) ** -self.b + self.c
+        return _error((self.a, self.b, self.c, self.d), compute)
+
+    def interval(self, compute: float) -> tuple[float, float]:
+        """Where the law's error at a compute above 0 is with 95%, cut at 0; a run scatters around it by the residual.
+
+        To first order of the fit's covariance, and if the law holds there: what the runs cannot tell.
+        """
+        import numpy as np
+
+        slopes = _slopes((self.a, self.b, self.c, self.d), np.array([compute]))[0, : len(self.intervals)]
+        error, margin = self.error(compute), float(np.sqrt(slopes @ np.array(self.covariance) @ slopes))
+        margin *= _student(len(self.points) - len(self.intervals))
+        return max(error - margin, 0.0), error + margin
 
     def __str__(self) -> str:
         compute = f"(C + {self.d:.2g})" if "d" in self.intervals else "C"
@@ -76,12 +90,13 @@ def fit_scaling_law(points: Sequence[tuple[float, float]], shift: bool = True) -
     if fitted.max() - fitted.min() <= 1e-9 * errors.max():
         raise UserError("the errors do not fall as compute grows, so that no scaling law fits them; check the columns")
     residuals = fitted - errors
-    free = found[: len(names)]
-    margins = _standard_errors(found, compute, residuals, len(names)) * _student(len(errors) - len(names))
+    covariance, free = _covariance(found, compute, residuals, len(names)), found[: len(names)]
+    margins = np.sqrt(np.diag(covariance)) * _student(len(errors) - len(names))
     low, high = np.maximum(free - margins, 0.0).tolist(), (free + margins).tolist()
     return ScalingLaw(
         *found.tolist(),
         intervals={name: (low[place], high[place]) for place, name in enumerate(names)},
+        covariance=tuple(map(tuple, covariance.tolist())),
         residual=float(np.sqrt(np.mean(residuals**2))),
         points=tuple(zip(compute.tolist(), errors.tolist(), strict=True)),
     )
@@ -157,26 +172,34 @@ def _linear(powers: "Array", errors: "Array") -> tuple[float, float]:
     return (a, c) if c >= 0 else (float(powers @ errors / (powers @ powers)), 0.0)
 
 
-def _error(found: Iterable[float], compute: "Array") -> "Array":
+def _error(found: Iterable[float], compute: Any) -> Any:
     a, b, c, d = found
     return a * (compute + d) ** -b + c
 
 
-def _standard_errors(found: "Array", compute: "Array", residuals: "Array", parameters: int) -> "Array":
-    """Of the fitted ones of (a, b, c, d): the diagonal of the inverse of J'J, times the variance of the residuals."""
+def _slopes(found: Iterable[float], compute: "Array") -> "Array":
+    """Of the error by a, b, c and d: [computes, 4]."""
     import numpy as np
 
     a, b, _, d = found
     powers = (compute + d) ** -b
-    slopes = np.stack(
+    return np.stack(
         [powers, -a * np.log(compute + d) * powers, np.ones_like(compute), -a * b * powers / (compute + d)], axis=1
-    )[:, :parameters]
+    )
+
+
+def _covariance(found: "Array", compute: "Array", residuals: "Array", parameters: int) -> "Array":
+    """Of the fitted ones of (a, b, c, d): the inverse of J'J, times the variance of the residuals."""
+    import numpy as np
+
+    slopes = _slopes(found, compute)[:, :parameters]
     sizes = np.linalg.norm(slopes, axis=0)
     _, singular, directions = np.linalg.svd(slopes / sizes, full_matrices=False)
     # What the runs do not tell apart has no slope: its interval becomes huge, not small.
     singular = np.maximum(singular, np.finfo(float).eps)
+    spread = directions / singular[:, None] / sizes
     variance = residuals @ residuals / (len(compute) - parameters)
-    return np.sqrt(variance * np.square(directions / singular[:, None]).sum(axis=0)) / sizes
+    return variance * spread.T @ spread
 
 
 def _student(freedom: int) -> float:

@@ -1,5 +1,6 @@
 """`hf-vit scaling-law`."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,9 @@ def scaling_law(
     shift: Annotated[
         bool, typer.Option("--shift/--no-shift", help="Without: d is 0, for runs beyond the start of learning.")
     ] = True,
+    predict: Annotated[
+        list[float] | None, typer.Option(help="Also the error at a compute above 0, with its 95% interval.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Fit E = a (C + d)^-b + c to the compute and error of at least 5 runs (4 without d), with 95% intervals."""
@@ -28,6 +32,8 @@ def scaling_law(
 
     if output is not None and not output.absolute().parent.is_dir():
         raise UserError(f"there is no folder {output.parent} for the plot; make it first")
+    if bad := [compute for compute in predict or [] if not (compute > 0 and math.isfinite(compute))]:
+        raise UserError(f"--predict is {bad[0]:g}; it needs a finite compute above 0")
     law = fit_scaling_law([point for source in sources for point in read_points(source)], shift)
     if output is not None:
         plot_scaling_law(law, output, unit)
@@ -35,7 +41,8 @@ def scaling_law(
         import dataclasses
         import json
 
-        typer.echo(json.dumps(dataclasses.asdict(law), indent=2))
+        told = [{"compute": each, "error": law.error(each), "interval": law.interval(each)} for each in predict or []]
+        typer.echo(json.dumps(dataclasses.asdict(law) | {"predictions": told}, indent=2))
         return
     from rich.console import Console
     from rich.table import Table
@@ -43,6 +50,9 @@ def scaling_law(
     table = Table("", "fit", "95% interval", title=str(law), title_justify="left")
     for name, (low, high) in law.intervals.items():
         table.add_row(name, f"{getattr(law, name):.4g}", f"{low:.4g} to {high:.4g}")
+    for compute in predict or []:
+        low, high = law.interval(compute)
+        table.add_row(f"error at {compute:g}", f"{law.error(compute):.4g}", f"{low:.4g} to {high:.4g}")
     table.add_row("residual (rms)", f"{law.residual:.2g}", f"{len(law.points)} runs")
     Console().print(table)
     if output is not None:
