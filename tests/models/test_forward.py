@@ -145,9 +145,14 @@ def test_precisions_agree(family: Family, choice: str):
     images = family.images(model.config)
     for single, double in zip(outputs(torch.float32), outputs(torch.float64), strict=True):
         torch.testing.assert_close(single.double(), double, rtol=0, atol=2e-5)
-    images = family.images(model.config, batch=16, dtype=torch.bfloat16)
-    for rough, single in zip(outputs(torch.bfloat16), outputs(torch.float32), strict=True):
-        assert (rough.float() - single).norm() < 0.05 * single.norm()  # 8 bits of mantissa, a few dozen roundings
+    images, lengths = family.images(model.config, batch=16, dtype=torch.bfloat16), []
+    for seed in range(4):  # together: what roundings add up to in a single hybrid is a draw, 2 to 9%
+        model = family.build("classification", choice, seed=seed)
+        pairs = zip(outputs(torch.bfloat16), outputs(torch.float32), strict=True)
+        lengths.append([((rough.float() - single).norm().item(), single.norm().item()) for rough, single in pairs])
+    error, length = torch.tensor(lengths).norm(dim=0).T
+    bound = 0.05 if family.name == "hybrid" else 0.02  # 8 bits of mantissa, a few dozen roundings
+    assert (error < bound * length).all()
     images = family.images(model.config)
     model.train()
     single = training_loss(family, "classification", model, images)
