@@ -777,12 +777,39 @@ def test_the_scaling_law_is_told_as_recorded(script):
     told = f"it said {record['loss']:.3f}; {min(measured):.3f} to {max(measured):.3f} were measured"
     assert f"For 256,000 images {told}, below the floor itself" in page
     assert max(measured) < law.law_of(runs, shift=True).c
-    assert (
-        f"said {record['loss']:.2f} nats before, and {statistics.mean(measured):.2f} were measured, below its floor"
-        in evidence
-    )
     every = [record for job, _ in plan.jobs() if (record := kept.find(job))]
     assert f"{sum(each['cpu_seconds'] for each in every) / 60:.0f} CPU minutes" in page
     seeds = [f"{kept.find(job)['loss']:.2f}" for job in plan.choices() if job["rate"] == 1.6e-2]
     assert "whose three seeds end at {}, {} and {}".format(*sorted(seeds)) in page
     assert law.best_rate([kept.find(job) for job in plan.choices()]) == runs[0]["rate"] == 0.004
+
+
+def test_the_longer_law_is_told_as_recorded(script):
+    """Its intervals leave out 0, and what was recorded before is beside what was measured after."""
+    law, page, evidence = script("scaling_law"), words(README), words("docs/evidence.md")
+    plan = law.Plan(sizes=(32_000, 64_000, 128_000, 256_000), largest=512_000, shift=False)
+    kept = law.Records(RESULTS / "scaling_law.jsonl")
+    table = [row for row in law.summary(plan, kept).splitlines() if row.startswith("|")]
+    assert len(table) == 2 + len(plan.sizes) + 1
+    assert not [row for row in table[2:] if row not in page]
+    record, runs = kept.find(plan.prediction()), [kept.find(job) for job in plan.runs()]
+    fitted, measured = law.law_of(runs, shift=False), [kept.find(job)["loss"] for job in plan.held_out()]
+    assert str(fitted) == record["law"], "what was recorded is what the runs give"
+    assert f"{record['law']}, is determined" in page
+    assert f"{record['law']}, whose three intervals leave out 0" in evidence
+    assert all(low > 0 for low, _ in record["intervals"].values())
+    between = {name: f"{low:.3g} to {high:.3g}" for name, (low, high) in record["intervals"].items()}
+    assert "95% of a from {a}, of b {b}, of c {c}.".format(**between) in page
+    assert "(b {:.2f} to {:.2f})".format(*record["intervals"]["b"]) in evidence
+    low, high = fitted.interval(law.compute(plan.largest))
+    assert low < min(measured) and max(measured) < high
+    said, mean = f"{record['loss']:.3f}", statistics.mean(measured)
+    told = f"{min(measured):.3f} to {max(measured):.3f} were measured, in the mean {mean:.3f}"
+    assert f"It said {said} of them (95%: {low:.3f} to {high:.3f}); {told}" in page
+    assert f"(95%: {low:.3f} to {high:.3f}), and {mean:.3f} were measured" in evidence
+    before = statistics.mean(run["loss"] for run in runs if run["images"] == 256_000)
+    assert f"it foresaw a fall of {before - record['loss']:.3f}, and {before - mean:.3f} came" in page
+    shifted = law.law_of(runs, shift=True).intervals
+    assert [name for name, (low, _) in shifted.items() if low > 0] == ["c"]
+    assert "(b {:.0f} to {:.1f}, c {:.2f} to {:.2f})".format(*shifted["b"], *shifted["c"]) in page
+    assert f"{sum(kept.find(job)['cpu_seconds'] for job in plan.held_out()) / 60:.0f} more" in page

@@ -48,17 +48,19 @@ class ScalingLaw:
         """The law's error at a compute above 0: a number, or an array of them."""
         return _error((self.a, self.b, self.c, self.d), compute)
 
-    def interval(self, compute: float) -> tuple[float, float]:
-        """Where the law's error at a compute above 0 is with 95%, cut at 0; a run scatters around it by the residual.
+    def interval(self, compute: Any) -> tuple[Any, Any]:
+        """(low, high) of the law's error with 95%, cut at 0, at a compute above 0 or an array of them.
 
-        To first order of the fit's covariance, and if the law holds there: what the runs cannot tell.
+        To first order of the fit's covariance, and if the law holds there, which the runs cannot tell. A run scatters
+        around the law by the residual.
         """
         import numpy as np
 
-        slopes = _slopes((self.a, self.b, self.c, self.d), np.array([compute]))[0, : len(self.intervals)]
-        error, margin = self.error(compute), float(np.sqrt(slopes @ np.array(self.covariance) @ slopes))
-        margin *= _student(len(self.points) - len(self.intervals))
-        return max(error - margin, 0.0), error + margin
+        slopes = _slopes((self.a, self.b, self.c, self.d), compute)[: len(self.intervals)]
+        variance = np.einsum("i...,ij,j...->...", slopes, np.array(self.covariance), slopes)
+        margin = np.sqrt(variance) * _student(len(self.points) - len(self.intervals))
+        error = self.error(compute)
+        return np.maximum(error - margin, 0.0), error + margin
 
     def __str__(self) -> str:
         compute = f"(C + {self.d:.2g})" if "d" in self.intervals else "C"
@@ -115,6 +117,8 @@ def plot_scaling_law(law: ScalingLaw, path: Path, unit: str = "exaFLOPs") -> Non
     axes.plot(curve, law.error(curve), label=str(law))
     axes.plot(compute, errors, "o", label=f"{len(errors)} runs")
     axes.set(xscale="log", yscale="log", xlabel=f"compute C ({unit})", ylabel="error E")
+    axes.set_ylim(axes.get_ylim())  # an interval may reach down to 0
+    axes.fill_between(curve, *law.interval(curve), alpha=0.2, label=f"its {CONFIDENCE}%")
     axes.grid(visible=True, which="both", alpha=0.3)
     axes.legend()
     save_figure(figure, path)
@@ -177,14 +181,14 @@ def _error(found: Iterable[float], compute: Any) -> Any:
     return a * (compute + d) ** -b + c
 
 
-def _slopes(found: Iterable[float], compute: "Array") -> "Array":
-    """Of the error by a, b, c and d: [computes, 4]."""
+def _slopes(found: Iterable[float], compute: Any) -> "Array":
+    """Of the error by a, b, c and d: [4, ...]."""
     import numpy as np
 
     a, b, _, d = found
     powers = (compute + d) ** -b
     return np.stack(
-        [powers, -a * np.log(compute + d) * powers, np.ones_like(compute), -a * b * powers / (compute + d)], axis=1
+        [powers, -a * np.log(compute + d) * powers, np.ones_like(powers), -a * b * powers / (compute + d)]
     )
 
 
@@ -192,7 +196,7 @@ def _covariance(found: "Array", compute: "Array", residuals: "Array", parameters
     """Of the fitted ones of (a, b, c, d): the inverse of J'J, times the variance of the residuals."""
     import numpy as np
 
-    slopes = _slopes(found, compute)[:, :parameters]
+    slopes = _slopes(found, compute)[:parameters].T
     sizes = np.linalg.norm(slopes, axis=0)
     _, singular, directions = np.linalg.svd(slopes / sizes, full_matrices=False)
     # What the runs do not tell apart has no slope: its interval becomes huge, not small.

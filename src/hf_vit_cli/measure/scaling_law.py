@@ -41,7 +41,10 @@ def scaling_law(
         import dataclasses
         import json
 
-        told = [{"compute": each, "error": law.error(each), "interval": law.interval(each)} for each in predict or []]
+        told = [
+            {"compute": each, "error": law.error(each), "interval": list(map(float, law.interval(each)))}
+            for each in predict or []
+        ]
         typer.echo(json.dumps(dataclasses.asdict(law) | {"predictions": told}, indent=2))
         return
     from rich.console import Console
