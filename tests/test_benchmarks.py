@@ -2,7 +2,6 @@
 
 import importlib
 import itertools
-import itertools
 import json
 import shutil
 import statistics
@@ -762,7 +761,7 @@ def rows(record: str) -> list[dict]:
 
 
 def test_the_scaling_law_is_told_as_recorded(script):
-    law, page, evidence = script("scaling_law"), words(README), words("docs/evidence.md")
+    law, page = script("scaling_law"), words(README)
     plan, kept = law.Plan(), law.Records(RESULTS / "scaling_law.jsonl")
     table = [row for row in law.summary(plan, kept).splitlines() if row.startswith("|")]
     assert len(table) == 2 + len(plan.sizes) + 1
@@ -802,7 +801,8 @@ def test_the_longer_law_is_told_as_recorded(script):
     assert "95% of a from {a}, of b {b}, of c {c}.".format(**between) in page
     assert "(b {:.2f} to {:.2f})".format(*record["intervals"]["b"]) in evidence
     low, high = fitted.interval(law.compute(plan.largest))
-    assert low < min(measured) and max(measured) < high
+    assert low < min(measured)
+    assert max(measured) < high
     said, mean = f"{record['loss']:.3f}", statistics.mean(measured)
     told = f"{min(measured):.3f} to {max(measured):.3f} were measured, in the mean {mean:.3f}"
     assert f"It said {said} of them (95%: {low:.3f} to {high:.3f}); {told}" in page

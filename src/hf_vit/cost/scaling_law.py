@@ -187,9 +187,7 @@ def _slopes(found: Iterable[float], compute: Any) -> "Array":
 
     a, b, _, d = found
     powers = (compute + d) ** -b
-    return np.stack(
-        [powers, -a * np.log(compute + d) * powers, np.ones_like(powers), -a * b * powers / (compute + d)]
-    )
+    return np.stack([powers, -a * np.log(compute + d) * powers, np.ones_like(powers), -a * b * powers / (compute + d)])
 
 
 def _covariance(found: "Array", compute: "Array", residuals: "Array", parameters: int) -> "Array":
