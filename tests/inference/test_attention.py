@@ -27,6 +27,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(attention, "cpu_capabilities", lambda: BFLOAT16)
     monkeypatch.setattr(attention, "_attended", watched)
+    monkeypatch.setattr(attention, "_FEWEST_PAIRS", 0)
     return portions
 
 
@@ -55,7 +56,7 @@ def test_the_formula_in_portions(products: list[int], monkeypatch: pytest.Monkey
 
 
 @torch.no_grad()
-def test_what_is_masked_biased_explicit_or_large_is_not_its_matter(products: list[int], monkeypatch):
+def test_what_is_masked_biased_explicit_large_or_small_is_not_its_matter(products: list[int], monkeypatch):
     part, by_products = fused()
     tokens = torch.randn(2, 5, part.config.hidden_size, generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([True, True, False, True, True])[None, None, None].expand(2, 1, 5, 5)
@@ -65,9 +66,11 @@ def test_what_is_masked_biased_explicit_or_large_is_not_its_matter(products: lis
     part.is_causal = by_products.is_causal = True
     assert torch.equal(part(tokens)[0], by_products(tokens)[0])
     part.is_causal = by_products.is_causal = False
-    with monkeypatch.context() as small:
-        small.setattr(attention, "_MOST_PAIRS", 5 * 5 * part.config.num_attention_heads - 1)
-        assert torch.equal(part(tokens)[0], by_products(tokens)[0])
+    pairs_of_an_image = 5 * 5 * part.config.num_attention_heads
+    for name, value in (("_MOST_PAIRS", pairs_of_an_image - 1), ("_FEWEST_PAIRS", 2 * pairs_of_an_image + 1)):
+        with monkeypatch.context() as bounds:
+            bounds.setattr(attention, name, value)
+            assert torch.equal(part(tokens)[0], by_products(tokens)[0])
     biased, biased_by_products = fused(position_embedding="relative_bias")
     grids = {"grid": (2, 2)}
     assert torch.equal(biased(tokens, **grids)[0], biased_by_products(tokens, **grids)[0])

@@ -14,8 +14,8 @@ from hf_vit.rewriting.transformer import FusedAttention
 
 # So many probabilities at once stay in a core's cache.
 _PORTION = 2**20
-# Of larger images torch's kernel is as fast, and does not hold the probabilities.
-_MOST_PAIRS = 2**24
+# Of larger images torch's kernel is as fast, and does not hold the probabilities; of fewer in all, three calls cost more.
+_MOST_PAIRS, _FEWEST_PAIRS = 2**24, 2**15
 
 
 class ProductAttention(FusedAttention):
@@ -29,7 +29,8 @@ class ProductAttention(FusedAttention):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         pairs_of_an_image = query.shape[1] * query.shape[2] * key.shape[2]
         restricted = mask is not None or self.is_causal or "position_bias" in kwargs
-        if restricted or self.config._attn_implementation != "sdpa" or pairs_of_an_image > _MOST_PAIRS:
+        suits = pairs_of_an_image <= _MOST_PAIRS and len(query) * pairs_of_an_image >= _FEWEST_PAIRS
+        if restricted or self.config._attn_implementation != "sdpa" or not suits:
             return super().interface(query, key, value, mask, **kwargs)
         portion = max(_PORTION // pairs_of_an_image, 1)
         portions = zip(*(each.bfloat16().split(portion) for each in (query, key, value)), strict=True)
