@@ -141,7 +141,10 @@ REFUSED: dict[str, tuple[Callable[[Any], nn.Module], str]] = {
     "pre-hook": (with_hook("register_forward_pre_hook", "vit.layers.1.attention"), "has a hook"),
     "backward hook": (with_hook("register_full_backward_hook", "vit.layers.0.attention.o_proj"), "has a hook"),
     "backward pre-hook": (with_hook("register_full_backward_pre_hook", "vit.layers.0"), "has a hook"),
-    "hook on the patches": (with_hook("register_forward_hook", "vit.embeddings.patch_embeddings"), "has a hook"),
+    "hook on the patches": (
+        with_hook("register_forward_hook", "vit.embeddings.patch_embeddings.projection"),
+        r"patch_embeddings\.projection has a hook",
+    ),
     "parametrisation": (parametrised, "fc1 is a torch.nn.utils.parametrize.*remove_parametrizations"),
     "weight norm": (weight_norm, "projection is a torch.nn.utils.parametrize"),
     "pruned": (pruned, "q_proj has a hook"),
@@ -245,13 +248,14 @@ def test_a_failure_in_the_middle_changes_nothing(family: Family, error: Exceptio
 
 
 def test_a_merged_adapter_and_hooks_elsewhere_are_welcome():
-    """What the remedies name, and what stays in its place: the head, the last norm, transformers' own recording."""
+    """What the remedies name, and what stays: around the patches' product, the last norm, the head, and recording."""
     with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):  # upstream, see above
         adapted = lora(PLAIN.build("classification")).eval()
     images = PLAIN.images(PLAIN.config())
     wanted = adapted(images).logits.detach()
     model = adapted.merge_and_unload()
     seen: list[Any] = []
+    model.vit.embeddings.patch_embeddings.register_forward_hook(lambda *_: seen.append("patches"))
     model.vit.layernorm.register_forward_hook(lambda *_: seen.append("norm"))
     model.classifier.register_forward_pre_hook(lambda *_: seen.append("head"))
     recorded = model(images, output_hidden_states=True).hidden_states  # transformers sets its hooks now
@@ -259,7 +263,7 @@ def test_a_merged_adapter_and_hooks_elsewhere_are_welcome():
     seen.clear()
     with torch.no_grad():
         torch.testing.assert_close(fast(images).logits, wanted, rtol=0, atol=1e-5)
-        assert seen == ["norm", "head"]
+        assert seen == ["patches", "norm", "head"]
         given = fast(images, output_hidden_states=True).hidden_states
     for state, plain in zip(given, recorded, strict=True):
         torch.testing.assert_close(state, plain, rtol=0, atol=1e-5)

@@ -14,8 +14,10 @@ from hf_vit.rewriting.transformer import FusedAttention
 
 # So many probabilities at once stay in a core's cache.
 _PORTION = 2**20
-# Of larger images torch's kernel is as fast, and does not hold the probabilities; of fewer in all, three calls cost more.
-_MOST_PAIRS, _FEWEST_PAIRS = 2**24, 2**15
+# Of larger images torch's kernel is as fast, and does not hold the probabilities.
+_MOST_PAIRS = 2**24
+# Fewer in all take longer by three calls than by one.
+_FEWEST_PAIRS = 2**15
 
 
 class ProductAttention(FusedAttention):

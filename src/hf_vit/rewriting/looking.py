@@ -4,7 +4,6 @@ import torch
 from torch import nn
 
 from hf_vit.errors import UserError
-from hf_vit.models.embeddings_hf_vit import HfViTPatchEmbeddings
 from hf_vit.models.modeling_hf_axial_resnet import DenseNorm
 from hf_vit.models.modeling_hf_mixer import HfMixerMLP
 from hf_vit.models.modeling_hf_vit import (
@@ -16,7 +15,7 @@ from hf_vit.models.modeling_hf_vit import (
     HfViTSwiGLU,
 )
 from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
-from hf_vit.rewriting.planning import REPLACEMENTS
+from hf_vit.rewriting.planning import REPLACEMENTS, replacement
 from hf_vit.rewriting.transformer import FUSED_ATTENTIONS, FUSED_MLPS
 
 # What becomes part of something else, by exact types: a forward pass calls these modules no more.
@@ -34,7 +33,6 @@ _PARTS: dict[type[nn.Module], _Kinds] = {
     **dict.fromkeys(FUSED_ATTENTIONS, _LINEARS),
     HfViTMLP: {"fc1": nn.Linear, "fc2": nn.Linear, "dropout": nn.Dropout},
     HfViTSwiGLU: {**dict.fromkeys(("gate_proj", "up_proj", "down_proj"), nn.Linear), "dropout": nn.Dropout},
-    HfViTPatchEmbeddings: {"projection": nn.Conv2d},
     AttentionPooling: {"attention": nn.ModuleDict, "mlp": HfViTMLP},
     nn.ModuleDict: _LINEARS,  # of the pooling's attention
     HfMixerMLP: {"fc1": nn.Linear, "fc2": nn.Linear},
@@ -76,7 +74,8 @@ def check_rewritable(model: object) -> tuple[torch.dtype, torch.device]:
         raise UserError(f"{type(model).__name__} is no model of hf_vit and holds none; there is nothing to rewrite")
     placement = _one_dtype_and_device(model)
     for name, module in modules.items():
-        if type(module) in REPLACEMENTS:
+        owner, _, place = name.rpartition(".")
+        if replacement(modules[owner], place, module) is not None:
             for part_name, part in module.named_modules(prefix=name):
                 _check_untouched(part_name, part)
         elif isinstance(module, tuple(REPLACEMENTS)):

@@ -9,6 +9,8 @@ from torch import nn
 
 from hf_vit.models.embeddings_hf_vit import HfViTPatchEmbeddings
 from hf_vit.models.modeling_hf_axial_resnet import DenseNorm
+from hf_vit.models.modeling_hf_axial_vit import HfAxialViTStemEmbeddings
+from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTPatchEmbeddings
 from hf_vit.models.modeling_hf_mixer import HfMixerMLP
 from hf_vit.models.modeling_hf_vit import AttentionPooling, HfViTBaseForImageClassification, HfViTLayer
 from hf_vit.models.resnet_hf_vit import StdConv2d
@@ -19,12 +21,13 @@ from hf_vit.rewriting.transformer import FusedLayer, PatchProduct, fused_mixer_m
 # By exact types; what stands for a module stands for its parts too.
 REPLACEMENTS: dict[type[nn.Module], Callable[[Any, torch.dtype], nn.Module]] = {
     HfViTLayer: FusedLayer.of,
-    HfViTPatchEmbeddings: PatchProduct,
     AttentionPooling: fused_pooling,
     HfMixerMLP: fused_mixer_mlp,
     StdConv2d: StandardizedConv2d.of,
     DenseNorm: dense_of_norm,
 }
+# Their `projection`, a convolution of torch's, cuts patches.
+_CUTTERS = (HfViTPatchEmbeddings, HfHybridViTPatchEmbeddings, HfAxialViTStemEmbeddings)
 
 
 class Change(NamedTuple):
@@ -67,9 +70,9 @@ def plan_for(
     plan, built = Plan(), dict[nn.Module, Any]()  # a part that stands in two places stays one part
     for parent in _kept_modules(model):
         for name, child in parent._modules.items():
-            if child is not None and type(child) in REPLACEMENTS:
+            if child is not None and (build := replacement(parent, name, child)) is not None:
                 if child not in built:
-                    built[child] = finish(REPLACEMENTS[type(child)](child, dtype))
+                    built[child] = finish(build(child, dtype))
                 plan.changes.append(Change(parent, name, built[child]))
     for module in model.modules():
         if isinstance(module, HfViTBaseForImageClassification):
@@ -78,6 +81,13 @@ def plan_for(
                 last.num_read = num_read
                 plan.classifiers.append(module)
     return plan
+
+
+def replacement(parent: nn.Module, name: str, child: nn.Module) -> Callable[[Any, torch.dtype], nn.Module] | None:
+    """What builds the rewritten form of a part, by its exact type and place; None where it stays."""
+    if name == "projection" and type(parent) in _CUTTERS and type(child) is nn.Conv2d:
+        return PatchProduct
+    return REPLACEMENTS.get(type(child))
 
 
 def _kept_modules(module: nn.Module) -> Iterator[nn.Module]:
