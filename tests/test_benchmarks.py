@@ -511,7 +511,7 @@ def test_what_zen_4_does_is_told_as_recorded():
     page = words("docs/inference.md")
     found = {
         (part, row["cell"]["dtype"], row["cell"]["batch"], name): outcome["ratios"]
-        for part in ("s16", "b16", "r26", "r26_loaded", "r50")
+        for part in ("s16", "b16", "r26", "r26_loaded", "r26_packed", "r50")
         for row in json.loads((RESULTS / f"models_zen4_{part}.json").read_text())["rows"]
         for name, outcome in row["outcomes"].items()
     }
@@ -526,11 +526,23 @@ def test_what_zen_4_does_is_told_as_recorded():
         behind |= {(dtype, place) for place, cell in enumerate(cells) if round(cell, 2) < 0.95}
     assert behind == {("bfloat16", 4)}, "R26+S/32 at batch 1 alone"
     told = words(README)
-    names = {"hf_vit": "hf_vit as loaded", "hf_vit optimized": "hf_vit optimized, by torch"}
-    for part, (name, row) in itertools.product(("r26", "r26_loaded"), names.items()):
-        ratios = [found[part, dtype, batch, name]["timm"] for dtype in ("float32", "bfloat16") for batch in (1, 8)]
-        cells = [f"{each['median']:.2f} ({each['lower']:.2f} to {each['upper']:.2f})" for each in ratios]
-        assert f"| {row} | {' | '.join(cells)} |" in told
+    cells = list(itertools.product(("float32", "bfloat16"), (1, 8)))
+    for part, name, row in (
+        *((part, "hf_vit", "hf_vit as loaded |") for part in ("r26", "r26_loaded")),
+        *((part, "hf_vit optimized", "hf_vit optimized, by torch |") for part in ("r26", "r26_loaded")),
+        ("r26_packed", "hf_vit optimized", "`results/models_zen4_r26_packed.json`) |"),
+    ):
+        ratios = [found[part, *cell, name]["timm"] for cell in cells]
+        shown = [f"{each['median']:.2f} ({each['lower']:.2f} to {each['upper']:.2f})" for each in ratios]
+        assert f"{row} {' | '.join(shown)} |" in told
+    fp32, fp32_batch, bf16, bf16_batch = (
+        found["r26_packed", *cell, "hf_vit optimized"]["timm, openvino"] for cell in cells
+    )
+    assert (
+        f"at {fp32['median']:.2f} (quartiles {fp32['lower']:.2f} and {fp32['upper']:.2f}) and "
+        f"{fp32_batch['median']:.2f} in float32, at {bf16['median']:.2f} ({bf16['lower']:.2f} and "
+        f"{bf16['upper']:.2f}) and {bf16_batch['median']:.2f} in bfloat16"
+    ) in page
 
 
 def test_engines_are_told_as_recorded():
