@@ -57,7 +57,7 @@ class ScalingLaw:
         import numpy as np
 
         slopes = _slopes((self.a, self.b, self.c, self.d), compute)[: len(self.intervals)]
-        variance = np.einsum("i...,ij,j...->...", slopes, np.array(self.covariance), slopes)
+        variance = np.maximum(np.einsum("i...,ij,j...->...", slopes, np.array(self.covariance), slopes), 0.0)
         margin = np.sqrt(variance) * _student(len(self.points) - len(self.intervals))
         error = self.error(compute)
         return np.maximum(error - margin, 0.0), error + margin
