@@ -16,9 +16,9 @@ from transformers.modeling_outputs import BackboneOutput
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
-from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel, patch_token_slice
+from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel, check_values, patch_token_slice
 from .positions_hf_vit import Grid
-from .pretrained_hf_vit import HfBaseBackbone, check_values
+from .pretrained_hf_vit import HfBaseBackbone
 
 
 class ChannelNorm(nn.LayerNorm):

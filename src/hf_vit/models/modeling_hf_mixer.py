@@ -19,13 +19,7 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple, mer
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_mixer import HfMixerConfig
-from .pretrained_hf_vit import (
-    HfBaseBackbone,
-    HfPooledForImageClassification,
-    HfPreTrainedModel,
-    check_values,
-    lecun_normal_,
-)
+from .pretrained_hf_vit import HfBaseBackbone, HfPooledForImageClassification, HfPreTrainedModel, lecun_normal_
 
 
 class HfMixerPatchEmbeddings(nn.Module):
@@ -64,7 +58,9 @@ class HfMixerEmbeddings(nn.Module):
                 f"pixel_values are {pixel_values.dtype}; the model needs normalised floats: use the image processor"
             )
         self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
-        check_values(pixel_values, self.patch_embeddings)
+        if self.patch_embeddings.projection.weight.is_meta and not pixel_values.is_meta:
+            # torch takes what is in memory for a kernel without values.
+            raise ValueError("a weight is on the meta device, without values; load all of the model's weights first")
 
 
 class HfMixerMLP(nn.Module):

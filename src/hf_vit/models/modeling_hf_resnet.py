@@ -15,7 +15,7 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple, mer
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_resnet import HfResNetBaseConfig
-from .pretrained_hf_vit import HfBaseBackbone, HfPooledForImageClassification, HfPreTrainedModel, check_values
+from .pretrained_hf_vit import HfBaseBackbone, HfPooledForImageClassification, HfPreTrainedModel
 
 
 class HfResNetPreTrainedModel(HfPreTrainedModel):
@@ -70,7 +70,9 @@ class HfResNetBaseModel(HfResNetPreTrainedModel):
         """
         if patch_attention_mask is not None:
             raise ValueError(f"patch_attention_mask does not go with {type(self).__name__}; give images of one size")
-        check_values(pixel_values, self)
+        if not pixel_values.is_meta and any(parameter.is_meta for parameter in self.parameters()):
+            # torch takes what is in memory for a kernel without values.
+            raise ValueError("a weight is on the meta device, without values; load all of the model's weights first")
         features = self.last_map(pixel_values.to(self.dtype)).flatten(1, 2)
         return BaseModelOutputWithPooling(last_hidden_state=features, pooler_output=features.mean(dim=1))
 

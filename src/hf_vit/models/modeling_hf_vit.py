@@ -26,7 +26,19 @@ from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 from .embeddings_hf_vit import HfViTEmbeddings, HfViTPatchEmbeddings, Tokens
 from .loss_hf_vit import classifier_loss
 from .positions_hf_vit import RELATIVE_POSITIONS, Grid
-from .pretrained_hf_vit import HfPreTrainedModel, check_values, lecun_normal_
+from .pretrained_hf_vit import HfPreTrainedModel, lecun_normal_
+
+
+def check_values(inputs: torch.Tensor, *parts: nn.Module) -> None:
+    """For convolutions and products without a bias: torch takes what is in memory for a weight on the meta device.
+
+    With every other layer it raises by itself.
+
+    Raises:
+        ValueError: a weight of the parts has no values, and the inputs have.
+    """
+    if not inputs.is_meta and any(parameter.is_meta for part in parts for parameter in part.parameters()):
+        raise ValueError("a weight is on the meta device, without values; load all of the model's weights first")
 
 
 def attention_probabilities(

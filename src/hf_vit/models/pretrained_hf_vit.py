@@ -34,18 +34,6 @@ def lecun_normal_(kernel: torch.Tensor) -> None:
     init.trunc_normal_(kernel, std=deviation, a=-2 * deviation, b=2 * deviation)
 
 
-def check_values(inputs: torch.Tensor, *parts: nn.Module) -> None:
-    """For convolutions and products without a bias: torch takes what is in memory for a weight on the meta device.
-
-    With every other layer it raises by itself.
-
-    Raises:
-        ValueError: a weight of the parts has no values, and the inputs have.
-    """
-    if not inputs.is_meta and any(parameter.is_meta for part in parts for parameter in part.parameters()):
-        raise ValueError("a weight is on the meta device, without values; load all of the model's weights first")
-
-
 class HfPreTrainedModel(PreTrainedModel):
     """Abstract: initialisation, sharing and resizing for every model of the package."""
 
