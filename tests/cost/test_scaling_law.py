@@ -1,5 +1,6 @@
 """The scaling law finds parameters that are known, and its intervals hold them."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,11 @@ def test_the_plot_is_a_picture_of_the_law(tmp_path: Path) -> None:
     law = fit_scaling_law(GOOD)
     for name in ("first.png", "again.png"):
         plot_scaling_law(law, tmp_path / name)
+    by_hand = dataclasses.replace(law, intervals={}, covariance=())
+    plot_scaling_law(by_hand, tmp_path / "by_hand.png")
+    assert (tmp_path / "by_hand.png").read_bytes() != (tmp_path / "first.png").read_bytes(), "no interval is drawn"
+    with pytest.raises(UserError, match="was not fitted"):
+        by_hand.interval(2.0)
     with Image.open(tmp_path / "first.png") as picture:
         assert picture.size == (660, 480)
         assert len(picture.convert("RGB").getcolors(1 << 20) or ()) > 50  # lines and points, not an empty page

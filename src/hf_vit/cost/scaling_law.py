@@ -30,9 +30,9 @@ class ScalingLaw:
     Attributes:
         a, b, c, d: error = a * (compute + d) ** -b + c.
         intervals: fitted parameter -> (low, high), 95% by the covariance of the fit.
-        covariance: of the fitted parameters, in their order.
         residual: root mean squared residual, in units of the error.
         points: (compute, error), as given.
+        covariance: of the fitted parameters, in their order; empty if the law was not fitted.
     """
 
     a: float
@@ -40,9 +40,9 @@ class ScalingLaw:
     c: float
     d: float
     intervals: dict[str, tuple[float, float]]
-    covariance: tuple[tuple[float, ...], ...]
     residual: float
     points: tuple[tuple[float, float], ...]
+    covariance: tuple[tuple[float, ...], ...] = ()
 
     def error(self, compute: Any) -> Any:
         """The law's error at a compute above 0: a number, or an array of them."""
@@ -53,7 +53,12 @@ class ScalingLaw:
 
         To first order of the fit's covariance, and if the law holds there, which the runs cannot tell. A run scatters
         around the law by the residual.
+
+        Raises:
+            UserError: the law was not fitted.
         """
+        if not self.covariance:
+            raise UserError("a law that was not fitted has no interval; take that of fit_scaling_law")
         import numpy as np
 
         slopes = _slopes((self.a, self.b, self.c, self.d), compute)[: len(self.intervals)]
@@ -98,9 +103,9 @@ def fit_scaling_law(points: Sequence[tuple[float, float]], shift: bool = True) -
     return ScalingLaw(
         *found.tolist(),
         intervals={name: (low[place], high[place]) for place, name in enumerate(names)},
-        covariance=tuple(map(tuple, covariance.tolist())),
         residual=float(np.sqrt(np.mean(residuals**2))),
         points=tuple(zip(compute.tolist(), errors.tolist(), strict=True)),
+        covariance=tuple(map(tuple, covariance.tolist())),
     )
 
 
@@ -117,8 +122,9 @@ def plot_scaling_law(law: ScalingLaw, path: Path, unit: str = "exaFLOPs") -> Non
     axes.plot(curve, law.error(curve), label=str(law))
     axes.plot(compute, errors, "o", label=f"{len(errors)} runs")
     axes.set(xscale="log", yscale="log", xlabel=f"compute C ({unit})", ylabel="error E")
-    axes.set_ylim(axes.get_ylim())  # an interval may reach down to 0
-    axes.fill_between(curve, *law.interval(curve), alpha=0.2, label=f"its {CONFIDENCE}%")
+    if law.covariance:
+        axes.set_ylim(axes.get_ylim())  # an interval may reach down to 0
+        axes.fill_between(curve, *law.interval(curve), alpha=0.2, label=f"its {CONFIDENCE}%")
     axes.grid(visible=True, which="both", alpha=0.3)
     axes.legend()
     save_figure(figure, path)
