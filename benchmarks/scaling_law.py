@@ -163,7 +163,7 @@ def draw(plan: Plan, records: Records, path: Path) -> None:
     axes.plot(curve, law.error(curve), label=f"{law}, fitted to the filled", color="C0")
     axes.fill_between(curve, *law.interval(curve), alpha=0.2, color="C0", label="its 95%")
     axes.axhline(law.c, label="its floor", color="C0", linestyle=":")
-    for shown, label, filled in ((runs, "fitted", "C0"), (held_out, "predicted before they were run", "none")):
+    for shown, label, filled in ((runs, "fitted", "C0"), (held_out, "predicted before they were looked at", "none")):
         places = [[run["teraflops"], run["loss"]] for run in shown]
         if places:
             axes.plot(*zip(*places, strict=True), "o", color="C0", markerfacecolor=filled, label=label)
