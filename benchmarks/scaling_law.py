@@ -185,7 +185,7 @@ def main() -> None:
     options.add_argument("--seeds", type=int, nargs="+", default=list(Plan.seeds))
     runner_options(options)
     options.add_argument("--no-shift", action="store_false", dest="shift")
-    options.add_argument("--figure", type=Path, nargs="?", const=OUTPUT.with_suffix(".png"), help="PNG file")
+    options.add_argument("--figure", action="store_true")
     options.add_argument("--output", type=Path, default=OUTPUT)
     asked = vars(options.parse_args())
     records, figure, runner, address = (asked.pop(name) for name in ("output", "figure", "runner", "address"))
@@ -196,7 +196,8 @@ def main() -> None:
         records.work(list(plan.jobs()), do, runner, address)
     print(summary(plan, records))
     if figure:
-        draw(plan, records, figure)
+        longer = "" if plan.shift else "_longer"
+        draw(plan, records, records.path.with_name(f"{records.path.stem}{longer}.png"))
 
 
 if __name__ == "__main__":

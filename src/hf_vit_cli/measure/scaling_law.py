@@ -37,14 +37,12 @@ def scaling_law(
     law = fit_scaling_law([point for source in sources for point in read_points(source)], shift)
     if output is not None:
         plot_scaling_law(law, output, unit)
+    predicted = [(compute, float(law.error(compute)), *map(float, law.interval(compute))) for compute in predict or []]
     if as_json:
         import dataclasses
         import json
 
-        told = [
-            {"compute": each, "error": law.error(each), "interval": list(map(float, law.interval(each)))}
-            for each in predict or []
-        ]
+        told = [{"compute": each, "error": error, "interval": between} for each, error, *between in predicted]
         typer.echo(json.dumps(dataclasses.asdict(law) | {"predictions": told}, indent=2))
         return
     from rich.console import Console
@@ -53,9 +51,8 @@ def scaling_law(
     table = Table("", "fit", "95% interval", title=str(law), title_justify="left")
     for name, (low, high) in law.intervals.items():
         table.add_row(name, f"{getattr(law, name):.4g}", f"{low:.4g} to {high:.4g}")
-    for compute in predict or []:
-        low, high = law.interval(compute)
-        table.add_row(f"error at {compute:g}", f"{law.error(compute):.4g}", f"{low:.4g} to {high:.4g}")
+    for compute, error, low, high in predicted:
+        table.add_row(f"error at {compute:g}", f"{error:.4g}", f"{low:.4g} to {high:.4g}")
     table.add_row("residual (rms)", f"{law.residual:.2g}", f"{len(law.points)} runs")
     Console().print(table)
     if output is not None:
