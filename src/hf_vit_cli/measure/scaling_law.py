@@ -1,6 +1,5 @@
 """`hf-vit scaling-law`."""
 
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -32,8 +31,8 @@ def scaling_law(
 
     if output is not None and not output.absolute().parent.is_dir():
         raise UserError(f"there is no folder {output.parent} for the plot; make it first")
-    if bad := [compute for compute in predict or [] if not (compute > 0 and math.isfinite(compute))]:
-        raise UserError(f"--predict is {bad[0]:g}; it needs a finite compute above 0")
+    if bad := [compute for compute in predict or [] if compute <= 0]:
+        raise UserError(f"--predict is {bad[0]:g}; it needs a compute above 0")
     law = fit_scaling_law([point for source in sources for point in read_points(source)], shift)
     if output is not None:
         plot_scaling_law(law, output, unit)
