@@ -3,7 +3,8 @@
     python benchmarks/growth.py [--turns 5] [--points 4] [--output benchmarks/results/growth.json]
 
 CPU seconds of one thread, which other processes touch less than the clock, and the most that torch holds beside the
-weights, for models as loaded. An exponent is the slope of the logarithms. Theory is, for time, the slope of the FLOPs
+weights, for models as loaded; freed memory is kept (`hf_vit.environment.keep_freed_memory`), as in every process that
+trains or optimized a model: to fetch it anew is no part of a model's growth. An exponent is the slope of the logarithms. Theory is, for time, the slope of the FLOPs
 on the same points (`hf_vit.cost`); for memory 1 in batch, hidden size and tokens and 0 in depth, as nothing is kept
 from layer to layer and no matrix of all pairs of tokens is made. Two differ: AxialResNet's logits have a row for every
 token, 1.5 in tokens; BiT standardises a kernel at every pass, whose size grows as the square of the width: 2.
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 
 from hf_vit.cost.flops import forward_flops
+from hf_vit.environment import keep_freed_memory
 from hf_vit.families import FAMILIES
 from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.speed.measuring import peak_memory
@@ -108,6 +110,7 @@ def main() -> None:
     options.add_argument("--points", type=int, default=4, help="values of every axis, the first ones")
     options.set_defaults(threads=1)
     report = Script(options.parse_args())
+    keep_freed_memory()
     rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
     fits: list[dict[str, Any]] = []
     for name in FAMILIES:

@@ -1,8 +1,10 @@
-"""What a measurement was made with: the versions of the libraries, and the machine."""
+"""What a measurement was made with, the versions of the libraries and the machine, and how the process uses memory."""
 
+import ctypes
 import functools
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
@@ -10,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("hf-vit", "torch", "torchvision", "transformers", "datasets", "huggingface_hub")
+# mallopt(3): what is larger is mapped by itself, and unmapped when freed (older C libraries take no more than 32 MiB);
+# and as much free memory at the end of the heap is kept.
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
+_MAPPED_FROM, _TRIMMED_FROM = (2**28, 2**25), 2**30
 
 
 def versions() -> dict[str, str]:
@@ -78,3 +84,24 @@ def emulates_bfloat16() -> bool:
     """Whether this CPU has no instructions for bfloat16: products take 3 to 4 times as long as float32's."""
     known = cpu_capabilities()
     return known.get("architecture") == "x86_64" and not (known.get("avx512_bf16") or known.get("amx_bf16"))
+
+
+def keep_freed_memory() -> bool:
+    """Let this process use up to 1 GiB of freed memory again, in place of giving it back to the system every time.
+
+    glibc maps large tensors anew at every pass, and the system clears every page of them: up to half of a pass of
+    large batches on a CPU. `optimize_for_inference` and the commands that train do it; other programs may call it once
+    before the first pass. What the environment says of memory (`MALLOC_...`, `GLIBC_TUNABLES`) is left alone.
+
+    Returns:
+        Whether it is so now: False without glibc, or where the environment decides.
+    """
+    is_chosen = any(name.startswith("MALLOC_") for name in os.environ)
+    if sys.platform != "linux" or is_chosen or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return any(mallopt(_MMAP_THRESHOLD, size) for size in _MAPPED_FROM) and bool(
+        mallopt(_TRIM_THRESHOLD, _TRIMMED_FROM)
+    )

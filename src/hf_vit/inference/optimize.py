@@ -5,7 +5,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from hf_vit.environment import emulates_bfloat16
+from hf_vit.environment import emulates_bfloat16, keep_freed_memory
 from hf_vit.errors import UserError, enough_memory
 from hf_vit.inference import int8
 from hf_vit.inference.compiling import compile_frozen
@@ -36,7 +36,7 @@ def optimize_for_inference(
     computes only that, unless hidden states or attentions are asked for (a hook on it sees as much). On CPUs weights
     are packed for oneDNN, which then adds biases, residuals and GELU while the product is in the cache; bfloat16 is
     computed in float32 where the processor has no instructions for it; position tables are kept for the sizes of
-    images that come.
+    images that come, and freed memory for the next pass (`hf_vit.environment.keep_freed_memory`, of the whole process).
 
     All of the model is looked at first, and everything new is built before anything is changed, so that a model that
     is refused, or for which memory runs out, is as it was. Meanwhile the weights are in memory twice, afterwards once.
@@ -87,21 +87,12 @@ def optimize_for_inference(
         compile_frozen(model)
     freeze(model, (dtype, device), "torch" if computes is None else computes.package, (EngineEncoder, EngineHead))
     if device.type == "cpu":
-        _keep_freed_memory()
+        keep_freed_memory()
     return model
 
 
 def _as_it_is(part: nn.Module) -> nn.Module:
     return part
-
-
-def _keep_freed_memory() -> None:
-    """Have glibc keep up to 64 MB of freed memory, which it learns as it frees a block of nearly 32 MB.
-
-    It would give activations back to the system and get them again, page by page, in every pass (mallopt(3), "dynamic
-    mmap threshold"). Other allocators take no notice.
-    """
-    torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
 def _check_options(engine: str, quantize: object) -> None:

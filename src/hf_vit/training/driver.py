@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from hf_vit.data import ImageData
 from hf_vit.data.auto_augment import open_policy
 from hf_vit.data.dense.annotations import Target
+from hf_vit.environment import keep_freed_memory
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.hub.card import write_card
@@ -194,6 +195,7 @@ def prepare(task: Task[Any], job: Job, start: Start, say: Say) -> Run:
             with other settings.
     """
     checkpoint = find_checkpoint(job.output, job.options.resume, say)
+    keep_freed_memory()
     set_seed(job.options.seed)
     model, processor = task.build(start.source, start.data, start.image_size, job.recipe)
     run = Run(

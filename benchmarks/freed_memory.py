@@ -1,0 +1,90 @@
+"""What it brings to keep freed memory (`hf_vit.environment.keep_freed_memory`): paired processes with and without.
+
+    python benchmarks/freed_memory.py [--turns 5] [--threads N] [--output benchmarks/results/freed_memory.json]
+
+Every measurement is a process of its own, that of "without" with a setting of glibc's which changes nothing else and
+has the function leave the process alone. Memory is the most the process ever held.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+from hf_vit.speed.measuring import quartiles, speed_ratio
+from hf_vit.speed.script import Script, parser
+
+PROGRAM = """
+import json, resource, statistics, time
+import torch
+import hf_vit
+from hf_vit.environment import keep_freed_memory
+from hf_vit.families import family_of
+
+torch.set_num_threads({threads})
+keep_freed_memory()
+config = hf_vit.variant_config({variant!r}, num_labels=1000)
+model = family_of(config.model_type).classes["classification"](config)
+images, labels = torch.randn({batch}, 3, 224, 224), torch.randint(1000, ({batch},))
+if {work!r} == "optimized":
+    hf_vit.optimize_for_inference(model, engine="torch")
+
+def work():
+    if {work!r} == "training":
+        model.train()(pixel_values=images, labels=labels).loss.backward()
+        model.zero_grad()
+    else:
+        with torch.inference_mode():
+            model.eval()(images)
+
+seconds = []
+for turn in range(-1, 4):
+    started = time.perf_counter()
+    work()
+    if turn >= 0:
+        seconds.append(time.perf_counter() - started)
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(json.dumps({{"seconds": statistics.median(seconds), "bytes": used.ru_maxrss * 1024}}))
+"""
+WITHOUT = {"MALLOC_ARENA_MAX": str(8 * (os.cpu_count() or 1))}  # glibc's own limit
+CELLS = [
+    *(("S/16", work, 32) for work in ("as loaded", "optimized", "training")),
+    *(("B/16", work, 32) for work in ("as loaded", "optimized")),
+    *(("AxialResNet-L", work, 8) for work in ("as loaded", "optimized", "training")),
+]
+
+
+def run(variant: str, work: str, batch: int, threads: int, environment: dict[str, str]) -> dict[str, float]:
+    code = PROGRAM.format(variant=variant, work=work, batch=batch, threads=threads)
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")} | environment,
+    )
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    report = Script(parser(__doc__, turns=5).parse_args())
+    for cell in CELLS:
+        runs: dict[str, list[dict[str, float]]] = {"kept": [], "without": []}
+        for turn in range(report.options.turns):
+            order = [("kept", {}), ("without", WITHOUT)]
+            for name, environment in order if turn % 2 else reversed(order):
+                runs[name].append(run(*cell, report.options.threads, environment))
+        measured = {name: [one["seconds"] for one in found] for name, found in runs.items()}
+        memory = {name: quartiles([one["bytes"] for one in found]).median for name, found in runs.items()}
+        report.add(
+            variant=cell[0],
+            work=cell[1],
+            batch=cell[2],
+            times_as_fast=speed_ratio(measured, "kept", "without"),
+            memory=round(memory["kept"] / memory["without"], 2),
+        )
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
