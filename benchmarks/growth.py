@@ -3,11 +3,12 @@
     python benchmarks/growth.py [--turns 5] [--points 4] [--output benchmarks/results/growth.json]
 
 CPU seconds of one thread, which other processes touch less than the clock, and the most that torch holds beside the
-weights, for models as loaded; freed memory is kept (`hf_vit.environment.keep_freed_memory`), as in every process that
-trains or optimized a model: to fetch it anew is no part of a model's growth. An exponent is the slope of the logarithms. Theory is, for time, the slope of the FLOPs
-on the same points (`hf_vit.cost`); for memory 1 in batch, hidden size and tokens and 0 in depth, as nothing is kept
-from layer to layer and no matrix of all pairs of tokens is made. Two differ: AxialResNet's logits have a row for every
-token, 1.5 in tokens; BiT standardises a kernel at every pass, whose size grows as the square of the width: 2.
+weights, for models as loaded. Freed memory is kept (`hf_vit.keep_freed_memory`), as wherever a model was
+optimized or trains: pages that the system hands out again are no part of a model's growth. An exponent is the slope of
+the logarithms. Theory is, for time, the slope of the FLOPs on the same points (`hf_vit.cost`); for memory 1 in batch,
+hidden size and tokens and 0 in depth, as nothing is kept from layer to layer and no matrix of all pairs of tokens is
+made. Two differ: AxialResNet's logits have a row for every token, 1.5 in tokens; BiT standardises a kernel at every
+pass, whose size grows as the square of the width: 2.
 "worse" are exponents more than a tenth above theory (of 0: above 0.1).
 """
 

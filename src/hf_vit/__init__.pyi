@@ -1,6 +1,7 @@
 from .analysis.api import analyze
 from .conversion.api import convert, export
 from .conversion.loading import from_hub, image_processor_from_hub
+from .environment import keep_freed_memory
 from .errors import UserError
 from .evaluation.api import evaluate, predict
 from .hub.push import push_to_hub
@@ -88,6 +89,7 @@ __all__ = [
     "finetune",
     "from_hub",
     "image_processor_from_hub",
+    "keep_freed_memory",
     "optimize_for_inference",
     "predict",
     "pretrain",

@@ -90,8 +90,9 @@ def keep_freed_memory() -> bool:
     """Let this process use up to 1 GiB of freed memory again, in place of giving it back to the system every time.
 
     glibc maps large tensors anew at every pass, and the system clears every page of them: up to half of a pass of
-    large batches on a CPU. `optimize_for_inference` and the commands that train do it; other programs may call it once
-    before the first pass. What the environment says of memory (`MALLOC_...`, `GLIBC_TUNABLES`) is left alone.
+    large batches on a CPU. `optimize_for_inference` and everything that trains a model or opens one by its name do it;
+    other programs call it before their first pass. What the environment says of it (`MALLOC_...`, `GLIBC_TUNABLES`) is
+    left alone.
 
     Returns:
         Whether it is so now: False without glibc, or where the environment decides.

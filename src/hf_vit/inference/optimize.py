@@ -36,7 +36,7 @@ def optimize_for_inference(
     computes only that, unless hidden states or attentions are asked for (a hook on it sees as much). On CPUs weights
     are packed for oneDNN, which then adds biases, residuals and GELU while the product is in the cache; bfloat16 is
     computed in float32 where the processor has no instructions for it; position tables are kept for the sizes of
-    images that come, and freed memory for the next pass (`hf_vit.environment.keep_freed_memory`, of the whole process).
+    images that come, and freed memory for the next pass (`hf_vit.keep_freed_memory`, of the whole process).
 
     All of the model is looked at first, and everything new is built before anything is changed, so that a model that
     is refused, or for which memory runs out, is as it was. Meanwhile the weights are in memory twice, afterwards once.

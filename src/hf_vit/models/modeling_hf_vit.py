@@ -258,8 +258,12 @@ class HfViTLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
-        attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, **kwargs)
-        hidden_states = self._add(hidden_states, self.dropout(attended), self.layer_scale1)
+        # What attention gives has no name here: the MLP, which needs the most memory, would hold it meanwhile.
+        hidden_states = self._add(
+            hidden_states,
+            self.dropout(self.attention(self.layernorm_before(hidden_states), attention_mask, **kwargs)[0]),
+            self.layer_scale1,
+        )
         return self._add(hidden_states, self.mlp(self.layernorm_after(hidden_states)), self.layer_scale2)
 
     def _add(self, hidden_states: torch.Tensor, branch: torch.Tensor, scale: nn.Module | None) -> torch.Tensor:

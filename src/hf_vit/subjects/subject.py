@@ -20,6 +20,7 @@ from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.conversion.targets.graphs.runtimes import Runtime
 from hf_vit.data import eval_transform
 from hf_vit.data.transforms import input_size as size_of
+from hf_vit.environment import keep_freed_memory
 from hf_vit.errors import UserError
 from hf_vit.subjects.device import pick_device
 from hf_vit.subjects.exported_graphs import GraphForImageClassification, canvas, graph_file
@@ -183,6 +184,7 @@ def open_subject(
     if isinstance(source, tuple):
         model, processor = cast("tuple[nn.Module, Any]", source)
         return _of_transformers(model, processor, type(model).__name__, None)
+    keep_freed_memory()
     name = str(source)
     if (graph := graph_file(name)) is not None:
         return _of_graph(*graph, device, inside)
