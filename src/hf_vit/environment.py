@@ -89,7 +89,7 @@ def emulates_bfloat16() -> bool:
 def keep_freed_memory() -> bool:
     """Let this process use up to 1 GiB of freed memory again, in place of giving it back to the system every time.
 
-    glibc maps large tensors anew at every pass, and the system clears every page of them: up to half of a pass of
+    glibc maps large tensors anew at every pass, and the system clears every page of them: up to a quarter of a pass of
     large batches on a CPU. `optimize_for_inference` and everything that trains a model or opens one by its name do it;
     other programs call it before their first pass. What the environment says of it (`MALLOC_...`, `GLIBC_TUNABLES`) is
     left alone.
