@@ -59,7 +59,14 @@ def test_model_types_find_their_family():
 
 
 def test_the_package_shows_what_users_need_and_nothing_else():
-    functions = {"VARIANTS", "UserError", "from_hub", "image_processor_from_hub", "optimize_for_inference"}
+    functions = {
+        "VARIANTS",
+        "UserError",
+        "from_hub",
+        "image_processor_from_hub",
+        "keep_freed_memory",
+        "optimize_for_inference",
+    }
     commands = {"analyze", "convert", "evaluate", "export", "finetune", "predict", "pretrain"}
     shown = {name for name in dir(hf_vit) if not name.startswith("Hf")}
     assert shown == functions | commands | {"push_to_hub", "variant_config"}
