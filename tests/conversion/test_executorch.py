@@ -19,6 +19,7 @@ import hf_vit
 from hf_vit.conversion.api import export
 from hf_vit.data import make_processor
 from hf_vit.errors import UserError
+from hf_vit.evaluation import predict
 
 NEEDED = ("executorch", "ruamel.yaml", "flatbuffers")
 
@@ -37,7 +38,7 @@ def test_without_the_library_it_is_refused_by_name(tmp_path: Path):
         export(model, tmp_path / "out", "executorch")
     (tmp_path / "model.pte").write_bytes(b"")
     with pytest.raises(UserError, match=r'model\.pte needs executorch: pip install "hf-vit\[executorch\]"'):
-        hf_vit.evaluation.predict(str(tmp_path / "model.pte"), [str(model)])
+        predict(str(tmp_path / "model.pte"), [str(model)])
 
 
 @pytest.fixture(scope="module")
