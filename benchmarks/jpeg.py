@@ -4,8 +4,10 @@
 
 Random crops of photographs are stored as square JPEG files. Both sides decode by Pillow, resize to 224 px by the
 processor's library (Pillow or torchvision), and go through the same torch DataLoader; the largest difference of their
-values is printed. "draft" lets the JPEG decoder itself halve the image where it stays larger than 224 px
-(`PIL.Image.Image.draft`), which nothing here does by itself: how much faster, and how far its pixels are off (of 255).
+values is printed. Theirs is given images one by one, and whole batches. With `--workers 0` ours prepares a batch in
+threads, as it does of itself; theirs is also told in as many threads, which its caller has to bring. "draft" lets the
+JPEG decoder itself halve the image where it stays larger than 224 px (`PIL.Image.Image.draft`), which nothing here does
+by itself: how much faster, and how far its pixels are off (of 255).
 """
 
 import tempfile
@@ -19,6 +21,7 @@ from skimage import data as photographs
 from transformers import ViTImageProcessor, ViTImageProcessorPil
 
 from hf_vit.data import eval_transform
+from hf_vit.data.images import each_in_threads
 from hf_vit.speed.measuring import quartiles, speed_ratio, take_turns
 from hf_vit.speed.script import Script, parser
 
@@ -45,11 +48,11 @@ class Files(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        with Image.open(self.paths[index]) as image:
-            if self.draft:
-                image.draft("RGB", (224, 224))
-            return self.prepare([image])[0]
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        images = [Image.open(self.paths[index]) for index in indices]
+        for image in images if self.draft else []:
+            image.draft("RGB", (224, 224))
+        return list(self.prepare(images))
 
 
 class Theirs:
@@ -60,6 +63,16 @@ class Theirs:
 
     def __call__(self, images: list[Image.Image]) -> torch.Tensor:
         return self.processor(images=images, return_tensors="pt")["pixel_values"]
+
+
+class OneByOne:
+    """The same, every image by itself; in threads, if wanted, as many as torch computes in."""
+
+    def __init__(self, prepare: Theirs, in_threads: bool = False) -> None:
+        self.prepare, self.map = prepare, each_in_threads if in_threads else map
+
+    def __call__(self, images: list[Image.Image]) -> list[torch.Tensor]:
+        return list(self.map(lambda image: self.prepare([image])[0], images))
 
 
 PROCESSORS = {"Pillow": ViTImageProcessorPil, "torchvision": ViTImageProcessor}
@@ -77,12 +90,13 @@ def main() -> None:
         for name, kind in PROCESSORS.items():
             processor = kind(do_convert_rgb=True)
             ours = eval_transform(processor).prepare
-            sets = {"hf_vit": Files(paths, ours), "transformers": Files(paths, Theirs(processor))}
+            theirs = {"transformers": Theirs(processor), "one by one": OneByOne(Theirs(processor))}
+            if given.workers == 0:
+                theirs["in threads"] = OneByOne(Theirs(processor), in_threads=True)
+            sets = {name: Files(paths, prepare) for name, prepare in {"hf_vit": ours, **theirs}.items()}
             sets["draft"] = Files(paths, ours, draft=True)
-            off = {
-                other: [(sets["transformers"][i] - sets[other][i]).abs() for i in range(16)]
-                for other in ("hf_vit", "draft")
-            }
+            first = {name: torch.stack(files.__getitems__(list(range(16)))) for name, files in sets.items()}
+            off = {name: (first["transformers"] - values).abs() for name, values in first.items()}
             loaders = {
                 each: torch.utils.data.DataLoader(
                     files, batch_size=32, num_workers=given.workers, persistent_workers=given.workers > 0
@@ -95,11 +109,14 @@ def main() -> None:
             )
             report.add(
                 processor=name,
-                times_as_fast=speed_ratio(seconds, "hf_vit", "transformers"),
+                **{
+                    f"times_as_fast_as_{name.replace(' ', '_')}": speed_ratio(seconds, "hf_vit", name)
+                    for name in theirs
+                },
                 images_per_second=round(given.images / quartiles(seconds["hf_vit"]).median, 1),
-                largest_difference=max(float(each.max()) for each in off["hf_vit"]),
+                largest_difference=float(off["hf_vit"].max()),
                 draft_times_as_fast=speed_ratio(seconds, "draft", "hf_vit"),
-                draft_mean_difference=round(127.5 * float(torch.stack(off["draft"]).mean()), 2),
+                draft_mean_difference=round(127.5 * float(off["draft"].mean()), 2),
             )
     report.finish(images=given.images, px=given.size)
 

@@ -1,6 +1,8 @@
 """One picture, whatever its mode, as the 8-bit RGB a model is fed with."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -48,6 +50,24 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode not in _CONVERTED_BY_PILLOW:
         raise UserError(f"images of mode {image.mode} cannot be converted to RGB; save them as RGB or grayscale first")
     return image.convert("RGB")
+
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
+def each_in_threads(function: Callable[[Given], Made], items: Sequence[Given]) -> list[Made]:
+    """What a function makes of each, in as many threads as torch computes in: in a loader's worker that is one.
+
+    Pillow lets others work while it decodes and resizes. An object that is there twice is not for two threads at once.
+    """
+    import torch
+
+    count = min(torch.get_num_threads(), len(items))
+    if count < 2 or len(set(map(id, items))) < len(items):
+        return list(map(function, items))
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(function, items))
 
 
 def _from_integers(image: Image.Image) -> Image.Image:

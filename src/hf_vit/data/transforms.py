@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from hf_vit.data.augmentation import AugmentationConfig, Augmenter, random_keys, seeded
-from hf_vit.data.images import to_rgb
+from hf_vit.data.images import each_in_threads, to_rgb
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ class EvalTransform:
 
     def prepare(self, images: Sequence[Image.Image]) -> list[torch.Tensor]:
         """[3, H, W] float32 for every image: all there is to do, once and for all."""
-        rgb = [to_rgb(image) for image in images]
-        if self._direct is not None:
-            return list(map(self._direct, rgb))
+        if (direct := self._direct) is not None:
+            return each_in_threads(lambda image: direct(to_rgb(image)), images)
+        rgb = each_in_threads(to_rgb, images)
         return list(self.processor(images=rgb, return_tensors="pt")["pixel_values"])
 
     def finish(self, prepared: Sequence[torch.Tensor], indices: "NDArray[np.uint64]") -> Sequence[torch.Tensor]:

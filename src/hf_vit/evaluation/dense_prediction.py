@@ -14,7 +14,7 @@ import torch
 from hf_vit.data.dense.drawing import paint_classes, paint_objects
 from hf_vit.data.dense.tiles import Tiles
 from hf_vit.errors import UserError
-from hf_vit.evaluation.prediction import image_files, opened_image
+from hf_vit.evaluation.prediction import image_files, opened_images
 from hf_vit.evaluation.reading import enough_for
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.writing import saying_why
@@ -76,7 +76,7 @@ def each_dense_prediction(
     files = list(image_files(paths))
     for start in range(0, len(files), batch_size):
         chosen = files[start : start + batch_size]
-        opened = [opened_image(path, skip_bad_images) for path in chosen]
+        opened = opened_images(chosen, skip_bad_images)
         images = [one for one in opened if not isinstance(one, str)]
         said = _said_by_tiles(subject, images, threshold, batch_size) if tiles else _said(subject, images, threshold)
         for path, one in zip(chosen, opened, strict=True):

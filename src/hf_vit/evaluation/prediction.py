@@ -118,7 +118,7 @@ class _Predicting:
     def batches(self, part: Sequence[Path], prepare: "Callable[[Sequence[Image]], torch.Tensor]") -> Iterator[_Opened]:
         for start in range(0, len(part), self.batch_size):
             files = part[start : start + self.batch_size]
-            opened = [opened_image(path, self.skip_bad_images) for path in files]
+            opened = opened_images(files, self.skip_bad_images)
             images = [one for one in opened if not isinstance(one, str)]
             problems = [one if isinstance(one, str) else None for one in opened]
             yield _Opened(files, problems, prepare(images) if images else None)
@@ -211,16 +211,21 @@ def _row(prediction: Prediction, columns: Sequence[str]) -> dict[str, object]:
     return {**dict(zip(columns, answers, strict=False)), "labels": labels, "problem": prediction.problem}
 
 
-def opened_image(path: Path, skip_bad_images: bool) -> "Image | str":
-    """The image, or why it is left out."""
-    try:
-        return read_image(path)
-    except StoreError:
-        raise
-    except UserError as error:
-        if not skip_bad_images:
+def opened_images(paths: Sequence[Path], skip_bad_images: bool) -> "list[Image | str]":
+    """Every image, or why it is left out; those of a store are fetched one by one."""
+    from hf_vit.data.images import each_in_threads
+
+    def opened(path: Path) -> "Image | str":
+        try:
+            return read_image(path)
+        except StoreError:
             raise
-        return str(error)
+        except UserError as error:
+            if not skip_bad_images:
+                raise
+            return str(error)
+
+    return list(map(opened, paths)) if any(map(in_store, paths)) else each_in_threads(opened, paths)
 
 
 def _is_multi_label(subject: Subject) -> bool:
