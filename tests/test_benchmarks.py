@@ -568,6 +568,13 @@ def test_engines_are_told_as_recorded():
         told = " | ".join(f"{cell:.2f}" for cell in cells)
         assert f"| hf_vit by OpenVINO, {dtype} | {told} |" in page
         all_cells += cells
+        by_torch = [
+            row["outcomes"]["hf_vit optimized"]["ratios"][f"{library}, openvino"]["median"]
+            for part, library in (("", "transformers"), ("_b16", "transformers"), ("_r26", "timm"), ("_r50", "timm"))
+            for row in rows(f"models_engines{part}_avx512_bf16.json")
+            if row["cell"]["dtype"] == dtype
+        ]
+        assert f"| hf_vit by torch, {dtype} | {' | '.join(f'{cell:.2f}' for cell in by_torch)} | | |" in page
     assert f"The median of these twenty is {statistics.median(all_cells):.2f}." in page
     beside_timm = [
         ratios["timm, openvino"] for (variant, *_, name), ratios in found.items()
@@ -629,6 +636,14 @@ def test_jpeg_files_are_told_as_recorded():
     assert f"`results/jpeg_512_one_process_avx512_bf16.json`) | {alone} |" in page
     assert f"two workers | {torchvision} |" in page
     assert f"in one process | {torchvision_alone} |" in page
+    for record, place in (("", "two workers"), ("_one_process", "one process")):
+        for row, their in zip(rows(f"jpeg_512{record}_zen4.json"), ("Pillow", "torchvision"), strict=True):
+            told = [
+                "{median:.2f} ({lower:.2f} to {upper:.2f})".format(**speed)
+                for name, speed in row.items()
+                if name.startswith("times_as_fast")
+            ]
+            assert f"| {their}, {place} | {' | '.join(told)} |" in page
 
 
 def test_vit_and_resnet_on_few_images_are_told_as_recorded(script):

@@ -1,12 +1,15 @@
 """to_rgb against values computed by hand or by NumPy, never by Pillow's own conversion."""
 
 import io
+import threading
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from hf_vit.data import to_rgb
+from hf_vit.data.images import each_in_threads
 from hf_vit.errors import UserError
 
 
@@ -214,3 +217,29 @@ def test_first_frame_of_an_animation():
     frames = [Image.new("RGB", (4, 4), color) for color in ((255, 0, 0), (0, 0, 255))]
     image = reopened(frames[0], "GIF", save_all=True, append_images=frames[1:])
     np.testing.assert_array_equal(pixels(to_rgb(image)), np.asarray(frames[0]))
+
+
+# ---- several at once
+
+
+def test_as_many_at_once_as_torch_has_threads(monkeypatch):
+    """Three wait for each other, which two threads would not outlive; results and the first failure are in order."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    meeting = threading.Barrier(3, timeout=20)
+
+    def met(item: str) -> tuple[str, bool]:
+        meeting.wait()
+        return item, threading.current_thread() is threading.main_thread()
+
+    assert each_in_threads(met, list("abcdef")) == [(item, False) for item in "abcdef"]
+    with pytest.raises(ValueError, match="'b'"):
+        each_in_threads(int, ["1", "b", "c"])
+    assert each_in_threads(int, []) == []
+
+
+@pytest.mark.parametrize(("threads", "items"), [(1, ["a", "b"]), (4, ["a"]), (4, ["a", "b", "a"])])
+def test_one_after_the_other(monkeypatch, threads: int, items: list[str]):
+    """In a loader's worker; of a single image; and where one object is there twice."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    ran = each_in_threads(lambda item: (item, threading.current_thread() is threading.main_thread()), items)
+    assert ran == [(item, True) for item in items]

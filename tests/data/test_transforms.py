@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import ViTImageProcessor, ViTImageProcessorPil
 
 from hf_vit.data import (
     AugmentationConfig,
@@ -148,6 +149,22 @@ def test_both_work_through_with_transform():
     again, other = (data.splits["test"].with_transform(train)[:4]["pixel_values"] for _ in range(2))
     assert torch.equal(torch.stack(first), torch.stack(again)), "without an epoch, torch's own generator decides"
     assert not torch.equal(torch.stack(first), torch.stack(other))
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+@pytest.mark.parametrize("kind", [ViTImageProcessor, ViTImageProcessorPil])
+def test_files_opened_lazily_are_prepared_in_threads_as_without(pictures, tmp_path, monkeypatch, kind, repeated):
+    """JPEG files that nobody has decoded yet; the same one may stand in a batch several times."""
+    for number in range(24):
+        pictures[number % 4].resize((80 + number, 120)).save(tmp_path / f"{number}.jpg")
+    transform = eval_transform(kind(size={"height": 24, "width": 24}, do_convert_rgb=True))
+
+    def prepared(threads: int) -> torch.Tensor:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+        images = [Image.open(tmp_path / f"{number}.jpg") for number in range(24)]
+        return torch.stack(transform.prepare(images * 3 if repeated else images))
+
+    torch.testing.assert_close(prepared(4), prepared(1), rtol=0, atol=0)
 
 
 def test_processor_needs_rgb_and_a_size():
