@@ -14,11 +14,13 @@ from evaluation.tiny import NAMES, make_classifier, make_dataset, make_images, m
 from PIL import Image
 from sklearn.metrics import accuracy_score, confusion_matrix, log_loss, recall_score, top_k_accuracy_score
 
-from hf_vit.data import ImageData
+from hf_vit.data import ImageData, eval_transform
 from hf_vit.errors import UserError
 from hf_vit.evaluation import ClassificationResult, evaluate_protocol
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.top1 import top1
+from hf_vit.evaluation.protocols.top1_figures import thumbnail_of
+from hf_vit.evaluation.reading import Collate, image_batches
 from hf_vit.subjects.labels import match_labels, unique_names
 from hf_vit.subjects.subject import open_subject
 
@@ -236,6 +238,25 @@ def test_a_model_in_bfloat16_is_measured_as_it_is(dataset: Dataset) -> None:
 def test_worker_processes_give_the_same(dataset: Dataset) -> None:
     model = make_classifier()
     assert _evaluate(model, dataset, num_workers=1, batch_size=16).wrong == _evaluate(model, dataset).wrong
+
+
+def test_workers_send_no_whole_images() -> None:
+    """Pixel values and labels as without them; of images what a report shows, and small ones as they are."""
+    noise = np.random.default_rng(0).integers(256, size=(8, 8, 3), dtype=np.uint8)
+    pictures = [Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC) for size in ((1000, 700), (300, 319))]
+    rows: list[dict[str, Any]] = [{"image": picture, "label": label} for label, picture in enumerate(pictures)]
+    collate = Collate(lambda images: torch.stack(eval_transform(make_processor()).prepare(images)), [1, 0])
+    (values, labels, images), (plain_values, plain_labels, plain) = (
+        next(iter(image_batches(rows, 2, collate, workers))) for workers in (1, 0)
+    )
+    assert torch.equal(values, plain_values)
+    assert labels.tolist() == plain_labels.tolist() == [1, 0]
+    assert [image.size for image in plain] == [(1000, 700), (300, 319)]
+    assert [image.size for image in images] == [(167, 117), (300, 319)]
+    for image, whole in zip(images, plain, strict=True):
+        small, wanted = (np.asarray(thumbnail_of(each), dtype=float) for each in (image, whole))
+        assert small.shape == wanted.shape
+        assert np.abs(small - wanted).mean() < 2
 
 
 def test_the_bar_goes_to_standard_error(dataset: Dataset, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,14 @@ if TYPE_CHECKING:
     from transformers import BatchFeature
 
 
+PICTURED_PX = 160  # the longer side of an image in a report
+
+
 class Collate:
     """Rows of a data set -> pixel values [B, C, H, W], labels [B], and the images.
+
+    From a loader's worker come images of a whole part of their size, enough for `PICTURED_PX`: to send them whole takes
+    longer than to decode them.
 
     Args:
         prepare: Pillow images in RGB -> [B, C, H, W], or a batch of mixed sizes (see `at_own_size`).
@@ -32,6 +38,7 @@ class Collate:
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> "tuple[torch.Tensor, torch.Tensor, list[Image]]":
         import torch
+        from torch.utils.data import get_worker_info
 
         from hf_vit.data import to_rgb
 
@@ -39,7 +46,10 @@ class Collate:
             raise UserError("a row of the data has no image; leave such rows out, or choose another split")
         images = [to_rgb(row["image"]) for row in rows]
         labels = [self._label(row["label"]) for row in rows]
-        return self.prepare(images), torch.tensor(labels), images
+        pixel_values = self.prepare(images)
+        if get_worker_info() is not None:
+            images = [image.reduce(max(1, max(image.size) // PICTURED_PX)) for image in images]
+        return pixel_values, torch.tensor(labels), images
 
     def _label(self, label: object) -> "int | list[float]":
         if self.multi_label and isinstance(label, list):  # of the data's classes, each there or not

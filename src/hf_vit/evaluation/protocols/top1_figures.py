@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast, final
 
+from hf_vit.evaluation.reading import PICTURED_PX
 from hf_vit.results.figures import new_figure
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 _MAX_NAMED_CLASSES = 40
 _MAX_COUNTED_CLASSES = 20
-_THUMBNAIL_PX = 160
 
 
 @final
@@ -90,7 +90,7 @@ def draw_images(images: "Sequence[Image | None]", titles: Sequence[str]) -> "Fig
 def thumbnail_of(image: "Image") -> "Image":
     """A small copy."""
     small = image.copy()
-    small.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX))
+    small.thumbnail((PICTURED_PX, PICTURED_PX))
     return small
 
 
