@@ -49,6 +49,13 @@ MaxNumPatches = Annotated[
     int | None,
     typer.Option(help="Feed images in their own size and shape, shrunk where they hold more patches.", min=1),
 ]
+Draft = Annotated[
+    bool,
+    typer.Option(
+        "--draft",
+        help="Decode JPEG files at the smallest of their own scales that covers the model's: faster, not exact.",
+    ),
+]
 ShareImages = Annotated[
     bool, typer.Option("--share-images", help="Show pictures with images of the data in the card, too.")
 ]

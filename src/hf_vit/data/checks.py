@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from PIL import Image
 
 from hf_vit.data.dense.annotations import Annotation
-from hf_vit.data.images import to_rgb
+from hf_vit.data.images import opened, to_rgb
 from hf_vit.errors import UserError
 from hf_vit.repositories.stores import StoreError, in_store, place_of, read
 
@@ -46,12 +46,13 @@ class Seen:
         return self.problem
 
 
-def open_image(stored: Mapping[str, Any], place: str) -> tuple[Seen, Image.Image | None]:
+def open_image(stored: Mapping[str, Any], place: str, draft_side: int | None = None) -> tuple[Seen, Image.Image | None]:
     """Read one undecoded image ({"bytes", "path"}), wholly: a truncated file shows only when its pixels are read.
 
     Args:
         stored: as `datasets` keeps an image with decode=False.
         place: the image's name where it has no path.
+        draft_side: see `opened`.
 
     Returns:
         What was seen, and the image as RGB; None in its stead where there was a problem.
@@ -69,8 +70,8 @@ def open_image(stored: Mapping[str, Any], place: str) -> tuple[Seen, Image.Image
             with open(str(stored["path"]), "rb") as file:
                 content = file.read()
         digest = hashlib.sha256(content).hexdigest()
-        with Image.open(io.BytesIO(content)) as opened:
-            image = to_rgb(opened)
+        with opened(io.BytesIO(content), draft_side) as picture:
+            image = to_rgb(picture)
     except Image.UnidentifiedImageError:
         return Seen(name, digest, problem="is not an image, or of a format that Pillow does not know"), None
     except StoreError:
@@ -104,8 +105,8 @@ def scan(table: "Dataset", split: str, annotate: Callable[[int, Seen], Seen] | N
             for start in range(0, total, 256):
                 rows = undecoded[start : start + 256]["image"]
                 places = [f"{split} image {start + offset}" for offset in range(len(rows))]
-                opened = pool.map(lambda row, place: open_image(row, place)[0], rows, places)
-                for row, image in enumerate(opened, start=start):
+                looked_at = pool.map(lambda row, place: open_image(row, place)[0], rows, places)
+                for row, image in enumerate(looked_at, start=start):
                     seen.append(image if annotate is None or image.problem else annotate(row, image))
                 advance(len(rows))
     finally:

@@ -1,5 +1,7 @@
 """One picture, whatever its mode, as the 8-bit RGB a model is fed with."""
 
+import io
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
@@ -68,6 +70,19 @@ def each_in_threads(function: Callable[[Given], Made], items: Sequence[Given]) -
         return list(map(function, items))
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(function, items))
+
+
+def opened(file: "str | os.PathLike[str] | io.BytesIO", draft_side: int | None = None) -> Image.Image:
+    """A picture that nobody has decoded yet.
+
+    Args:
+        file: its path or content.
+        draft_side: decode JPEG at the smallest of its own scales (8/8 to 1/8) at which both sides have so many px.
+    """
+    image = Image.open(file)
+    if draft_side is not None:
+        image.draft(None, (draft_side, draft_side))
+    return image
 
 
 def _from_integers(image: Image.Image) -> Image.Image:

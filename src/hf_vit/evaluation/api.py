@@ -41,8 +41,8 @@ def evaluate(
         output: folder for numbers and pictures; by default pictures lie with the model.
         device: torch device; by default a GPU where there is one.
         command: what was typed, for the facts.
-        **options: `split`, `num_images`, `batch_size`, `max_num_patches`, `optimize`, `seed`, `runner`, and the others
-            of `evaluate_protocol`, and those of the protocol.
+        **options: `split`, `num_images`, `batch_size`, `max_num_patches`, `draft`, `optimize`, `seed`, `runner`, and
+            the others of `evaluate_protocol`, and those of the protocol.
 
     Returns:
         What was measured, as `result`, of what, and the `record` of it with its warnings.
@@ -67,6 +67,7 @@ def predict(
     batch_size: int = 32,
     skip_bad_images: bool = False,
     tiles: bool = False,
+    draft: bool = False,
     device: str | None = None,
     optimize: bool = False,
     runner: str = "local",
@@ -85,6 +86,8 @@ def predict(
         batch_size: images a step.
         skip_bad_images: an unreadable image gets no answer and the `problem`, instead of an error.
         tiles: of a model for masks or boxes: what is larger than its images is cut into tiles of their size.
+        draft: decode JPEG files at the smallest of their own scales that covers the size that images are resized to, of
+            a classifier: faster, and other pixels by a little.
         device: torch device; by default a GPU where there is one.
         optimize: compute a model that is loaded here by what is fastest for so many images (`engine_for`).
         runner: "local"; or "ray", of a classifier given by its name: a model on every GPU or machine, which share model
@@ -106,6 +109,8 @@ def predict(
         raise UserError(f"{what} stays in one process; leave --runner ray out")
     if tiles and not is_dense:
         raise UserError("tiles are for models that predict masks or boxes; leave --tiles out for a classifier")
+    if draft and is_dense:
+        raise UserError("masks and boxes are for images as they are; leave --draft out")
     with running(runner, address, device) as ray:
         if is_dense:
             predictions = each_dense_prediction(
@@ -122,10 +127,10 @@ def predict(
         remote = None if ray is None else RemoteModel(ray, NamedModel(str(model), None, engine))
         if engine is not None and ray is None:
             make_faster(subject, engine)
+        given: dict[str, Any] = dict(top=top, batch_size=batch_size, draft=draft, remote=remote)
         if output is not None:
-            return write_predictions(subject, paths, output, top=top, batch_size=batch_size, remote=remote)
-        given: dict[str, Any] = dict(top=top, batch_size=batch_size, skip_bad_images=skip_bad_images)
-        return list(each_prediction(subject, paths, remote=remote, **given))
+            return write_predictions(subject, paths, output, **given)
+        return list(each_prediction(subject, paths, skip_bad_images=skip_bad_images, **given))
 
 
 def _engine(

@@ -43,6 +43,7 @@ class Examination:
         progress: show a bar on standard error.
         num_workers: processes that read and prepare images; streams are read in this one.
         remote: the same model elsewhere, which answers in its place; its images come back small.
+        draft_side: of images that are decoded smaller than they are, see `Subject.draft_side`.
     """
 
     subject: Subject
@@ -54,6 +55,7 @@ class Examination:
     progress: bool = True
     num_workers: int = 0
     remote: RemoteModel | None = None
+    draft_side: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("batch size", self.batch_size), ("number of images", self.num_images)):
@@ -216,8 +218,7 @@ class Examination:
     ) -> Iterator[tuple[Any, torch.Tensor, "list[Image]"]]:
         """(what `ask` makes of model and pixel values, labels [B] on the CPU, images) of every batch."""
         if self.remote is not None:
-            collate = Collate(self.subject.prepare, classes, self.data.multi_label)
-            yield from self._read(collate, split, rows, what, ask)
+            yield from self._read(self._collate(classes), split, rows, what, ask)
             return
         with torch.inference_mode():
             for pixel_values, labels, images in self._batches(split, classes, rows, what):
@@ -233,10 +234,12 @@ class Examination:
     def _batches(
         self, split: str, classes: Sequence[int], rows: Sequence[int] | None, what: str
     ) -> Iterator[tuple[torch.Tensor | BatchFeature, torch.Tensor, "list[Image]"]]:
-        collate = Collate(self.subject.prepare, classes, self.data.multi_label)
-        for pixel_values, labels, images in self._read(collate, split, rows, what):
+        for pixel_values, labels, images in self._read(self._collate(classes), split, rows, what):
             dtype = torch.promote_types(self.subject.dtype, torch.float32)
             yield pixel_values.to(self.subject.device, dtype), labels.to(self.subject.device), images
+
+    def _collate(self, classes: Sequence[int]) -> Collate:
+        return Collate(self.subject.prepare, classes, self.data.multi_label, self.draft_side)
 
     def read(self, collate: Callable[[Any], tuple[Any, ...]], what: str = "evaluating") -> Iterator[tuple[Any, ...]]:
         """What `collate` makes of the rows that judge, a batch at a time; its last part has one entry an image."""
@@ -255,6 +258,8 @@ class Examination:
             table = table.select(rows)
         elif self.num_images is not None and split == self.split and not hasattr(table, "__len__"):
             table = table.take(self.num_images)
+        if self.draft_side is not None:
+            table = table.cast_column("image", datasets.Image(decode=False))
         total, seen = len(table) if hasattr(table, "__len__") else None, 0
         if self.remote is not None and ask is not None:
             digests = short_digests(self.data.seen[split]) if split in self.data.seen else None

@@ -73,22 +73,25 @@ def each_prediction(
     top: int = 5,
     batch_size: int = 32,
     skip_bad_images: bool = False,
+    draft: bool = False,
     remote: RemoteModel | None = None,
 ) -> Iterator[Prediction]:
     """As `predict_images`, one after the other: of any number of images a few batches are in memory.
 
-    With `remote`, the same model elsewhere, that answers.
+    With `draft` JPEG files are decoded at `draft_side` of the subject. With `remote`, the same model elsewhere, that
+    answers.
     """
     if top < 1:
         raise UserError(f"top {top} must be at least 1")
     files = list(image_files(paths))
     if not subject.label_sets:
         raise UserError(f"{subject.name} has no named classes to answer with; give an image classifier")
+    side = subject.draft_side if draft else None
     if remote is None:
-        work = _Predicting(None, top, batch_size, skip_bad_images)
+        work = _Predicting(None, top, batch_size, skip_bad_images, side)
         yield from work.each(work.batches(files, subject.prepare), subject)
         return
-    work, size = _Predicting(remote.model, top, batch_size, skip_bad_images), _BATCHES * batch_size
+    work, size = _Predicting(remote.model, top, batch_size, skip_bad_images, side), _BATCHES * batch_size
     parts = [files[start : start + size] for start in range(0, len(files), size)]
     for predictions in remote.runner.in_order(work, parts, subject):
         yield from predictions
@@ -110,6 +113,7 @@ class _Predicting:
     top: int
     batch_size: int
     skip_bad_images: bool
+    draft_side: int | None
 
     def opened(self, device: str | None) -> Subject:
         assert self.model is not None
@@ -118,7 +122,7 @@ class _Predicting:
     def batches(self, part: Sequence[Path], prepare: "Callable[[Sequence[Image]], torch.Tensor]") -> Iterator[_Opened]:
         for start in range(0, len(part), self.batch_size):
             files = part[start : start + self.batch_size]
-            opened = opened_images(files, self.skip_bad_images)
+            opened = opened_images(files, self.skip_bad_images, self.draft_side)
             images = [one for one in opened if not isinstance(one, str)]
             problems = [one if isinstance(one, str) else None for one in opened]
             yield _Opened(files, problems, prepare(images) if images else None)
@@ -154,6 +158,7 @@ def write_predictions(
     *,
     top: int = 5,
     batch_size: int = 32,
+    draft: bool = False,
     remote: RemoteModel | None = None,
 ) -> list[Prediction]:
     """Classify image files into a table, a row an image; unreadable ones are passed over, their row has no answer.
@@ -177,7 +182,9 @@ def write_predictions(
     place, writers = place_of(output), {".csv": csv.CSVWriter, ".parquet": parquet.ParquetWriter}
     if place.suffix not in writers:
         raise UserError(f"the output {place} is no table; give a file that ends in {' or '.join(writers)}")
-    predictions = each_prediction(subject, paths, top=top, batch_size=batch_size, skip_bad_images=True, remote=remote)
+    predictions = each_prediction(
+        subject, paths, top=top, batch_size=batch_size, skip_bad_images=True, draft=draft, remote=remote
+    )
     classes = len(subject.label_sets[-1]) if subject.label_sets else 1
     endings = ["", *(f"_{rank}" for rank in range(2, min(top, classes) + 1))]
     scored = [column for end in endings for column in ((f"label{end}", pa.string()), (f"score{end}", pa.float64()))]
@@ -211,13 +218,13 @@ def _row(prediction: Prediction, columns: Sequence[str]) -> dict[str, object]:
     return {**dict(zip(columns, answers, strict=False)), "labels": labels, "problem": prediction.problem}
 
 
-def opened_images(paths: Sequence[Path], skip_bad_images: bool) -> "list[Image | str]":
+def opened_images(paths: Sequence[Path], skip_bad_images: bool, draft_side: int | None = None) -> "list[Image | str]":
     """Every image, or why it is left out; those of a store are fetched one by one."""
     from hf_vit.data.images import each_in_threads
 
-    def opened(path: Path) -> "Image | str":
+    def read_or_told(path: Path) -> "Image | str":
         try:
-            return read_image(path)
+            return read_image(path, draft_side)
         except StoreError:
             raise
         except UserError as error:
@@ -225,7 +232,7 @@ def opened_images(paths: Sequence[Path], skip_bad_images: bool) -> "list[Image |
                 raise
             return str(error)
 
-    return list(map(opened, paths)) if any(map(in_store, paths)) else each_in_threads(opened, paths)
+    return list(map(read_or_told, paths)) if any(map(in_store, paths)) else each_in_threads(read_or_told, paths)
 
 
 def _is_multi_label(subject: Subject) -> bool:
@@ -281,22 +288,22 @@ def image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path]:
         yield from inside
 
 
-def read_image(path: str | os.PathLike[str]) -> "Image":
-    """Open an image file of any mode as RGB.
+def read_image(path: str | os.PathLike[str], draft_side: int | None = None) -> "Image":
+    """Open an image file of any mode as RGB; `draft_side`: see `hf_vit.data.images.opened`.
 
     Raises:
         UserError: the file is missing, or is not a readable image; the message names it.
     """
     from PIL import Image, UnidentifiedImageError
 
-    from hf_vit.data import to_rgb
+    from hf_vit.data.images import opened, to_rgb
 
     is_remote = in_store(path)
     if not is_remote and os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device may never end
         raise UserError(f"{path} is no file; give an image file")
     try:
         content = io.BytesIO(read(place_of(path))) if is_remote else path
-        with Image.open(content) as image:
+        with opened(content, draft_side) as image:
             return to_rgb(image)
     except StoreError:  # says nothing of the image
         raise

@@ -27,29 +27,46 @@ class Collate:
         prepare: Pillow images in RGB -> [B, C, H, W], or a batch of mixed sizes (see `at_own_size`).
         mapping: for every class of the data the number to call it by, usually the model's class of that name.
         multi_label: a label is a list of classes; of it becomes 0 or 1 for each class of the data, [B, K].
+        draft_side: of images that are not decoded, {"bytes", "path"}: see `hf_vit.data.images.opened`.
     """
 
     def __init__(
-        self, prepare: "Callable[[Sequence[Image]], torch.Tensor]", mapping: Sequence[int], multi_label: bool = False
+        self,
+        prepare: "Callable[[Sequence[Image]], torch.Tensor]",
+        mapping: Sequence[int],
+        multi_label: bool = False,
+        draft_side: int | None = None,
     ) -> None:
         self.prepare = prepare
         self.mapping = mapping
         self.multi_label = multi_label
+        self.draft_side = draft_side
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> "tuple[torch.Tensor, torch.Tensor, list[Image]]":
         import torch
         from torch.utils.data import get_worker_info
 
-        from hf_vit.data import to_rgb
+        from hf_vit.data.images import each_in_threads, to_rgb
 
         if any(row["image"] is None for row in rows):
             raise UserError("a row of the data has no image; leave such rows out, or choose another split")
-        images = [to_rgb(row["image"]) for row in rows]
+        if self.draft_side is None:
+            images = [to_rgb(row["image"]) for row in rows]
+        else:
+            images = each_in_threads(self._decoded, [row["image"] for row in rows])
         labels = [self._label(row["label"]) for row in rows]
         pixel_values = self.prepare(images)
         if get_worker_info() is not None:
             images = [image.reduce(max(1, max(image.size) // PICTURED_PX)) for image in images]
         return pixel_values, torch.tensor(labels), images
+
+    def _decoded(self, stored: Mapping[str, Any]) -> "Image":
+        from hf_vit.data.checks import open_image, raise_bad
+
+        seen, image = open_image(stored, "an image", self.draft_side)
+        if image is None:
+            raise_bad(seen, seen.problem or "is corrupt")
+        return image
 
     def _label(self, label: object) -> "int | list[float]":
         if self.multi_label and isinstance(label, list):  # of the data's classes, each there or not

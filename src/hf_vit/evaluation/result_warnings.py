@@ -1,5 +1,6 @@
-"""What makes a result less than it seems: images that the model learnt from, data that has changed meanwhile."""
+"""What makes a result other than it seems: images that the model learnt from or saw otherwise, data that changed."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from hf_vit.evaluation.examination import Examination
@@ -7,10 +8,17 @@ from hf_vit.hub.card_metadata import current_records
 from hf_vit.results.facts import Facts, Record
 from hf_vit.results.trained_images import count_trained
 
+# How images were fed otherwise than the model's image processor says, by the settings of an evaluation.
+_FED = {
+    "max_num_patches": "images were fed in their own size and shape, of {} patches at most",
+    "draft": "JPEG files were decoded at a smaller scale (draft={})",
+}
 
-def warnings_of(examination: Examination, folder: Any) -> dict[str, Any]:
+
+def warnings_of(examination: Examination, folder: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a record of an evaluation says of it, given how the model of `folder` was trained; empty if all is well.
 
+    Besides `warnings`: `trained_images`, how many were learnt from; `fed`, how images were fed otherwise than usual.
     Streams are compared by their files alone, and with the training of a stream alone.
     """
     digests, data = examination.judged_digests(), examination.data
@@ -28,7 +36,10 @@ def warnings_of(examination: Examination, folder: Any) -> dict[str, Any]:
             warnings.append(
                 f"{data.name} has changed since the training (fingerprint {data.fingerprint}, then {before})"
             )
-    return ({"warnings": warnings} if warnings else {}) | ({"trained_images": known} if known else {})
+    fed = {name: settings[name] for name in _FED if name in settings}
+    warnings += [_FED[name].format(value) for name, value in fed.items()]
+    found = {"warnings": warnings, "trained_images": known, "fed": fed}
+    return {name: value for name, value in found.items() if value}
 
 
 def replaces_pictures(examination: Examination, protocol: str, folder: Any) -> bool:

@@ -51,7 +51,7 @@ def save_protocol(
     record = new_record(
         "evaluation",
         values=run.result.record(run.protocol, run.settings, pictures)
-        | warnings_of(run.examination, home)
+        | warnings_of(run.examination, home, run.settings)
         | ({} if run.engine is None else {"engine": engine_title(run.engine)}),
         command=command,
         seed=run.examination.seed,

@@ -72,13 +72,14 @@ def own_evaluation(facts: Facts) -> Record | None:
 
 
 def indexed_evaluations(facts: Facts) -> list[Record]:
-    """Of these what others may compare by: no image of it was trained on, and of data that has changed one state.
+    """Of these what others may compare by: no image of it was trained on, or fed otherwise than the image processor
+    says, and of data that has changed one state.
 
     That is the state of the training, or the last one.
     """
     trained, chosen = _trained_fingerprint(facts), dict[object, Record]()
     for record in latest_evaluations(facts, tuple(PUBLISHED)):
-        if record.values.get("trained_images"):
+        if record.values.get("trained_images") or record.values.get("fed"):
             continue
         data = record.data or DataFact(name="unnamed")
         before = chosen.get((data.name, data.split))

@@ -102,6 +102,19 @@ class Subject:
         return height, width
 
     @property
+    def draft_side(self) -> int:
+        """px that both sides of an image need for its preparation not to enlarge it.
+
+        Raises:
+            UserError: it does not say what size images are resized to.
+        """
+        size = getattr(self.processor, "size", None) or {}
+        sides = [size.get(name) for name in ("height", "width", "shortest_edge")]
+        if self.resizes or not any(sides) or not getattr(self.processor, "do_resize", True):
+            raise UserError(f"{self.name} does not say what size its images are resized to; leave --draft out")
+        return max(int(side) for side in sides if side)
+
+    @property
     def device(self) -> torch.device:
         """Where its weights are."""
         return next(self.model.parameters()).device

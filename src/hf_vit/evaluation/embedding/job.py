@@ -69,6 +69,7 @@ def embed(
     num_processes: int | None = None,
     batch_size: int = 32,
     max_num_patches: int | None = None,
+    draft: bool = False,
     rows_per_file: int = 4096,
     streaming: bool = False,
     skip_bad_images: bool = False,
@@ -99,6 +100,8 @@ def embed(
             Ray one a GPU or, where it has none, a machine.
         batch_size: images a forward pass; part of what decides about the last digits, so fixed for a folder.
         max_num_patches: images in their own size and shape, shrunk where they hold more patches (`at_own_size`).
+        draft: decode JPEG files at the smallest of their own scales that covers the size that images are resized to:
+            faster, and other pixels by a little. Not of streams; fixed for a folder.
         rows_per_file: images a file. Of a stream every shard becomes a file, whatever its size.
         streaming: read parquet and webdataset files while computing, without looking at every image beforehand.
         skip_bad_images: leave out unreadable images instead of stopping.
@@ -117,6 +120,8 @@ def embed(
     """
     if min(top, batch_size, rows_per_file, 1 if num_processes is None else num_processes) < 1:
         raise UserError("top, the numbers of processes, of images a batch and of rows a file must be at least 1")
+    if draft and (streaming or max_num_patches is not None):
+        raise UserError("--draft is for tables of images that are resized to one size; leave it out")
     reading = dict(streaming=streaming, skip_bad_images=skip_bad_images, seed=seed)
     reading |= dict(image_column=image_column, label_column=label_column)
     settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
@@ -132,6 +137,7 @@ def embed(
             reading,
             settings,
             optimize,
+            draft,
             processes,
             report,
         )
@@ -154,6 +160,7 @@ def _embedded(
     reading: Mapping[str, Any],
     settings: Settings,
     optimize: bool,
+    draft: bool,
     processes: _Processes,
     report: Callable[[int, int], None] | None,
 ) -> Embedded:
@@ -167,6 +174,8 @@ def _embedded(
     if optimize and model.max_num_patches is None and not (ray is not None and ray.gpus):
         engine = _engine(subject, images, chosen, folder)
         model, settings = replace(model, engine=engine), replace(settings, engine=engine)
+    if draft:
+        settings = replace(settings, draft_side=subject.draft_side)
     manifest = _manifest(subject, images, chosen, settings)
     parts = [part for split in chosen for part in _parts(images, split, settings.rows_per_file)]
     _enter(folder, manifest)

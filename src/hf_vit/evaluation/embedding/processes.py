@@ -45,6 +45,7 @@ class Settings:
     rows_per_file: int
     max_num_patches: int | None = None
     engine: str | None = None
+    draft_side: int | None = None
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class Job:
         first = part.number * self.settings.rows_per_file
         for index in range(first, min(len(table), first + self.settings.rows_per_file)):
             row = table[index]
-            seen, image = open_image(row["image"], f"{part.split} image {index}")
+            seen, image = open_image(row["image"], f"{part.split} image {index}", self.settings.draft_side)
             if image is None:
                 raise_bad(seen, seen.problem or "is corrupt")
             path = row["image"].get("path")

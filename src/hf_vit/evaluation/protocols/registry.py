@@ -112,6 +112,7 @@ def evaluate_protocol(
     label_column: str | None = None,
     num_workers: int = 0,
     max_num_patches: int | None = None,
+    draft: bool = False,
     optimize: bool = False,
     runner: str = "local",
     address: str | None = None,
@@ -134,6 +135,8 @@ def evaluate_protocol(
         image_column, label_column: of lists and tables that call them otherwise, see `load_data`.
         num_workers: processes that read and prepare images; streams are read in this one.
         max_num_patches: images in their own size and shape, shrunk where they hold more patches (`at_own_size`).
+        draft: decode JPEG files at the smallest of their own scales that covers the size that images are resized to:
+            faster, and other pixels by a little. Not of streams.
         optimize: compute a model that is loaded here by what is fastest for so many images (`engine_for`); for
             protocols that only ask for answers or features, of images of one size.
         runner: "local"; or "ray", for protocols that only ask for answers or features, of a model given by its name and
@@ -150,6 +153,12 @@ def evaluate_protocol(
         settings["max_num_patches"] = max_num_patches
         if protocol in OF_ONE_SIZE:
             raise UserError(f"protocol {protocol} takes images of one size; leave --max-num-patches out")
+    if draft:
+        settings["draft"] = True
+        if max_num_patches is not None or protocol in TARGETS:
+            raise UserError(
+                "--draft is for images that are resized to one size, and not for masks or boxes; leave it out"
+            )
     if runner == "ray":
         _refuse_one_process(protocol, model)
     with (
@@ -168,11 +177,16 @@ def evaluate_protocol(
             data = _loaded(data, function, TARGETS.get(protocol, "label"), subject, seed, reading)
         if ray is not None and data.readers:
             raise UserError("a stream is evaluated in one process; leave --streaming or --runner ray out")
+        if draft and data.readers:
+            raise UserError("a stream decodes its images as they are; leave --streaming or --draft out")
+        side = subject.draft_side if draft else None
         only_infers = optimize and max_num_patches is None and protocol not in (*READING_INSIDE, *TARGETS)
         faster = only_infers and isinstance(model, str | Path) and not (ray is not None and ray.gpus)
         engine = _engine(subject, data, split, num_images, ray is None) if faster else None
         remote = None if ray is None else RemoteModel(ray, NamedModel(str(model), max_num_patches, engine))
-        examination = Examination(subject, data, split, num_images, batch_size, seed, progress, num_workers, remote)
+        examination = Examination(
+            subject, data, split, num_images, batch_size, seed, progress, num_workers, remote, side
+        )
         started = time.perf_counter()
         result = function(examination, **options)
     return ProtocolRun(protocol, result, examination, settings, time.perf_counter() - started, None, engine)

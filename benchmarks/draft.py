@@ -1,0 +1,101 @@
+"""What decoding JPEG files at a smaller scale (`--draft`) costs and gives: accuracy of models trained here, and speed.
+
+    python benchmarks/draft.py [--train out/draft] [--turns 5] [--output benchmarks/results/draft.json]
+
+Crops of photographs (`photos`, 384 px) become JPEG files of quality 90. For every size a ViT is trained on them to the
+end as it is usual, without draft (kept in --train and not trained again), and judged on the validation and the test
+files without and with it. A file of 384 px is decoded at 48 px for a model of 48 px, the smallest scale there is, at 96
+px for one of 64, and at 144 px for one of 112. Speed is that of files to pixel values, one image after the other in one
+thread; pixels are told in steps of 255.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from hf_vit import HfViTConfig
+from hf_vit.data import load_data
+from hf_vit.data.images import opened, to_rgb
+from hf_vit.evaluation import evaluate_protocol, predict
+from hf_vit.speed.measuring import speed_ratio, take_turns
+from hf_vit.speed.script import Script, parser
+from hf_vit.subjects.subject import open_subject
+from hf_vit.training import FinetuneOptions, finetune
+
+SIDE, SIZES = 384, (48, 64, 112)  # px
+QUALITY = 90
+
+
+def write_files(folder: Path) -> None:
+    """folder/SPLIT/CLASS/NUMBER.jpg."""
+    data = load_data("photos", image_size=(SIDE, SIDE))
+    for split, table in data.splits.items():
+        for number, row in enumerate(table):
+            place: Any = folder / split / data.label_names[row["label"]]
+            place.mkdir(parents=True, exist_ok=True)
+            row["image"].convert("RGB").save(place / f"{number}.jpg", quality=QUALITY)
+
+
+def train(size: int, data: Path, folder: Path) -> None:
+    config = HfViTConfig(
+        image_size=size,
+        patch_size=size // 8,
+        hidden_size=64,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        intermediate_size=256,
+        position_embedding="sincos_2d",
+        pooling="gap",
+    )
+    options = FinetuneOptions(seed=0, device="cpu", precision="fp32")
+    finetune(config, str(data), folder, recipe="digits", options=options, epochs=60, report=print)
+
+
+def measured(size: int, data: Path, folder: Path, turns: int) -> dict[str, Any]:
+    model, files = str(folder), sorted((data / "test").rglob("*.jpg"))
+    row: dict[str, Any] = {"px": size}
+    for split in ("validation", "test"):
+        for name, draft in (("", False), ("_draft", True)):
+            run = evaluate_protocol("top1", model, str(data), split=split, draft=draft, progress=False)
+            row[f"{split}_accuracy{name}"] = round(run.result.values()["top1"], 5)
+            row[f"{split}_images"] = run.result.num_images
+    answers: list[list[Any]] = [
+        [each.scores[0][0] for each in predict(model, files, draft=each)] for each in (False, True)
+    ]
+    row["test_answers_changed"] = sum(a != b for a, b in zip(*answers, strict=True))
+    subject = open_subject(model)
+
+    def values(side: int | None) -> list[torch.Tensor]:
+        return [subject.prepare([to_rgb(opened(path, side))]) for path in files]
+
+    with Image.open(files[0]) as image:
+        image.draft("RGB", (subject.draft_side,) * 2)
+        row["decoded_px"] = image.size[0]
+    pairs = zip(values(None), values(subject.draft_side), strict=True)
+    row["mean_difference"] = round(127.5 * float(np.mean([float((a - b).abs().mean()) for a, b in pairs])), 2)
+    forms: Any = {"whole": lambda: values(None), "draft": lambda: values(subject.draft_side)}
+    row["times_as_fast"] = speed_ratio(take_turns(forms, turns), "draft", "whole")
+    return row
+
+
+def main() -> None:
+    options = parser(__doc__, turns=5)
+    options.add_argument("--train", type=Path, default=Path("out/draft"))
+    report = Script(options.parse_args())
+    root: Path = report.options.train
+    data = root / "data"
+    if not data.exists():
+        write_files(root / "making")
+        (root / "making").rename(data)
+    for size in SIZES:
+        if not (root / str(size)).exists():
+            train(size, data, root / str(size))
+        report.add(**measured(size, data, root / str(size), report.options.turns))
+    report.finish(quality=QUALITY, px_of_files=SIDE)
+
+
+if __name__ == "__main__":
+    main()
