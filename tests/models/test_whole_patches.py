@@ -11,7 +11,6 @@ from models.families import FAMILIES, HEADS, Family, corruption
 from timm.models.vision_transformer import VisionTransformer
 
 from hf_vit.inference.optimize import optimize_for_inference
-from hf_vit.models.embeddings_hf_vit import PatchProjection
 
 PLAIN = FAMILIES["plain"]
 CUT = pytest.mark.filterwarnings("ignore:images of .* px hold .* patches:UserWarning")
@@ -33,28 +32,6 @@ def test_patches_by_hand():
     np.testing.assert_allclose(embeddings(images).detach().numpy(), wanted, rtol=0, atol=1e-12)
     assert model.config.grid_of(18, 27) == (4, 6)
     assert model(images).last_hidden_state.shape == (2, 25, 32)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_the_projection_is_torchs_convolution(bias: bool, memory_format: torch.memory_format):
-    """Outputs and every gradient; graphs that are exported hold the convolution itself."""
-    patch = (4, 6)
-    ours = PatchProjection(3, 8, patch, stride=patch, bias=bias).double()
-    theirs = torch.nn.Conv2d(3, 8, patch, stride=patch, bias=bias).double()
-    theirs.load_state_dict(ours.state_dict())
-    inputs = [pixels(18, 27).to(memory_format=memory_format).requires_grad_() for _ in range(2)]
-    outputs = [each(images) for each, images in zip((ours, theirs), inputs, strict=True)]
-    assert outputs[0].shape == (2, 8, 4, 4)
-    torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=1e-12)
-    for output in outputs:
-        output.square().sum().backward()
-    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=0, atol=1e-12)
-    for mine, its in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, its.grad, rtol=0, atol=1e-11)
-    for each in (ours, theirs):
-        graph = torch.export.export(each, (pixels(18, 27),)).graph
-        assert [str(node.target) for node in graph.nodes if node.op == "call_function"] == ["aten.conv2d.default"]
 
 
 @CUT

@@ -1,6 +1,6 @@
 """From images to tokens: patches, positions, special tokens; batches of mixed sizes.
 
-Legend: B batch, C channels, H x W px, P patch side, h x w patch grid, N tokens, D hidden size.
+Legend: B batch, C channels, H x W px, h x w patch grid, N tokens, D hidden size.
 Source: arXiv 2010.11929, section 3.1; corrupted patches: appendix B.1.2.
 """
 
@@ -16,34 +16,13 @@ from .configuration_hf_vit import HfViTBaseConfig
 from .positions_hf_vit import Grid, PositionTable, own_places, replace_parameter, resample_patch_kernel
 
 
-def flat_patches(images: torch.Tensor, patch: tuple[int, ...]) -> torch.Tensor:
-    """What lies in each whole patch, in a kernel's own order: [B, C, H, W] -> [B, h, w, C*P*P]."""
-    h, w = images.shape[2] // patch[0], images.shape[3] // patch[1]
-    whole = images[:, :, : h * patch[0], : w * patch[1]]
-    return whole.unflatten(2, (h, -1)).unflatten(4, (w, -1)).permute(0, 2, 4, 1, 3, 5).flatten(3)
-
-
-class PatchProjection(nn.Conv2d):
-    """Linear projection of flattened patches (equation 1): [B, C, H, W] -> [B, D, h, w].
-
-    A convolution whose stride is its kernel, computed as the one matrix product that it is: torch's brings the kernel
-    into an order of its own at every call. Exported graphs keep the convolution, which runtimes know.
-    """
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_exporting():
-            return super().forward(images)
-        patches = flat_patches(images, self.kernel_size)
-        return F.linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
-
-
 class HfViTPatchEmbeddings(nn.Module):
     """Cut an image into patches and project each: [B, C, H, W] -> [B, h*w, D], row by row."""
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__()
         patch = config.patch_stride
-        self.projection = PatchProjection(
+        self.projection = nn.Conv2d(
             config.num_channels, config.hidden_size, patch, stride=patch, bias=not config.norm_before_layers
         )
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hf_vit.models.embeddings_hf_vit import HfViTPatchEmbeddings, PatchProjection
+from hf_vit.models.embeddings_hf_vit import HfViTPatchEmbeddings
 from hf_vit.models.modeling_hf_axial_resnet import DenseNorm
 from hf_vit.models.modeling_hf_axial_vit import HfAxialViTStemEmbeddings
 from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTPatchEmbeddings
@@ -26,7 +26,7 @@ REPLACEMENTS: dict[type[nn.Module], Callable[[Any, torch.dtype], nn.Module]] = {
     StdConv2d: StandardizedConv2d.of,
     DenseNorm: dense_of_norm,
 }
-# Their `projection` cuts patches.
+# Their `projection`, a convolution of torch's, cuts patches.
 _CUTTERS = (HfViTPatchEmbeddings, HfHybridViTPatchEmbeddings, HfAxialViTStemEmbeddings)
 
 
@@ -85,7 +85,7 @@ def plan_for(
 
 def replacement(parent: nn.Module, name: str, child: nn.Module) -> Callable[[Any, torch.dtype], nn.Module] | None:
     """What builds the rewritten form of a part, by its exact type and place; None where it stays."""
-    if name == "projection" and type(parent) in _CUTTERS and type(child) in (nn.Conv2d, PatchProjection):
+    if name == "projection" and type(parent) in _CUTTERS and type(child) is nn.Conv2d:
         return PatchProduct
     return REPLACEMENTS.get(type(child))
 

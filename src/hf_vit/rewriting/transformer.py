@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from hf_vit.models.embeddings_hf_vit import flat_patches
 from hf_vit.models.modeling_hf_local_vit import HfLocalViTAttention
 from hf_vit.models.modeling_hf_mixer import HfMixerMLP
 from hf_vit.models.modeling_hf_vit import (
@@ -181,13 +180,16 @@ class PatchProduct(nn.Module):
         super().__init__()
         kernel, bias = projection.weight.to(dtype), projection.bias
         self.patch = kernel.shape[2:]
-        self.dense = Dense(kernel.flatten(1), None if bias is None else bias.to(dtype))
+        self.dense = Dense(kernel.permute(0, 2, 3, 1).flatten(1), None if bias is None else bias.to(dtype))
 
     def forward(self, maps: torch.Tensor) -> torch.Tensor:
         if self.patch == (1, 1) and torch.compiler.is_exporting():  # else a product stands between two transposes
             kernel = self.dense.merged_weight[:, :, None, None]
             return F.conv2d(maps.to(kernel.dtype), kernel, self.dense.merged_bias).to(maps.dtype)
-        return self.dense(flat_patches(maps, self.patch)).permute(0, 3, 1, 2)
+        h, w = maps.shape[2] // self.patch[0], maps.shape[3] // self.patch[1]
+        whole = maps[:, :, : h * self.patch[0], : w * self.patch[1]]
+        cut = whole.unflatten(2, (h, -1)).unflatten(4, (w, -1))  # [B, C, h, P, w, P]
+        return self.dense(cut.permute(0, 2, 4, 3, 5, 1).flatten(3)).permute(0, 3, 1, 2)
 
 
 def fused_pooling(pooling: AttentionPooling, dtype: torch.dtype) -> nn.Module:
