@@ -646,6 +646,20 @@ def test_jpeg_files_are_told_as_recorded():
             assert f"| {their}, {place} | {' | '.join(told)} |" in page
 
 
+def test_files_at_a_smaller_scale_are_told_as_recorded():
+    page = words("docs/inference.md")
+    for row in rows("draft.json"):
+        speed = "{median:.2f} ({lower:.2f} to {upper:.2f})".format(**row["times_as_fast"])
+        both = [
+            f"{row[f'{split}_accuracy']:.2%}, {row[f'{split}_accuracy_draft']:.2%}" for split in ("validation", "test")
+        ]
+        changed = f"{row['test_answers_changed']} of {row['test_images']}"
+        cells = (f"{row['px']} px", f"{row['decoded_px']} px", speed, f"{row['mean_difference']:.2f}", *both, changed)
+        assert f"| {' | '.join(cells)} |" in page
+    pillow, torchvision = (row["draft_times_as_fast"]["median"] for row in rows("jpeg_512_one_process_zen4.json"))
+    assert f"{pillow:.2f} times as fast by Pillow in one process and {torchvision:.2f} by torchvision" in page
+
+
 def test_vit_and_resnet_on_few_images_are_told_as_recorded(script):
     module, page, evidence = script("small_data_compare"), words("docs/training.md"), words("docs/evidence.md")
     plan, records = module.Plan(), module.Records(RESULTS / "small_data_compare.jsonl")

@@ -77,7 +77,7 @@ def opened(file: "str | os.PathLike[str] | io.BytesIO", draft_side: int | None =
 
     Args:
         file: its path or content.
-        draft_side: decode JPEG at the smallest of its own scales (8/8 to 1/8) at which both sides have so many px.
+        draft_side: decode JPEG at the smallest of its scales (1, 1/2, 1/4, 1/8) at which both sides have so many px.
     """
     image = Image.open(file)
     if draft_side is not None:
