@@ -149,6 +149,8 @@ def test_what_it_does_not_go_with(folder: Path, tmp_path: Path) -> None:
         embed(model, data, tmp_path / "out", draft=True, max_num_patches=12)
     with pytest.raises(UserError, match="resized to one size; leave it out"):
         embed(model, data, tmp_path / "out", draft=True, streaming=True)
+    with pytest.raises(UserError, match="a stream decodes its images as they are; leave --streaming or --draft out"):
+        evaluate_protocol("top1", model, data, draft=True, streaming=True)
     own = open_subject(model)
     processor = ViTImageProcessor(do_resize=False)
     with pytest.raises(UserError, match="does not say what size its images are resized to; leave --draft out"):

@@ -62,6 +62,8 @@ class Examination:
             if value is not None and value < 1:
                 raise UserError(f"{name} {value} must be at least 1")
         self.data.split(self.split)
+        if self.draft_side is not None and self.data.readers:
+            raise UserError("a stream decodes its images as they are; leave --streaming or --draft out")
 
     @cached_property
     def answers(self) -> list[str]:

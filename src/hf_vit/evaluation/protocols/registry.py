@@ -148,17 +148,7 @@ def evaluate_protocol(
         UserError: an unknown protocol or option, or whatever the protocol cannot do with the model or the data.
     """
     function = _protocol(protocol)
-    settings = _settings(protocol, function, options)
-    if max_num_patches is not None:
-        settings["max_num_patches"] = max_num_patches
-        if protocol in OF_ONE_SIZE:
-            raise UserError(f"protocol {protocol} takes images of one size; leave --max-num-patches out")
-    if draft:
-        settings["draft"] = True
-        if max_num_patches is not None or protocol in TARGETS:
-            raise UserError(
-                "--draft is for images that are resized to one size, and not for masks or boxes; leave it out"
-            )
+    settings = _settings(protocol, function, options) | _fed(protocol, max_num_patches, draft)
     if runner == "ray":
         _refuse_one_process(protocol, model)
     with (
@@ -177,8 +167,6 @@ def evaluate_protocol(
             data = _loaded(data, function, TARGETS.get(protocol, "label"), subject, seed, reading)
         if ray is not None and data.readers:
             raise UserError("a stream is evaluated in one process; leave --streaming or --runner ray out")
-        if draft and data.readers:
-            raise UserError("a stream decodes its images as they are; leave --streaming or --draft out")
         side = subject.draft_side if draft else None
         only_infers = optimize and max_num_patches is None and protocol not in (*READING_INSIDE, *TARGETS)
         faster = only_infers and isinstance(model, str | Path) and not (ray is not None and ray.gpus)
@@ -190,6 +178,20 @@ def evaluate_protocol(
         started = time.perf_counter()
         result = function(examination, **options)
     return ProtocolRun(protocol, result, examination, settings, time.perf_counter() - started, None, engine)
+
+
+def _fed(protocol: str, max_num_patches: int | None, draft: bool) -> dict[str, Any]:
+    """How images are fed otherwise than the model's image processor says.
+
+    Raises:
+        UserError: the protocol cannot do with it.
+    """
+    if max_num_patches is not None and protocol in OF_ONE_SIZE:
+        raise UserError(f"protocol {protocol} takes images of one size; leave --max-num-patches out")
+    if draft and (max_num_patches is not None or protocol in TARGETS):
+        raise UserError("--draft is for images that are resized to one size, and not for masks or boxes; leave it out")
+    own_size = {} if max_num_patches is None else {"max_num_patches": max_num_patches}
+    return own_size | ({"draft": True} if draft else {})
 
 
 def _refuse_one_process(protocol: str, model: Any) -> None:
