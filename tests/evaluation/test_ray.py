@@ -160,6 +160,25 @@ def test_predictions_are_those_of_one_process(ray, place, tmp_path):
         predict(str(place / "model"), runner="ray", **given)
 
 
+def test_jpeg_files_are_decoded_smaller_as_in_one_process(ray, place, tmp_path):
+    random = np.random.RandomState(1)
+    for index in range(12):
+        path = tmp_path / "images" / "ab"[index % 2] / f"{index:02d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.randint(0, 256, (40, 64, 3), dtype=np.uint8)).save(path, quality=90)
+    model, data = str(place / "model"), str(tmp_path / "images")
+    found = []
+    for runner, draft in (("local", True), ("ray", True), ("local", False)):
+        given = dict(runner=runner, draft=draft, batch_size=4)
+        out = tmp_path / f"{runner}{draft}"
+        embed(model, data, out, **given)
+        answers = predict(model, str(tmp_path / "images" / "*" / "*.jpg"), **given)
+        found.append((evaluate(model, data, progress=False, **given).result.loss, answers, files_of(out)))
+    here, there, whole_size = found
+    assert there == here
+    assert all(one != other for one, other in zip(here, whole_size, strict=True))
+
+
 @pytest.mark.slow
 def test_a_place_that_cannot_be_written_is_told_in_one_line(ray, place, whole, tmp_path, monkeypatch):
     """One part's: a folder is in its way, which no file can replace."""
