@@ -3,16 +3,16 @@
     python benchmarks/jpeg.py [--turns 7] [--images 512] [--size 512] [--output benchmarks/results/jpeg.json]
 
 Random crops of photographs are stored as square JPEG files. Both sides decode by Pillow, resize to 224 px by the
-processor's library (Pillow or torchvision), and go through the same torch DataLoader; the largest difference of their
-values is printed. Theirs is given images one by one, and whole batches. With `--workers 0` ours prepares a batch in
-threads, as it does of itself; theirs is also told in as many threads, which its caller has to bring. "draft" lets the
-JPEG decoder itself halve the image where it stays larger than 224 px (`PIL.Image.Image.draft`), which nothing here does
-by itself: how much faster, and how far its pixels are off (of 255).
+processor's library (Pillow or torchvision), and go through the same torch DataLoader, whose collator is the batch that
+either makes; the largest difference of their values is printed. Theirs is given images one by one, and whole batches.
+With `--workers 0` ours prepares a batch in threads, as it does of itself; theirs is also told in as many threads, which
+its caller has to bring. "draft" lets the JPEG decoder itself halve the image where it stays larger than 224 px
+(`PIL.Image.Image.draft`), which nothing here does by itself: how much faster, and how far its pixels are off (of 255).
 """
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from skimage import data as photographs
 from transformers import ViTImageProcessor, ViTImageProcessorPil
 
 from hf_vit.data import eval_transform
-from hf_vit.data.images import each_in_threads
+from hf_vit.data.images import each_in_threads, opened
 from hf_vit.speed.measuring import quartiles, speed_ratio, take_turns
 from hf_vit.speed.script import Script, parser
 
@@ -39,20 +39,14 @@ def write_images(folder: Path, count: int, size: int) -> list[Path]:
     return paths
 
 
-class Files(torch.utils.data.Dataset):
-    """Image files through a function of [image] -> [pixel values]."""
+class Opening:
+    """Paths -> a batch, by a function of images."""
 
-    def __init__(self, paths: list[Path], prepare: Any, draft: bool = False) -> None:
-        self.paths, self.prepare, self.draft = paths, prepare, draft
+    def __init__(self, prepare: Any, draft_side: int | None = None) -> None:
+        self.prepare, self.draft_side = prepare, draft_side
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
-        images = [Image.open(self.paths[index]) for index in indices]
-        for image in images if self.draft else []:
-            image.draft("RGB", (224, 224))
-        return list(self.prepare(images))
+    def __call__(self, paths: list[Path]) -> torch.Tensor:
+        return self.prepare([opened(path, self.draft_side) for path in paths])
 
 
 class Theirs:
@@ -71,8 +65,8 @@ class OneByOne:
     def __init__(self, prepare: Theirs, in_threads: bool = False) -> None:
         self.prepare, self.map = prepare, each_in_threads if in_threads else map
 
-    def __call__(self, images: list[Image.Image]) -> list[torch.Tensor]:
-        return list(self.map(lambda image: self.prepare([image])[0], images))
+    def __call__(self, images: list[Image.Image]) -> torch.Tensor:
+        return torch.cat(list(self.map(lambda image: self.prepare([image]), images)))
 
 
 PROCESSORS = {"Pillow": ViTImageProcessorPil, "torchvision": ViTImageProcessor}
@@ -89,19 +83,23 @@ def main() -> None:
         paths = write_images(Path(folder), given.images, given.size)
         for name, kind in PROCESSORS.items():
             processor = kind(do_convert_rgb=True)
-            ours = eval_transform(processor).prepare
+            ours = eval_transform(processor).batch
             theirs = {"transformers": Theirs(processor), "one by one": OneByOne(Theirs(processor))}
             if given.workers == 0:
                 theirs["in threads"] = OneByOne(Theirs(processor), in_threads=True)
-            sets = {name: Files(paths, prepare) for name, prepare in {"hf_vit": ours, **theirs}.items()}
-            sets["draft"] = Files(paths, ours, draft=True)
-            first = {name: torch.stack(files.__getitems__(list(range(16)))) for name, files in sets.items()}
+            sides = {name: Opening(prepare) for name, prepare in {"hf_vit": ours, **theirs}.items()}
+            sides["draft"] = Opening(ours, draft_side=224)
+            first = {name: side(paths[:16]) for name, side in sides.items()}
             off = {name: (first["transformers"] - values).abs() for name, values in first.items()}
             loaders = {
                 each: torch.utils.data.DataLoader(
-                    files, batch_size=32, num_workers=given.workers, persistent_workers=given.workers > 0
+                    cast(Any, paths),
+                    batch_size=32,
+                    collate_fn=side,
+                    num_workers=given.workers,
+                    persistent_workers=given.workers > 0,
                 )
-                for each, files in sets.items()
+                for each, side in sides.items()
             }
             seconds = take_turns(
                 {each: lambda loader=loader: sum(len(batch) for batch in loader) for each, loader in loaders.items()},

@@ -165,6 +165,8 @@ def test_files_opened_lazily_are_prepared_in_threads_as_without(pictures, tmp_pa
         return torch.stack(transform.prepare(images * 3 if repeated else images))
 
     torch.testing.assert_close(prepared(4), prepared(1), rtol=0, atol=0)
+    images = [Image.open(tmp_path / f"{number}.jpg") for number in range(24)]
+    torch.testing.assert_close(transform.batch(images * 3 if repeated else images), prepared(1), rtol=0, atol=0)
 
 
 def test_processor_needs_rgb_and_a_size():

@@ -2,9 +2,9 @@
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -54,22 +54,21 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 
-def each_in_threads(function: Callable[[Given], Made], items: Sequence[Given]) -> list[Made]:
-    """What a function makes of each, in as many threads as torch computes in: in a loader's worker that is one.
+def each_in_threads(function: Callable[..., Made], items: Sequence[Any], *others: Iterable[Any]) -> list[Made]:
+    """As `map`, in as many threads as torch computes in: in a loader's worker that is one.
 
-    Pillow lets others work while it decodes and resizes. An object that is there twice is not for two threads at once.
+    Pillow lets others work while it decodes and resizes. An item that is there twice is not for two threads at once.
     """
     import torch
 
     count = min(torch.get_num_threads(), len(items))
     if count < 2 or len(set(map(id, items))) < len(items):
-        return list(map(function, items))
+        return list(map(function, items, *others))
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(function, items))
+        return list(pool.map(function, items, *others))
 
 
 def opened(file: "str | os.PathLike[str] | io.BytesIO", draft_side: int | None = None) -> Image.Image:

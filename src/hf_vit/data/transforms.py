@@ -68,6 +68,14 @@ class EvalTransform:
         rgb = each_in_threads(to_rgb, images)
         return list(self.processor(images=rgb, return_tensors="pt")["pixel_values"])
 
+    def batch(self, images: Sequence[Image.Image]) -> torch.Tensor:
+        """The same in one tensor, [B, 3, H, W]."""
+        if (direct := self._direct) is None:
+            return torch.stack(self.prepare(images))
+        values = torch.empty(len(images), 3, *input_size(self.processor))
+        each_in_threads(lambda image, place: direct(to_rgb(image), place), images, values)
+        return values
+
     def finish(self, prepared: Sequence[torch.Tensor], indices: "NDArray[np.uint64]") -> Sequence[torch.Tensor]:
         """Nothing more."""
         return prepared
@@ -223,20 +231,21 @@ def _direct(processor: Any) -> "_DirectPillow | _DirectTorchvision | None":
 
 
 class _DirectPillow:
-    """Resize by Pillow, scale by torch: an RGB image -> [3, H, W] float32."""
+    """Resize by Pillow, scale by torch: an RGB image -> [3, H, W] float32, which `place` is made if given."""
 
     def __init__(self, processor: Any) -> None:
         height, width = input_size(processor)
         self.size, self.resample = (width, height), Image.Resampling(processor.resample)
         self.factor, self.offset = scaling(processor)
 
-    def __call__(self, image: Image.Image) -> torch.Tensor:
+    def __call__(self, image: Image.Image, place: torch.Tensor | None = None) -> torch.Tensor:
         pixels = torch.from_numpy(np.array(image.resize(self.size, self.resample))).permute(2, 0, 1)
-        return pixels.to(torch.float32, memory_format=torch.contiguous_format).mul_(self.factor).add_(self.offset)
+        place = torch.empty(pixels.shape) if place is None else place
+        return place.copy_(pixels).mul_(self.factor).add_(self.offset)
 
 
 class _DirectTorchvision:
-    """Resize and scale by torchvision, an RGB image -> [3, H, W] float32: to the bit what its processor makes."""
+    """Resize and scale by torchvision, likewise: to the bit what its processor makes."""
 
     def __init__(self, processor: Any) -> None:
         self.size, self.interpolation = list(input_size(processor)), interpolation_of(processor)
@@ -245,12 +254,13 @@ class _DirectTorchvision:
             (torch.tensor(values) * inverse)[:, None, None] for values in (processor.image_mean, processor.image_std)
         )
 
-    def __call__(self, image: Image.Image) -> torch.Tensor:
+    def __call__(self, image: Image.Image, place: torch.Tensor | None = None) -> torch.Tensor:
         from torchvision.transforms.v2 import functional as resizing
 
         pixels = _pixels(image).permute(2, 0, 1)
         resized = resizing.resize(pixels, self.size, interpolation=self.interpolation, antialias=True)[:3]
-        return resized.to(torch.float32, memory_format=torch.contiguous_format).sub_(self.mean).div_(self.std)
+        place = torch.empty(resized.shape) if place is None else place
+        return place.copy_(resized).sub_(self.mean).div_(self.std)
 
 
 def _pixels(image: Image.Image) -> torch.Tensor:

@@ -218,8 +218,7 @@ def open_subject(
 def _of_transformers(model: nn.Module, processor: "BaseImageProcessor", name: str, folder: Path | None) -> Subject:
     if getattr(getattr(model, "config", None), "model_type", None) == "imagegpt":
         return _of_image_gpt(model, processor, name, folder)
-    transform = eval_transform(processor)
-    return Subject(model.eval(), lambda images: torch.stack(transform.prepare(images)), name, folder, processor)
+    return Subject(model.eval(), eval_transform(processor).batch, name, folder, processor)
 
 
 def _of_foreign(source: str, device: str | None, as_classifier: bool) -> Subject:
