@@ -72,8 +72,9 @@ class EvalTransform:
         """The same in one tensor, [B, 3, H, W]."""
         if (direct := self._direct) is None:
             return torch.stack(self.prepare(images))
-        values = torch.empty(len(images), 3, *input_size(self.processor))
-        each_in_threads(lambda image, place: direct(to_rgb(image), place), images, values)
+        with torch.inference_mode(False):  # which is each thread's own, and what it makes no other may write to
+            values = torch.empty(len(images), 3, *input_size(self.processor))
+            each_in_threads(lambda image, place: direct(to_rgb(image), place), images, values)
         return values
 
     def finish(self, prepared: Sequence[torch.Tensor], indices: "NDArray[np.uint64]") -> Sequence[torch.Tensor]:
