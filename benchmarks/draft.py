@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from hf_vit import HfViTConfig
 from hf_vit.data import load_data
@@ -71,9 +70,7 @@ def measured(size: int, data: Path, folder: Path, turns: int) -> dict[str, Any]:
     def values(side: int | None) -> list[torch.Tensor]:
         return [subject.prepare([to_rgb(opened(path, side))]) for path in files]
 
-    with Image.open(files[0]) as image:
-        image.draft("RGB", (subject.draft_side,) * 2)
-        row["decoded_px"] = image.size[0]
+    row["decoded_px"] = opened(files[0], subject.draft_side).size[0]
     pairs = zip(values(None), values(subject.draft_side), strict=True)
     row["mean_difference"] = round(127.5 * float(np.mean([float((a - b).abs().mean()) for a, b in pairs])), 2)
     forms: Any = {"whole": lambda: values(None), "draft": lambda: values(subject.draft_side)}

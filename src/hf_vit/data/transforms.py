@@ -63,15 +63,12 @@ class EvalTransform:
 
     def prepare(self, images: Sequence[Image.Image]) -> list[torch.Tensor]:
         """[3, H, W] float32 for every image: all there is to do, once and for all."""
-        if (direct := self._direct) is not None:
-            return each_in_threads(lambda image: direct(to_rgb(image)), images)
-        rgb = each_in_threads(to_rgb, images)
-        return list(self.processor(images=rgb, return_tensors="pt")["pixel_values"])
+        return list(self.batch(images))
 
     def batch(self, images: Sequence[Image.Image]) -> torch.Tensor:
         """The same in one tensor, [B, 3, H, W]."""
         if (direct := self._direct) is None:
-            return torch.stack(self.prepare(images))
+            return self.processor(images=each_in_threads(to_rgb, images), return_tensors="pt")["pixel_values"]
         with torch.inference_mode(False):  # which is each thread's own, and what it makes no other may write to
             values = torch.empty(len(images), 3, *input_size(self.processor))
             each_in_threads(lambda image, place: direct(to_rgb(image), place), images, values)
@@ -232,16 +229,15 @@ def _direct(processor: Any) -> "_DirectPillow | _DirectTorchvision | None":
 
 
 class _DirectPillow:
-    """Resize by Pillow, scale by torch: an RGB image -> [3, H, W] float32, which `place` is made if given."""
+    """Resize by Pillow, scale by torch: an RGB image -> [3, H, W] float32, written to `place`."""
 
     def __init__(self, processor: Any) -> None:
         height, width = input_size(processor)
         self.size, self.resample = (width, height), Image.Resampling(processor.resample)
         self.factor, self.offset = scaling(processor)
 
-    def __call__(self, image: Image.Image, place: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, image: Image.Image, place: torch.Tensor) -> torch.Tensor:
         pixels = torch.from_numpy(np.array(image.resize(self.size, self.resample))).permute(2, 0, 1)
-        place = torch.empty(pixels.shape) if place is None else place
         return place.copy_(pixels).mul_(self.factor).add_(self.offset)
 
 
@@ -255,12 +251,11 @@ class _DirectTorchvision:
             (torch.tensor(values) * inverse)[:, None, None] for values in (processor.image_mean, processor.image_std)
         )
 
-    def __call__(self, image: Image.Image, place: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, image: Image.Image, place: torch.Tensor) -> torch.Tensor:
         from torchvision.transforms.v2 import functional as resizing
 
         pixels = _pixels(image).permute(2, 0, 1)
         resized = resizing.resize(pixels, self.size, interpolation=self.interpolation, antialias=True)[:3]
-        place = torch.empty(resized.shape) if place is None else place
         return place.copy_(resized).sub_(self.mean).div_(self.std)
 
 
