@@ -72,16 +72,19 @@ def each_in_threads(function: Callable[..., Made], items: Sequence[Any], *others
 
 
 def opened(file: "str | os.PathLike[str] | io.BytesIO", draft_side: int | None = None) -> Image.Image:
-    """A picture that nobody has decoded yet.
+    """A picture that nobody has decoded yet, unless there is a part of a pixel at its edge.
 
     Args:
         file: its path or content.
         draft_side: decode JPEG at the smallest of its scales (1, 1/2, 1/4, 1/8) at which both sides have so many px.
     """
     image = Image.open(file)
-    if draft_side is not None:
-        image.draft(None, (draft_side, draft_side))
-    return image
+    drafted = None if draft_side is None else image.draft(None, (draft_side, draft_side))
+    if drafted is None or drafted[1][2:] == image.size:
+        return image
+    # Of 511 px halved the last is half filling, which would shift and stretch the picture.
+    with image:
+        return image.resize(image.size, Image.Resampling.LANCZOS, box=drafted[1])
 
 
 def _from_integers(image: Image.Image) -> Image.Image:
