@@ -16,7 +16,7 @@ demo: $(VENV)/.base
 # By file, so that what a file's tests share is made once. A process that dies ends the run as a failure: one that takes
 # its place waits for ever, as xdist hands it files that are done.
 test: $(VENV)/.mixins
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --max-worker-restart 0
 
 slow: $(VENV)/.mixins
 	$(BIN)/python -m pytest -m slow
