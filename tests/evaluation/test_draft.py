@@ -83,7 +83,9 @@ def test_a_side_that_is_no_multiple_is_not_stretched(side: int) -> None:
     Image.fromarray(np.broadcast_to(ramp, (side, side)).copy()).save(content, "JPEG", quality=95)
     small = opened(content, 16)
     assert small.width < side
-    whole, reduced = (np.asarray(each.resize((16, 16), Image.Resampling.BOX), float) for each in (opened(content), small))
+    whole, reduced = (
+        np.asarray(each.resize((16, 16), Image.Resampling.BOX), float) for each in (opened(content), small)
+    )
     assert abs((whole - reduced).mean()) < 0.5  # stretched it would be 0.8 to 4.3
 
 
