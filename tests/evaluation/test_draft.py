@@ -55,7 +55,7 @@ def logits(folder: Path, draft: bool) -> torch.Tensor:
             if draft:
                 _, box = image.draft("RGB", (8, 8)) or ("", (0, 0, *image.size))
                 assert image.size == DECODED[path.stem][::-1]
-                image = image.resize(image.size, Image.Resampling.LANCZOS, box=box)
+                image = image.resize(image.size, Image.Resampling.BILINEAR, box=box)
             turned = image.convert("RGB")
         if path.stem == "d":
             turned = turned.transpose(Image.Transpose.ROTATE_270)

@@ -84,7 +84,7 @@ def opened(file: "str | os.PathLike[str] | io.BytesIO", draft_side: int | None =
         return image
     # Of 511 px halved the last is half filling, which would shift and stretch the picture.
     with image:
-        return image.resize(image.size, Image.Resampling.LANCZOS, box=drafted[1])
+        return image.resize(image.size, Image.Resampling.BILINEAR, box=drafted[1])
 
 
 def _from_integers(image: Image.Image) -> Image.Image:
