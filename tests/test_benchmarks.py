@@ -544,6 +544,75 @@ def test_what_zen_4_does_is_told_as_recorded():
     ) in page
 
 
+def test_what_amx_does_is_told_as_recorded():
+    """Every table of that processor: beside transformers, timm and OpenVINO; training; axial blocks; JPEG files."""
+
+    def told(ratio: dict[str, float], quartiles: bool = True) -> str:
+        return ("{median:.2f} ({lower:.2f} to {upper:.2f})" if quartiles else "{median:.2f}").format(**ratio)
+
+    page, engines, half = words(README), words("docs/inference.md"), ("float32", "bfloat16")
+    cells = list(itertools.product(half, (1, 8)))
+    found = {
+        (part, row["cell"]["dtype"], row["cell"]["batch"], name): outcome["ratios"]
+        for part in ("s16", "b16", "r26", "r50", "axial")
+        for row in json.loads((RESULTS / f"models_amx_{part}.json").read_text())["rows"]
+        for name, outcome in row["outcomes"].items()
+    }
+    forms = {
+        "hf_vit": "hf_vit as loaded",
+        "hf_vit optimized": "hf_vit optimized, by torch",
+        "hf_vit optimized, compiled": "the same, compiled",
+        "hf_vit optimized, openvino": "hf_vit optimized, by OpenVINO",
+        "timm, openvino": "timm, openvino",
+    }
+    for name, row in {**forms, "timm": "timm", "transformers, openvino": "transformers, openvino"}.items():
+        ratios = [found[part, *cell, name]["transformers"] for part in ("s16", "b16") for cell in cells]
+        assert f"| {row} | {' | '.join(told(ratio, quartiles=False) for ratio in ratios)} |" in page
+    for part, size in (("r26", "R26+S/32"), ("r50", "R50+B/16")):
+        for name, row in forms.items():
+            ratios = [found[part, *cell, name]["timm"] for cell in cells]
+            assert f"| {size}: {row} | {' | '.join(map(told, ratios))} |" in page
+    peers = {"s16": "transformers", "b16": "transformers", "r26": "timm", "r50": "timm"}
+    for name, row in zip(list(forms)[1:4], ("by torch", "by torch, compiled", "by OpenVINO"), strict=True):
+        for dtype in half:
+            ratios = [
+                found[part, dtype, batch, name][f"{peer}, openvino"] for part, peer in peers.items() for batch in (1, 8)
+            ]
+            if name.endswith("openvino"):
+                ratios += [found["axial", dtype, batch, name]["hf_vit optimized"] for batch in (1, 8)]
+            medians = " | ".join(told(each, quartiles=False) for each in ratios)
+            assert f"| hf_vit {row}, {dtype} | {medians} |" in engines
+    compiled = [
+        found[part, *cell, "hf_vit optimized, compiled"][f"{peer}, openvino"]["median"]
+        for part, peer in peers.items() for cell in cells
+    ]  # fmt: skip
+    assert [sum(round(each, 2) >= least for each in compiled) for least in (0.95, 1.01)] == [11, 7]
+    for record, row, rest in (("", "beside", " not run |"), ("_bfloat16", "again beside", "")):
+        for peer in ("transformers, openvino", "timm, openvino"):
+            ratios = [
+                each["outcomes"]["hf_vit optimized, openvino"]["ratios"][peer]
+                for each in rows(f"models_amx_engines{record}.json")
+            ]
+            assert f"| {row} {peer} | {' | '.join(told(each, quartiles=False) for each in ratios)} |{rest}" in engines
+    for record, place in (("", ", in the larger run"), ("_compiled", "")):
+        small, large = (row["outcomes"] for row in rows(f"models_training_amx{record}.json"))
+        for name in small.keys() - {"transformers"}:
+            both = (told(each[name]["ratios"]["transformers"]) for each in (small, large))
+            assert f"| {name}{place} | {' | '.join(both)} |" in page
+    for name, row in (
+        ("times_as_fast_as_full", "axial block beside two full-attention blocks of ours, AMX"),
+        ("times_as_fast_as_transformers", "beside two of transformers"),
+        ("share_of_speed_without_attention", "share of the speed without any attention"),
+    ):
+        for dtype in half:
+            shown = [told(each[name], quartiles=False) for each in rows("axial_amx.json") if each["dtype"] == dtype]
+            assert f"| {f'{row} ' * (dtype == 'float32')}| {dtype} | {' | '.join(shown)} |" in page
+    for record, place in (("", "two workers"), ("_one_process", "one process")):
+        for row, their in zip(rows(f"jpeg_512{record}_amx.json"), ("Pillow", "torchvision"), strict=True):
+            speeds = [told(speed) for name, speed in row.items() if name.startswith("times_as_fast")]
+            assert f"| {their}, {place}, AMX | {' | '.join(speeds)} |" in page
+
+
 def test_engines_are_told_as_recorded():
     """Every cell beside the same engine given the peer's model, and what is said of them in words."""
     page = words("docs/inference.md")
