@@ -18,6 +18,8 @@ from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
 from hf_vit.inference import encoders, engines
 from hf_vit.inference.encoders import EngineEncoder
 from hf_vit.rewriting.convolutions import ChannelwiseGroupNorm
+from hf_vit.rewriting.planning import plan_for
+from hf_vit.rewriting.transformer import FusedAttention, take_apart
 
 OTHER_FAMILIES = OTHERS
 PROGRAMS: dict[Any, Any] = {}
@@ -381,3 +383,20 @@ def test_auto_is_openvino_where_it_is_installed_and_faster(name: str, dtype: tor
     """Torch is as fast with axial models in float32."""
     model = hf_vit.optimize_for_inference(build(FAMILIES[name]).to(dtype))
     assert model.engine == ("torch" if (name, dtype) == ("axial", torch.float32) else "openvino")
+
+
+@pytest.mark.parametrize("choice", ["default", "relative", "relative_bias", "causal", "no_qkv_bias", "one_group"])
+@torch.no_grad()
+def test_products_of_their_own_give_the_same(choice: str):
+    """q, k and v apart, with the scaling in the weights of q: to 1e-10 in float64, with a bias of positions too."""
+    family = FAMILIES["plain"]
+    model = family.build("model", choice, dtype=torch.float64)
+    images = family.images(model.config, dtype=torch.float64)
+    plan_for(model, torch.float64).carry_out()
+    wanted = model(images).last_hidden_state
+    attentions = [part for part in model.modules() if isinstance(part, FusedAttention)]
+    assert attentions
+    for attention in attentions:
+        take_apart(attention)
+        assert len(attention.qkv) == 3
+    torch.testing.assert_close(model(images).last_hidden_state, wanted, rtol=0, atol=1e-10)

@@ -24,6 +24,7 @@ from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
 from hf_vit.rewriting.convolutions import ChannelwiseGroupNorm
 from hf_vit.rewriting.heads import has_listeners, num_read_tokens
 from hf_vit.rewriting.planning import Change, plan_for
+from hf_vit.rewriting.transformer import FusedAttention, take_apart
 
 _KINDS: frozenset[type[nn.Module]] = frozenset(family.classes["model"] for family in FAMILIES.values())
 # They ask their bare model for what no graph gives: maps of all depths, masked patches.
@@ -302,6 +303,8 @@ def _graph_of(
     twin: Any = copy.deepcopy(model).float().eval()
     twin.set_attn_implementation("eager")  # torch's exporter fails on sdpa with a bias; engines fuse it themselves
     plan_for(twin, torch.float32).carry_out()
+    for attention in (part for part in twin.modules() if isinstance(part, FusedAttention)):
+        take_apart(attention)
     for norm in (part for part in twin.modules() if type(part) is nn.GroupNorm and engine.has_channels_last):
         norm.__class__ = ChannelwiseGroupNorm
     if num_read is not None:
