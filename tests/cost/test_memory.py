@@ -13,7 +13,6 @@ from transformers.initialization import no_init_weights
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.cost import memory_plan
-from hf_vit.environment import cpu_capabilities
 from hf_vit.speed.measuring import peak_memory
 
 SIZES = dict(hidden_size=64, num_hidden_layers=6, num_attention_heads=4, intermediate_size=256, num_labels=10)
@@ -34,18 +33,17 @@ def test_a_step_on_this_machine(tmp_path, precision: str, checkpointing: bool):
         model.activation_checkpointing_enable()
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda each: setattr(each, "grad", None))
-    images = torch.randn(16, 3, 64, 64)
+    # So many that what oneDNN takes for its own products, which is not planned, is a small part: with AMX 0.3 MB.
+    images = torch.randn(32, 3, 64, 64)
 
     def step() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             logits = model(images).logits
         logits.float().logsumexp(1).sum().backward()
 
-    plan = memory_plan(tmp_path, batch_size=16, precision=precision, devices=1)
+    plan = memory_plan(tmp_path, batch_size=32, precision=precision, devices=1)
     planned = plan.checkpointed if checkpointing else plan.activations
-    # With AMX torch's kernels in bfloat16 hold a little less at the peak than on other processors: 0.94 of the plan.
-    by_amx = precision == "bf16" and cpu_capabilities().get("amx_bf16")
-    assert planned == pytest.approx(peak_memory(step), rel=0.07 if by_amx else 0.05)
+    assert planned == pytest.approx(peak_memory(step), rel=0.05)
     assert plan.states == 16 * sum(parameter.numel() for parameter in model.parameters())
 
 
