@@ -6,6 +6,7 @@ import json
 import shutil
 import statistics
 import types
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from hf_vit.training import find_recipe
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 README = "benchmarks/README.md"
+# In a cell of inference: dtype and batch.
+HALVES = ("float32", "bfloat16")
+CELLS = list(itertools.product(HALVES, (1, 8)))
 
 
 def words(document: str) -> str:
@@ -27,6 +31,29 @@ def words(document: str) -> str:
 
 def records(name: str) -> list[dict]:
     return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
+
+
+def rows(record: str) -> list[dict]:
+    return json.loads((RESULTS / record).read_text())["rows"]
+
+
+def with_quartiles(ratio: dict[str, float]) -> str:
+    return "{median:.2f} ({lower:.2f} to {upper:.2f})".format(**ratio)
+
+
+def medians(ratios: Iterable[dict[str, float]]) -> str:
+    """As cells of a table."""
+    return " | ".join(f"{ratio['median']:.2f}" for ratio in ratios)
+
+
+def ratios_of(*records: str) -> dict[tuple[str, str, int, str], dict[str, dict[str, float]]]:
+    """(record, dtype, batch, contestant) -> its ratios to the others."""
+    return {
+        (record, row["cell"]["dtype"], row["cell"]["batch"], name): outcome["ratios"]
+        for record in records
+        for row in rows(f"{record}.json")
+        for name, outcome in row["outcomes"].items()
+    }
 
 
 @pytest.fixture
@@ -508,11 +535,10 @@ def test_accuracy_against_fractals_is_told_as_recorded(script):
 def test_what_zen_4_does_is_told_as_recorded():
     """Torch beside OpenVINO given the peer's model, and the hybrid beside timm's."""
     page = words("docs/inference.md")
+    parts = ("s16", "b16", "r26", "r26_loaded", "r26_packed", "r50")
     found = {
-        (part, row["cell"]["dtype"], row["cell"]["batch"], name): outcome["ratios"]
-        for part in ("s16", "b16", "r26", "r26_loaded", "r26_packed", "r50")
-        for row in json.loads((RESULTS / f"models_zen4_{part}.json").read_text())["rows"]
-        for name, outcome in row["outcomes"].items()
+        (record.removeprefix("models_zen4_"), *cell): ratios
+        for (record, *cell), ratios in ratios_of(*(f"models_zen4_{part}" for part in parts)).items()
     }
     behind = set()
     for dtype in ("float32", "bfloat16"):
@@ -525,17 +551,15 @@ def test_what_zen_4_does_is_told_as_recorded():
         behind |= {(dtype, place) for place, cell in enumerate(cells) if round(cell, 2) < 0.95}
     assert behind == {("bfloat16", 4)}, "R26+S/32 at batch 1 alone"
     told = words(README)
-    cells = list(itertools.product(("float32", "bfloat16"), (1, 8)))
     for part, name, row in (
         *((part, "hf_vit", "hf_vit as loaded |") for part in ("r26", "r26_loaded")),
         *((part, "hf_vit optimized", "hf_vit optimized, by torch |") for part in ("r26", "r26_loaded")),
         ("r26_packed", "hf_vit optimized", "`results/models_zen4_r26_packed.json`) |"),
     ):
-        ratios = [found[part, *cell, name]["timm"] for cell in cells]
-        shown = [f"{each['median']:.2f} ({each['lower']:.2f} to {each['upper']:.2f})" for each in ratios]
-        assert f"{row} {' | '.join(shown)} |" in told
+        ratios = [found[part, *cell, name]["timm"] for cell in CELLS]
+        assert f"{row} {' | '.join(map(with_quartiles, ratios))} |" in told
     fp32, fp32_batch, bf16, bf16_batch = (
-        found["r26_packed", *cell, "hf_vit optimized"]["timm, openvino"] for cell in cells
+        found["r26_packed", *cell, "hf_vit optimized"]["timm, openvino"] for cell in CELLS
     )
     assert (
         f"at {fp32['median']:.2f} (quartiles {fp32['lower']:.2f} and {fp32['upper']:.2f}) and "
@@ -544,73 +568,70 @@ def test_what_zen_4_does_is_told_as_recorded():
     ) in page
 
 
-def test_what_amx_does_is_told_as_recorded():
-    """Every table of that processor: beside transformers, timm and OpenVINO; training; axial blocks; JPEG files."""
+# Records of the processor with AMX, and whose models ours are put beside there.
+AMX_PEERS = {"s16": "transformers", "b16": "transformers", "r26": "timm", "r50": "timm"}
+AMX_FORMS = {
+    "hf_vit": "hf_vit as loaded",
+    "hf_vit optimized": "hf_vit optimized, by torch",
+    "hf_vit optimized, compiled": "the same, compiled",
+    "hf_vit optimized, openvino": "hf_vit optimized, by OpenVINO",
+    "timm, openvino": "timm, openvino",
+}
 
-    def told(ratio: dict[str, float], quartiles: bool = True) -> str:
-        return ("{median:.2f} ({lower:.2f} to {upper:.2f})" if quartiles else "{median:.2f}").format(**ratio)
 
-    page, engines, half = words(README), words("docs/inference.md"), ("float32", "bfloat16")
-    cells = list(itertools.product(half, (1, 8)))
-    found = {
-        (part, row["cell"]["dtype"], row["cell"]["batch"], name): outcome["ratios"]
-        for part in ("s16", "b16", "r26", "r50", "axial")
-        for row in json.loads((RESULTS / f"models_amx_{part}.json").read_text())["rows"]
-        for name, outcome in row["outcomes"].items()
-    }
-    forms = {
-        "hf_vit": "hf_vit as loaded",
-        "hf_vit optimized": "hf_vit optimized, by torch",
-        "hf_vit optimized, compiled": "the same, compiled",
-        "hf_vit optimized, openvino": "hf_vit optimized, by OpenVINO",
-        "timm, openvino": "timm, openvino",
-    }
-    for name, row in {**forms, "timm": "timm", "transformers, openvino": "transformers, openvino"}.items():
-        ratios = [found[part, *cell, name]["transformers"] for part in ("s16", "b16") for cell in cells]
-        assert f"| {row} | {' | '.join(told(ratio, quartiles=False) for ratio in ratios)} |" in page
+def test_inference_with_amx_is_told_as_recorded():
+    """Beside transformers' and timm's as loaded."""
+    page, found = words(README), ratios_of(*(f"models_amx_{part}" for part in AMX_PEERS))
+    for name, row in {**AMX_FORMS, "timm": "timm", "transformers, openvino": "transformers, openvino"}.items():
+        ratios = [found[f"models_amx_{part}", *cell, name]["transformers"] for part in ("s16", "b16") for cell in CELLS]
+        assert f"| {row} | {medians(ratios)} |" in page
     for part, size in (("r26", "R26+S/32"), ("r50", "R50+B/16")):
-        for name, row in forms.items():
-            ratios = [found[part, *cell, name]["timm"] for cell in cells]
-            assert f"| {size}: {row} | {' | '.join(map(told, ratios))} |" in page
-    peers = {"s16": "transformers", "b16": "transformers", "r26": "timm", "r50": "timm"}
-    for name, row in zip(list(forms)[1:4], ("by torch", "by torch, compiled", "by OpenVINO"), strict=True):
-        for dtype in half:
+        for name, row in AMX_FORMS.items():
+            ratios = [found[f"models_amx_{part}", *cell, name]["timm"] for cell in CELLS]
+            assert f"| {size}: {row} | {' | '.join(map(with_quartiles, ratios))} |" in page
+
+
+def test_engines_with_amx_are_told_as_recorded():
+    page, found = (
+        words("docs/inference.md"),
+        ratios_of("models_amx_axial", *(f"models_amx_{part}" for part in AMX_PEERS)),
+    )
+    for name, row in zip(list(AMX_FORMS)[1:4], ("by torch", "by torch, compiled", "by OpenVINO"), strict=True):
+        for dtype in HALVES:
             ratios = [
-                found[part, dtype, batch, name][f"{peer}, openvino"] for part, peer in peers.items() for batch in (1, 8)
-            ]
+                found[f"models_amx_{part}", dtype, batch, name][f"{peer}, openvino"]
+                for part, peer in AMX_PEERS.items() for batch in (1, 8)
+            ]  # fmt: skip
             if name.endswith("openvino"):
-                ratios += [found["axial", dtype, batch, name]["hf_vit optimized"] for batch in (1, 8)]
-            medians = " | ".join(told(each, quartiles=False) for each in ratios)
-            assert f"| hf_vit {row}, {dtype} | {medians} |" in engines
+                ratios += [found["models_amx_axial", dtype, batch, name]["hf_vit optimized"] for batch in (1, 8)]
+            assert f"| hf_vit {row}, {dtype} | {medians(ratios)} |" in page
     compiled = [
-        found[part, *cell, "hf_vit optimized, compiled"][f"{peer}, openvino"]["median"]
-        for part, peer in peers.items() for cell in cells
+        found[f"models_amx_{part}", *cell, "hf_vit optimized, compiled"][f"{peer}, openvino"]["median"]
+        for part, peer in AMX_PEERS.items() for cell in CELLS
     ]  # fmt: skip
     assert [sum(round(each, 2) >= least for each in compiled) for least in (0.95, 1.01)] == [11, 7]
     for record, row, rest in (("", "beside", " not run |"), ("_bfloat16", "again beside", "")):
         for peer in ("transformers, openvino", "timm, openvino"):
-            ratios = [
-                each["outcomes"]["hf_vit optimized, openvino"]["ratios"][peer]
-                for each in rows(f"models_amx_engines{record}.json")
-            ]
-            assert f"| {row} {peer} | {' | '.join(told(each, quartiles=False) for each in ratios)} |{rest}" in engines
+            cells = rows(f"models_amx_engines{record}.json")
+            ratios = [each["outcomes"]["hf_vit optimized, openvino"]["ratios"][peer] for each in cells]
+            assert f"| {row} {peer} | {medians(ratios)} |{rest}" in page
+
+
+def test_training_and_axial_blocks_with_amx_are_told_as_recorded():
+    page = words(README)
     for record, place in (("", ", in the larger run"), ("_compiled", "")):
         small, large = (row["outcomes"] for row in rows(f"models_training_amx{record}.json"))
         for name in small.keys() - {"transformers"}:
-            both = (told(each[name]["ratios"]["transformers"]) for each in (small, large))
+            both = (with_quartiles(each[name]["ratios"]["transformers"]) for each in (small, large))
             assert f"| {name}{place} | {' | '.join(both)} |" in page
     for name, row in (
         ("times_as_fast_as_full", "axial block beside two full-attention blocks of ours, AMX"),
         ("times_as_fast_as_transformers", "beside two of transformers"),
         ("share_of_speed_without_attention", "share of the speed without any attention"),
     ):
-        for dtype in half:
-            shown = [told(each[name], quartiles=False) for each in rows("axial_amx.json") if each["dtype"] == dtype]
-            assert f"| {f'{row} ' * (dtype == 'float32')}| {dtype} | {' | '.join(shown)} |" in page
-    for record, place in (("", "two workers"), ("_one_process", "one process")):
-        for row, their in zip(rows(f"jpeg_512{record}_amx.json"), ("Pillow", "torchvision"), strict=True):
-            speeds = [told(speed) for name, speed in row.items() if name.startswith("times_as_fast")]
-            assert f"| {their}, {place}, AMX | {' | '.join(speeds)} |" in page
+        for dtype in HALVES:
+            ratios = [each[name] for each in rows("axial_amx.json") if each["dtype"] == dtype]
+            assert f"| {f'{row} ' * (dtype == 'float32')}| {dtype} | {medians(ratios)} |" in page
 
 
 def test_engines_are_told_as_recorded():
@@ -671,7 +692,7 @@ def test_products_alone_are_told_as_recorded():
     """What no model can be faster than by the same library: training beside transformers, S/16 beside OpenVINO."""
     training = [
         {
-            name: "{median:.2f} ({lower:.2f} to {upper:.2f})".format(**outcome["ratios"]["transformers"])
+            name: with_quartiles(outcome["ratios"]["transformers"])
             for part in ("", "_products")
             for name, outcome in rows(f"models_training{part}_avx512_bf16.json")[size]["outcomes"].items()
             if "transformers" in outcome["ratios"] and not (part and name == "hf_vit eager")
@@ -698,27 +719,24 @@ def test_products_alone_are_told_as_recorded():
 def test_jpeg_files_are_told_as_recorded():
     page = words(README)
     (pillow, torchvision), (alone, torchvision_alone) = (
-        ["{median:.2f} ({lower:.2f} to {upper:.2f})".format(**row["times_as_fast"]) for row in rows(record)]
+        [with_quartiles(row["times_as_fast"]) for row in rows(record)]
         for record in ("jpeg_512_avx512_bf16.json", "jpeg_512_one_process_avx512_bf16.json")
     )
     assert f"two workers | {pillow} |" in page
     assert f"`results/jpeg_512_one_process_avx512_bf16.json`) | {alone} |" in page
     assert f"two workers | {torchvision} |" in page
     assert f"in one process | {torchvision_alone} |" in page
-    for record, place in (("", "two workers"), ("_one_process", "one process")):
-        for row, their in zip(rows(f"jpeg_512{record}_zen4.json"), ("Pillow", "torchvision"), strict=True):
-            told = [
-                "{median:.2f} ({lower:.2f} to {upper:.2f})".format(**speed)
-                for name, speed in row.items()
-                if name.startswith("times_as_fast")
-            ]
-            assert f"| {their}, {place} | {' | '.join(told)} |" in page
+    places = itertools.product((("", "two workers"), ("_one_process", "one process")), (("zen4", ""), ("amx", ", AMX")))
+    for (record, place), (processor, suffix) in places:
+        for row, their in zip(rows(f"jpeg_512{record}_{processor}.json"), ("Pillow", "torchvision"), strict=True):
+            speeds = [with_quartiles(speed) for name, speed in row.items() if name.startswith("times_as_fast")]
+            assert f"| {their}, {place}{suffix} | {' | '.join(speeds)} |" in page
 
 
 def test_files_at_a_smaller_scale_are_told_as_recorded():
     page = words("docs/inference.md")
     for row in rows("draft.json"):
-        speed = "{median:.2f} ({lower:.2f} to {upper:.2f})".format(**row["times_as_fast"])
+        speed = with_quartiles(row["times_as_fast"])
         both = [
             f"{row[f'{split}_accuracy']:.2%}, {row[f'{split}_accuracy_draft']:.2%}" for split in ("validation", "test")
         ]
@@ -859,10 +877,6 @@ def test_rates_of_pretraining_are_told_as_recorded(script):
     assert (
         "on all digits {:.1f} to {:.1f}%, without pre-training {:.1f}, on all photographs {:.1f} to {:.1f} and {:.1f}%"
     ).format(*ends[:2], reads["digits", "scratch"], *ends[2:], reads["photos", "scratch"]) in evidence
-
-
-def rows(record: str) -> list[dict]:
-    return json.loads((RESULTS / record).read_text())["rows"]
 
 
 def test_the_scaling_law_is_told_as_recorded(script):

@@ -16,10 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hf_vit
 from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
 from hf_vit.inference import encoders, engines
+from hf_vit.inference.attention import take_apart
 from hf_vit.inference.encoders import EngineEncoder
 from hf_vit.rewriting.convolutions import ChannelwiseGroupNorm
 from hf_vit.rewriting.planning import plan_for
-from hf_vit.rewriting.transformer import FusedAttention, take_apart
+from hf_vit.rewriting.transformer import FusedAttention
 
 OTHER_FAMILIES = OTHERS
 PROGRAMS: dict[Any, Any] = {}

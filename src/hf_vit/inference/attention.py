@@ -1,6 +1,7 @@
-"""Attention in bfloat16 by one product after the other, on CPUs where torch's kernel for all of it takes twice as long.
+"""Attention in bfloat16 by one product after the other, on CPUs where torch's kernel for all of it takes twice as long;
+and, for engines, with q, k and v apart.
 
-Legend: B batch, A heads, n x m pairs of tokens, K head size.
+Legend: B batch, N tokens, D hidden size, A heads, n x m pairs of tokens, K head size.
 """
 
 from typing import Any
@@ -10,6 +11,7 @@ from torch import nn
 
 from hf_vit.environment import cpu_capabilities
 from hf_vit.inference.freezing import preceded
+from hf_vit.rewriting.dense import Dense
 from hf_vit.rewriting.transformer import FusedAttention
 
 # So many probabilities at once stay in a core's cache.
@@ -55,3 +57,27 @@ def attend_by_products(part: nn.Module) -> bool:
     if is_faster:
         part.__class__ = preceded(type(part), by=ProductAttention)
     return is_faster
+
+
+class SeparateAttention(FusedAttention):
+    """Goes before the class of an attention whose q, k and v are three products, q scaled by its weights.
+
+    Engines copy what is cut out of one product, and scale in a pass of its own.
+    """
+
+    qkv: nn.ModuleList
+
+    def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        query, key, value = (self.heads(dense(hidden_states)) for dense in self.qkv)
+        return query, key, value
+
+
+def take_apart(part: FusedAttention) -> None:
+    """Have an attention computed so."""
+    merged: Any = part.qkv
+    biases = (None,) * 3 if merged.merged_bias is None else merged.merged_bias.chunk(3)
+    query, key, value = map(Dense, merged.merged_weight.chunk(3), biases)
+    for tensor in query.buffers():
+        tensor.mul_(part.scaling)
+    part.qkv, part.scaling = nn.ModuleList((query, key, value)), 1.0
+    part.__class__ = preceded(type(part), by=SeparateAttention)

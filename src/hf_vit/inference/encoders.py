@@ -15,6 +15,7 @@ from hf_vit.conversion.readers.checkpoint import all_finite
 from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import FAMILIES
+from hf_vit.inference.attention import take_apart
 from hf_vit.inference.engines import ENGINES, Engine
 from hf_vit.inference.freezing import preceded
 from hf_vit.models.configuration_hf_vit import as_pair
@@ -24,7 +25,7 @@ from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
 from hf_vit.rewriting.convolutions import ChannelwiseGroupNorm
 from hf_vit.rewriting.heads import has_listeners, num_read_tokens
 from hf_vit.rewriting.planning import Change, plan_for
-from hf_vit.rewriting.transformer import FusedAttention, take_apart
+from hf_vit.rewriting.transformer import FusedAttention
 
 _KINDS: frozenset[type[nn.Module]] = frozenset(family.classes["model"] for family in FAMILIES.values())
 # They ask their bare model for what no graph gives: maps of all depths, masked patches.

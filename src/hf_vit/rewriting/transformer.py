@@ -44,9 +44,7 @@ def dense_of_all(linears: Sequence[nn.Linear], dtype: torch.dtype) -> Dense:
 
 
 class FusedAttention(HfViTAttention, Merged):
-    """`HfViTAttention` whose q, k and v are one product (or three, see `take_apart`), and whose output projection adds
-    the residual.
-    """
+    """`HfViTAttention` whose q, k and v are one product, and whose output projection adds the residual."""
 
     qkv: nn.Module
 
@@ -58,11 +56,9 @@ class FusedAttention(HfViTAttention, Merged):
         return new
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        if isinstance(self.qkv, nn.ModuleList):
-            parts: Sequence[torch.Tensor] = [dense(hidden_states) for dense in self.qkv]
-        else:
-            parts = self.qkv(hidden_states).chunk(3, dim=-1)
-        query, key, value = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
+        query, key, value = (
+            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in self.qkv(hidden_states).chunk(3, dim=-1)
+        )
         return query, key, value
 
     def query_and_key(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,19 +86,6 @@ class FusedAttention(HfViTAttention, Merged):
         else:
             attended, probabilities = self.attend_first(num_queries, hidden_states, attention_mask), None
         return self.o_proj(attended, residual), probabilities
-
-
-def take_apart(attention: FusedAttention) -> None:
-    """Have q, k and v computed by three products again, with the scaling in that of q: runtimes copy what is cut out of
-    one product for all, and scale in a pass of its own.
-    """
-    merged: Any = attention.qkv
-    scale = torch.ones(3, 1, dtype=merged.merged_weight.dtype)
-    scale[0] = attention.scaling
-    weights = (merged.merged_weight.unflatten(0, (3, -1)) * scale[..., None]).unbind()
-    no_bias = merged.merged_bias is None
-    biases = (None,) * 3 if no_bias else (merged.merged_bias.unflatten(0, (3, -1)) * scale).unbind()
-    attention.qkv, attention.scaling = nn.ModuleList(map(Dense, weights, biases)), 1.0
 
 
 @final
