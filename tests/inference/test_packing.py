@@ -1,7 +1,6 @@
 """Packed products against the formula, and what is left of them where torch has other names."""
 
 import copy
-import warnings
 from typing import Any
 
 import pytest
@@ -170,22 +169,3 @@ def test_norms_of_small_maps_equal_the_formula(monkeypatch, channels: int):
         normed = memory._normed(norm.bfloat16(), features)
         assert normed.is_contiguous(memory_format=torch.channels_last)
         torch.testing.assert_close(normed.double(), exact, rtol=1e-2, atol=2e-2)
-
-
-@pytest.mark.slow
-def test_frozen_compilation():
-    """Same outputs, with gradients switched on too, and weights that were folded into the graph."""
-    for family in (PLAIN, RESNETS["bit"]):
-        model = family.build("classification")
-        images = family.images(model.config)
-        wanted = model(images).logits.detach()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the compiler
-            fast = hf_vit.optimize_for_inference(model, compile=True)
-            torch.testing.assert_close(fast(images).logits, wanted, rtol=0, atol=2e-5)
-            with torch.no_grad():
-                model.classifier.bias.add_(1.0)
-            torch.testing.assert_close(fast(images).logits, wanted, rtol=0, atol=2e-5)
-        with pytest.raises(hf_vit.UserError, match="cannot be trained"):
-            fast.train()
-        torch._dynamo.reset()

@@ -22,9 +22,8 @@ from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.loss_hf_vit import classifier_loss
 from hf_vit.models.modeling_hf_vit import HfViTBaseForImageClassification
 from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
-from hf_vit.rewriting.convolutions import ChannelwiseGroupNorm
 from hf_vit.rewriting.heads import has_listeners, num_read_tokens
-from hf_vit.rewriting.planning import Change, plan_for
+from hf_vit.rewriting.planning import Change, channelwise_norms, plan_for
 from hf_vit.rewriting.transformer import FusedAttention
 
 _KINDS: frozenset[type[nn.Module]] = frozenset(family.classes["model"] for family in FAMILIES.values())
@@ -303,11 +302,11 @@ def _graph_of(
     """The rewritten form of a bare model or classifier in float32 as an engine's graph; outputs as `_Pass` has them."""
     twin: Any = copy.deepcopy(model).float().eval()
     twin.set_attn_implementation("eager")  # torch's exporter fails on sdpa with a bias; engines fuse it themselves
-    plan_for(twin, torch.float32).carry_out()
+    plan = plan_for(twin, torch.float32)
+    plan.changes += channelwise_norms(twin) if engine.has_channels_last else []
+    plan.carry_out()
     for attention in (part for part in twin.modules() if isinstance(part, FusedAttention)):
         take_apart(attention)
-    for norm in (part for part in twin.modules() if type(part) is nn.GroupNorm and engine.has_channels_last):
-        norm.__class__ = ChannelwiseGroupNorm
     if num_read is not None:
         twin.base_model.layers[-1].num_read = num_read
     one_pass, size = _Pass(twin, num_read is not None).eval(), as_pair(twin.config.image_size)

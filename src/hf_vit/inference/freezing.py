@@ -91,11 +91,11 @@ class Frozen:
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in super().named_parameters(*args, **kwargs):  # pyright: ignore[reportAttributeAccessIssue]
-            yield name, parameter if parameter.is_meta else parameter.as_subclass(ReadOnly)
+            yield name, _shown(parameter)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for name, buffer in super().named_buffers(*args, **kwargs):  # pyright: ignore[reportAttributeAccessIssue]
-            yield name, buffer if buffer.is_meta else buffer.as_subclass(ReadOnly)
+            yield name, _shown(buffer)
 
     def __setattr__(self, name: str, value: object) -> None:
         if isinstance(value, torch.Tensor):
@@ -147,6 +147,11 @@ class Sealed(Frozen):
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
         _refuse_parts()
+
+
+def _shown(weight: torch.Tensor) -> torch.Tensor:
+    # A compiler, which only reads, would split its graph at every one that is of a class of ours.
+    return weight if weight.is_meta or torch.compiler.is_compiling() else weight.as_subclass(ReadOnly)
 
 
 def _refuse(what: str, remedy: str = REMEDY) -> NoReturn:

@@ -16,7 +16,7 @@ from hf_vit.inference.memory import memory_changes
 from hf_vit.inference.merging import check_mergeable, merging_changes
 from hf_vit.inference.packing import pack
 from hf_vit.rewriting.looking import check_rewritable
-from hf_vit.rewriting.planning import plan_for
+from hf_vit.rewriting.planning import channelwise_norms, plan_for
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -80,7 +80,11 @@ def optimize_for_inference(
         by_engine = [] if computes is None else engine_changes(model, computes, dtype, plan.classifiers)
     if merge_tokens is not None:
         plan.changes += merging_changes(model, plan.changes, merge_tokens)
-    plan.changes += [*([] if compile else memory_changes(model)), *by_engine]
+    if not compile:
+        plan.changes += memory_changes(model)
+    elif device.type == "cpu":
+        plan.changes += channelwise_norms(model)
+    plan.changes += by_engine
     plan.carry_out()
     model.eval().requires_grad_(False)
     if compile:

@@ -39,23 +39,29 @@ class StandardizedConv2d(StdConv2d):
 
 
 class ChannelwiseGroupNorm(nn.GroupNorm):
-    """GroupNorm by sums over each channel's pixels, [B, C, H, W] -> [B, C, H, W]: for engines that have channels last.
+    """GroupNorm by sums over each channel's pixels, [B, C, H, W] -> [B, C, H, W]: for what has channels last.
 
-    Where they normalise a group at once, they take it to another layout and back. The variance is that of what the mean
-    was taken from, so that none of it cancels.
+    Where engines normalise a group at once, they take it to another layout and back; a compiler goes through memory by
+    the group. The variance is that of what the mean was taken from, so that none of it cancels.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        centred = input - self._of_groups(input.mean((2, 3), keepdim=True))
-        sums = torch.linalg.vector_norm(centred, dim=(2, 3), keepdim=True) ** 2
+        wide = input.to(torch.promote_types(input.dtype, torch.float32))
+        centred = wide - self._of_groups(wide.mean((2, 3)))
+        sums = torch.linalg.vector_norm(centred, dim=(2, 3)) ** 2
         variance = self._of_groups(sums / (input.shape[2] * input.shape[3]))
         weight, bias = (each[:, None, None] for each in (self.weight, self.bias))
-        return centred * (weight * torch.rsqrt(variance + self.eps)) + bias
+        return (centred * (weight * torch.rsqrt(variance + self.eps)) + bias).to(input.dtype)
 
     def _of_groups(self, channels: torch.Tensor) -> torch.Tensor:
-        """[B, C, 1, 1] -> the same, every channel with the mean of its group."""
-        grouped = channels.unflatten(1, (self.num_groups, -1))
-        return grouped.mean(2, keepdim=True).expand_as(grouped).flatten(1, 2)
+        """[B, C] -> [B, C, 1, 1], every channel with the mean of its group.
+
+        By a product, which a compiler does not repeat for every pixel.
+        """
+        size = self.num_channels // self.num_groups
+        means = channels.unflatten(1, (self.num_groups, size)).mean(2)
+        spread = torch.eye(self.num_groups, dtype=means.dtype, device=means.device).repeat_interleave(size, 1)
+        return (means @ spread)[:, :, None, None]
 
 
 def as_affine(norm: Any) -> tuple[torch.Tensor, torch.Tensor]:

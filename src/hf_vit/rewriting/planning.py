@@ -14,7 +14,7 @@ from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTPatchEmbeddings
 from hf_vit.models.modeling_hf_mixer import HfMixerMLP
 from hf_vit.models.modeling_hf_vit import AttentionPooling, HfViTBaseForImageClassification, HfViTLayer
 from hf_vit.models.resnet_hf_vit import StdConv2d
-from hf_vit.rewriting.convolutions import StandardizedConv2d, dense_of_norm
+from hf_vit.rewriting.convolutions import ChannelwiseGroupNorm, StandardizedConv2d, dense_of_norm
 from hf_vit.rewriting.heads import num_read_tokens, only_for_head
 from hf_vit.rewriting.transformer import FusedLayer, PatchProduct, fused_mixer_mlp, fused_pooling
 
@@ -81,6 +81,13 @@ def plan_for(
                 last.num_read = num_read
                 plan.classifiers.append(module)
     return plan
+
+
+def channelwise_norms(model: nn.Module) -> list[Change]:
+    """Another class for the GroupNorms of the package's parts, where channels are last in memory."""
+    parts = (part for part in model.modules() if type(part).__module__.startswith("hf_vit."))
+    norms = {child: None for part in parts for child in part.children() if type(child) is nn.GroupNorm}
+    return [Change(norm, "__class__", ChannelwiseGroupNorm) for norm in norms]
 
 
 def replacement(parent: nn.Module, name: str, child: nn.Module) -> Callable[[Any, torch.dtype], nn.Module] | None:
