@@ -80,11 +80,7 @@ def optimize_for_inference(
         by_engine = [] if computes is None else engine_changes(model, computes, dtype, plan.classifiers)
     if merge_tokens is not None:
         plan.changes += merging_changes(model, plan.changes, merge_tokens)
-    if not compile:
-        plan.changes += memory_changes(model)
-    elif device.type == "cpu":
-        plan.changes += channelwise_norms(model)
-    plan.changes += by_engine
+    plan.changes += [*(channelwise_norms(model) if compile else memory_changes(model)), *by_engine]
     plan.carry_out()
     model.eval().requires_grad_(False)
     if compile:
