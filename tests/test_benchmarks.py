@@ -568,6 +568,14 @@ def test_what_zen_4_does_is_told_as_recorded():
     ) in page
 
 
+def test_engines_on_zen_4_are_told_as_recorded():
+    page, cells = words("docs/inference.md"), rows("models_zen4_engines.json")
+    for peer in ("transformers, openvino", "timm, openvino"):
+        ratios = [each["outcomes"]["hf_vit optimized, openvino"]["ratios"][peer] for each in cells]
+        assert f"| apart, beside {peer} | {medians(ratios)} |" in page
+        assert len([each for each in ratios if each["median"] > 1.0]) == 8
+
+
 # Records of the processor with AMX, and whose models ours are put beside there.
 AMX_PEERS = {"s16": "transformers", "b16": "transformers", "r26": "timm", "r50": "timm"}
 AMX_FORMS = {
