@@ -576,6 +576,33 @@ def test_engines_on_zen_4_are_told_as_recorded():
         assert len([each for each in ratios if each["median"] > 1.0]) == 8
 
 
+def test_compiled_models_on_zen_4_are_told_as_recorded():
+    """Beside OpenVINO given the peer's model, and beside the peer's model compiled as ours."""
+    page, peers = words("docs/inference.md"), {"S/16": "transformers", "B/16": "transformers", "R26+S/32": "timm"}
+    peers["R50+B/16"] = "timm"
+    found = {
+        (row["cell"]["shape"]["variant"], row["cell"]["dtype"], row["cell"]["batch"], name): outcome["ratios"]
+        for record in ("models_zen4_compiled", "models_zen4_r26_compiled", "models_zen4_r50_compiled")
+        for row in rows(f"{record}.json")
+        for name, outcome in row["outcomes"].items()
+    }
+    beside, compiled = [], []
+    for dtype in HALVES:
+        cells = [(variant, dtype, batch) for variant in peers for batch in (1, 8)]
+        for name, row in (("", "by torch"), (", compiled", "by torch, compiled")):
+            ratios = [found[*cell, f"hf_vit optimized{name}"][f"{peers[cell[0]]}, openvino"] for cell in cells]
+            assert f"| hf_vit {row}, {dtype} | {medians(ratios)} |" in page
+        beside += [round(ratio["median"], 2) for ratio in ratios]
+        both = [(*cell, f"{peers[cell[0]]}, compiled and frozen") for cell in cells if cell[0] != "R50+B/16"]
+        ratios = [found[peer][f"{peers[peer[0]]}, openvino"] for peer in both]
+        assert f"| the peer's, compiled and frozen, {dtype} | {medians(ratios)} | | |" in page
+        compiled += [found[*peer[:3], "hf_vit optimized, compiled"][peer[3]]["median"] for peer in both]
+    assert [sum(ratio >= least for ratio in beside) for least in (0.95, 1.01)] == [15, 9]
+    assert beside[HALVES.index("bfloat16") * 8 + 1] == min(beside) < 0.95, "S/16 at batch 8"
+    assert len(compiled) == 12
+    assert f"is {min(compiled):.2f} to {max(compiled):.2f} times as fast in the twelve cells" in page
+
+
 # Records of the processor with AMX, and whose models ours are put beside there.
 AMX_PEERS = {"s16": "transformers", "b16": "transformers", "r26": "timm", "r50": "timm"}
 AMX_FORMS = {
