@@ -56,6 +56,16 @@ def ratios_of(*records: str) -> dict[tuple[str, str, int, str], dict[str, dict[s
     }
 
 
+def by_variant(*records: str) -> dict[tuple[str, str, int, str], dict[str, dict[str, float]]]:
+    """(variant, dtype, batch, contestant) -> its ratios to the others."""
+    return {
+        (row["cell"]["shape"]["variant"], row["cell"]["dtype"], row["cell"]["batch"], name): outcome["ratios"]
+        for record in records
+        for row in rows(f"{record}.json")
+        for name, outcome in row["outcomes"].items()
+    }
+
+
 @pytest.fixture
 def script(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
@@ -578,14 +588,9 @@ def test_engines_on_zen_4_are_told_as_recorded():
 
 def test_compiled_models_on_zen_4_are_told_as_recorded():
     """Beside OpenVINO given the peer's model, and beside the peer's model compiled as ours."""
-    page, peers = words("docs/inference.md"), {"S/16": "transformers", "B/16": "transformers", "R26+S/32": "timm"}
-    peers["R50+B/16"] = "timm"
-    found = {
-        (row["cell"]["shape"]["variant"], row["cell"]["dtype"], row["cell"]["batch"], name): outcome["ratios"]
-        for record in ("models_zen4_compiled", "models_zen4_r26_compiled", "models_zen4_r50_compiled")
-        for row in rows(f"{record}.json")
-        for name, outcome in row["outcomes"].items()
-    }
+    page = words("docs/inference.md")
+    peers = {"S/16": "transformers", "B/16": "transformers", "R26+S/32": "timm", "R50+B/16": "timm"}
+    found = by_variant("models_zen4_compiled", "models_zen4_r26_compiled", "models_zen4_r50_compiled")
     beside, compiled = [], []
     for dtype in HALVES:
         cells = [(variant, dtype, batch) for variant in peers for batch in (1, 8)]
@@ -601,6 +606,27 @@ def test_compiled_models_on_zen_4_are_told_as_recorded():
     assert beside[HALVES.index("bfloat16") * 8 + 1] == min(beside) < 0.95, "S/16 at batch 8"
     assert len(compiled) == 12
     assert f"is {min(compiled):.2f} to {max(compiled):.2f} times as fast in the twelve cells" in page
+
+
+def test_avx2_alone_is_told_as_recorded():
+    """Float32 beside OpenVINO given the peer's model and the peer's as loaded; int8 beside float32."""
+    page, peers = words("docs/inference.md"), {"S/16": "transformers", "B/16": "transformers", "R26+S/32": "timm"}
+    found = by_variant("models_avx2_s16", "models_avx2_b16", "models_avx2_r26")
+    cells = [(variant, "float32", batch) for variant in peers for batch in (1, 8)]
+    forms = {
+        "hf_vit by OpenVINO": "hf_vit optimized, openvino",
+        "hf_vit by torch": "hf_vit optimized",
+        "hf_vit by torch, compiled": "hf_vit optimized, compiled",
+    }
+    for row, name in forms.items():
+        beside = [found[*cell, name][f"{peers[cell[0]]}, openvino"] for cell in cells]
+        assert f"| {row} | {medians(beside)} |" in page
+        as_loaded = [found[*cell, name][peers[cell[0]]] for cell in cells]
+        assert f"| {row}, beside the peer's as loaded | {medians(as_loaded)} |" in page
+    beside = [found[*cell, f"{peers[cell[0]]}, compiled and frozen"][f"{peers[cell[0]]}, openvino"] for cell in cells]
+    assert f"| the peer's, compiled and frozen | {medians(beside)} |" in page
+    int8 = [found[*cell, "hf_vit optimized, int8"]["hf_vit optimized"]["median"] for cell in cells[:2]]
+    assert f"S/16 in int8 by torch is {int8[0]:.2f} and {int8[1]:.2f} times as fast as in float32" in page
 
 
 # Records of the processor with AMX, and whose models ours are put beside there.
@@ -672,15 +698,11 @@ def test_training_and_axial_blocks_with_amx_are_told_as_recorded():
 def test_engines_are_told_as_recorded():
     """Every cell beside the same engine given the peer's model, and what is said of them in words."""
     page = words("docs/inference.md")
-    parts = ("alone", "alone_b16", "alone_r26", "alone_r50", "alone_r50_b8", "axial", "onnxruntime")
+    # The last of a cell counts: what is ONNX Runtime's record comes first, for its own contestants.
+    parts = ("onnxruntime", "alone", "alone_b16", "alone_r26", "alone_r50", "alone_r50_b8", "axial")
     found = {
-        (row["cell"]["shape"]["variant"], row["cell"]["dtype"], row["cell"]["batch"], name): {
-            peer: ratio["median"] for peer, ratio in outcome["ratios"].items()
-        }
-        for part in parts
-        for row in json.loads((RESULTS / f"models_engines_{part}_avx512_bf16.json").read_text())["rows"]
-        for name, outcome in row["outcomes"].items()
-        if part != "onnxruntime" or name.endswith("onnxruntime")
+        cell: {peer: ratio["median"] for peer, ratio in ratios.items()}
+        for cell, ratios in by_variant(*(f"models_engines_{part}_avx512_bf16" for part in parts)).items()
     }
     peers = {"S/16": "transformers, openvino", "B/16": "transformers, openvino", "Axial-B/16": "hf_vit optimized"}
     ours, all_cells = "hf_vit optimized, openvino", []

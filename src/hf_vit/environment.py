@@ -86,6 +86,12 @@ def emulates_bfloat16() -> bool:
     return known.get("architecture") == "x86_64" and not (known.get("avx512_bf16") or known.get("amx_bf16"))
 
 
+def sums_int8_in_16_bits() -> bool:
+    """Whether this CPU adds two products of bytes in 16 bits, which cuts off what does not fit: x86 without VNNI."""
+    known = cpu_capabilities()
+    return platform.machine() in ("x86_64", "AMD64") and not (known.get("avx512_vnni") or known.get("avx_vnni"))
+
+
 def keep_freed_memory() -> bool:
     """Let this process use up to 1 GiB of freed memory again, in place of giving it back to the system every time.
 

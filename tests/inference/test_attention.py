@@ -8,7 +8,7 @@ import torch
 from models.families import FAMILIES
 
 import hf_vit
-from hf_vit.inference import attention
+from hf_vit.inference import attention, packing
 from hf_vit.inference.attention import ProductAttention, attend_by_products
 from hf_vit.rewriting.transformer import FusedAttention
 
@@ -99,5 +99,6 @@ def test_where_it_was_measured_to_be_faster(known, quantize, dtype, is_used, mon
     images = FAMILIES["plain"].images(model.config, dtype=dtype)
     fast = hf_vit.optimize_for_inference(copy.deepcopy(model), engine="torch", quantize=quantize)
     kinds = [isinstance(module, ProductAttention) for module in fast.modules() if isinstance(module, FusedAttention)]
-    assert kinds == [is_used] * len(model.vit.layers)
+    can_pack = dtype != torch.bfloat16 or packing._TAKES_BFLOAT16()  # not with AVX2
+    assert kinds == [is_used and can_pack] * len(model.vit.layers)
     assert (fast(images).logits - model(images).logits).norm() < 0.15 * model(images).logits.norm()

@@ -8,27 +8,34 @@ import torch
 from models.families import FAMILIES, OTHERS
 
 import hf_vit
+from hf_vit import environment
+from hf_vit.inference import int8
 from hf_vit.inference.int8 import QuantizedDense
 from hf_vit.rewriting.dense import Dense
 
 
-def by_definition(inputs: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """Both rounded to 255 (254) steps of their range, weights row by row; whole numbers multiplied, then scaled."""
+def by_definition(inputs: np.ndarray, weight: np.ndarray, bias: np.ndarray, levels: int) -> np.ndarray:
+    """Both rounded to steps of their range, weights row by row; whole numbers multiplied, then scaled."""
     low, high = min(inputs.min(), 0), max(inputs.max(), 0)
     step = (high - low) / 254
     zero = np.round(-low / step)
     whole = np.floor(inputs.astype(np.float64) / step + zero + 0.5) - zero
-    steps = abs(weight).max(axis=1, keepdims=True) / 127
+    steps = abs(weight).max(axis=1, keepdims=True) / levels
     return (whole @ np.round(weight / steps).T) * step * steps.T + bias
 
 
+@pytest.mark.parametrize("narrow", [None, True], ids=["this processor", "without VNNI"])
 @pytest.mark.parametrize("shift", [0.0, 5.0, -5.0])
-def test_a_layer_is_what_int8_means(shift: float):
+def test_a_layer_is_what_int8_means(shift: float, narrow: bool | None, monkeypatch: pytest.MonkeyPatch):
+    """On every processor: where two products have to fit into 16 bits, weights are of fewer steps."""
+    if narrow:
+        monkeypatch.setattr(int8, "sums_int8_in_16_bits", lambda: True)
+    levels = 64 if int8.sums_int8_in_16_bits() else 127
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(2, 7, 24, generator=generator) + shift
     weight, bias = torch.randn(40, 24, generator=generator), torch.randn(40, generator=generator)
     given = QuantizedDense(Dense(weight, bias))(inputs)
-    wanted = by_definition(inputs.numpy().reshape(14, 24), weight.numpy(), bias.numpy()).reshape(2, 7, 40)
+    wanted = by_definition(inputs.numpy().reshape(14, 24), weight.numpy(), bias.numpy(), levels).reshape(2, 7, 40)
     np.testing.assert_allclose(given.numpy(), wanted, rtol=0, atol=1e-4)
     residual = torch.randn(2, 7, 40, generator=generator)
     added = QuantizedDense(Dense(weight, bias))(inputs, residual)
@@ -36,6 +43,22 @@ def test_a_layer_is_what_int8_means(shift: float):
     smooth = QuantizedDense(Dense(weight, bias, "none"))(inputs)
     gelu = torch.nn.functional.gelu(torch.from_numpy(wanted)).numpy()
     np.testing.assert_allclose(smooth.numpy(), gelu, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("machine", "known", "is_narrow"),
+    [
+        ("x86_64", {"avx2": True, "avx512_bw": True}, True),
+        ("x86_64", {"avx512_vnni": True}, False),
+        ("x86_64", {"avx_vnni": True}, False),
+        ("x86_64", {}, True),  # of torch 2.11, which does not know
+        ("aarch64", {}, False),
+    ],
+)
+def test_which_processors_sum_in_16_bits(machine: str, known: dict[str, bool], is_narrow: bool, monkeypatch):
+    monkeypatch.setattr(environment, "cpu_capabilities", lambda: known)
+    monkeypatch.setattr(environment.platform, "machine", lambda: machine)
+    assert environment.sums_int8_in_16_bits() == is_narrow
 
 
 @pytest.mark.parametrize("name", ["plain", "hybrid", "axial", "mixer"])

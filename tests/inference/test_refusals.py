@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from models.families import FAMILIES, OTHERS, Family, tensors_of
+from models.families import FAMILIES, OTHERS, Family, assert_near, tensors_of
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -262,11 +262,11 @@ def test_a_merged_adapter_and_hooks_elsewhere_are_welcome():
     fast = hf_vit.optimize_for_inference(model, engine="torch")
     seen.clear()
     with torch.no_grad():
-        torch.testing.assert_close(fast(images).logits, wanted, rtol=0, atol=1e-5)
+        assert_near(fast(images).logits, wanted)
         assert seen == ["patches", "norm", "head"]
         given = fast(images, output_hidden_states=True).hidden_states
     for state, plain in zip(given, recorded, strict=True):
-        torch.testing.assert_close(state, plain, rtol=0, atol=1e-5)
+        assert_near(state, plain)
 
 
 def test_a_model_inside_another():

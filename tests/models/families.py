@@ -402,6 +402,12 @@ def tensors_of(outputs: Any) -> list[torch.Tensor]:
     return found
 
 
+def assert_near(given: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-5) -> None:
+    """As the documentation states it: relative to the largest value where that exceeds 1."""
+    bound = tolerance * max(1.0, float(wanted.nan_to_num().abs().max()))
+    torch.testing.assert_close(given, wanted, rtol=0, atol=bound, equal_nan=True)
+
+
 def training_loss(family: Family, head: str, model: Any, pixel_values: torch.Tensor) -> torch.Tensor:
     """The head's own loss, or for a model without one a fixed random projection of all that it returns."""
     outputs = model(pixel_values=pixel_values, **HEADS[head].labels(model.config, pixel_values))

@@ -1,7 +1,8 @@
 """Dense layers of a graph in int8, by the runtimes' own quantisers; what stays in float is chosen by measuring.
 
 All of them are quantised first. Where that misses the bound on images that set no ranges, every part (an attention, an
-MLP, a head) is quantised alone, and those that move the logits most stay in float: one, two, four and so on.
+MLP, a head) is quantised alone, and those that move the logits most stay in float: one, two, four and so on. On a
+processor without VNNI weights take half of their range, as its sums would be cut off otherwise.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ import torch
 from hf_vit.conversion.targets.graphs.calibration import Calibration, Images, Mode, expected_agreement
 from hf_vit.conversion.targets.graphs.preprocessing import OF_NODES
 from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, OPENVINO, Runtime, openvino_core
+from hf_vit.environment import sums_int8_in_16_bits
 from hf_vit.errors import UserError
 from hf_vit.results.writing import asking_why
 
@@ -87,15 +89,14 @@ class OnnxQuantizer(Quantizer):
         from onnxruntime import quantization
 
         given: dict[str, Any] = {"op_types_to_quantize": list(DENSE), "nodes_to_quantize": list(layers)}
+        given |= {"per_channel": True, "reduce_range": sums_int8_in_16_bits()}
         with _silent(), _temporary_files_in(to.parent):
             if mode == "dynamic":
-                quantization.quantize_dynamic(file, to, per_channel=True, **given)
+                quantization.quantize_dynamic(file, to, **given)
                 return
             batches = iter({images.takes: batch.numpy()} for batch in images)
             reader = type("Reader", (quantization.CalibrationDataReader,), {"get_next": lambda _: next(batches, None)})
-            quantization.quantize_static(
-                file, to, reader(), per_channel=True, activation_type=quantization.QuantType.QUInt8, **given
-            )
+            quantization.quantize_static(file, to, reader(), activation_type=quantization.QuantType.QUInt8, **given)
 
 
 @final
@@ -132,7 +133,8 @@ class OpenVinoQuantizer(Quantizer):
                 model_type=nncf.ModelType.TRANSFORMER,
                 ignored_scope=nncf.IgnoredScope(names=in_float, validate=False),
                 advanced_parameters=nncf.AdvancedQuantizationParameters(
-                    activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX
+                    overflow_fix=nncf.OverflowFix.ENABLE if sums_int8_in_16_bits() else None,
+                    activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX,
                 ),
             )
             openvino.save_model(quantized, to, compress_to_fp16=False)

@@ -303,7 +303,8 @@ def _graph_of(
     twin: Any = copy.deepcopy(model).float().eval()
     twin.set_attn_implementation("eager")  # torch's exporter fails on sdpa with a bias; engines fuse it themselves
     plan = plan_for(twin, torch.float32)
-    plan.changes += channelwise_norms(twin) if engine.has_channels_last else []
+    if engine.has_channels_last:
+        plan.changes += channelwise_norms(twin)
     plan.carry_out()
     for attention in (part for part in twin.modules() if isinstance(part, FusedAttention)):
         take_apart(attention)

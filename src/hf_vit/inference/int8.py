@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from hf_vit.environment import sums_int8_in_16_bits
 from hf_vit.errors import UserError
 from hf_vit.inference.attention import attend_by_products
 from hf_vit.inference.freezing import REMEDY
@@ -58,7 +59,8 @@ class QuantizedDense(Merged):
     def __init__(self, dense: Dense) -> None:
         super().__init__()
         self.approximate, weight = dense.approximate, dense.merged_weight.float()
-        self.weight_scales = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
+        levels = 64 if sums_int8_in_16_bits() else 127  # 2 * 255 * 64 fits
+        self.weight_scales = weight.abs().amax(dim=1).clamp(min=1e-12) / levels
         rounded = torch.round(weight / self.weight_scales[:, None]).to(torch.int8)
         self.weight_zeros = torch.zeros(len(weight), dtype=torch.int64)
         self.packed_weight = _PREPACK(rounded, None)

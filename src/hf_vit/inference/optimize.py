@@ -51,7 +51,7 @@ def optimize_for_inference(
             compiler, a slow first call for every shape. Which is faster, `hf-vit bench models` tells of a processor.
         quantize: "int8": dense layers on CPUs in int8, by oneDNN (weights per channel, what enters a layer by the range
             of the batch); what cuts patches, convolutions, attention's own products and the head stay in float. Other
-            outputs, within what the model's accuracy allows. It needs VNNI to be fast and exact.
+            outputs, within what the model's accuracy allows. Without VNNI it is not fast, and weights are coarser.
         merge_tokens: how many patch tokens every block merges into others (token merging, arXiv 2210.09461), for
             Vision Transformers and hybrids: other outputs, within what the model's accuracy allows, in less time.
             `attention_maps` stay maps over all patches. Hidden states, backbones and padding are refused.

@@ -85,8 +85,8 @@ def plan_for(
 
 def channelwise_norms(model: nn.Module) -> list[Change]:
     """Another class for the GroupNorms of the package's parts on CPUs, where channels are last in memory."""
-    parts = (part for part in model.modules() if type(part).__module__.startswith("hf_vit."))
-    norms = {child: None for part in parts for child in part.children() if type(child) is nn.GroupNorm}
+    ours = (part for part in model.modules() if type(part).__module__.startswith("hf_vit."))
+    norms = (child for part in ours for child in part.children() if type(child) is nn.GroupNorm)
     return [Change(norm, "__class__", ChannelwiseGroupNorm) for norm in norms if norm.weight.device.type == "cpu"]
 
 
