@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from models.families import FAMILIES, RESNETS
+from models.families import FAMILIES, RESNETS, assert_near
 from torch.nn import functional as F
 
 import hf_vit
@@ -60,6 +60,23 @@ def test_convolutions_equal_the_formula(side: int, stride: int, groups: int, pad
         assert outputs.dtype == dtype
         tolerance = 1e-5 if dtype == torch.float32 else 5e-2
         torch.testing.assert_close(outputs.double(), exact(maps.double()), rtol=tolerance, atol=tolerance)
+
+
+@torch.no_grad()
+def test_kernels_are_packed_for_the_size_that_comes_first(capfd):
+    """oneDNN tells of every kernel that it brings into another order before it multiplies."""
+    conv = StdConv2d(128, 128, 3, 2, standardization="paper")
+    packed, maps = pack(StandardizedConv2d.of(conv, torch.float32)), torch.randn(1, 128, 56, 56)
+    maps = maps.contiguous(memory_format=torch.channels_last)
+    wanted = packed(maps)
+    with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+        again = packed(maps)
+    told = capfd.readouterr().out
+    assert "exec,cpu,convolution" in told
+    assert "128x128x3x3" not in told
+    assert torch.equal(again, wanted)
+    other = torch.randn(3, 128, 20, 30)
+    assert_near(packed(other), conv(other), 1e-5)
 
 
 def test_standardised_kernels_equal_the_formula():

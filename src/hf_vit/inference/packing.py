@@ -98,7 +98,8 @@ class PackedPointwise(nn.Module):
 class PackedConv2d(nn.Module):
     """A `StandardizedConv2d` whose kernel is in oneDNN's order already: [B, I, H, W] -> [B, O, h, w].
 
-    The kernel is opaque and nobody's parameter.
+    The order is that of the size that comes first; for another one oneDNN may change it at every pass. The kernel is
+    opaque and nobody's parameter.
     """
 
     def __init__(self, convolution: StandardizedConv2d) -> None:
@@ -106,14 +107,16 @@ class PackedConv2d(nn.Module):
         self.computed_in, self.pad = convolution.kernel.dtype, PADDINGS[str(convolution.padding)]
         self.kernel_side, self.stride, self.groups = convolution.kernel_size[0], convolution.stride, convolution.groups
         self.packed_bias = convolution.bias
-        padding = [self.kernel_side // 2] * 2
-        self.packed_kernel = _REORDER_KERNEL(convolution.kernel, padding, self.stride, (1, 1), self.groups, None)
+        self.packed_kernel = [convolution.kernel]  # a list, in which a frozen part can change its order
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         _refuse_gradients_and_tracing(inputs)
         wide, padding = self.pad(inputs.to(self.computed_in), self.kernel_side, self.stride[0])
-        how = (padding, self.stride, (1, 1), self.groups, "none", [], "")
-        return _CONVOLUTION(wide, self.packed_kernel, self.packed_bias, *how).to(inputs.dtype)
+        how = (padding, self.stride, (1, 1), self.groups)
+        (kernel,) = self.packed_kernel
+        if not kernel.is_mkldnn:
+            kernel = self.packed_kernel[0] = _REORDER_KERNEL(kernel, *how, wide.shape)
+        return _CONVOLUTION(wide, kernel, self.packed_bias, *how, "none", [], "").to(inputs.dtype)
 
 
 def _refuse_gradients_and_tracing(inputs: torch.Tensor) -> None:
