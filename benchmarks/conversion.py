@@ -9,9 +9,6 @@ and turned copies. Memory is the peak of a process of its own above what the imp
 the checkpoint + 300 MB.
 """
 
-import json
-import subprocess
-import sys
 import tempfile
 import time
 import zipfile
@@ -24,7 +21,7 @@ import hf_vit.conversion as conversion
 from hf_vit.conversion.building.weights import load_weights
 from hf_vit.conversion.readers.npz import NpzReader
 from hf_vit.speed.measuring import quartiles, speed_ratio
-from hf_vit.speed.script import Script, parser
+from hf_vit.speed.script import Script, parser, run_program
 
 # Prints seconds, and bytes of peak memory above the imports. VmHWM is the highest resident size so far.
 PROGRAM = """
@@ -129,13 +126,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         for form, path in make_b16(Path(temporary)).items():
             seconds = turns_of(path, report.options.turns)
-            ran = subprocess.run(
-                [sys.executable, "-W", "ignore", "-c", PROGRAM, str(path), str(Path(temporary) / f"out-{form}")],
-                check=True,
-                capture_output=True,
-                text=True,
-            )
-            found = json.loads(ran.stdout.splitlines()[-1])
+            found = run_program(PROGRAM, path, Path(temporary) / f"out-{form}")
             size = (Path(temporary) / "stored.npz").stat().st_size
             report.add(
                 form=form,

@@ -6,13 +6,10 @@ Every measurement is a process of its own, that of "without" with a setting of g
 has the function leave the process alone. Memory is the most the process ever held.
 """
 
-import json
 import os
-import subprocess
-import sys
 
 from hf_vit.speed.measuring import quartiles, speed_ratio
-from hf_vit.speed.script import Script, parser
+from hf_vit.speed.script import Script, parser, run_program
 
 PROGRAM = """
 import json, resource, statistics, time
@@ -56,14 +53,8 @@ CELLS = [
 
 def run(variant: str, work: str, batch: int, threads: int, environment: dict[str, str]) -> dict[str, float]:
     code = PROGRAM.format(variant=variant, work=work, batch=batch, threads=threads)
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")} | environment,
-    )
-    return json.loads(ran.stdout.splitlines()[-1])
+    own = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    return run_program(code, environment=own | environment)
 
 
 def main() -> None:

@@ -6,15 +6,12 @@ Both folders hold the same random weights. Every load is a process of its own th
 clock starts; the two take turns. Memory is the peak above what the imports take, in parts of the weights' bytes.
 """
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from hf_vit.speed.measuring import quartiles, speed_ratio
-from hf_vit.speed.script import Script, parser
+from hf_vit.speed.script import Script, parser, run_program
 
 PROGRAM = """
 import json, re, sys, time
@@ -55,14 +52,7 @@ def make_folders(folder: Path) -> int:
 def run(name: str, folder: Path, threads: int) -> dict[str, float]:
     module, class_name = CONTESTANTS[name]
     code = PROGRAM.format(module=module, name=class_name, threads=threads)
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(folder / name)],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
-    return json.loads(ran.stdout.splitlines()[-1])
+    return run_program(code, folder / name, environment={**os.environ, "HF_HUB_OFFLINE": "1"})
 
 
 def main() -> None:

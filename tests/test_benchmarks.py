@@ -610,8 +610,9 @@ def test_compiled_models_on_zen_4_are_told_as_recorded():
 
 def test_avx2_alone_is_told_as_recorded():
     """Float32 beside OpenVINO given the peer's model and the peer's as loaded; int8 beside float32."""
-    page, peers = words("docs/inference.md"), {"S/16": "transformers", "B/16": "transformers", "R26+S/32": "timm"}
-    found = by_variant("models_avx2_s16", "models_avx2_b16", "models_avx2_r26")
+    page = words("docs/inference.md")
+    peers = {"S/16": "transformers", "B/16": "transformers", "R26+S/32": "timm", "R50+B/16": "timm"}
+    found = by_variant(*(f"models_avx2_{part}" for part in ("s16", "b16", "r26", "r50")))
     cells = [(variant, "float32", batch) for variant in peers for batch in (1, 8)]
     forms = {
         "hf_vit by OpenVINO": "hf_vit optimized, openvino",
@@ -627,8 +628,42 @@ def test_avx2_alone_is_told_as_recorded():
     assert f"| the peer's, compiled and frozen | {medians(beside)} |" in page
     int8 = [found[*cell, "hf_vit optimized, int8"]["hf_vit optimized"]["median"] for cell in cells[:2]]
     assert f"S/16 in int8 by torch is {int8[0]:.2f} and {int8[1]:.2f} times as fast as in float32" in page
+    told, step = words(README), rows("models_avx2_training.json")[0]["outcomes"]
+    ours, eager, theirs = (
+        with_quartiles(step[name]["ratios"]["transformers"]) for name in ("hf_vit", "hf_vit eager", "timm")
+    )
+    assert f"as fast as transformers' ({ours}), by explicit attention {eager}, timm's {theirs}." in told
+    to_logits, _, _, peak, their_peak = rows("loading_avx2.json")
+    assert (
+        f"AVX2 alone {with_quartiles(to_logits['time_of_transformers'])}, peak {with_quartiles(peak['peak'])}; "
+        f"transformers {their_peak['peak']['median']:.2f}" in told
+    )
+    stored, compressed = rows("conversion_avx2.json")
+    mapped, checked, read = (
+        [form[f"{way}_time_of_numpys"] for form in (stored, compressed)] for way in ("mapping", "checked", "reading")
+    )
+    assert (
+        f"(`results/conversion_avx2.json`) {mapped[0]['median']:.2f}, {checked[0]['median']:.2f} and "
+        f"{with_quartiles(read[0]).removesuffix(')')}; " in told
+    )
+    assert (
+        f"a compressed one {mapped[1]['median']:.2f}, {checked[1]['median']:.2f} and {read[1]['median']:.2f} |" in told
+    )
+    trainers = (with_quartiles(row["time_of_a_plain_loop"]) for row in rows("step_overhead_avx2.json")[:2])
+    assert "{} and {} on one with AVX2 alone (`results/step_overhead_avx2.json`)".format(*trainers) in told
+    wide, narrow = ([row for row in rows("axial_avx2.json") if row["dtype"] == dtype] for dtype in HALVES)
+    for name, row in AXIAL_ROWS.items():
+        assert f"| {row}, AVX2 | {medians(each[name] for each in wide)} |" in told
+    emulated = [each["times_as_fast_as_full"]["median"] for each in narrow]
+    assert "block is {:.2f} and {:.2f} times as fast as two of full attention".format(*emulated) in told
 
 
+# In a record of `axial.py`: what its rows are called.
+AXIAL_ROWS = {
+    "times_as_fast_as_full": "axial block beside two full-attention blocks of ours",
+    "times_as_fast_as_transformers": "beside two of transformers",
+    "share_of_speed_without_attention": "share of the speed without any attention",
+}
 # Records of the processor with AMX, and whose models ours are put beside there.
 AMX_PEERS = {"s16": "transformers", "b16": "transformers", "r26": "timm", "r50": "timm"}
 AMX_FORMS = {
@@ -685,11 +720,8 @@ def test_training_and_axial_blocks_with_amx_are_told_as_recorded():
         for name in small.keys() - {"transformers"}:
             both = (with_quartiles(each[name]["ratios"]["transformers"]) for each in (small, large))
             assert f"| {name}{place} | {' | '.join(both)} |" in page
-    for name, row in (
-        ("times_as_fast_as_full", "axial block beside two full-attention blocks of ours, AMX"),
-        ("times_as_fast_as_transformers", "beside two of transformers"),
-        ("share_of_speed_without_attention", "share of the speed without any attention"),
-    ):
+    for name, row in AXIAL_ROWS.items():
+        row = row.replace("ours", "ours, AMX")
         for dtype in HALVES:
             ratios = [each[name] for each in rows("axial_amx.json") if each["dtype"] == dtype]
             assert f"| {f'{row} ' * (dtype == 'float32')}| {dtype} | {medians(ratios)} |" in page
@@ -783,7 +815,9 @@ def test_jpeg_files_are_told_as_recorded():
     assert f"`results/jpeg_512_one_process_avx512_bf16.json`) | {alone} |" in page
     assert f"two workers | {torchvision} |" in page
     assert f"in one process | {torchvision_alone} |" in page
-    places = itertools.product((("", "two workers"), ("_one_process", "one process")), (("zen4", ""), ("amx", ", AMX")))
+    places = itertools.product(
+        (("", "two workers"), ("_one_process", "one process")), (("zen4", ""), ("amx", ", AMX"), ("avx2", ", AVX2"))
+    )
     for (record, place), (processor, suffix) in places:
         for row, their in zip(rows(f"jpeg_512{record}_{processor}.json"), ("Pillow", "torchvision"), strict=True):
             speeds = [with_quartiles(speed) for name, speed in row.items() if name.startswith("times_as_fast")]

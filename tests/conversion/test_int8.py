@@ -24,6 +24,7 @@ from hf_vit.conversion.targets.graphs.quantizing import choose
 from hf_vit.conversion.targets.graphs.runtimes import openvino_core
 from hf_vit.data import make_processor
 from hf_vit.errors import UserError
+from hf_vit.subjects import exported_graphs
 from hf_vit.subjects.subject import open_subject
 from hf_vit_cli.main import main
 
@@ -144,11 +145,20 @@ def test_without_vnni_sums_of_two_products_fit_into_16_bits(
     to: str, mode: Any, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Processors with AVX2 or AVX-512 alone cut them off: a third of the logits' length, in this model."""
-    monkeypatch.setattr(quantizing, "sums_int8_in_16_bits", lambda: True)
+    for module in (quantizing, exported_graphs):
+        monkeypatch.setattr(module, "sums_int8_in_16_bits", lambda: True)
     export(places["model"], tmp_path / "out", to, static=True, quantize=mode, calibrate=str(places["data"]))
     weights = int8_weights(tmp_path / "out")
     assert len(weights) >= 12  # of 13; a part may stay in float
     assert max(2 * 255 * abs(each.astype(int)).max() for each in weights) < 2**15
+    open_subject(tmp_path / "out")
+    with np.load(tmp_path / "out" / "export.npz") as arrays:
+        elsewhere = [arrays[name] * 1.3 for name in arrays.files]
+    np.savez(tmp_path / "out" / "export.npz", *elsewhere)
+    with pytest.raises(UserError, match=r"gives other results here: .* or export the model again on this one"):
+        open_subject(tmp_path / "out")
+    monkeypatch.setattr(exported_graphs, "sums_int8_in_16_bits", lambda: False)
+    open_subject(tmp_path / "out")
 
 
 class EyesOfFour:

@@ -121,6 +121,27 @@ def test_compare(folder: Path, data: Path, engine: str, tmp_path: Path, capfd: p
     close(fast, plain)
 
 
+def test_analyze(folder: Path, engine: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """Where it reads answers alone."""
+    random = np.random.default_rng(0)
+    for number in range(COUNT):
+        shape, texture = NAMES[number % 2], NAMES[(number + 1) % 2]
+        place = tmp_path / "conflicts" / shape / f"{shape}{number}-{texture}{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place)
+    words = ("analyze", folder, "--only", "shape_bias", "--cue-conflict", tmp_path / "conflicts")
+    for name, option in (("plain", ["--no-optimize"]), ("fast", [])):
+        run(*words, "--output", tmp_path / name, *option)
+        assert (f"optimized for inference, computed by {engine} " in capfd.readouterr().out) == (name == "fast")
+    plain, fast = (json.loads((tmp_path / name / "shape_bias.json").read_text()) for name in ("plain", "fast"))
+    assert fast["notes"].pop().startswith(f"optimized for inference, computed by {engine} ")
+    assert fast == plain
+    assert sum(plain["arrays"]["decisions"]["values"][0]) == COUNT // 2
+    plain, fast = (record.values for record in Facts.load(folder).of_kind("analysis"))
+    assert fast.pop("engine").startswith(f"{engine} ")
+    assert fast == plain
+
+
 def test_a_models_fingerprint_stays_that_of_its_weights(folder: Path, data: Path):
     optimized = evaluate(folder, str(data), optimize=True)
     assert optimized.engine == "torch"

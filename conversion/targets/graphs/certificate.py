@@ -258,7 +258,7 @@ def verify(folder: Path) -> Certificate:
     if not repeated.holds():
         raise UserError(
             f"{file} gives other results here: {repeated.describe()}; use the versions and the kind of machine that "
-            f"{NAME} names"
+            f"{NAME} names, or export the model again on this one"
         )
     return repeated
 

@@ -30,6 +30,7 @@ class AnalysisRun(Displayed, Mapping[str, Arrays]):
         pictures: file -> title, without an output folder none.
         seconds: wall time of what was measured.
         record: what the model's folder was told; None where it has none, or nothing was new.
+        engine: what computed an optimized model, of what was measured.
     """
 
     subject: Subject
@@ -41,6 +42,7 @@ class AnalysisRun(Displayed, Mapping[str, Arrays]):
     pictures: dict[Path, str] = field(default_factory=dict[Path, str])
     seconds: float = 0.0
     record: Record | None = None
+    engine: str | None = None
 
     def overview(self) -> dict[str, object]:
         left_out = {"left out": ", ".join(self.left_out)} if self.left_out else {}

@@ -20,6 +20,7 @@ from hf_vit.results.documents import ModelInput, differing
 from hf_vit.results.facts import Facts
 from hf_vit.results.figures import PictureFormat, encode_figure
 from hf_vit.results.writing import write_atomically
+from hf_vit.subjects.optimizing import engine_note
 from hf_vit.subjects.subject import open_subject
 
 
@@ -36,6 +37,7 @@ def analyze(
     split: str = "test",
     picture_format: PictureFormat = "png",
     device: str | None = None,
+    optimize: bool = False,
     command: str | Sequence[str] | None = None,
     report: Callable[[str], None] | None = None,
     **choices: Any,
@@ -57,6 +59,8 @@ def analyze(
         split: of a data set.
         picture_format: "png" or "svg".
         device: torch device; by default a GPU where there is one.
+        optimize: have "shape_bias", which reads answers alone, be answered by a copy of the model that is computed by
+            what is fastest for so many images (`engine_for`).
         command: what was typed, for the facts.
         report: called with a line for every analysis.
         **choices: fields of `AnalysisSettings` (`num_images=32`).
@@ -88,6 +92,7 @@ def analyze(
         settings,
         against=None if against is None else open_subject(against, device, inside=True),
         cue_conflicts=None if conflicts is None else conflicts.for_model(subject, class_map),
+        optimize=optimize,
     )
     run = AnalysisRun(subject, context.images)
     applicable = _applicable(names, only is not None, context, run)
@@ -119,8 +124,10 @@ def _make(
             say(f"{name}: kept, it was finished before")
             continue
         before = time.perf_counter()
-        documents[name] = _write(ANALYSES[name](context), run, folder, picture_format)
-        say(f"{name}: {time.perf_counter() - before:.1f} s")
+        analysis = ANALYSES[name](context)
+        documents[name] = _write(analysis, run, folder, picture_format)
+        note = "" if analysis.engine is None else f", {engine_note(analysis.engine)}"
+        say(f"{name}: {time.perf_counter() - before:.1f} s{note}")
     for name, document in documents.items():
         run.arrays[name] = {array: stored.array() for array, stored in document.arrays.items()}
         if name not in run.summaries and ANALYSES[name].obstacle(context) is None:
@@ -162,6 +169,7 @@ def _measure(analysis: Analysis, run: AnalysisRun) -> Arrays:
     run.arrays[analysis.name] = arrays
     run.summaries[analysis.name] = analysis.summary(arrays)
     run.measured.append(analysis.name)
+    run.engine = analysis.engine or run.engine
     return arrays
 
 

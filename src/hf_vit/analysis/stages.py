@@ -101,7 +101,7 @@ def analyze_stages(
         output: see the module's description.
         settings, split, picture_format, device: as in `analyze`.
         report: called with a line for every stage and analysis.
-        options: `only`, `against`, `cue_conflict` and `class_map` of `analyze`.
+        options: `only`, `against`, `cue_conflict`, `class_map` and `optimize` of `analyze`.
 
     Returns:
         The numbers of stages.json; `analyze(checkpoint, ...)` gives the arrays.

@@ -1,10 +1,14 @@
 """What the scripts of `benchmarks/` share: their options, and rows that are printed and kept in a dated file."""
 
 import argparse
+import json
 import os
+import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,6 +23,17 @@ def parser(description: str | None, turns: int) -> argparse.ArgumentParser:
     options.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of torch (default: all cores)")
     options.add_argument("--output", type=Path, help="JSON file to write")
     return options
+
+
+def run_program(code: str, *arguments: object, environment: Mapping[str, str] | None = None) -> Any:
+    """Run a program of its own to its end; what its last line holds as JSON.
+
+    Args:
+        environment: its whole environment; by default this process's.
+    """
+    command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
+    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    return json.loads(ran.stdout.splitlines()[-1])
 
 
 class Script:

@@ -12,8 +12,10 @@ from torch import nn
 from transformers import ViTImageProcessor
 from transformers.modeling_outputs import ImageClassifierOutput
 
+from hf_vit.conversion.targets.graphs.certificate import NAME, Certificate, verify
 from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, PIXEL_VALUES, as_given
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Outputs, Runtime
+from hf_vit.environment import sums_int8_in_16_bits
 from hf_vit.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -42,7 +44,8 @@ class GraphForImageClassification(nn.Module):
         file: as `hf-vit export` writes it, with labels and preprocessing in its metadata.
 
     Raises:
-        UserError: the runtime is missing or cannot read the file, or the file is another.
+        UserError: the runtime is missing or cannot read the file, or the file is another; or it is in int8, and this
+            processor cuts off its sums, to judge by the checks of the certificate beside it.
     """
 
     def __init__(self, runtime: Runtime, file: Path) -> None:
@@ -66,6 +69,8 @@ class GraphForImageClassification(nn.Module):
             )
         if "logits" not in self.graph.outputs:
             raise UserError(f"{file} is the graph of a bare model, which answers nothing; export a classifier")
+        if sums_int8_in_16_bits():
+            _verified_int8(file)
         self.config = SimpleNamespace(
             model_type=runtime.target,
             num_labels=len(labels),
@@ -110,6 +115,13 @@ class GraphForImageClassification(nn.Module):
             raise UserError(
                 f"the graph refuses images of {size} px, {len(images)} at once: {one_line(error)}"
             ) from error
+
+
+def _verified_int8(file: Path) -> None:
+    """Refuse a graph in int8 that does not repeat what it gave where it was exported."""
+    certificate = Certificate.read(file.with_name(NAME))
+    if certificate is not None and certificate.quantization is not None and certificate.file == file.name:
+        verify(file.parent)
 
 
 def canvas(images: "Sequence[Image]") -> torch.Tensor:

@@ -45,6 +45,7 @@ def analyze(
     rollout_identity: Annotated[float, typer.Option(help="Share of the identity in rollout; 0: none.")] = 0.5,
     picture_format: Annotated[str, typer.Option(help="png or svg.")] = "png",
     device: options.Device = None,
+    optimize: options.Optimize = True,
     seed: Annotated[int, typer.Option(help="Of the choice of images.", min=0)] = 0,
 ) -> None:
     """Look at how a model sees: attention, filters, positions, CKA, inductive biases; as JSON, pictures and HTML."""
@@ -75,6 +76,7 @@ def analyze(
         split=split,
         picture_format=picture_format,
         device=device,
+        optimize=optimize,
         report=typer.echo,
     )
     with stoppable(lambda: finished_parts(output)):

@@ -67,13 +67,18 @@ class AnalysisSettings:
 @final
 @dataclass(frozen=True)
 class Context:
-    """What an analysis is given: the model, the images, the settings, and what some compare with."""
+    """What an analysis is given: the model, the images, the settings, and what some compare with.
+
+    Attributes:
+        optimize: let those that read answers alone make a copy of the model faster, where so many images repay it.
+    """
 
     subject: Subject
     images: AnalysisImages
     settings: AnalysisSettings = field(default_factory=AnalysisSettings)
     against: Subject | None = None
     cue_conflicts: CueConflicts | None = None
+    optimize: bool = False
 
 
 class Analysis(ABC):
@@ -86,6 +91,7 @@ class Analysis(ABC):
         shows: what the picture shows, and what it does not.
         second_input: the field of `Context` that it needs beside model, images and settings.
         arrays: the arrays of a result; those that do not apply to a model are absent.
+        engine: what computed an optimized model, once it has.
     """
 
     name: ClassVar[str]
@@ -98,6 +104,7 @@ class Analysis(ABC):
     def __init__(self, context: Context) -> None:
         self.context = context
         self.notes: list[str] = []
+        self.engine: str | None = None
 
     @classmethod
     @abstractmethod

@@ -12,6 +12,7 @@ import torch
 
 from hf_vit.analysis.analyses.analysis import Analysis, Arrays, ArraySpec, Context
 from hf_vit.results.figures import new_figure
+from hf_vit.subjects.optimizing import engine_note, optimized_copy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,16 +72,19 @@ class ShapeBias(Analysis):
     def measure(self) -> Arrays:
         conflicts = self.context.cue_conflicts
         assert conflicts is not None
+        subject = self.context.subject
+        if self.context.optimize:
+            subject, self.engine = optimized_copy(subject, conflicts.images.size)
         decided: list[torch.Tensor] = []
         for pixel_values in self.batches(self.context.settings.batch_size, images=conflicts.images):
             with torch.inference_mode():
-                output = self.context.subject.model(pixel_values)
+                output = subject.model(pixel_values)
             decided.append(class_decisions(getattr(output, "logits", output), conflicts.labels).cpu())
         counts = count_decisions(
             torch.cat(decided).numpy(), conflicts.shapes, conflicts.textures, len(conflicts.classes)
         )
         self.notes += [f"classes: {', '.join(conflicts.classes)}", f"decisions: {', '.join(DECISIONS)}"]
-        self.notes += conflicts.images.notes
+        self.notes += conflicts.images.notes + ([] if self.engine is None else [engine_note(self.engine)])
         return {
             "shape_bias": shape_share(counts).astype(np.float32),
             "shape_bias_overall": shape_share(counts.sum(axis=0, keepdims=True)).astype(np.float32),
