@@ -77,11 +77,8 @@ def analyze(
     if output is not None and isinstance(model, str | Path) and Path(model).is_dir():
         Facts.load(model)  # damaged facts are told before the work, not after it
     conflicts = None if cue_conflict is None else open_cue_conflicts(cue_conflict)
-    if (
-        images is None
-        and conflicts is not None
-        and all(ANALYSES[name].second_input == "cue_conflicts" for name in names)
-    ):
+    of_conflicts_alone = all(ANALYSES[name].second_input == "cue_conflicts" for name in names)
+    if images is None and conflicts is not None and of_conflicts_alone:
         images = conflicts.images
     if images is None:
         raise UserError("no images were given (--images); only shape_bias can be made of cue conflicts alone")
