@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hf_vit.analysis.analysis_run import AnalysisRun
 from hf_vit.results.facts import Record, append_record, is_recorded, new_record
 from hf_vit.results.writing import write_atomically
-from hf_vit.subjects.optimizing import engine_title
+from hf_vit.subjects.optimizing import engine_fact
 
 PICTURE_PREFIX = "analysis_"
 
@@ -39,7 +39,7 @@ def save_analyses(
         "analyses": new,
         "skipped_images": len(run.images.skipped),
         "pictures": pictures,
-        **({} if run.engine is None else {"engine": engine_title(run.engine)}),
+        **engine_fact(run.engine),
     }
     record = new_record(
         "analysis",

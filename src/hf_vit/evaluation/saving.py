@@ -12,7 +12,7 @@ from hf_vit.results.facts import Record, append_record, new_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.writing import write_atomically
-from hf_vit.subjects.optimizing import engine_title
+from hf_vit.subjects.optimizing import engine_fact
 
 PICTURE_PREFIX = "evaluation_"
 
@@ -52,7 +52,7 @@ def save_protocol(
         "evaluation",
         values=run.result.record(run.protocol, run.settings, pictures)
         | warnings_of(run.examination, home, run.settings)
-        | ({} if run.engine is None else {"engine": engine_title(run.engine)}),
+        | engine_fact(run.engine),
         command=command,
         seed=run.examination.seed,
         data=run.examination.fact(run.result.num_images),

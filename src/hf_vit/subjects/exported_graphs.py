@@ -51,6 +51,8 @@ class GraphForImageClassification(nn.Module):
     def __init__(self, runtime: Runtime, file: Path) -> None:
         super().__init__()
         runtime.require(file)
+        if sums_int8_in_16_bits():  # first: it opens the graph itself, and two take twice the memory
+            _verify_int8(file)
         try:
             self.graph = runtime.open(file)
             labels: dict[str, str] = json.loads(self.graph.about["labels"])
@@ -69,8 +71,6 @@ class GraphForImageClassification(nn.Module):
             )
         if "logits" not in self.graph.outputs:
             raise UserError(f"{file} is the graph of a bare model, which answers nothing; export a classifier")
-        if sums_int8_in_16_bits():
-            _verified_int8(file)
         self.config = SimpleNamespace(
             model_type=runtime.target,
             num_labels=len(labels),
@@ -117,7 +117,7 @@ class GraphForImageClassification(nn.Module):
             ) from error
 
 
-def _verified_int8(file: Path) -> None:
+def _verify_int8(file: Path) -> None:
     """Refuse a graph in int8 that does not repeat what it gave where it was exported."""
     certificate = Certificate.read(file.with_name(NAME))
     if certificate is not None and certificate.quantization is not None and certificate.file == file.name:
