@@ -108,6 +108,7 @@ def about(outgoing: OutgoingModel) -> dict[str, str]:
         "image_sizes": _sizes_in_words(outgoing),
         "takes": outgoing.takes,
         **({"predicts": type(outgoing.model).__name__} if outgoing.is_dense else {}),
+        **({"quantize": outgoing.quantize} if outgoing.quantize is not None else {}),
     }
 
 

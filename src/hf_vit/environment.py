@@ -86,6 +86,15 @@ def emulates_bfloat16() -> bool:
     return known.get("architecture") == "x86_64" and not (known.get("avx512_bf16") or known.get("amx_bf16"))
 
 
+def has_avx2_alone() -> bool:
+    """Whether AVX2 is the most that torch, oneDNN and OpenVINO have here: there a GELU that they compute in a product
+    costs more than one after it.
+    """
+    import torch
+
+    return torch.backends.cpu.get_cpu_capability() == "AVX2"
+
+
 def sums_int8_in_16_bits() -> bool:
     """Whether this CPU adds two products of bytes in 16 bits, which cuts off what does not fit: x86 without VNNI."""
     known = cpu_capabilities()

@@ -157,6 +157,11 @@ def test_without_vnni_sums_of_two_products_fit_into_16_bits(
     np.savez(tmp_path / "out" / "export.npz", *elsewhere)
     with pytest.raises(UserError, match=r"gives other results here: .* or export the model again on this one"):
         open_subject(tmp_path / "out")
+    (tmp_path / "out" / "export.json").rename(tmp_path / "away.json")
+    with pytest.raises(
+        UserError, match=r"is in int8, .* no export\.json of it lies beside it .* export the model again"
+    ):
+        open_subject(tmp_path / "out")
     monkeypatch.setattr(exported_graphs, "sums_int8_in_16_bits", lambda: False)
     open_subject(tmp_path / "out")
 

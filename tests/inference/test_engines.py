@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from models.families import FAMILIES, OTHERS, Family, assert_near, tensors_of
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hf_vit
@@ -401,3 +402,27 @@ def test_products_of_their_own_give_the_same(choice: str):
         take_apart(attention)
         assert len(attention.qkv) == 3
     torch.testing.assert_close(model(images).last_hidden_state, wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("with_avx2_alone", [True, False])
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@torch.no_grad()
+def test_openvino_computes_gelus_apart_with_avx2_alone(
+    approximate: str, with_avx2_alone: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """To the same numbers, from those of which nothing is left to those that stay as they are; NaN stays NaN."""
+    monkeypatch.setattr(engines, "has_avx2_alone", lambda: with_avx2_alone)
+    dense = torch.nn.Linear(8, 8)
+    dense.weight.copy_(torch.eye(8))
+    values = torch.linspace(-12, 12, 4000).reshape(-1, 8)
+    program = onnx_of_batches(torch.nn.Sequential(dense, torch.nn.GELU(approximate)).eval(), values, ["outputs"])
+    engine = engines.OpenVinoEngine.of(program, torch.float32)
+    (given,) = engine.run(values, ["outputs"]).values()
+    exact = F.gelu(values.double() + dense.bias.double(), approximate=approximate)
+    torch.testing.assert_close(given.double(), exact, rtol=1e-6, atol=1e-6)
+    values[0, 0], values[1, 0] = torch.nan, 3e38
+    (given,) = engine.run(values, ["outputs"]).values()
+    assert given[0].isnan().all()
+    assert given[1, 0] == 3e38
+    operations = [each.get_type_name() for each in engine._graph.get_ops()]
+    assert ("Gelu" in operations) != with_avx2_alone

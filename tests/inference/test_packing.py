@@ -21,10 +21,14 @@ IS_PACKED = {torch.float32: True, torch.bfloat16: bool(packing._TAKES_BFLOAT16()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fuses_gelu", [True, False])
 @pytest.mark.parametrize("then", ["nothing", "tanh", "none", "residual"])
 @torch.no_grad()
-def test_dense_layers_equal_the_formula(then: str, dtype: torch.dtype):
+def test_dense_layers_equal_the_formula(
+    then: str, fuses_gelu: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
     """With and without a bias, for any number of axes, and of weights in float32 for bfloat16 inputs."""
+    monkeypatch.setattr(packing, "has_avx2_alone", lambda: not fuses_gelu)
     approximate = then if then in ("tanh", "none") else None
     for bias, shape, wide in ((True, (3, 8), dtype), (False, (2, 5, 8), torch.float32), (True, (2, 3, 4, 8), dtype)):
         weight, inputs = torch.randn(6, 8).to(wide), torch.randn(shape).to(dtype)

@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from hf_vit.environment import has_avx2_alone
 from hf_vit.errors import UserError
 from hf_vit.inference.attention import attend_by_products
 from hf_vit.inference.freezing import REMEDY
@@ -24,6 +25,7 @@ _REORDER: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
 _LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 _REORDER_KERNEL: Any = getattr(torch.ops.mkldnn, "_reorder_convolution_weight", None)
 _CONVOLUTION: Any = getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
+_GELU_IN_PLACE: Any = torch.ops.aten.gelu_
 _TAKES_BFLOAT16: Any = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
 
 
@@ -57,7 +59,8 @@ def _can_be_packed(weight: torch.Tensor, *operators: Any) -> bool:
 
 @final
 class PackedDense(Merged):
-    """A `Dense` whose bias, GELU or residual oneDNN adds while the product is in the cache: [.., D] -> [.., M].
+    """A `Dense` whose bias, residual or, where that is faster, GELU oneDNN adds while the product is in the cache:
+    [.., D] -> [.., M].
 
     Its weight is opaque and nobody's parameter.
     """
@@ -65,6 +68,7 @@ class PackedDense(Merged):
     def __init__(self, dense: Dense) -> None:
         super().__init__()
         self.approximate, self.computed_in = dense.approximate, dense.merged_weight.dtype
+        self.fuses_gelu = not has_avx2_alone()
         self.packed_weight = _REORDER(dense.merged_weight, _ROWS)
         self.packed_bias = dense.merged_bias
 
@@ -73,10 +77,12 @@ class PackedDense(Merged):
         wide, weight, bias = inputs.to(self.computed_in), self.packed_weight, self.packed_bias
         if residual is not None:
             outputs = _LINEAR.binary(wide, residual.to(self.computed_in), weight, bias, "add")
-        elif self.approximate is not None:
+        elif self.approximate is not None and self.fuses_gelu:
             outputs = _LINEAR(wide, weight, bias, "gelu", [], self.approximate)
         else:
             outputs = _LINEAR(wide, weight, bias, "none", [], "")
+            if self.approximate is not None:
+                outputs = _GELU_IN_PLACE(outputs, approximate=self.approximate)
         return outputs.to(inputs.dtype)
 
 

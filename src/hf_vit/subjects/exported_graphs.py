@@ -12,7 +12,7 @@ from torch import nn
 from transformers import ViTImageProcessor
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from hf_vit.conversion.targets.graphs.certificate import NAME, Certificate, verify
+from hf_vit.conversion.targets.graphs.certificate import NAME, RESULTS, Certificate, verify
 from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, PIXEL_VALUES, as_given
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Outputs, Runtime
 from hf_vit.environment import sums_int8_in_16_bits
@@ -44,15 +44,15 @@ class GraphForImageClassification(nn.Module):
         file: as `hf-vit export` writes it, with labels and preprocessing in its metadata.
 
     Raises:
-        UserError: the runtime is missing or cannot read the file, or the file is another; or it is in int8, and this
-            processor cuts off its sums, to judge by the checks of the certificate beside it.
+        UserError: the runtime is missing or cannot read the file, or the file is another; or it is in int8, this
+            processor may cut off its sums, and the certificate beside it is missing or finds other results.
     """
 
     def __init__(self, runtime: Runtime, file: Path) -> None:
         super().__init__()
         runtime.require(file)
-        if sums_int8_in_16_bits():  # first: it opens the graph itself, and two take twice the memory
-            _verify_int8(file)
+        # First: verifying opens the graph itself, and two take twice the memory.
+        unsure = sums_int8_in_16_bits() and not _verified_int8(file)
         try:
             self.graph = runtime.open(file)
             labels: dict[str, str] = json.loads(self.graph.about["labels"])
@@ -65,6 +65,11 @@ class GraphForImageClassification(nn.Module):
             ) from error
         except Exception as error:  # a runtime has a class for every reason
             raise UserError(f"{file} cannot be read by {runtime.package}: {one_line(error)}") from error
+        if unsure and "quantize" in self.graph.about:
+            raise UserError(
+                f"{file} is in int8, which this processor may compute otherwise, and no {NAME} of it lies beside it to "
+                f"check that by; put it there with its {RESULTS}, or export the model again"
+            )
         if predicts := self.graph.about.get("predicts"):
             raise UserError(
                 f"{file} is the graph of a {predicts}, which is run by {runtime.package} alone; give the model itself"
@@ -117,11 +122,13 @@ class GraphForImageClassification(nn.Module):
             ) from error
 
 
-def _verify_int8(file: Path) -> None:
-    """Refuse a graph in int8 that does not repeat what it gave where it was exported."""
+def _verified_int8(file: Path) -> bool:
+    """Whether a certificate says that the graph is in int8; it is refused unless it repeats what it gave then."""
     certificate = Certificate.read(file.with_name(NAME))
-    if certificate is not None and certificate.quantization is not None and certificate.file == file.name:
-        verify(file.parent)
+    if certificate is None or certificate.quantization is None or certificate.file != file.name:
+        return False
+    verify(file.parent)
+    return True
 
 
 def canvas(images: "Sequence[Image]") -> torch.Tensor:
