@@ -630,6 +630,21 @@ def test_avx2_alone_is_told_as_recorded():
     assert f"S/16 in int8 by torch is {int8[0]:.2f} and {int8[1]:.2f} times as fast as in float32" in page
 
 
+def test_gelus_after_their_products_are_told_as_recorded():
+    page, found = words("docs/inference.md"), by_variant("models_zen3_s16", "models_zen3_b16")
+    cells = [(variant, "float32", batch) for variant in ("S/16", "B/16") for batch in (1, 8)]
+    forms = {"hf_vit by OpenVINO": "hf_vit optimized, openvino", "hf_vit by torch": "hf_vit optimized"}
+    apart = list[float]()
+    for row, name in {**forms, "the peer's, compiled and frozen": "transformers, compiled and frozen"}.items():
+        beside = [found[*cell, name]["transformers, openvino"] for cell in cells]
+        assert f"| {row} | {medians(beside)} |" in page
+        apart += [abs(each[side] / each["median"] - 1) for each in beside for side in ("lower", "upper")]
+    assert f"lie up to {max(apart):.0%} from the median" in page
+    for row, name in forms.items():
+        as_loaded = [found[*cell, name]["transformers"] for cell in cells]
+        assert f"| {row}, beside the peer's as loaded | {medians(as_loaded)} |" in page
+
+
 def test_other_benchmarks_with_avx2_alone_are_told_as_recorded():
     told, step = words(README), rows("models_avx2_training.json")[0]["outcomes"]
     ours, eager, theirs = (
