@@ -643,6 +643,12 @@ def test_gelus_after_their_products_are_told_as_recorded():
     for row, name in forms.items():
         as_loaded = [found[*cell, name]["transformers"] for cell in cells]
         assert f"| {row}, beside the peer's as loaded | {medians(as_loaded)} |" in page
+    axial = by_variant("models_zen3_axial")
+    by_openvino = [
+        axial["Axial-B/16", "float32", batch, "hf_vit optimized, openvino"]["hf_vit optimized"]["median"]
+        for batch in (1, 8)
+    ]
+    assert f"Axial-B/16 by OpenVINO is {by_openvino[0]:.2f} and {by_openvino[1]:.2f} times as fast as by torch" in page
 
 
 def test_other_benchmarks_with_avx2_alone_are_told_as_recorded():

@@ -379,12 +379,17 @@ def test_an_engine_that_is_not_installed(monkeypatch):
     assert hf_vit.optimize_for_inference(model).engine == "torch"
 
 
+@pytest.mark.parametrize("with_avx2_alone", [True, False])
 @pytest.mark.parametrize("name", ["plain", "hybrid", "axial"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_auto_is_openvino_where_it_is_installed_and_faster(name: str, dtype: torch.dtype):
-    """Torch is as fast with axial models in float32."""
+def test_auto_is_openvino_where_it_is_installed_and_faster(
+    name: str, dtype: torch.dtype, with_avx2_alone: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Torch is as fast with axial models in float32, where it has more than AVX2."""
+    monkeypatch.setattr(encoders, "has_avx2_alone", lambda: with_avx2_alone)
     model = hf_vit.optimize_for_inference(build(FAMILIES[name]).to(dtype))
-    assert model.engine == ("torch" if (name, dtype) == ("axial", torch.float32) else "openvino")
+    is_torchs = (name, dtype, with_avx2_alone) == ("axial", torch.float32, False)
+    assert model.engine == ("torch" if is_torchs else "openvino")
 
 
 @pytest.mark.parametrize("choice", ["default", "relative", "relative_bias", "causal", "no_qkv_bias", "one_group"])

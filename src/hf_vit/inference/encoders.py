@@ -13,6 +13,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_vit.conversion.readers.checkpoint import all_finite
 from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
+from hf_vit.environment import has_avx2_alone
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import FAMILIES
 from hf_vit.inference.attention import take_apart
@@ -208,9 +209,13 @@ def choose_engine(
 
 
 def _is_faster_by_torch(model: nn.Module, dtype: torch.dtype) -> bool:
-    """Of axial models the products are nearly all, and OpenVINO's in float32 are no faster than oneDNN's."""
+    """Of axial models the products are nearly all, and OpenVINO's in float32 are no faster than oneDNN's, unless AVX2
+    is all there is.
+    """
+    if dtype != torch.float32 or has_avx2_alone():
+        return False
     axial = FAMILIES["axial"].classes["model"]
-    return dtype == torch.float32 and any(type(each) is axial for each in encoders_in(model).values())
+    return any(type(each) is axial for each in encoders_in(model).values())
 
 
 def _obstacle(
