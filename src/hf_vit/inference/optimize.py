@@ -46,8 +46,7 @@ def optimize_for_inference(
             final), without adapters, hooks or parametrisations on what is rewritten.
         engine: what computes: "torch"; "openvino" or "onnxruntime", for bare models and classifiers on CPUs in float32
             (OpenVINO: bfloat16 too), weights at least twice in memory. What their graph does not give (hidden states,
-            padding, what hooks hear) torch computes. "auto": OpenVINO where it can, but for axial models in float32
-            on processors with more than AVX2.
+            padding, what hooks hear) torch computes. "auto": OpenVINO where it can and was measured to be faster.
         compile: instead of packing weights, compile with torch's inductor and the weights frozen into the graph: a C++
             compiler, a slow first call for every shape. Which is faster, `hf-vit bench models` tells of a processor.
         quantize: "int8": dense layers on CPUs in int8, by oneDNN (weights per channel, what enters a layer by the range
