@@ -631,17 +631,19 @@ def test_avx2_alone_is_told_as_recorded():
 
 
 def test_gelus_after_their_products_are_told_as_recorded():
-    page, found = words("docs/inference.md"), by_variant("models_zen3_s16", "models_zen3_b16")
-    cells = [(variant, "float32", batch) for variant in ("S/16", "B/16") for batch in (1, 8)]
+    page = words("docs/inference.md")
+    peers = {"S/16": "transformers", "B/16": "transformers", "R26+S/32": "timm", "R50+B/16": "timm"}
+    found = by_variant(*(f"models_zen3_{part}" for part in ("s16", "b16", "r26", "r50")))
+    cells = [(variant, "float32", batch) for variant in peers for batch in (1, 8)]
     forms = {"hf_vit by OpenVINO": "hf_vit optimized, openvino", "hf_vit by torch": "hf_vit optimized"}
     apart = list[float]()
-    for row, name in {**forms, "the peer's, compiled and frozen": "transformers, compiled and frozen"}.items():
-        beside = [found[*cell, name]["transformers, openvino"] for cell in cells]
+    for row, name in {**forms, "the peer's, compiled and frozen": "{}, compiled and frozen"}.items():
+        beside = [found[*cell, name.format(peers[cell[0]])][f"{peers[cell[0]]}, openvino"] for cell in cells]
         assert f"| {row} | {medians(beside)} |" in page
         apart += [abs(each[side] / each["median"] - 1) for each in beside for side in ("lower", "upper")]
     assert f"lie up to {max(apart):.0%} from the median" in page
     for row, name in forms.items():
-        as_loaded = [found[*cell, name]["transformers"] for cell in cells]
+        as_loaded = [found[*cell, name][peers[cell[0]]] for cell in cells]
         assert f"| {row}, beside the peer's as loaded | {medians(as_loaded)} |" in page
     axial = by_variant("models_zen3_axial")
     by_openvino = [

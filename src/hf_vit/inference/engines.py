@@ -3,7 +3,6 @@
 Legend: B batch, C channels, H x W px.
 """
 
-import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,12 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self, final
 
-import numpy as np
 import torch
 from torch.onnx import ONNXProgram
 
-from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, openvino_core
-from hf_vit.environment import emulates_bfloat16, has_avx2_alone
+from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, openvino_core, with_fast_gelus
+from hf_vit.environment import emulates_bfloat16
 from hf_vit.results.writing import scratch_folder
 
 _FILE = "model.onnx"
@@ -70,10 +68,7 @@ class OpenVinoEngine(Engine):
 
     @classmethod
     def of(cls, program: ONNXProgram, dtype: torch.dtype) -> Self:
-        graph = openvino_graph(program)
-        if has_avx2_alone():
-            _compute_gelus_apart(graph)
-        return cls(graph, dtype)
+        return cls(with_fast_gelus(openvino_graph(program)), dtype)
 
     def __init__(self, graph: Any, dtype: torch.dtype) -> None:
         self._is_half = dtype == torch.bfloat16
@@ -119,29 +114,6 @@ def openvino_graph(program: ONNXProgram) -> Any:
     with scratch_folder("engine") as folder:
         program.save(str(file := folder / _FILE))
         return openvino.convert_model(file)
-
-
-def _compute_gelus_apart(graph: Any) -> None:
-    """Write every GELU in the terms of its definition, in a form that OpenVINO does not take for one.
-
-    A product with a GELU in it is left to a slower library than others are.
-    """
-    from openvino import opset13 as ops
-
-    def number(value: float) -> Any:
-        return ops.constant(np.float32(value))
-
-    for gelu in [each for each in graph.get_ops() if each.get_type_name() == "Gelu"]:
-        x = gelu.input_value(0)
-        if gelu.get_attributes()["approximation_mode"] == "ERF":
-            half = ops.multiply(x, number(0.5))
-            apart = ops.add(ops.multiply(half, ops.erf(ops.multiply(x, number(math.sqrt(0.5))))), half)
-        else:  # 0.5 * (1 + tanh(u)) is sigmoid(2 u)
-            factor = 2 * math.sqrt(2 / math.pi)
-            cubic = ops.add(ops.multiply(ops.multiply(x, x), number(0.044715 * factor)), number(factor))
-            apart = ops.multiply(x, ops.sigmoid(ops.multiply(x, cubic)))
-        for reader in gelu.output(0).get_target_inputs():
-            reader.replace_source_output(apart.output(0))
 
 
 def _of_half(graph: Any) -> Any:
