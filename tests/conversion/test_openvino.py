@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import openvino
+import openvino.opset2 as older_operators
 import openvino.opset13 as operators
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_vit.conversion.api import export
+from hf_vit.conversion.targets.graphs import runtimes
 from hf_vit.conversion.targets.graphs.runtimes import OPENVINO, openvino_core
 from hf_vit.data import make_processor
 
@@ -70,6 +72,23 @@ def test_a_graph_whose_operators_do_not_keep_nan_is_certified_without(tmp_path: 
     assert wanted[0].isnan().all()
     assert not given[0].isnan().any()
     torch.testing.assert_close(given[1], wanted[1], rtol=0, atol=6e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("gelu", [operators.gelu, older_operators.gelu], ids=["newer", "older"])
+def test_gelus_of_other_graphs_are_computed_apart(
+    gelu: Callable[..., Any], dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Of other dtypes than ours, and of the operator that has no approximation."""
+    monkeypatch.setattr(runtimes, "has_avx2_alone", lambda: True)
+    given = operators.parameter([1, 8], dtype)
+    kind = {"approximation_mode": "erf"} if gelu is operators.gelu else {}
+    last = gelu(given, **kind)
+    last.output(0).set_names({"logits"})
+    openvino.save_model(openvino.Model([last], [given]), file := tmp_path / OPENVINO.file)
+    values = torch.linspace(-4, 4, 8)[None].to(torch.from_numpy(np.zeros(0, dtype)).dtype)
+    (answer,) = OPENVINO.open(file).run(values).values()
+    torch.testing.assert_close(answer, F.gelu(values), rtol=0, atol=2e-3 if dtype == np.float16 else 1e-6)
 
 
 TWO_MODELS = """

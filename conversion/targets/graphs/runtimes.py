@@ -13,7 +13,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar, final
 
-import numpy as np
 import torch
 
 from hf_vit.conversion.targets.graphs.preprocessing import DECODING
@@ -140,12 +139,10 @@ def with_fast_gelus(graph: Any) -> Any:
         return graph
     from openvino import opset13 as ops
 
-    def number(value: float) -> Any:
-        return ops.constant(np.float32(value))
-
     for gelu in [each for each in graph.get_ops() if each.get_type_name() == "Gelu"]:
         x = gelu.input_value(0)
-        if gelu.get_attributes()["approximation_mode"] == "ERF":
+        number = partial(ops.constant, dtype=x.get_element_type())
+        if gelu.get_attributes().get("approximation_mode", "ERF") == "ERF":  # the older operator has no choice
             half = ops.multiply(x, number(0.5))
             apart = ops.add(ops.multiply(half, ops.erf(ops.multiply(x, number(math.sqrt(0.5))))), half)
         else:  # 0.5 * (1 + tanh(u)) is sigmoid(2 u)
