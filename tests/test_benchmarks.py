@@ -19,6 +19,7 @@ from hf_vit.training import find_recipe
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 README = "benchmarks/README.md"
+PEERS = {"S/16": "transformers", "B/16": "transformers", "R26+S/32": "timm", "R50+B/16": "timm"}
 # In a cell of inference: dtype and batch.
 HALVES = ("float32", "bfloat16")
 CELLS = list(itertools.product(HALVES, (1, 8)))
@@ -589,17 +590,16 @@ def test_engines_on_zen_4_are_told_as_recorded():
 def test_compiled_models_on_zen_4_are_told_as_recorded():
     """Beside OpenVINO given the peer's model, and beside the peer's model compiled as ours."""
     page = words("docs/inference.md")
-    peers = {"S/16": "transformers", "B/16": "transformers", "R26+S/32": "timm", "R50+B/16": "timm"}
     found = by_variant("models_zen4_compiled", "models_zen4_r26_compiled", "models_zen4_r50_compiled")
     beside, compiled = [], []
     for dtype in HALVES:
-        cells = [(variant, dtype, batch) for variant in peers for batch in (1, 8)]
+        cells = [(variant, dtype, batch) for variant in PEERS for batch in (1, 8)]
         for name, row in (("", "by torch"), (", compiled", "by torch, compiled")):
-            ratios = [found[*cell, f"hf_vit optimized{name}"][f"{peers[cell[0]]}, openvino"] for cell in cells]
+            ratios = [found[*cell, f"hf_vit optimized{name}"][f"{PEERS[cell[0]]}, openvino"] for cell in cells]
             assert f"| hf_vit {row}, {dtype} | {medians(ratios)} |" in page
         beside += [round(ratio["median"], 2) for ratio in ratios]
-        both = [(*cell, f"{peers[cell[0]]}, compiled and frozen") for cell in cells if cell[0] != "R50+B/16"]
-        ratios = [found[peer][f"{peers[peer[0]]}, openvino"] for peer in both]
+        both = [(*cell, f"{PEERS[cell[0]]}, compiled and frozen") for cell in cells if cell[0] != "R50+B/16"]
+        ratios = [found[peer][f"{PEERS[peer[0]]}, openvino"] for peer in both]
         assert f"| the peer's, compiled and frozen, {dtype} | {medians(ratios)} | | |" in page
         compiled += [found[*peer[:3], "hf_vit optimized, compiled"][peer[3]]["median"] for peer in both]
     assert [sum(ratio >= least for ratio in beside) for least in (0.95, 1.01)] == [15, 9]
@@ -608,43 +608,45 @@ def test_compiled_models_on_zen_4_are_told_as_recorded():
     assert f"is {min(compiled):.2f} to {max(compiled):.2f} times as fast in the twelve cells" in page
 
 
+def assert_told_beside_peers(
+    found: dict[tuple[str, str, int, str], dict[str, dict[str, float]]], forms: dict[str, str]
+) -> list[dict[str, float]]:
+    """Rows of docs/inference.md in float32: these forms (what a row says -> contestant) beside OpenVINO given the
+    peer's model and beside the peer's as loaded, and the peer's compiled; returns all ratios to OpenVINO.
+    """
+    page, told = words("docs/inference.md"), list[dict[str, float]]()
+    cells = [(variant, "float32", batch) for variant in PEERS for batch in (1, 8)]
+    for row, name in {**forms, "the peer's, compiled and frozen": "{}, compiled and frozen"}.items():
+        beside = [found[*cell, name.format(PEERS[cell[0]])][f"{PEERS[cell[0]]}, openvino"] for cell in cells]
+        assert f"| {row} | {medians(beside)} |" in page
+        told += beside
+    for row, name in forms.items():
+        as_loaded = [found[*cell, name][PEERS[cell[0]]] for cell in cells]
+        assert f"| {row}, beside the peer's as loaded | {medians(as_loaded)} |" in page
+    return told
+
+
 def test_avx2_alone_is_told_as_recorded():
     """Float32 beside OpenVINO given the peer's model and the peer's as loaded; int8 beside float32."""
-    page = words("docs/inference.md")
-    peers = {"S/16": "transformers", "B/16": "transformers", "R26+S/32": "timm", "R50+B/16": "timm"}
     found = by_variant(*(f"models_avx2_{part}" for part in ("s16", "b16", "r26", "r50")))
-    cells = [(variant, "float32", batch) for variant in peers for batch in (1, 8)]
     forms = {
         "hf_vit by OpenVINO": "hf_vit optimized, openvino",
         "hf_vit by torch": "hf_vit optimized",
         "hf_vit by torch, compiled": "hf_vit optimized, compiled",
     }
-    for row, name in forms.items():
-        beside = [found[*cell, name][f"{peers[cell[0]]}, openvino"] for cell in cells]
-        assert f"| {row} | {medians(beside)} |" in page
-        as_loaded = [found[*cell, name][peers[cell[0]]] for cell in cells]
-        assert f"| {row}, beside the peer's as loaded | {medians(as_loaded)} |" in page
-    beside = [found[*cell, f"{peers[cell[0]]}, compiled and frozen"][f"{peers[cell[0]]}, openvino"] for cell in cells]
-    assert f"| the peer's, compiled and frozen | {medians(beside)} |" in page
-    int8 = [found[*cell, "hf_vit optimized, int8"]["hf_vit optimized"]["median"] for cell in cells[:2]]
-    assert f"S/16 in int8 by torch is {int8[0]:.2f} and {int8[1]:.2f} times as fast as in float32" in page
+    assert_told_beside_peers(found, forms)
+    int8 = [found["S/16", "float32", batch, "hf_vit optimized, int8"]["hf_vit optimized"]["median"] for batch in (1, 8)]
+    told = f"S/16 in int8 by torch is {int8[0]:.2f} and {int8[1]:.2f} times as fast as in float32"
+    assert told in words("docs/inference.md")
 
 
 def test_gelus_after_their_products_are_told_as_recorded():
     page = words("docs/inference.md")
-    peers = {"S/16": "transformers", "B/16": "transformers", "R26+S/32": "timm", "R50+B/16": "timm"}
     found = by_variant(*(f"models_zen3_{part}" for part in ("s16", "b16", "r26", "r50")))
-    cells = [(variant, "float32", batch) for variant in peers for batch in (1, 8)]
     forms = {"hf_vit by OpenVINO": "hf_vit optimized, openvino", "hf_vit by torch": "hf_vit optimized"}
-    apart = list[float]()
-    for row, name in {**forms, "the peer's, compiled and frozen": "{}, compiled and frozen"}.items():
-        beside = [found[*cell, name.format(peers[cell[0]])][f"{peers[cell[0]]}, openvino"] for cell in cells]
-        assert f"| {row} | {medians(beside)} |" in page
-        apart += [abs(each[side] / each["median"] - 1) for each in beside for side in ("lower", "upper")]
+    beside = assert_told_beside_peers(found, forms)
+    apart = [abs(each[side] / each["median"] - 1) for each in beside for side in ("lower", "upper")]
     assert f"lie up to {max(apart):.0%} from the median" in page
-    for row, name in forms.items():
-        as_loaded = [found[*cell, name][peers[cell[0]]] for cell in cells]
-        assert f"| {row}, beside the peer's as loaded | {medians(as_loaded)} |" in page
     axial = by_variant("models_zen3_axial")
     by_openvino = [
         axial["Axial-B/16", "float32", batch, "hf_vit optimized, openvino"]["hf_vit optimized"]["median"]
