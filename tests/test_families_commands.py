@@ -1,6 +1,7 @@
 """Families x commands: every command takes every family of the table, so that none is second class."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def saved(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_takes_every_family(command, name, saved, data, tmp_path, monkeypatch):
+def test_every_command_takes_every_family(command, name, saved, data, tmp_path, monkeypatch, caplog):
     places = {"MODEL": saved[name], "DATA": data, "OUT": tmp_path / "out", "IMAGE": next(data.glob("*/*.png"))}
     places["RUNTIME"] = save_runtime(tmp_path / "runtime")
     monkeypatch.setattr("hf_vit.pages.runtime.FILES", SMALL_FILES)
@@ -106,6 +107,8 @@ def test_every_command_takes_every_family(command, name, saved, data, tmp_path, 
     with pytest.raises(SystemExit) as ended:
         main([str(places.get(word, word)) for word in words])
     assert not ended.value.code
+    foreign = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not foreign  # the program would show them
     if COMMANDS[command][0] == "finetune":
         folder = tmp_path / "out"
         assert [record.kind for record in Facts.load(folder).records] == ["training", "evaluation"]

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import logging
 import tempfile
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -114,6 +115,13 @@ def test_bare_models(choice: str, monkeypatch):
     seen, images = calls_of(fast, monkeypatch), family.images(model.config)
     assert_same(fast(images), model(images), TOLERANCE.get(family.name, 1e-5))
     assert len(seen) == 1
+
+
+def test_a_model_in_training_mode(caplog):
+    """Which a new one is; nothing is exported in that mode, and no library has anything to say."""
+    model = FAMILIES["plain"].build("classification").train()
+    assert not hf_vit.optimize_for_inference(model, engine="openvino").training
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.fixture(scope="module")

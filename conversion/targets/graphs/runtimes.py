@@ -162,6 +162,9 @@ class OpenVino(Runtime):
     keeps_nan = False
 
     def open(self, file: Path) -> Graph:
+        with file.open("rb") as opened:
+            if b"<net" not in opened.read(1024):  # OpenVINO would try other libraries' files, and log how that goes
+                raise ValueError("it is no graph of OpenVINO's")
         model = with_fast_gelus(openvino_core().read_model(file))
         hints = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
         compiled = openvino_core().compile_model(

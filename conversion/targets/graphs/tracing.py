@@ -6,6 +6,7 @@ patches, with which it does not. And what the exporter cannot translate is said 
 traced; the models know nothing of it.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast, final
 
@@ -15,6 +16,9 @@ from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
 from torch.onnx import ONNXProgram
 from torch.overrides import TorchFunctionMode
+
+# That it leaves what has several outputs to the engine, once for each such operator.
+logging.getLogger("onnxscript.optimizer._constant_folding").addFilter(lambda record: "Skipping" not in record.msg)
 
 
 def _interpolate(input: torch.Tensor, size: Any = None, *, mode: str, **options: Any) -> torch.Tensor:

@@ -131,6 +131,9 @@ def list_models(
     Raises:
         UserError: there is no such place or family, or the Hub cannot be reached.
     """
+    from rich.console import Console
+    from rich.progress import track
+
     if family is not None and family not in FAMILIES and not family.isidentifier():
         raise UserError(f"there is no family '{family}'; there are {', '.join(FAMILIES)}")
     places = tuple(dict.fromkeys(places)) or (PAPERS,)
@@ -145,7 +148,9 @@ def list_models(
         entries = [entry for entry in entries if entry.parameters is not None and entry.parameters <= max_parameters]
     if judged_on is not None:
         entries = [judged for entry in entries if (judged := entry.judged_on(judged_on)).scores]
-    return Listing(places, list(map(with_flops, entries)))
+    console = Console(stderr=True)
+    uncounted = track(entries, "counting FLOPs", console=console, transient=True, disable=not console.is_terminal)
+    return Listing(places, list(map(with_flops, uncounted)))
 
 
 def _amount(number: float | None) -> str:

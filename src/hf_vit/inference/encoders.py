@@ -284,7 +284,7 @@ def _changes(
             parts = tuple(classifier.children())
             yield from _computed_by(classifier, EngineClassifier, {"outputs": outputs[1], "parts": parts})
             for head in (part for part in parts if type(part) is nn.Linear):
-                twin, example = copy.deepcopy(head).float(), torch.zeros(2, head.in_features)
+                twin, example = copy.deepcopy(head).float().eval(), torch.zeros(2, head.in_features)
                 alone = engine.of(onnx_of_batches(twin, example, ["logits"]), dtype)
                 yield from _computed_by(head, EngineHead, {"graph": alone})
 
