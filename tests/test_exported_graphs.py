@@ -136,8 +136,9 @@ def test_protocols_that_judge_features(places: dict[str, Path], tmp_path: Path):
     [
         (("analyze", "GRAPH", "--images", "DATA", "--output", "OUT"), "is a graph, whose layers cannot be read"),
         (("evaluate", "GRAPH", "--data", "DATA", "--protocol", "robustness"), "has no gradients"),
+        (("evaluate", "GRAPH", "--data", "DATA", "--protocol", "patch-drop"), "has no gradients"),
     ],
-    ids=lambda given: given[0] if isinstance(given, tuple) else "",
+    ids=lambda given: f"{given[0]} {given[-1]}" if isinstance(given, tuple) else "",
 )
 def test_what_needs_the_inside_is_refused_in_one_line(
     words: tuple[str, ...], message: str, places: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -251,6 +252,7 @@ def test_commands_feed_a_graph_with_its_processor_images_as_they_are(
     of_graph, of_model = json.loads((tmp_path / "out/comparison.json").read_text())["models"]
     assert of_graph["top1"] == of_model["top1"]
     assert (of_graph["corruptions"], of_graph["clean"]) == ({}, None)
+    assert of_graph["image_size"] == of_model["image_size"]
     assert of_graph["notes"][-1] == "a graph: neither corrupted nor attacked, parameters and FLOPs not counted"
     assert run("evaluate", graph, *data, "--protocol", "corruptions") == 1
     assert "resizes images itself; attacks and corruptions change what a model is fed" in capsys.readouterr().err

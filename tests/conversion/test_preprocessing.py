@@ -182,6 +182,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         r"size=\{'shortest_edge': 16\} \(graphs need a height",
     ),
     "no size": (ViTImageProcessor(do_resize=False), r"images of all sizes \(do_resize=False, and no crop\)"),
+    "no deviation": (ViTImageProcessor(image_std=[0.5, 0, 0.5]), r"image_std=\(0\.5, 0, 0\.5\) \(nothing can be"),
     "margin": (ViTImageProcessor(do_pad=True), "do_pad=True"),
     "no processor": (object(), r"a object \(it is none of transformers' on torchvision\)"),
 }

@@ -14,6 +14,8 @@ from PIL import Image
 from transformers import ViTImageProcessor
 
 from hf_vit import HfViTForImageClassification, UserError
+from hf_vit.catalogue.listing import list_models
+from hf_vit.catalogue.published import TOP1
 from hf_vit.data.images import opened
 from hf_vit.evaluation import evaluate, evaluate_protocol, predict
 from hf_vit.evaluation.embedding.job import embed
@@ -125,9 +127,16 @@ def test_a_record_says_so(folder: Path) -> None:
         assert told in card
         assert "model-index" not in card
     evaluate(model, data, progress=False)
-    card = (folder / "model" / "README.md").read_text()
-    assert "model-index" in card
-    assert "were fed" not in card
+    for less in ({}, {"draft": True}, {"num_images": 1}):  # which take no place of it, nor stand in a list
+        evaluate(model, data, progress=False, **less)
+        card = (folder / "model" / "README.md").read_text()
+        assert "model-index" in card
+        assert "were fed" not in card
+        (entry,) = list_models([model]).entries
+        (score,) = (score for score in entry.scores if score.metric == TOP1)
+        assert f"value: {score.value}" in card
+        assert f"num_images: {len(files(folder))}" in card
+        assert "--draft" not in score.source
 
 
 def test_embeddings_are_of_the_smaller_images_and_a_folder_stays_with_them(folder: Path, tmp_path: Path) -> None:

@@ -141,10 +141,20 @@ def test_a_processor_of_another_model_is_told(save_classifier: Save, tmp_path: P
     from PIL import Image
     from transformers import ViTImageProcessor
 
-    from hf_vit.evaluation import predict_images
+    from hf_vit.evaluation import embed, predict_images
 
     folder = save_classifier()
     ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(folder)
     Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
-    with pytest.raises(UserError, match=r"takes no images of 24x24 px, which its image processor makes \(Input image"):
+    told = r"takes no images of 24x24 px, which its image processor makes \(Input image"
+    with pytest.raises(UserError, match=told):
         predict_images(open_classifier(folder, "cpu"), [tmp_path / "image.png"])
+    for level in range(6):
+        wide = tmp_path / "data" / "ab"[level % 2] / f"{level}.png"
+        wide.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (12, 8), (level, 0, 0)).save(wide)
+    with pytest.raises(UserError, match=told):
+        embed(str(folder), str(tmp_path / "data"), tmp_path / "out")
+    ViTImageProcessor(do_resize=False).save_pretrained(folder)
+    with pytest.raises(UserError, match=r"processor makes no batch of these images \(.*\); have it resize or crop all"):
+        predict_images(open_classifier(folder, "cpu"), [tmp_path / "image.png", wide])

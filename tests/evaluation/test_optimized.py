@@ -81,6 +81,12 @@ def test_evaluate(folder: Path, data: Path, engine: str, capfd: pytest.CaptureFi
     close(fast, plain)
 
 
+def test_protocols_that_ask_for_gradients(folder: Path, data: Path, capfd: pytest.CaptureFixture[str]):
+    for protocol in ("patch-drop", "robustness"):
+        run("evaluate", folder, "--data", data, "--protocol", protocol)
+        assert "optimized" not in capfd.readouterr().err
+
+
 def test_predict(folder: Path, data: Path, engine: str, capfd: pytest.CaptureFixture[str]):
     pattern = data / "test" / "*" / "*.png"
     run("predict", folder, pattern, "--json", "--no-optimize")

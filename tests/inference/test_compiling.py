@@ -1,6 +1,7 @@
 """Compiled for inference: one graph, by the library that is fast here, with the model's outputs."""
 
 import warnings
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -68,6 +69,17 @@ def test_products_by_onednn_are_of_processors_without_lower_precision(monkeypatc
     with pytest.raises(ValueError, match="no image"):
         model(torch.ones(2))
     assert seen == ["tf32" if is_slow else before] * 2
+    assert PRECISION.fp32_precision == before
+
+
+def test_passes_that_overlap_leave_the_setting_as_it_was():
+    """As those of several threads do: the second began when it was set already."""
+    before, first, second = PRECISION.fp32_precision, ExitStack(), ExitStack()
+    for each in (first, second):
+        each.enter_context(compiling._products_by_onednn())
+    first.close()
+    assert PRECISION.fp32_precision == "tf32" != before
+    second.close()
     assert PRECISION.fp32_precision == before
 
 

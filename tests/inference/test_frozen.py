@@ -107,6 +107,7 @@ WRITES: dict[str, Callable[[Any], object]] = {
     "data": lambda weight: weight.data.copy_(2 * weight),
     "data replaced": lambda weight: setattr(weight, "data", 2 * weight),
     "a view": lambda weight: weight.detach().unsqueeze(0).zero_(),
+    "a view in a tuple": lambda weight: weight.reshape(-1).unbind(0)[0].zero_(),
     "an item": lambda weight: weight.__setitem__(0, 2.0),
     "an operator": lambda weight: operator.iadd(weight, 1.0),
     "out": lambda weight: torch.add(weight, weight, out=weight),

@@ -109,6 +109,8 @@ def _inexpressible(processor: Any) -> list[str]:
             )
     elif not crops:
         wrong.append("images of all sizes (do_resize=False, and no crop)")
+    if 0.0 in _scale(processor)[1]:
+        wrong.append(f"image_std={processor.image_std} (nothing can be divided by 0)")
     return wrong + ["do_pad=True"] * bool(getattr(processor, "do_pad", None))
 
 

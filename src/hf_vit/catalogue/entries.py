@@ -13,7 +13,7 @@ from hf_vit.catalogue.published import TOP1, Score, published_checkpoints, publi
 from hf_vit.cost import find_config, forward_flops
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import family_of
-from hf_vit.hub.card_metadata import latest_evaluations
+from hf_vit.hub.card_metadata import indexed_evaluations
 from hf_vit.hub.model_folder import count_parameters, read_config
 from hf_vit.hub.published_results import ACCURACIES
 from hf_vit.models.configuration_hf_base import HfBaseConfig
@@ -130,7 +130,7 @@ def _folder(folder: Path) -> Entry:
 
 
 def _scores_in(facts: Facts) -> Iterator[Score]:
-    for record in latest_evaluations(facts):
+    for record in indexed_evaluations(facts):
         data = record.data or DataFact(name="unnamed data")
         for name, metric in ACCURACIES.items():
             if isinstance(value := record.values.get(name), float | int):

@@ -111,7 +111,7 @@ def measure_model(
         if not is_graph:
             flops = counted_flops(subject.model, lambda: subject.model(pixel_values))
             parameters = sum(parameter.numel() for parameter in subject.model.parameters())
-    height, width = pixel_values.shape[-2:]
+    height, width = subject.input_size if subject.resizes else pixel_values.shape[-2:]
     return ModelResult(
         inputs=inputs,
         image_size=(height, width),

@@ -10,7 +10,7 @@ from PIL import Image
 
 from hf_vit.data.augmentation import AugmentationConfig, Augmenter, random_keys, seeded
 from hf_vit.data.images import each_in_threads, to_rgb
-from hf_vit.errors import UserError
+from hf_vit.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,7 +68,14 @@ class EvalTransform:
     def batch(self, images: Sequence[Image.Image]) -> torch.Tensor:
         """The same in one tensor, [B, 3, H, W]."""
         if (direct := self._direct) is None:
-            return self.processor(images=each_in_threads(to_rgb, images), return_tensors="pt")["pixel_values"]
+            in_rgb = each_in_threads(to_rgb, images)
+            try:
+                return self.processor(images=in_rgb, return_tensors="pt")["pixel_values"]
+            except ValueError as error:
+                raise UserError(
+                    f"the image processor makes no batch of these images ({first_line(error):.200}); have it resize or "
+                    "crop all of them to one height and width, in preprocessor_config.json"
+                ) from error
         with torch.inference_mode(False):  # which is each thread's own, and what it makes no other may write to
             values = torch.empty(len(images), 3, *input_size(self.processor))
             each_in_threads(lambda image, place: direct(to_rgb(image), place), images, values)

@@ -15,7 +15,7 @@ from transformers import BatchFeature
 from hf_vit.data import ImageData
 from hf_vit.data.fingerprints import short_digests
 from hf_vit.errors import UserError
-from hf_vit.evaluation.reading import Collate, enough_for, evaluating, finite_logits, image_batches, shown
+from hf_vit.evaluation.reading import Collate, answering, evaluating, finite_logits, image_batches, shown
 from hf_vit.evaluation.remote_model import RemoteModel
 from hf_vit.results.facts import DataFact
 from hf_vit.subjects.features import PRE_LOGITS, depth_features, pre_logits
@@ -283,14 +283,14 @@ def _logits(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -
 
 
 def _last_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Features:
-    with enough_for(pixel_values):
+    with answering(pixel_values):
         values = pre_logits(model, pixel_values.to(next(model.parameters()).dtype))
     return {PRE_LOGITS: _finite(values)}
 
 
 def _depth_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Features:
     assert isinstance(pixel_values, torch.Tensor), "every depth is looked at in images of one size"
-    with enough_for(pixel_values):
+    with answering(pixel_values):
         found = depth_features(model, pixel_values.to(next(model.parameters()).dtype))
     return {name: _finite(values) for name, values in found.items()}
 

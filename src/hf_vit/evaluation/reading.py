@@ -139,6 +139,22 @@ def enough_for(pixel_values: "torch.Tensor | BatchFeature") -> AbstractContextMa
     return enough_memory(f"a batch of {batch} images of {height}x{width} px", "choose a smaller batch size")
 
 
+@contextmanager
+def answering(pixel_values: "torch.Tensor | BatchFeature") -> Generator[None]:
+    """As `enough_for`, and say so where the model takes no such images."""
+    try:
+        with enough_for(pixel_values):
+            yield
+    except UserError:
+        raise
+    except (ValueError, AssertionError) as error:
+        height, width = _shape(pixel_values)[2:]
+        raise UserError(
+            f"the model takes no images of {height}x{width} px, which its image processor makes ({first_line(error)}); "
+            "give it the preprocessor_config.json that it was saved with"
+        ) from error
+
+
 def _shape(pixel_values: Any) -> "torch.Size":
     return (pixel_values if hasattr(pixel_values, "shape") else pixel_values["pixel_values"]).shape
 
@@ -156,17 +172,8 @@ def finite_logits(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature
     from hf_vit.subjects.features import called
 
     dtype = next(model.parameters()).dtype
-    try:
-        with enough_for(pixel_values):
-            output = called(model, pixel_values.to(dtype))
-    except UserError:
-        raise
-    except (ValueError, AssertionError) as error:
-        height, width = _shape(pixel_values)[2:]
-        raise UserError(
-            f"the model takes no images of {height}x{width} px, which its image processor makes ({first_line(error)}); "
-            "give it the preprocessor_config.json that it was saved with"
-        ) from error
+    with answering(pixel_values):
+        output = called(model, pixel_values.to(dtype))
     logits: torch.Tensor = getattr(output, "logits", output)
     logits = logits.to(torch.promote_types(dtype, torch.float32))
     if not bool(logits.isfinite().all()):

@@ -47,7 +47,8 @@ def current_records(facts: Facts) -> list[Record]:
 def latest_evaluations(facts: Facts, protocols: Sequence[str] = ("top1",)) -> list[Record]:
     """The last evaluation of every data split, of those made after the weights were last changed.
 
-    Data that has changed is other data. Results of training images are left out.
+    Data that has changed is other data. Neither images that were fed otherwise than the image processor says, nor fewer
+    of them, take the place of what was measured in full. Results of training images are left out.
 
     Args:
         facts: of the model's folder.
@@ -58,10 +59,16 @@ def latest_evaluations(facts: Facts, protocols: Sequence[str] = ("top1",)) -> li
         if record.kind == "evaluation" and protocol_of(record) in protocols:
             data = record.data or DataFact(name="unnamed")
             key = (data.name, data.split, data.fingerprint)
+            if key in latest and _fullness(record) < _fullness(latest[key]):
+                continue
             latest.pop(key, None)
             if data.split != "train":
                 latest[key] = record
     return list(latest.values())
+
+
+def _fullness(evaluation: Record) -> tuple[bool, int]:
+    return not evaluation.values.get("fed"), (evaluation.data and evaluation.data.size) or 0
 
 
 def own_evaluation(facts: Facts) -> Record | None:

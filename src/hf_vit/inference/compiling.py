@@ -1,5 +1,6 @@
 """torch's inductor with the weights frozen into the graph."""
 
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -38,13 +39,21 @@ def _has_slow_mkl() -> bool:
     return str(known.get("cpu_name")).startswith("AMD") and not known.get("amx_tile")
 
 
+_lock = threading.Lock()
+_passes_by_onednn: list[str] = []  # of each that is on its way, what was set before the first
+
+
 @contextmanager
 def _products_by_onednn() -> Generator[None]:
     """Inductor takes oneDNN where lower precision is allowed; without instructions for one, none is lost."""
     products: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
-    before = products.fp32_precision
-    products.fp32_precision = "tf32"
+    with _lock:
+        _passes_by_onednn.append(_passes_by_onednn[0] if _passes_by_onednn else products.fp32_precision)
+        products.fp32_precision = "tf32"
     try:
         yield
     finally:
-        products.fp32_precision = before
+        with _lock:
+            before = _passes_by_onednn.pop()
+            if not _passes_by_onednn:
+                products.fp32_precision = before

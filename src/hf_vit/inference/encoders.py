@@ -4,14 +4,16 @@ Legend: B batch, C channels, H x W px.
 """
 
 import copy
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules import module as modules
 from transformers.utils.generic import can_return_tuple
 
-from hf_vit.conversion.readers.checkpoint import all_finite
 from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
 from hf_vit.environment import has_avx2_alone
 from hf_vit.errors import UserError, one_line
@@ -21,9 +23,9 @@ from hf_vit.inference.engines import ENGINES, Engine
 from hf_vit.inference.freezing import preceded
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.loss_hf_vit import classifier_loss
-from hf_vit.models.modeling_hf_vit import HfViTBaseForImageClassification
+from hf_vit.models.modeling_hf_vit import HfViTBaseForImageClassification, HfViTBaseModel
 from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
-from hf_vit.rewriting.heads import has_listeners, num_read_tokens
+from hf_vit.rewriting.heads import attends_otherwise, has_listeners, num_read_tokens
 from hf_vit.rewriting.planning import Change, channelwise_norms, plan_for
 from hf_vit.rewriting.transformer import FusedAttention
 
@@ -36,6 +38,7 @@ _ASK_FOR_MORE = tuple(
     if door in family.classes
 )
 _CLASSIFIERS = frozenset(family.classes["classification"] for family in FAMILIES.values())
+_LARGEST = 2.0**20  # of what a graph is given: what overflows on the way comes out of engines as numbers, not as NaN
 _OF_NO_EFFECT = ("return_dict", "interpolate_pos_encoding", "only_for_head")  # the last decides which graph it is
 
 
@@ -78,13 +81,17 @@ class EngineEncoder(HfPreTrainedModel):
         graph: what computes.
         outputs: which of the graph's are this model's.
         is_cut: the graph computes what the classifier's head reads, and no more.
-        hook_tables: where hooks on parts would be.
     """
 
     graph: Engine
     outputs: Outputs
     is_cut: bool
-    hook_tables: list[Mapping[int, Any]]
+
+    @functools.cached_property
+    def hook_tables(self) -> list[Mapping[int, Any]]:
+        """Where hooks on parts would be; first asked for by a pass, when parts are what they will be."""
+        parts = [part for part in self.modules() if part is not self]
+        return [table for part in parts for table in (part._forward_hooks, part._forward_pre_hooks)]
 
     def forward(
         self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None, **kwargs: Any
@@ -104,7 +111,7 @@ class EngineEncoder(HfPreTrainedModel):
         """Of the graph; None where it has none."""
         if patch_attention_mask is None and self._is_plain(asked) and self._fits(pixel_values):
             images = pixel_values.detach().to(self.dtype).contiguous()
-            if all_finite(images):  # runtimes drop NaN and infinity in some operators
+            if _are_usual(images):
                 return self.graph.run(images, names)
         return None
 
@@ -112,9 +119,11 @@ class EngineEncoder(HfPreTrainedModel):
         """Whether nothing is asked for, or listened to, but the outputs of the graph."""
         if bool(asked.get("only_for_head")) != self.is_cut or not asked.get("return_dict", self.config.return_dict):
             return False
-        if any(value not in (None, False) for name, value in asked.items() if name not in _OF_NO_EFFECT):
+        if any(value is not None and value is not False for name, value in asked.items() if name not in _OF_NO_EFFECT):
             return False
-        if self.config.output_hidden_states or self.config.output_attentions:
+        if self.config.output_hidden_states or self.config.output_attentions or modules._has_any_global_hook():
+            return False
+        if isinstance(self, HfViTBaseModel) and attends_otherwise(self.config):
             return False
         return not any(self.hook_tables) or not any(has_listeners(each) for each in self.modules() if each is not self)
 
@@ -160,7 +169,7 @@ class EngineHead(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if _is_batch(input, (self.in_features,)) and input.dtype == self.weight.dtype:
             features = input.detach().contiguous()
-            if all_finite(features):
+            if _are_usual(features):
                 return self.graph.run(features, ("logits",))["logits"]
         return super().forward(input)
 
@@ -174,8 +183,22 @@ def _is_batch(values: Any, shape: tuple[int, ...]) -> bool:
         and values.device.type == "cpu"
         and not (values.requires_grad and torch.is_grad_enabled())
         and not torch.is_autocast_enabled("cpu")
+        and not torch._C._functorch.is_functorch_wrapped_tensor(values)  # pyright: ignore[reportAttributeAccessIssue]
         and not (torch.compiler.is_compiling() or torch.jit.is_tracing())  # pyright: ignore[reportPrivateImportUsage]
     )
+
+
+def _are_usual(values: torch.Tensor) -> bool:
+    """Whether all are numbers of a usual size: runtimes drop NaN and infinity in some operators.
+
+    By NumPy, in one thread, as `all_finite` says.
+    """
+    if values.dtype == torch.bfloat16:
+        largest = torch.tensor(_LARGEST, dtype=values.dtype).view(torch.int16).item()
+        return bool((values.view(torch.int16).numpy() & 0x7FFF).max() < largest)
+    array = values.numpy()
+    with np.errstate(invalid="ignore"):
+        return bool(array.max() < _LARGEST and array.min() > -_LARGEST)
 
 
 def encoders_in(model: nn.Module) -> dict[str, nn.Module]:
@@ -234,10 +257,12 @@ def _obstacle(
     encoders = encoders_in(model)
     if not encoders:
         return f"is for bare models and classifiers, and a {type(model).__name__} is neither; leave it out"
-    for name, encoder in encoders.items():
-        for part_name, part in encoder.named_modules(prefix=name):
-            if part is not encoder and has_listeners(part):
-                return f"computes no parts that could be listened to, and {part_name} has a hook; leave one of them out"
+    whole = [*encoders.values(), *filter(_is_classifier, model.modules())]
+    inside = {part for each in whole for part in each.modules()}
+    for name, part in model.named_modules():
+        if part in inside and has_listeners(part):
+            there = f"{name or 'the model'} has a hook; leave one of them out, or set it afterwards"
+            return f"computes no parts that could be listened to, and {there}"
     return None
 
 
@@ -274,17 +299,13 @@ def _changes(
     for encoder in encoders:
         classifier = classifiers.get(encoder)
         graph, *outputs = _graph_of(encoder if classifier is None else classifier, engine, dtype, num_read.get(encoder))
-        tables: list[Mapping[int, Any]] = []
-        for part in encoder.modules():
-            if part is not encoder:
-                tables += [part._forward_hooks, part._forward_pre_hooks]
-        added = {"graph": graph, "outputs": outputs[0], "is_cut": encoder in num_read, "hook_tables": tables}
+        added = {"graph": graph, "outputs": outputs[0], "is_cut": encoder in num_read}
         yield from _computed_by(encoder, EngineEncoder, added)
         if classifier is not None:
             parts = tuple(classifier.children())
             yield from _computed_by(classifier, EngineClassifier, {"outputs": outputs[1], "parts": parts})
             for head in (part for part in parts if type(part) is nn.Linear):
-                twin, example = copy.deepcopy(head).float().eval(), torch.zeros(2, head.in_features)
+                twin, example = copy.deepcopy(head).float().eval(), _zeros(2, head.in_features)
                 alone = engine.of(onnx_of_batches(twin, example, ["logits"]), dtype)
                 yield from _computed_by(head, EngineHead, {"graph": alone})
 
@@ -316,8 +337,13 @@ def _graph_of(
     if num_read is not None:
         twin.base_model.layers[-1].num_read = num_read
     one_pass, size = _Pass(twin, num_read is not None).eval(), as_pair(twin.config.image_size)
-    images = torch.zeros(2, twin.config.num_channels, *size)
+    images = _zeros(2, twin.config.num_channels, *size)
     outputs = [Outputs(type(output), tuple(output)) for output in one_pass.outputs(images)]
     # Of one size, which is faster to make and to run; torch computes the others.
     graph = engine.of(onnx_of_batches(one_pass, images, [name for each in outputs for name in each.names]), dtype)
     return graph, *outputs
+
+
+def _zeros(*shape: int) -> torch.Tensor:
+    """Whatever torch's default dtype and device are."""
+    return torch.zeros(*shape, dtype=torch.float32, device="cpu")

@@ -6,8 +6,9 @@ from typing import Any, NoReturn, Self, TypeVar, final
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
-from hf_vit.errors import UserError
+from hf_vit.errors import UserError, one_line
 from hf_vit.rewriting.dense import Merged
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -19,6 +20,10 @@ class ReadOnly(torch.Tensor):
     """A weight as an optimized model shows it: to be read, as it was; written to, it would part from packed ones."""
 
     is_meta = False  # asked for by every pass; what has no values is shown as it is
+    _base = None  # or those who ask for what it is a view of, and of that again, would never end
+
+    def _is_view(self) -> bool:
+        return False
 
     @classmethod
     def __torch_function__(
@@ -29,14 +34,22 @@ class ReadOnly(torch.Tensor):
             _refuse_weights()
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-            if isinstance(result, torch.Tensor):
-                shared = result.untyped_storage().data_ptr() in {
-                    each.untyped_storage().data_ptr() for each in args if isinstance(each, cls)
-                }
-                return result.as_subclass(cls) if shared else result
+            weights = [each for each in args if isinstance(each, cls)]
+
+            def shown(tensor: torch.Tensor) -> torch.Tensor:
+                return tensor.as_subclass(cls) if any(_share(tensor, each) for each in weights) else tensor
+
+            result = tree_map_only(torch.Tensor, shown, result)
         if hasattr(result, "setflags"):  # numpy's view
             result.setflags(write=False)
         return result
+
+
+def _share(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
+    try:
+        return tensor.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
+    except NotImplementedError:  # nothing in memory, as where a pass is mapped over images
+        return False
 
 
 def _writes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -52,15 +65,14 @@ def _writes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return in_place or operators or name == "__setitem__" or outputs is not None
 
 
-class Frozen:
-    """Goes before the class of every module of an optimized model. What it refuses has changed nothing, nowhere.
+class Guarded:
+    """Goes before the class of an optimized model. What it refuses has changed nothing, nowhere.
 
     Attributes:
-        placement: the dtype and device of the model when it was optimized.
-        engine: what computes, "torch" or another.
+        engine: what computes, "torch" or another; of a user's class that has one, its own.
     """
 
-    placement: tuple[torch.dtype, torch.device]
+    _placement: tuple[torch.dtype, torch.device]  # of the model when it was optimized
     engine: str
 
     def train(self, mode: bool = True) -> Self:
@@ -75,19 +87,11 @@ class Frozen:
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Moves and casts: those that change nothing may stay in a user's code."""
-        dtype, device = self.placement
+        dtype, device = self._placement
         moved = fn(torch.empty(0, dtype=dtype, device=device))
-        if (moved.dtype, moved.device) != self.placement:
+        if (moved.dtype, moved.device) != self._placement:
             _refuse(f"cast or moved, it stays {dtype} on {device}", "load it again, move or cast it, then optimize it")
         return self
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.placement[0]
-
-    @property
-    def device(self) -> torch.device:
-        return self.placement[1]
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in super().named_parameters(*args, **kwargs):  # pyright: ignore[reportAttributeAccessIssue]
@@ -96,18 +100,6 @@ class Frozen:
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for name, buffer in super().named_buffers(*args, **kwargs):  # pyright: ignore[reportAttributeAccessIssue]
             yield name, _shown(buffer)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if isinstance(value, torch.Tensor):
-            _refuse_weights()
-        if name == "forward" or (isinstance(value, nn.Module) and isinstance(self, Merged)):
-            _refuse_parts()
-        super().__setattr__(name, value)
-
-    def register_forward_hook(self, hook: Any, **kwargs: Any) -> Any:
-        if isinstance(self, Merged) and hook.__module__ != "transformers.utils.output_capturing":
-            _refuse("listened to here, where parts are merged", "use the model as loaded, or hook a whole block")
-        return super().register_forward_hook(hook, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
 
     def state_dict(self, *args: object, **kwargs: object) -> NoReturn:
         _refuse("saved")
@@ -132,6 +124,37 @@ class Frozen:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         _refuse("copied or pickled")
+
+
+class Frozen(Guarded):
+    """Goes before the class of every module of the package in an optimized model."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._placement[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self._placement[1]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            _refuse_weights()
+        if name == "forward" or (isinstance(value, nn.Module) and isinstance(self, Merged)):
+            _refuse_parts()
+        super().__setattr__(name, value)
+
+    def register_forward_hook(self, hook: Any, **kwargs: Any) -> Any:
+        self._refuse_listener(hook)
+        return super().register_forward_hook(hook, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def register_forward_pre_hook(self, hook: Any, **kwargs: Any) -> Any:
+        self._refuse_listener(hook)
+        return super().register_forward_pre_hook(hook, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _refuse_listener(self, hook: Any) -> None:
+        if isinstance(self, Merged) and hook.__module__ != "transformers.utils.output_capturing":
+            _refuse("listened to here, where parts are merged", "use the model as loaded, or hook a whole block")
 
 
 class Sealed(Frozen):
@@ -191,11 +214,24 @@ def freeze(
             for tensors in (guarded._parameters, guarded._buffers):
                 tensors.update({name: each.as_subclass(ReadOnly) for name, each in tensors.items() if each is not None})
         if guarded in sealed or guarded is model or type(guarded).__module__.startswith("hf_vit."):
-            guarded.placement, guarded.engine = placement, engine
-            guarded.__class__ = preceded(type(guarded), by=Sealed if guarded in sealed else Frozen)
+            vars(guarded)["_placement"] = placement
+            if not hasattr(guarded, "engine"):
+                guarded.engine = engine
+            guarded.__class__ = preceded(type(guarded), by=Sealed if guarded in sealed else _guard_of(guarded))
 
 
-def check_not_frozen(model: object) -> None:
-    """Raise UserError for a model that was optimized before, or that holds one."""
-    if isinstance(model, nn.Module) and any(isinstance(module, Frozen) for module in model.modules()):
+def _guard_of(model: object) -> type[Any]:
+    return Frozen if type(model).__module__.startswith("hf_vit.") else Guarded
+
+
+def check_freezable(model: object) -> None:
+    """Raise UserError for a model that was optimized before, or that holds one, and for one that takes no guard."""
+    if not isinstance(model, nn.Module):
+        return
+    if any(isinstance(module, Guarded) for module in model.modules()):
         raise UserError(f"the model was optimized before; use it as it is, or {REMEDY}")
+    try:
+        preceded(type(model), by=_guard_of(model))
+    except Exception as error:  # whatever making a subclass of a user's class does
+        kind = type(model).__name__
+        raise UserError(f"nothing can guard a {kind} ({one_line(error)}); optimize the model in it") from error

@@ -72,10 +72,12 @@ class QuantizedDense(Merged):
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             raise UserError("a model optimized for inference cannot be traced or exported; give it as it was loaded")
         wide = inputs.float().contiguous()
+        dtype = self.outputs_dtype or (inputs if residual is None else residual).dtype
+        if not wide.numel():
+            return wide.new_empty((*inputs.shape[:-1], len(self.weight_scales)), dtype=dtype)
         low, high = torch.aminmax(wide)
         lowest = min(float(low), 0.0)
         span = max(float(high), 0.0) - lowest
-        dtype = self.outputs_dtype or (inputs if residual is None else residual).dtype
         if not span < float("inf"):  # int8 has no NaN: what depends on one is one
             return torch.full((*inputs.shape[:-1], len(self.weight_scales)), torch.nan, dtype=dtype)
         scale = max(span / 254, 1e-12)  # so that what is rounded stays within a byte

@@ -35,6 +35,8 @@ class KeptEmbeddings(HfViTEmbeddings):
     tables: tuple[PositionTable]  # a tuple, so that it is no part of the model
 
     def position_table(self, grid: Grid, like: torch.Tensor) -> Rows:
+        if type(like) is not torch.Tensor:  # nothing but shapes, maybe, as where a pass is traced
+            return self.tables[0].position_table(grid, like)
         key = grid, like.dtype, like.device
         rows = self.kept.get(key)
         if rows is None:

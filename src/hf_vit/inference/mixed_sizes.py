@@ -153,7 +153,7 @@ _KINDS = (HfViTModel, HfHybridViTModel)
 def _needs_no_grid(module: Any) -> bool:
     """Of an exact type, as loaded or optimized, and without relative positions, whose bias is one of a whole grid."""
     kind: type = type(module)
-    kind = kind.__mro__[2] if issubclass(kind, Frozen) else kind
+    kind = kind.__bases__[-1] if issubclass(kind, Frozen) else kind
     return kind in _KINDS and not module.config.position_embedding.startswith("relative")
 
 

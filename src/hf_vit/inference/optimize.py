@@ -10,13 +10,13 @@ from hf_vit.errors import UserError, enough_memory
 from hf_vit.inference import int8
 from hf_vit.inference.compiling import compile_frozen
 from hf_vit.inference.encoders import EngineEncoder, EngineHead, choose_engine, engine_changes
-from hf_vit.inference.engines import ENGINES
-from hf_vit.inference.freezing import check_not_frozen, freeze
+from hf_vit.inference.engines import ENGINES, Engine
+from hf_vit.inference.freezing import check_freezable, freeze
 from hf_vit.inference.memory import memory_changes
 from hf_vit.inference.merging import check_mergeable, merging_changes
 from hf_vit.inference.packing import pack
 from hf_vit.rewriting.looking import check_rewritable
-from hf_vit.rewriting.planning import channelwise_norms, plan_for
+from hf_vit.rewriting.planning import Change, Plan, channelwise_norms, plan_for
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -64,7 +64,7 @@ def optimize_for_inference(
         UserError: no such option; a model that would lose something (the message names the part); too little memory.
     """
     _check_options(engine, quantize)
-    check_not_frozen(model)
+    check_freezable(model)
     dtype, device = check_rewritable(model)
     if quantize is not None:
         int8.check_int8(device, compile)
@@ -77,7 +77,7 @@ def optimize_for_inference(
     with enough_memory("the model's weights a second time", "use the model as it is, or where there is more"):
         finish = int8.quantize if quantize is not None else _as_it_is if compile else pack
         plan = plan_for(model, torch.float32 if is_emulated or quantize is not None else dtype, finish=finish)
-        by_engine = [] if computes is None else engine_changes(model, computes, dtype, plan.classifiers)
+        by_engine = _changes_by(computes, model, dtype, plan, must=engine != "auto")
     if merge_tokens is not None:
         plan.changes += merging_changes(model, plan.changes, merge_tokens)
     plan.changes += [*(channelwise_norms(model) if compile else memory_changes(model)), *by_engine]
@@ -85,10 +85,22 @@ def optimize_for_inference(
     model.eval().requires_grad_(False)
     if compile:
         compile_frozen(model)
-    freeze(model, (dtype, device), "torch" if computes is None else computes.package, (EngineEncoder, EngineHead))
+    freeze(model, (dtype, device), computes.package if computes and by_engine else "torch", (EngineEncoder, EngineHead))
     if device.type == "cpu":
         keep_freed_memory()
     return model
+
+
+def _changes_by(
+    engine: type[Engine] | None, model: nn.Module, dtype: torch.dtype, plan: Plan, *, must: bool
+) -> list[Change]:
+    """Of an engine; none where there is none, or where it cannot take the model and need not."""
+    try:
+        return [] if engine is None else engine_changes(model, engine, dtype, plan.classifiers)
+    except UserError:
+        if must:
+            raise
+        return []
 
 
 def _as_it_is(part: nn.Module) -> nn.Module:

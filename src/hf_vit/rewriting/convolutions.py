@@ -73,4 +73,7 @@ def as_affine(norm: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def dense_of_norm(dense_norm: DenseNorm, dtype: torch.dtype) -> Dense:
     """A product and the batch norm that follows it, in evaluation."""
     scale, shift = as_affine(dense_norm.norm)
+    bias: Any = dense_norm.dense.bias  # the package's have none
+    if bias is not None:
+        shift = shift + bias * scale
     return Dense(dense_norm.dense.weight.to(dtype) * scale.to(dtype)[:, None], shift.to(dtype))

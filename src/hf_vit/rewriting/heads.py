@@ -15,7 +15,7 @@ def num_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None:
     config = classifier.config
     if type(classifier).forward is not HfViTBaseForImageClassification.forward:  # a subclass may read anything
         return None
-    shared = len(classifier.vit.layers) < config.num_hidden_layers
+    shared = len(set(classifier.vit.layers)) < config.num_hidden_layers
     if shared or config.pooling != "token" or config.is_causal or config.position_embedding.startswith("relative"):
         return None
     return config.num_special_tokens - config.num_register_tokens
@@ -27,12 +27,17 @@ def only_for_head(
     """A forward pre-hook of a classifier: its last layer may leave out what nobody reads, records or listens to."""
     config, vit = classifier.config, classifier.vit
     recorded = (kwargs.get(name, getattr(config, name)) for name in ("output_hidden_states", "output_attentions"))
-    if any(recorded) or config._attn_implementation not in ("eager", "sdpa"):
+    if any(recorded) or attends_otherwise(config):
         return args, kwargs
     ends = [end for end in (vit.layers[-1], vit.layernorm, vit.pooler) if end is not None]
     if has_listeners(vit) or any(has_listeners(part) for end in ends for part in end.modules()):
         return args, kwargs
     return args, {**kwargs, "only_for_head": True}
+
+
+def attends_otherwise(config: Any) -> bool:
+    """Whether somebody's own function, whose results nobody here knows, may compute the attention."""
+    return config._attn_implementation not in ("eager", "sdpa")
 
 
 def has_listeners(module: nn.Module) -> bool:

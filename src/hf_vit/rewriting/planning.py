@@ -77,7 +77,8 @@ def plan_for(
     for module in model.modules():
         if isinstance(module, HfViTBaseForImageClassification):
             last, num_read = built.get(module.vit.layers[-1]), num_read_tokens(module)
-            if last is not None and num_read is not None:
+            places = {(change.owner, change.name) for change in plan.changes if change.value is last}
+            if last is not None and num_read is not None and len(places) == 1:  # elsewhere all of it may be read
                 last.num_read = num_read
                 plan.classifiers.append(module)
     return plan
@@ -93,7 +94,8 @@ def channelwise_norms(model: nn.Module) -> list[Change]:
 def replacement(parent: nn.Module, name: str, child: nn.Module) -> Callable[[Any, torch.dtype], nn.Module] | None:
     """What builds the rewritten form of a part, by its exact type and place; None where it stays."""
     if name == "projection" and type(parent) in _CUTTERS and type(child) is nn.Conv2d:
-        return PatchProduct
+        others = child.padding, child.dilation, child.groups  # patches that overlap or have a margin are no product
+        return PatchProduct if child.stride == child.kernel_size and others == ((0, 0), (1, 1), 1) else None
     return REPLACEMENTS.get(type(child))
 
 

@@ -28,19 +28,25 @@ _GELUS = {type(ACT2FN["gelu"]): "none", type(ACT2FN["gelu_pytorch_tanh"]): "tanh
 
 
 def dense_of(linear: nn.Linear, dtype: torch.dtype, scale: HfViTLayerScale | None = None) -> Dense:
-    """A dense layer with a bias, and the LayerScale that follows it."""
-    weight, bias = linear.weight.to(dtype), linear.bias.to(dtype)
+    """A dense layer, and the LayerScale that follows it."""
+    given: Any = linear.bias  # torch's annotation leaves None out
+    weight, bias = linear.weight.to(dtype), None if given is None else given.to(dtype)
     if scale is None:
         return Dense(weight, bias)
     factor = scale.lambda1.to(dtype)
-    return Dense(weight * factor[:, None], bias * factor)
+    return Dense(weight * factor[:, None], None if bias is None else bias * factor)
 
 
 def dense_of_all(linears: Sequence[nn.Linear], dtype: torch.dtype) -> Dense:
     """Dense layers of the same inputs as one, their outputs side by side."""
     weights: list[torch.Tensor] = [linear.weight for linear in linears]
-    biases: list[Any] = [linear.bias for linear in linears]  # torch's annotation leaves None out
-    return Dense(torch.cat(weights).to(dtype), None if biases[0] is None else torch.cat(biases).to(dtype))
+    biases: list[Any] = [linear.bias for linear in linears]
+    if all(bias is None for bias in biases):
+        return Dense(torch.cat(weights).to(dtype), None)
+    every = [
+        weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in zip(weights, biases, strict=True)
+    ]
+    return Dense(torch.cat(weights).to(dtype), torch.cat(every).to(dtype))
 
 
 class FusedAttention(HfViTAttention, Merged):

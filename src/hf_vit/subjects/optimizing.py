@@ -12,7 +12,7 @@ from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES
 from hf_vit.environment import versions
 from hf_vit.errors import UserError, enough_memory
 from hf_vit.inference.encoders import choose_engine
-from hf_vit.inference.freezing import check_not_frozen
+from hf_vit.inference.freezing import check_freezable
 from hf_vit.inference.optimize import optimize_for_inference
 from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
 from hf_vit.rewriting.looking import check_rewritable
@@ -34,7 +34,7 @@ def engine_for(subject: Subject, num_images: int | None) -> str | None:
     if not isinstance(model, HfPreTrainedModel) or (num_images is not None and num_images < PACKED_FROM):
         return None
     try:
-        check_not_frozen(model)
+        check_freezable(model)
         placement = check_rewritable(model)
     except UserError:
         return None

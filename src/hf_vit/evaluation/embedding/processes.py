@@ -261,10 +261,10 @@ def _table(batch: Batch, settings: Settings, subject: "Subject", schema: "pa.Sch
 
 
 def _embeddings(subject: "Subject", pixel_values: "torch.Tensor | BatchFeature") -> list[Any]:
-    from hf_vit.evaluation.reading import enough_for
+    from hf_vit.evaluation.reading import answering
     from hf_vit.subjects.features import pre_logits
 
-    with enough_for(pixel_values):
+    with answering(pixel_values):
         features = pre_logits(subject.model, pixel_values).float().cpu()
     if not bool(features.isfinite().all()):
         raise UserError("the model's outputs are not finite (NaN or infinity); its weights are damaged or diverged")

@@ -18,6 +18,7 @@ from hf_vit.evaluation.protocols.curves import Line, curves
 from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
 from hf_vit.evaluation.reading import enough_for, finite_logits
 from hf_vit.subjects.pixels import PixelScale, image_generator
+from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,6 +55,12 @@ def pgd(
     for _ in range(steps):
         moved = (moved + 2.5 * epsilon / steps * gradient(loss, moved).sign()).clamp(low, high)
     return moved
+
+
+def check_differentiable(subject: Subject) -> None:
+    """Raise UserError for what has no gradients with respect to pixels."""
+    if not subject.is_differentiable:
+        raise UserError(f"{subject.name} has no gradients, which are asked for here; give the model it was made of")
 
 
 def gradient(loss: Loss, pixels: torch.Tensor) -> torch.Tensor:
@@ -132,8 +139,7 @@ def robustness(examination: Examination, *, epsilons: Sequence[float] = EPSILONS
             f"epsilons {list(epsilons)} (1/255) must lie in 0 < epsilon <= 255, steps {steps} be at least 1; "
             "choose others"
         )
-    if not examination.subject.is_differentiable:
-        raise UserError(f"{examination.subject.name} has no gradients to attack it by; give the model it was made of")
+    check_differentiable(examination.subject)
     scale, model = PixelScale.of(examination.subject), examination.subject.model
     hits, images = np.zeros((2, len(sizes) + 1)), 0
     for values, labels in examination.judging("attacking"):

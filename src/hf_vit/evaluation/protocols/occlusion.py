@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.attacks import gradient
+from hf_vit.evaluation.protocols.attacks import check_differentiable, gradient
 from hf_vit.evaluation.protocols.curves import Line, curves
 from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
 from hf_vit.evaluation.reading import finite_logits
@@ -100,7 +100,7 @@ def patch_drop(
         orders: of `ORDERS`.
 
     Raises:
-        UserError: a share, order or fill that does not exist, or a patch larger than the image.
+        UserError: a share, order or fill that does not exist, a patch larger than the image, or no gradients.
     """
     chosen = sorted(set(map(float, shares)))
     if not chosen or chosen[0] < 0 or chosen[-1] > 1:
@@ -109,6 +109,7 @@ def patch_drop(
         raise UserError(f"fill '{fill}' is not known; choose mean or black")
     if not orders or set(orders) - set(ORDERS):
         raise UserError(f"orders {list(orders)} are not all known; there are {', '.join(ORDERS)}")
+    check_differentiable(examination.subject)
     scale, model = PixelScale.of(examination.subject), examination.subject.model
     hits, images, patch = {order: np.zeros(len(chosen)) for order in orders}, 0, (0, 0)
     for given, labels in examination.judging("dropping patches"):

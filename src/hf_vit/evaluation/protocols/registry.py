@@ -61,7 +61,7 @@ ON_FEATURES = ("few-shot", "linear-probe", "knn", "vtab")
 OF_ONE_SIZE = ("linear-probe", "robustness", "corruptions", "patch-drop", "vtab", *TARGETS)
 
 # Those that look inside a model or ask it for gradients.
-READING_INSIDE = ("linear-probe", "robustness", "vtab")
+READING_INSIDE = ("linear-probe", "robustness", "patch-drop", "vtab")
 # Those that need the model in their own process: they change pixels, or judge by more than its answers.
 IN_ONE_PROCESS = ("robustness", "corruptions", "patch-drop", *TARGETS)
 

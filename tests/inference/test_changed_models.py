@@ -1,0 +1,255 @@
+"""Models that somebody changed, holds or listens to: optimized they answer as they did before."""
+
+import copy
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from models.families import FAMILIES, OTHERS, assert_near
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AttentionInterface
+
+import hf_vit
+from hf_vit.models.modeling_hf_axial_resnet import DenseNorm
+from hf_vit.models.modeling_hf_vit import eager_attention_forward
+from hf_vit.rewriting.convolutions import dense_of_norm
+
+PLAIN = FAMILIES["plain"]
+IMAGES = PLAIN.images(PLAIN.config(), batch=3)
+
+
+def build(choice: str = "gap", head: str = "classification", **settings: Any) -> Any:
+    """A model whose head is not zero."""
+    model = PLAIN.build(head, choice, **settings)
+    if head == "classification":
+        nn.init.normal_(model.classifier.weight)
+    return model
+
+
+def doubled(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+    return output * 2
+
+
+def hook_on_head(model: Any) -> None:
+    model.classifier.register_forward_hook(doubled)
+
+
+def hook_on_images(model: Any) -> None:
+    model.register_forward_pre_hook(lambda module, args: ((args[0] - 1) / 3,))
+
+
+def forward_of_ones_own(model: Any) -> None:
+    plain = model.forward
+    model.forward = types.MethodType(lambda self, images, **asked: plain(images * 2, **asked), model)
+
+
+def something_that_cannot_be_copied(model: Any) -> None:
+    model.lock = threading.Lock()
+
+
+def attention_of_ones_own(model: Any) -> None:
+    def attend(module: Any, query: Any, key: Any, value: Any, *given: Any, **options: Any) -> Any:
+        return eager_attention_forward(module, query, key, value * 2, *given, **options)
+
+    AttentionInterface.register("twice_the_values", attend)
+    model.set_attn_implementation("twice_the_values")
+
+
+def one_block_twice(model: Any) -> None:
+    model.vit.layers[0] = model.vit.layers[1]
+
+
+def patches_that_overlap(model: Any) -> None:
+    model.vit.embeddings.patch_embeddings.projection = nn.Conv2d(3, 32, 6, stride=4, padding=1)
+
+
+def other_biases(model: Any) -> None:
+    """Keys without one, as in Whisper and BEiT; and others."""
+    first, second = model.vit.layers
+    first.attention.k_proj.bias = second.attention.o_proj.bias = None
+    first.mlp.fc1, first.mlp.fc2 = nn.Linear(32, 48, bias=False), nn.Linear(48, 32, bias=False)
+
+
+CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
+    "a hook on the head": (hook_on_head, "torch"),
+    "a hook on the images": (hook_on_images, "torch"),
+    "a forward of one's own": (forward_of_ones_own, "torch"),
+    "what cannot be copied": (something_that_cannot_be_copied, "torch"),
+    "an attention of one's own": (attention_of_ones_own, "openvino"),
+    "one block twice": (one_block_twice, "openvino"),
+    "patches that overlap": (patches_that_overlap, "openvino"),
+    "other biases": (other_biases, "openvino"),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("choice", ["default", "gap"])  # the last layer is cut to what the head reads, or is not
+@pytest.mark.parametrize("engine", ["auto", "torch"])
+@pytest.mark.parametrize(("change", "computes"), CHANGES.values(), ids=CHANGES)
+def test_a_changed_classifier(change: Callable[[Any], None], computes: str, engine: str, choice: str):
+    model = build(choice)
+    change(model)
+    wanted = model(IMAGES).logits
+    fast = hf_vit.optimize_for_inference(model, engine=engine)
+    assert fast.engine == ("torch" if engine == "torch" else computes)
+    assert_near(fast(IMAGES).logits, wanted)
+
+
+def test_an_engine_that_is_asked_for_takes_no_hooks():
+    """Not on the model itself either: they would be in its graph, and then be called."""
+    heard: list[object] = []
+    for path, named in (("", "the model"), ("vit", "vit"), ("classifier", "classifier")):
+        model = build()
+        model.get_submodule(path).register_forward_hook(lambda *given: heard.append(given))
+        with pytest.raises(hf_vit.UserError, match=f"and {named} has a hook; leave one of them out, or set it after"):
+            hf_vit.optimize_for_inference(model, engine="openvino")
+    assert not heard
+
+
+@torch.no_grad()
+def test_hooks_that_come_later_on_parts_that_are_new():
+    """Where patches are cut; and everywhere at once. Merged parts take none."""
+    path = "vit.embeddings.patch_embeddings.projection"
+    plain = build()
+    fast = hf_vit.optimize_for_inference(copy.deepcopy(plain), engine="openvino")
+    for model in (plain, fast):
+        model.get_submodule(path).register_forward_hook(doubled)
+    assert_near(fast(IMAGES).logits, plain(IMAGES).logits)
+    with pytest.raises(hf_vit.UserError, match="listened to here, where parts are merged"):
+        fast.vit.layers[0].mlp.register_forward_pre_hook(lambda *_: None)
+    heard: list[str] = []
+    other = hf_vit.optimize_for_inference(build(), engine="openvino")
+    everywhere = nn.modules.module.register_module_forward_hook(lambda module, *_: heard.append(type(module).__name__))
+    other(IMAGES)
+    everywhere.remove()
+    assert {"FusedLayer", "LayerNorm"} <= set(heard)
+
+
+@torch.no_grad()
+def test_one_block_in_two_towers():
+    """It is the last of one, which reads its class token alone, and the first of the other."""
+    towers = nn.ModuleList([build("default"), build("default", seed=1)])
+    first, second = towers
+    second.vit.layers[0] = first.vit.layers[1]  # pyright: ignore[reportIndexIssue]
+    wanted = [tower(IMAGES).logits for tower in towers]
+    hf_vit.optimize_for_inference(towers, engine="torch")
+    for tower, logits in zip(towers, wanted, strict=True):
+        assert_near(tower(IMAGES).logits, logits)
+    one_block_twice(tied := build("default"))
+    with pytest.raises(hf_vit.UserError, match="does not go with layers that share blocks"):
+        hf_vit.optimize_for_inference(tied, merge_tokens=1)
+
+
+@torch.no_grad()
+def test_a_bias_before_a_batch_norm():
+    model = OTHERS["axial_resnet"].build("classification")
+    part: Any = next(part for part in model.modules() if type(part) is DenseNorm)
+    part.dense.bias = nn.Parameter(torch.randn(part.dense.out_features))
+    features = torch.randn(5, part.dense.in_features)
+    wanted = part.norm(part.dense(features))
+    assert_near(dense_of_norm(part, torch.float32)(features), wanted)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+@pytest.mark.parametrize("name", ["plain", "bit"])
+def test_images_that_overflow_on_the_way(name: str, engine: str):
+    """Engines make numbers of it, in a ReLU, say."""
+    family = (FAMILIES | OTHERS)[name]
+    model = family.build("classification")
+    images = family.images(model.config) * 1e20
+    wanted = model(images).logits
+    assert wanted.isnan().all()
+    assert hf_vit.optimize_for_inference(model, engine=engine)(images).logits.isnan().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "torch"])
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_another_default_dtype(default: torch.dtype, engine: str):
+    model = build()
+    wanted = model(IMAGES).logits
+    torch.set_default_dtype(default)
+    try:
+        with torch.device("meta" if engine == "onnxruntime" else "cpu"):
+            fast = hf_vit.optimize_for_inference(model, engine=engine)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_near(fast(IMAGES).logits, wanted)
+
+
+class Holder(nn.Module):
+    """Somebody's class, whose names are its own, and which keeps what it computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = build(head="model")
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.features, self.dtype, self.placement = self.engine(images).pooler_output, images.dtype, "here"
+        return self.features * 2
+
+
+class Particular(nn.Module):
+    """One whose subclasses have to say more."""
+
+    def __init_subclass__(cls, *, key: str) -> None: ...
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit = build(head="model")
+
+
+@torch.no_grad()
+def test_the_class_around_a_model_stays_its_owners():
+    model = Holder()
+    wanted, inside = model(IMAGES), model.engine
+    fast = hf_vit.optimize_for_inference(model, engine="torch")
+    assert_near(fast(IMAGES), wanted)
+    assert fast.engine is inside
+    assert fast.dtype == torch.float32
+    with pytest.raises(hf_vit.UserError, match="cannot be trained"):
+        fast.train()
+
+
+def test_a_class_that_nothing_can_guard_is_refused_before_anything_changes():
+    model = Particular()
+    before = [type(part) for part in model.modules()]
+    with pytest.raises(hf_vit.UserError, match=r"nothing can guard a Particular \(.*key.*\); optimize the model in it"):
+        hf_vit.optimize_for_inference(model)
+    assert [type(part) for part in model.modules()] == before
+
+
+@torch.no_grad()
+def test_a_pass_of_shapes_alone_leaves_nothing_behind():
+    """Fake tensors that were kept as the tables of a size would come out of all passes of that size."""
+    model = build("default").double()  # the products of which torch can do without values
+    images = torch.randn(1, 3, 24, 24, dtype=torch.float64)
+    wanted = model(images).logits
+    fast = hf_vit.optimize_for_inference(model, engine="torch")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert fast(torch.empty(1, 3, 24, 24, dtype=torch.float64)).logits.shape == (1, 3)
+    assert_near(fast(images).logits, wanted)
+
+
+@torch.no_grad()
+def test_mapped_over_images_and_asked_for_a_mask(recwarn: pytest.WarningsRecorder):
+    """By torch, which says that mapping its packed products is slow."""
+    model = build()
+    wanted = model(IMAGES).logits
+    fast = hf_vit.optimize_for_inference(model, engine="openvino")
+    assert_near(torch.vmap(lambda image: fast(image[None]).logits[0])(IMAGES), wanted)
+    recwarn.clear()
+    with pytest.raises(ValueError, match=r"bool_masked_pos was given to a model without a \[mask\] embedding"):
+        fast(IMAGES, bool_masked_pos=torch.ones(3, 4, dtype=torch.bool))
+
+
+@torch.no_grad()
+def test_export_is_refused_in_a_line():
+    fast = hf_vit.optimize_for_inference(build(), engine="openvino")
+    with pytest.raises(hf_vit.UserError, match="cannot be traced or exported"):
+        torch.export.export(fast, (IMAGES,))
