@@ -264,7 +264,10 @@ def _enter(folder: OutputFolder, manifest: dict[str, Any]) -> None:
     except ValueError as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{folder}/{MANIFEST_NAME} is damaged ({error}); delete {folder} to start anew") from error
+        raise UserError(
+            f"{folder}/{MANIFEST_NAME} is damaged, or another command's ({error}); give another output folder, or "
+            "delete this one to start anew"
+        ) from error
     for name, now in manifest.items():
         if before.get(name) != now:
             raise UserError(
