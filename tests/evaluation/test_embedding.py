@@ -249,6 +249,21 @@ def test_a_bad_image_is_named_and_a_damaged_file_too(model, images, tmp_path):
         embed(str(model), str(tmp_path / "data"), tmp_path / "out", skip_bad_images=True)
 
 
+@pytest.mark.parametrize("told", ["[]", "null", '{"settings": null}', "{"])
+@pytest.mark.parametrize("optimize", [False, True])
+def test_a_manifest_of_somebody_else(told, optimize, model, images, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "manifest.json").write_text(told)
+    with pytest.raises(UserError, match=r"manifest\.json is damaged, or another command's \(.*\); give another output"):
+        embed(str(model), str(images), tmp_path / "out", optimize=optimize)
+
+
+def test_a_split_that_is_named_twice(model, images, tmp_path):
+    done = embed(str(model), str(images), tmp_path / "out", splits=["test", "test"])
+    assert done.rows == len(read(tmp_path / "out", "test"))
+    assert embed(str(model), str(images), tmp_path / "out", splits=["test"]).done_before == len(done.files)
+
+
 def test_a_list_of_other_columns_is_embedded(model, images, tmp_path):
     rows = [f"noise/{file.relative_to(images)},{file.parent.name}" for file in sorted(images.glob("*/*.png"))]
     listed = images.parent / "list.csv"

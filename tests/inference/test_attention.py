@@ -102,3 +102,28 @@ def test_where_it_was_measured_to_be_faster(known, quantize, dtype, is_used, mon
     can_pack = dtype != torch.bfloat16 or packing._TAKES_BFLOAT16()  # not with AVX2
     assert kinds == [is_used and can_pack] * len(model.vit.layers)
     assert (fast(images).logits - model(images).logits).norm() < 0.15 * model(images).logits.norm()
+
+
+@pytest.mark.parametrize(
+    ("choices", "implementation", "dtype", "asked"),
+    [
+        ({"position_embedding": "relative"}, "sdpa", torch.float32, {}),
+        ({}, "sdpa", torch.float64, {"merge_tokens": 1}),
+        ({}, "eager", torch.float64, {}),
+    ],
+    ids=["relative positions", "merged tokens", "eager"],
+)
+@torch.no_grad()
+@pytest.mark.usefixtures("products")
+def test_int8_beside_it(choices: dict[str, Any], implementation: str, dtype: torch.dtype, asked: dict[str, Any]):
+    """Where torch's other operators take what its products give; and maps are probabilities."""
+    model = FAMILIES["plain"].build("classification", dtype=dtype, **choices)
+    model.set_attn_implementation(implementation)
+    images = FAMILIES["plain"].images(model.config, dtype=dtype)
+    others = {} if asked else {"patch_attention_mask": torch.ones(len(images), *model.config.grid)}
+    wanted = model(images, **others).logits
+    fast = hf_vit.optimize_for_inference(model, quantize="int8", **asked)
+    assert (fast(images, **others).logits - wanted).norm() < 0.15 * wanted.norm()
+    for maps in fast.attention_maps(images).maps.values():
+        assert maps.dtype == dtype
+        torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]))

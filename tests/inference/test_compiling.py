@@ -58,6 +58,7 @@ def test_products_by_onednn_are_of_processors_without_lower_precision(monkeypatc
     before, seen = PRECISION.fp32_precision, []
 
     def passed(images: torch.Tensor) -> None:
+        assert not images.requires_grad
         seen.append(PRECISION.fp32_precision)
         if len(seen) == 2:
             raise ValueError("no image")
@@ -68,6 +69,8 @@ def test_products_by_onednn_are_of_processors_without_lower_precision(monkeypatc
     model(torch.ones(2))
     with pytest.raises(ValueError, match="no image"):
         model(torch.ones(2))
+    with pytest.raises(hf_vit.UserError, match="has no gradients"):
+        model(torch.ones(2, requires_grad=True))
     assert seen == ["tf32" if is_slow else before] * 2
     assert PRECISION.fp32_precision == before
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from models.families import FAMILIES, OTHERS, Family
 from torch import nn
+from transformers import AttentionInterface
 
 import hf_vit
 from hf_vit.inference import merging
-from hf_vit.models.modeling_hf_vit import HfViTLayer
+from hf_vit.models.modeling_hf_vit import HfViTLayer, eager_attention_forward
 
 Group = tuple[torch.Tensor, list[int]]  # a token's state [D], and the places in the image that it stands for
 
@@ -162,10 +163,14 @@ def test_other_families_are_refused(other: Family) -> None:
         ({"is_causal": True}, "causal attention"),
         ({"position_embedding": "relative_bias"}, "position_embedding='relative_bias'"),
         ({"num_hidden_groups": 1}, "layers that share blocks"),
+        ({}, "an attention function of one's own"),
     ],
 )
 def test_what_needs_every_token_is_refused(options: dict[str, Any], message: str) -> None:
     model = FAMILIES["plain"].build("classification", **options)
+    if "function" in message:
+        AttentionInterface.register("of_ones_own", eager_attention_forward)
+        model.set_attn_implementation("of_ones_own")
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(hf_vit.UserError, match=message):
         hf_vit.optimize_for_inference(model, merge_tokens=2)
@@ -185,8 +190,13 @@ def test_what_would_show_fewer_tokens_is_refused() -> None:
     with pytest.raises(hf_vit.UserError, match="there is no output_hidden_states"):
         fast(images, output_hidden_states=True)
     h, w = model.config.grid_of(*images.shape[2:])
-    with pytest.raises(hf_vit.UserError, match="give images of one size"):
-        fast(images, patch_attention_mask=torch.ones(len(images), h, w))
+    for method in (fast, fast.attention_maps):
+        with pytest.raises(hf_vit.UserError, match="give images of one size"):
+            method(images, patch_attention_mask=torch.ones(len(images), h, w))
+    AttentionInterface.register("of_ones_own", eager_attention_forward)
+    fast.set_attn_implementation("of_ones_own")
+    with pytest.raises(hf_vit.UserError, match="does not go with an attention function of one's own"):
+        fast(images)
 
 
 @pytest.mark.slow  # the compiler needs a minute

@@ -1,6 +1,7 @@
 """Batches of mixed sizes in one sequence: every image gets what the plain model gives it alone, and no padding runs."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -8,10 +9,12 @@ import pytest
 import torch
 from models.families import FAMILIES
 from torch.nn.attention import varlen
+from transformers import AttentionInterface
 
 import hf_vit
 from hf_vit.inference import mixed_sizes
 from hf_vit.inference.mixed_sizes import UnpaddedModel, without_padding
+from hf_vit.models.modeling_hf_vit import eager_attention_forward
 
 GRIDS = [(4, 4), (2, 6), (4, 4), (1, 1), (5, 3)]  # one of them twice
 CHOICES: list[dict[str, Any]] = [
@@ -92,6 +95,35 @@ def test_no_layer_sees_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     without_padding(model)(**padded)
     assert seen == [(1, sum(1 + h * w for h, w in GRIDS), 32)] * 2
     assert model.config._attn_implementation == "sdpa"
+
+
+@torch.no_grad()
+def test_from_many_threads() -> None:
+    """Beside passes of the model itself, whose configuration is the same."""
+    model = classifier()
+    _, padded = batch(model)
+    unpadded, wanted = without_padding(model), model(**padded).logits
+
+    def differences(form: Any) -> list[float]:
+        with torch.no_grad():
+            return [float((form(**padded).logits - wanted).abs().max()) for _ in range(40)]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [each for part in pool.map(differences, [unpadded, model, unpadded, model]) for each in part]
+    assert max(found) < 1e-4
+    assert model.config._attn_implementation == "sdpa"
+
+
+@torch.no_grad()
+def test_an_attention_of_ones_own_goes_on_with_padding() -> None:
+    def attend(module: Any, query: Any, key: Any, value: Any, *given: Any, **options: Any) -> Any:
+        return eager_attention_forward(module, query, key, value * 2, *given, **options)
+
+    AttentionInterface.register("doubled_values", attend)
+    model = classifier()
+    _, padded = batch(model)
+    model.set_attn_implementation("doubled_values")
+    assert torch.equal(without_padding(model)(**padded).logits, model(**padded).logits)
 
 
 @torch.no_grad()

@@ -28,6 +28,10 @@ class ProductAttention(FusedAttention):
     Inputs and outputs keep their dtype.
     """
 
+    def query_and_key(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        query, key = super().query_and_key(hidden_states)
+        return query.to(hidden_states.dtype), key.to(hidden_states.dtype)
+
     def interface(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:

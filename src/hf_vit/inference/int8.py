@@ -39,8 +39,10 @@ def quantize(part: nn.Module) -> nn.Module:
         return pack(part)
     for name, child in part.named_children():
         setattr(part, name, quantize(child))
-    if isinstance(part, FusedAttention) and isinstance(part.qkv, QuantizedDense) and attend_by_products(part):
-        part.qkv.outputs_dtype = torch.bfloat16
+    if isinstance(part, FusedAttention) and isinstance(part.qkv, QuantizedDense):
+        multiplies_tables = part.config.position_embedding.startswith("relative")  # by q, in their own dtype
+        if attend_by_products(part) and not multiplies_tables:
+            part.qkv.outputs_dtype = torch.bfloat16
     return part
 
 
@@ -51,7 +53,7 @@ class QuantizedDense(Merged):
     Its weight is opaque and nobody's parameter.
 
     Attributes:
-        outputs_dtype: of what it gives; None for that of the residual, or of the inputs.
+        outputs_dtype: of what it gives, unless that is float64; None for that of the residual, or of the inputs.
     """
 
     outputs_dtype: torch.dtype | None = None
@@ -72,7 +74,9 @@ class QuantizedDense(Merged):
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             raise UserError("a model optimized for inference cannot be traced or exported; give it as it was loaded")
         wide = inputs.float().contiguous()
-        dtype = self.outputs_dtype or (inputs if residual is None else residual).dtype
+        dtype = (inputs if residual is None else residual).dtype
+        if self.outputs_dtype is not None and dtype != torch.float64:
+            dtype = self.outputs_dtype
         if not wide.numel():
             return wide.new_empty((*inputs.shape[:-1], len(self.weight_scales)), dtype=dtype)
         low, high = torch.aminmax(wide)

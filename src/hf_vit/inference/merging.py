@@ -21,6 +21,7 @@ from hf_vit.models.modeling_hf_vit import (
     patch_token_slice,
 )
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
+from hf_vit.rewriting.heads import attends_otherwise
 from hf_vit.rewriting.planning import Change
 from hf_vit.rewriting.transformer import FusedLayer
 
@@ -135,8 +136,9 @@ class MergingModel(HfViTBaseModel):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorated one's parameters are spelt out)
         self, pixel_values: torch.Tensor, patch_attention_mask: Any = None, **kwargs: Any
     ) -> Any:
-        if patch_attention_mask is not None:
-            raise UserError("merge_tokens does not go with patch_attention_mask; give images of one size")
+        _refuse_padding(patch_attention_mask)
+        if attends_otherwise(self.config):
+            raise UserError("merge_tokens does not go with an attention function of one's own; set another")
         for name in ("output_hidden_states", "output_attentions"):
             asked = kwargs.get(name)
             if getattr(self.config, name) if asked is None else asked:
@@ -148,14 +150,20 @@ class MergingModel(HfViTBaseModel):
         self, pixel_values: torch.Tensor, layers: Iterable[int] | None = None, patch_attention_mask: Any = None
     ) -> AttentionMaps:
         """See `HfViTModel.attention_maps`; the maps are over all patches of the image, also where some were merged."""
+        _refuse_padding(patch_attention_mask)
         wanted = self._wanted_layers(layers)
-        tokens, groups = self.embed(pixel_values, patch_attention_mask), self.groups()
+        tokens, groups = self.embed(pixel_values, None), self.groups()
         hidden_states, maps = tokens.hidden_states, dict[int, Any]()
         for index, layer in enumerate(self.layer_sequence()):
             if index in wanted:
                 maps[index] = layer.merged_map(hidden_states, groups)
             hidden_states = layer(hidden_states, groups=groups)
         return AttentionMaps(maps, tokens.grid, patch_token_slice(self.config))
+
+
+def _refuse_padding(patch_attention_mask: Any) -> None:
+    if patch_attention_mask is not None:
+        raise UserError("merge_tokens does not go with patch_attention_mask; give images of one size")
 
 
 def check_mergeable(model: nn.Module, num_merged: object) -> None:
@@ -169,6 +177,7 @@ def check_mergeable(model: nn.Module, num_merged: object) -> None:
             f"a {type(vit).__name__}, which needs every token in its place": type(vit) not in _MERGING,
             "causal attention": config.is_causal,
             f"position_embedding={config.position_embedding!r}": config.position_embedding.startswith("relative"),
+            "an attention function of one's own": attends_otherwise(config),
             "layers that share blocks": len(set(vit.layers)) < config.num_hidden_layers,
         }
         if why := next((reason for reason, holds in reasons.items() if holds), None):

@@ -4,8 +4,8 @@ Legend: B images, T tokens of all of them, N of one (n of a batch padded to the 
 K head size, h x w patch grid. Source: "Patch n' Pack" (NaViT, arXiv 2307.06304, section 2).
 """
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+import copy
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +22,7 @@ from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTModel
 from hf_vit.models.modeling_hf_vit import HfViTBaseModel, HfViTModel, patch_token_slice
 from hf_vit.models.positions_hf_vit import Grid, own_places
 from hf_vit.rewriting.dense import derived
-from hf_vit.rewriting.heads import has_listeners
+from hf_vit.rewriting.heads import attends_otherwise, has_listeners
 
 Model = TypeVar("Model", bound=nn.Module)
 WITHIN_IMAGES = "within_images"
@@ -76,14 +76,12 @@ def _by_varlen(
 ALL_ATTENTION_FUNCTIONS.register(WITHIN_IMAGES, attend_within_images)
 
 
-@contextmanager
-def _attending_within_images(config: Any) -> Generator[None]:
-    before = config._attn_implementation
-    config._attn_implementation = WITHIN_IMAGES
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
+def _within_images(layer: Any, config: Any) -> Any:
+    """Another object around the same weights: the layer itself may be computing somebody else's pass."""
+    attention, new = derived(type(layer.attention), layer.attention), derived(type(layer), layer)
+    vars(attention)["config"] = config
+    new._modules["attention"] = attention
+    return new
 
 
 class UnpaddedModel(HfViTBaseModel):
@@ -94,6 +92,7 @@ class UnpaddedModel(HfViTBaseModel):
     ) -> Any:
         asked = {name: kwargs.get(name, getattr(self.config, name, None)) for name in _OF_PADDED}
         shown = any(value is not None and value is not False for value in asked.values())
+        shown = shown or attends_otherwise(self.config)
         if patch_attention_mask is None or shown or self.training or any(map(has_listeners, self.modules())):
             return super().forward(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
         one_sequence: Any = self.one_sequence  # the decorator takes return_dict beside its parameters
@@ -112,9 +111,10 @@ class UnpaddedModel(HfViTBaseModel):
         ]
         shapes = [(part.shape[0], part.shape[1]) for part in parts]
         hidden_states = torch.cat([part.flatten(0, 1) for part in parts])[None]
-        with _attending_within_images(self.config):
-            for layer in self.layer_sequence():
-                hidden_states = layer(hidden_states, images=shapes)
+        config = copy.copy(self.config)
+        config._attn_implementation = WITHIN_IMAGES
+        for layer in self.layer_sequence():
+            hidden_states = _within_images(layer, config)(hidden_states, images=shapes)
         if not self.norm_after_pooling:
             hidden_states = self.layernorm(hidden_states)
         parts = [
@@ -165,7 +165,8 @@ def without_padding(model: Model) -> Model:
 
     Args:
         model: as loaded or optimized. One that needs padding (axial and local models, relative positions, merged
-            tokens) comes back as it is. Training, hooks and hidden states, which show tokens in places, go on with it.
+            tokens) comes back as it is. Training, hooks and hidden states, which show tokens in places, go on with it,
+            and so do attention functions of one's own.
 
     Returns:
         Another object; the model itself stays as it is.

@@ -47,8 +47,8 @@ def optimize_for_inference(
         engine: what computes: "torch"; "openvino" or "onnxruntime", for bare models and classifiers on CPUs in float32
             (OpenVINO: bfloat16 too), weights at least twice in memory. What their graph does not give (hidden states,
             padding, what hooks hear) torch computes. "auto": OpenVINO where it can and was measured to be faster.
-        compile: instead of packing weights, compile with torch's inductor and the weights frozen into the graph: a C++
-            compiler, a slow first call for every shape. Which is faster, `hf-vit bench models` tells of a processor.
+        compile: instead of packing weights, compile by inductor, weights frozen: a C++ compiler, a slow first call
+            a shape, before which hooks and heads are to be set. Which is faster, `hf-vit bench models` tells.
         quantize: "int8": dense layers on CPUs in int8, by oneDNN (weights per channel, what enters a layer by the range
             of the batch); what cuts patches, convolutions, attention's own products and the head stay in float. Other
             outputs, within what the model's accuracy allows. Without VNNI it is not fast, and weights are coarser.

@@ -27,7 +27,7 @@ def only_for_head(
     """A forward pre-hook of a classifier: its last layer may leave out what nobody reads, records or listens to."""
     config, vit = classifier.config, classifier.vit
     recorded = (kwargs.get(name, getattr(config, name)) for name in ("output_hidden_states", "output_attentions"))
-    if any(recorded) or attends_otherwise(config):
+    if any(recorded) or config._attn_implementation not in ("eager", "sdpa"):
         return args, kwargs
     ends = [end for end in (vit.layers[-1], vit.layernorm, vit.pooler) if end is not None]
     if has_listeners(vit) or any(has_listeners(part) for end in ends for part in end.modules()):
@@ -36,8 +36,10 @@ def only_for_head(
 
 
 def attends_otherwise(config: Any) -> bool:
-    """Whether somebody's own function, whose results nobody here knows, may compute the attention."""
-    return config._attn_implementation not in ("eager", "sdpa")
+    """Whether a function computes the attention that is not known to give what all others do."""
+    return config._attn_implementation not in ("eager", "sdpa", "flex_attention") and (
+        "flash" not in str(config._attn_implementation)
+    )
 
 
 def has_listeners(module: nn.Module) -> bool:

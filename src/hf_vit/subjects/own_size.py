@@ -24,7 +24,8 @@ def at_own_size(subject: Subject, max_num_patches: int) -> Subject:
     """The same model with a `prepare` that gives pixel values and their `patch_attention_mask`, as a `BatchFeature`.
 
     An image is resized to the nearest whole patches, and shrunk only where it holds more than `max_num_patches` of
-    them; it is scaled as the image processor does it, and neither cropped nor stretched by more than half a patch.
+    them; it is scaled as the image processor does it, and neither cropped nor stretched by more than half a patch (by
+    less than a whole one where it is shrunk).
 
     Raises:
         UserError: the model takes no batches of mixed sizes.

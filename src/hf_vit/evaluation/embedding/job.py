@@ -170,7 +170,7 @@ def _embedded(
     start, ray = time.perf_counter(), processes.ray
     subject = _open(model, settings.predictions, processes.device if ray is None else "cpu")
     images = load_data(data, image_size=subject.image_size, **reading)
-    chosen = list(splits or images.splits)
+    chosen = list(dict.fromkeys(splits or images.splits))
     if optimize and model.max_num_patches is None and not (ray is not None and ray.gpus):
         engine = _engine(subject, images, chosen, folder)
         model, settings = replace(model, engine=engine), replace(settings, engine=engine)
@@ -251,7 +251,10 @@ def _refuse_other_folder(folder: OutputFolder) -> None:
 
 def _manifest_in(folder: OutputFolder) -> dict[str, Any]:
     with folder.open(MANIFEST_NAME) as file:
-        return json.loads(file.read())
+        manifest = json.loads(file.read())
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("settings"), dict):
+        raise ValueError("it names no settings")
+    return manifest
 
 
 def _enter(folder: OutputFolder, manifest: dict[str, Any]) -> None:
