@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from inference.conftest import attend_to_twice_the_values
 from models.families import FAMILIES, OTHERS, assert_near
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AttentionInterface
 
 import hf_vit
 from hf_vit.models.modeling_hf_axial_resnet import DenseNorm
-from hf_vit.models.modeling_hf_vit import eager_attention_forward
 from hf_vit.rewriting.convolutions import dense_of_norm
 
 PLAIN = FAMILIES["plain"]
@@ -51,14 +50,6 @@ def something_that_cannot_be_copied(model: Any) -> None:
     model.lock = threading.Lock()
 
 
-def attention_of_ones_own(model: Any) -> None:
-    def attend(module: Any, query: Any, key: Any, value: Any, *given: Any, **options: Any) -> Any:
-        return eager_attention_forward(module, query, key, value * 2, *given, **options)
-
-    AttentionInterface.register("twice_the_values", attend)
-    model.set_attn_implementation("twice_the_values")
-
-
 def one_block_twice(model: Any) -> None:
     model.vit.layers[0] = model.vit.layers[1]
 
@@ -79,7 +70,7 @@ CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     "a hook on the images": (hook_on_images, "torch"),
     "a forward of one's own": (forward_of_ones_own, "torch"),
     "what cannot be copied": (something_that_cannot_be_copied, "torch"),
-    "an attention of one's own": (attention_of_ones_own, "openvino"),
+    "an attention of one's own": (attend_to_twice_the_values, "openvino"),
     "one block twice": (one_block_twice, "openvino"),
     "patches that overlap": (patches_that_overlap, "openvino"),
     "other biases": (other_biases, "openvino"),

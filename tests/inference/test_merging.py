@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from inference.conftest import attend_to_twice_the_values
 from models.families import FAMILIES, OTHERS, Family
 from torch import nn
-from transformers import AttentionInterface
 
 import hf_vit
 from hf_vit.inference import merging
-from hf_vit.models.modeling_hf_vit import HfViTLayer, eager_attention_forward
+from hf_vit.models.modeling_hf_vit import HfViTLayer
 
 Group = tuple[torch.Tensor, list[int]]  # a token's state [D], and the places in the image that it stands for
 
@@ -169,8 +169,7 @@ def test_other_families_are_refused(other: Family) -> None:
 def test_what_needs_every_token_is_refused(options: dict[str, Any], message: str) -> None:
     model = FAMILIES["plain"].build("classification", **options)
     if "function" in message:
-        AttentionInterface.register("of_ones_own", eager_attention_forward)
-        model.set_attn_implementation("of_ones_own")
+        attend_to_twice_the_values(model)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(hf_vit.UserError, match=message):
         hf_vit.optimize_for_inference(model, merge_tokens=2)
@@ -193,8 +192,7 @@ def test_what_would_show_fewer_tokens_is_refused() -> None:
     for method in (fast, fast.attention_maps):
         with pytest.raises(hf_vit.UserError, match="give images of one size"):
             method(images, patch_attention_mask=torch.ones(len(images), h, w))
-    AttentionInterface.register("of_ones_own", eager_attention_forward)
-    fast.set_attn_implementation("of_ones_own")
+    attend_to_twice_the_values(fast)
     with pytest.raises(hf_vit.UserError, match="does not go with an attention function of one's own"):
         fast(images)
 

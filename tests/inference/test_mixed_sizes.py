@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from inference.conftest import attend_to_twice_the_values
 from models.families import FAMILIES
 from torch.nn.attention import varlen
-from transformers import AttentionInterface
 
 import hf_vit
 from hf_vit.inference import mixed_sizes
 from hf_vit.inference.mixed_sizes import UnpaddedModel, without_padding
-from hf_vit.models.modeling_hf_vit import eager_attention_forward
 
 GRIDS = [(4, 4), (2, 6), (4, 4), (1, 1), (5, 3)]  # one of them twice
 CHOICES: list[dict[str, Any]] = [
@@ -116,13 +115,9 @@ def test_from_many_threads() -> None:
 
 @torch.no_grad()
 def test_an_attention_of_ones_own_goes_on_with_padding() -> None:
-    def attend(module: Any, query: Any, key: Any, value: Any, *given: Any, **options: Any) -> Any:
-        return eager_attention_forward(module, query, key, value * 2, *given, **options)
-
-    AttentionInterface.register("doubled_values", attend)
     model = classifier()
     _, padded = batch(model)
-    model.set_attn_implementation("doubled_values")
+    attend_to_twice_the_values(model)
     assert torch.equal(without_padding(model)(**padded).logits, model(**padded).logits)
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from hf_vit.environment import cpu_capabilities
-from hf_vit.errors import UserError
-from hf_vit.inference.freezing import REMEDY
+from hf_vit.inference.freezing import refuse_gradients
 
 
 def compile_frozen(model: nn.Module) -> None:
@@ -26,9 +25,9 @@ def compile_frozen(model: nn.Module) -> None:
     compiled: Any = model._compiled_call_impl
 
     def frozen(*args: Any, **kwargs: Any) -> Any:
-        given = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
-        if torch.is_grad_enabled() and any(each.requires_grad for each in given):
-            raise UserError(f"a model optimized for inference has no gradients; {REMEDY}")
+        for given in (*args, *kwargs.values()):
+            if isinstance(given, torch.Tensor):
+                refuse_gradients(given)
         with torch.no_grad(), config.patch(freezing=True, cpp_wrapper=on_cpu), by_onednn():
             return compiled(*args, **kwargs)
 

@@ -23,7 +23,7 @@ from hf_vit.inference.engines import ENGINES, Engine
 from hf_vit.inference.freezing import preceded
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.loss_hf_vit import classifier_loss
-from hf_vit.models.modeling_hf_vit import HfViTBaseForImageClassification, HfViTBaseModel
+from hf_vit.models.modeling_hf_vit import HfViTBaseForImageClassification
 from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
 from hf_vit.rewriting.heads import attends_otherwise, has_listeners, num_read_tokens
 from hf_vit.rewriting.planning import Change, channelwise_norms, plan_for
@@ -123,7 +123,7 @@ class EngineEncoder(HfPreTrainedModel):
             return False
         if self.config.output_hidden_states or self.config.output_attentions or modules._has_any_global_hook():
             return False
-        if isinstance(self, HfViTBaseModel) and attends_otherwise(self.config):
+        if attends_otherwise(self.config):
             return False
         return not any(self.hook_tables) or not any(has_listeners(each) for each in self.modules() if each is not self)
 

@@ -172,6 +172,12 @@ class Sealed(Frozen):
         _refuse_parts()
 
 
+def refuse_gradients(inputs: torch.Tensor) -> None:
+    """Of a pass; they would stop in front of the weights."""
+    if inputs.requires_grad and torch.is_grad_enabled():
+        raise UserError(f"a model optimized for inference has no gradients; {REMEDY}")
+
+
 def _shown(weight: torch.Tensor) -> torch.Tensor:
     # A compiler, which only reads, would split its graph at every one that is of a class of ours.
     return weight if weight.is_meta or torch.compiler.is_compiling() else weight.as_subclass(ReadOnly)

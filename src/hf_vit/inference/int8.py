@@ -12,8 +12,7 @@ from torch import nn
 from hf_vit.environment import sums_int8_in_16_bits
 from hf_vit.errors import UserError
 from hf_vit.inference.attention import attend_by_products
-from hf_vit.inference.freezing import REMEDY
-from hf_vit.inference.packing import pack
+from hf_vit.inference.packing import pack, refuse_gradients_and_tracing
 from hf_vit.rewriting.dense import Dense, Merged
 from hf_vit.rewriting.transformer import FusedAttention, PatchProduct
 
@@ -69,10 +68,7 @@ class QuantizedDense(Merged):
         self.packed_bias = None if dense.merged_bias is None else dense.merged_bias.float()
 
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        if inputs.requires_grad and torch.is_grad_enabled():
-            raise UserError(f"a model optimized for inference has no gradients; {REMEDY}")
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-            raise UserError("a model optimized for inference cannot be traced or exported; give it as it was loaded")
+        refuse_gradients_and_tracing(inputs)
         wide = inputs.float().contiguous()
         dtype = (inputs if residual is None else residual).dtype
         if self.outputs_dtype is not None and dtype != torch.float64:

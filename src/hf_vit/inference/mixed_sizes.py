@@ -92,8 +92,8 @@ class UnpaddedModel(HfViTBaseModel):
     ) -> Any:
         asked = {name: kwargs.get(name, getattr(self.config, name, None)) for name in _OF_PADDED}
         shown = any(value is not None and value is not False for value in asked.values())
-        shown = shown or attends_otherwise(self.config)
-        if patch_attention_mask is None or shown or self.training or any(map(has_listeners, self.modules())):
+        padded = shown or attends_otherwise(self.config)
+        if patch_attention_mask is None or padded or self.training or any(map(has_listeners, self.modules())):
             return super().forward(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
         one_sequence: Any = self.one_sequence  # the decorator takes return_dict beside its parameters
         return one_sequence(pixel_values, patch_attention_mask, return_dict=kwargs.get("return_dict"))

@@ -12,7 +12,7 @@ from torch import nn
 from hf_vit.environment import has_avx2_alone
 from hf_vit.errors import UserError
 from hf_vit.inference.attention import attend_by_products
-from hf_vit.inference.freezing import REMEDY
+from hf_vit.inference.freezing import refuse_gradients
 from hf_vit.models.resnet_hf_vit import PADDINGS
 from hf_vit.rewriting.convolutions import StandardizedConv2d
 from hf_vit.rewriting.dense import Dense, Merged
@@ -73,7 +73,7 @@ class PackedDense(Merged):
         self.packed_bias = dense.merged_bias
 
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        _refuse_gradients_and_tracing(inputs)
+        refuse_gradients_and_tracing(inputs)
         wide, weight, bias = inputs.to(self.computed_in), self.packed_weight, self.packed_bias
         if residual is not None:
             outputs = _LINEAR.binary(wide, residual.to(self.computed_in), weight, bias, "add")
@@ -116,7 +116,7 @@ class PackedConv2d(nn.Module):
         self.packed_kernel = [convolution.kernel]  # a list, in which a frozen part can change its order
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        _refuse_gradients_and_tracing(inputs)
+        refuse_gradients_and_tracing(inputs)
         wide, padding = self.pad(inputs.to(self.computed_in), self.kernel_side, self.stride[0])
         how = (padding, self.stride, (1, 1), self.groups)
         (kernel,) = self.packed_kernel
@@ -125,9 +125,9 @@ class PackedConv2d(nn.Module):
         return _CONVOLUTION(wide, kernel, self.packed_bias, *how, "none", [], "").to(inputs.dtype)
 
 
-def _refuse_gradients_and_tracing(inputs: torch.Tensor) -> None:
-    if inputs.requires_grad and torch.is_grad_enabled():
-        raise UserError(f"a model optimized for inference has no gradients; {REMEDY}")
+def refuse_gradients_and_tracing(inputs: torch.Tensor) -> None:
+    """Of a pass by what torch does not document."""
+    refuse_gradients(inputs)
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         # Where torch.compile meets this, it leaves the product out of its graph.
         raise UserError("a model optimized for inference cannot be traced or exported; give it as it was loaded")

@@ -37,9 +37,8 @@ def only_for_head(
 
 def attends_otherwise(config: Any) -> bool:
     """Whether a function computes the attention that is not known to give what all others do."""
-    return config._attn_implementation not in ("eager", "sdpa", "flex_attention") and (
-        "flash" not in str(config._attn_implementation)
-    )
+    name = config._attn_implementation
+    return name not in ("eager", "sdpa", "flex_attention") and "flash" not in str(name)
 
 
 def has_listeners(module: nn.Module) -> bool:
