@@ -317,9 +317,19 @@ def test_a_full_disk_of_one_process_ends_all_in_a_line(two):
     assert not {"\n"} & {*first, *second}
 
 
-def wait_for_the_first(seconds, timeout):
+def slow_to_join(*arguments, _join=torch.distributed.new_group, **settings):
+    """The last that torch asks of its store, which the first process holds, comes late."""
+    group = _join(*arguments, **settings)
+    time.sleep(2)
+    torch.distributed.distributed_c10d._get_default_store().add("asked", 1)
+    return group
+
+
+def wait_for_the_first(seconds, timeout, late):
     """What becomes of two processes of which the first works for so long, or falls silent (None)."""
     first = os.environ["RANK"] == "0"
+    if late and not first:
+        torch.distributed.new_group = slow_to_join
     try:
         with missing_explained(timeout), first_goes_first("cpu", timeout):
             if first and seconds is None:
@@ -332,9 +342,14 @@ def wait_for_the_first(seconds, timeout):
     return "went on"
 
 
-@pytest.mark.parametrize("seconds", [6, None], ids=["at work", "silent"])
-def test_who_works_is_waited_for_and_who_is_silent_is_not(tmp_path, warm, seconds):
-    programs = warm.start_two("training.test_processes:wait_for_the_first", tmp_path, seconds=seconds, timeout=4)
+@pytest.mark.parametrize(
+    ("seconds", "late"),
+    [(6, False), (None, False), (None, True)],
+    ids=["at work", "silent", "silent before the second is there"],
+)
+def test_who_works_is_waited_for_and_who_is_silent_is_not(tmp_path, warm, seconds, late):
+    name = "training.test_processes:wait_for_the_first"
+    programs = warm.start_two(name, tmp_path, seconds=seconds, timeout=4, late=late)
     waited = [each.wait(40 if each is programs[1] or seconds else 0) for each in reversed(programs)]
     told = [each.folder / "answer.json" for each in programs]
     if seconds is None:

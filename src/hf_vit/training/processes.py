@@ -129,7 +129,10 @@ def _join(device: str | None, timeout: int) -> object:
 
     patience = timedelta(seconds=timeout)
     PartialState(cpu=pick_device(device).type == "cpu", timeout=patience, **_place_to_meet(patience))
-    return torch.distributed.new_group(backend="gloo", timeout=patience)
+    group = torch.distributed.new_group(backend="gloo", timeout=patience)
+    # torch waits without end for the store by which all join, and the first may hold it: it works when all are through.
+    torch.distributed.barrier(group)
+    return group
 
 
 def _place_to_meet(patience: timedelta) -> dict[str, Any]:
