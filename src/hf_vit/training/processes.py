@@ -131,7 +131,7 @@ def _join(device: str | None, timeout: int) -> object:
     PartialState(cpu=pick_device(device).type == "cpu", timeout=patience, **_place_to_meet(patience))
     group = torch.distributed.new_group(backend="gloo", timeout=patience)
     # torch waits without end for the store by which all join, and the first may hold it: it works when all are through.
-    torch.distributed.barrier(group)
+    torch.distributed.barrier(group)  # pyright: ignore[reportArgumentType]
     return group
 
 
