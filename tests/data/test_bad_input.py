@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import json
 import warnings
 
 import pytest
@@ -158,6 +159,26 @@ def test_labels_that_are_no_classes(folder, tmp_path, streaming, make):
     refuses(tmp_path / "f.parquet", "are of type float; needed: whole numbers or names", streaming=streaming)
     make.table(folder, label=lambda name: NAMES.index(name) - 1).to_parquet(str(tmp_path / "n.parquet"))
     refuses(tmp_path / "n.parquet", "has the label -1; classes are numbered from 0", streaming=streaming)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_files_that_number_their_classes_otherwise(folder, tmp_path, streaming, make):
+    """`datasets` would read all of them by the first's names."""
+    for name, names in (("train", NAMES), ("test", NAMES[::-1])):
+        make.table(folder, names=names).to_parquet(str(tmp_path / "d" / f"{name}.parquet"))
+    refuses(
+        tmp_path / "d",
+        r"the classes of the column 'label' in test\.parquet \(owl, dog, cat\) otherwise than in train\.parquet "
+        r"\(cat, dog, owl\)",
+        streaming=streaming,
+    )
+
+
+@pytest.mark.parametrize(("label", "kind"), [({"x": 1}, "dict"), ([["a"]], "list")])
+def test_labels_that_are_objects(folder, tmp_path, label, kind):
+    rows = [{"file_name": str(file), "label": label} for file in sorted(folder.glob("*/*.png"))]
+    (tmp_path / "l.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    refuses(tmp_path / "l.jsonl", f"are of type {kind}; needed: whole numbers or names")
 
 
 def test_missing_columns(folder, tmp_path, make):

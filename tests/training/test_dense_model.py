@@ -61,6 +61,18 @@ def test_every_head_on_every_family(family: str, head: str, tmp_path: Path) -> N
             torch.testing.assert_close(new, old, rtol=0, atol=1e-3 if old.is_floating_point() else 0)
 
 
+@pytest.mark.parametrize("head", ["detr", "deformable-detr"])
+def test_crowds_are_not_learnt_in_a_validation_loss_either(head: str) -> None:
+    model, _ = build("plain", head)
+    batch = batch_for(head)
+    few = model_inputs(model, batch)["labels"]
+    first = batch["labels"][0]
+    crowded = {name: torch.cat([value, value]) for name, value in first.items()} | {"iscrowd": torch.tensor([0, 1])}
+    many = model_inputs(model, {**batch, "labels": [crowded, batch["labels"][1]]})["labels"]
+    for one, other in zip(few, many, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one | other)
+
+
 @pytest.mark.parametrize("head", DENSE_HEADS)
 def test_a_checkpoint_is_trained_on(head: str, tmp_path: Path) -> None:
     """For other classes with its own head, in another size, with another head, and as a classifier."""

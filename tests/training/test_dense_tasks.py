@@ -127,6 +127,38 @@ def test_two_processes_judge_every_image_once(learnt: Any, tmp_path: Path, warm:
         assert told[0]["validation"] == pytest.approx(one.validation, abs=2e-3)
 
 
+@pytest.mark.parametrize("head", ["linear", "upernet"])
+def test_pixels_that_are_not_judged_weigh_nothing(tmp_path: Path, head: str) -> None:
+    """However many there are in a micro-batch, and where there are no others."""
+    side = TINY["image_size"]
+    random = np.random.default_rng(0)
+    for split, count in (("training", 8), ("validation", 3), ("test", 3)):
+        for kind in ("images", "annotations"):
+            (tmp_path / "rooms" / kind / split).mkdir(parents=True)
+        for number in range(count):
+            mask = random.integers(0, 3, (side, side), dtype=np.uint8)
+            mask[(0 if number == 2 and split != "test" else 3) if number % 2 == 0 else side :] = 255
+            pixels = random.integers(0, 255, (side, side, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "rooms" / "images" / split / f"{number}.png")
+            Image.fromarray(mask).save(tmp_path / "rooms" / "annotations" / split / f"{number}.png")
+    settings = dict(
+        steps=2, evaluations=1, batch_size=8, device="cpu", precision="fp32", optimizer="sgd",
+        head_width=16 if head == "upernet" else None, momentum=0.0,
+        learning_rate=0.1, schedule="constant", warmup=0, clip=0.0, dropout=0.0,
+        drop_path=0.0, random_resized_crop=(0, 0), scale_jitter=(0, 0), horizontal_flip=0.0, color_jitter=0.0,
+    )  # fmt: skip
+    learnt = {}
+    for size in (8, 1):
+        output = tmp_path / f"out-{size}"
+        model, data = hf_vit.HfViTConfig(**TINY), str(tmp_path / "rooms")
+        result = finetune(model, data, output, task="segmentation", head=head, micro_batch_size=size, **settings)
+        learnt[size] = load_file(output / "model.safetensors"), result.validation["loss"]
+    assert learnt[1][1] == pytest.approx(learnt[8][1], abs=1e-5)
+    if head == "linear":  # UperNet has batch norms
+        for name, value in learnt[8][0].items():
+            torch.testing.assert_close(learnt[1][0][name], value, rtol=0, atol=1e-6, msg=name)
+
+
 def test_a_folder_is_measured_and_predicts(learnt: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Without a word of the task: the same test again, and answers as JSON, masks and pictures."""
     task, _, _, result = learnt

@@ -65,6 +65,16 @@ def test_lists_and_columns_of_zero_and_one_are_the_same_data(shapes):
             assert labels(lists, split)[image.digest] == told[image.name.rpartition("/")[2]]
 
 
+@pytest.mark.parametrize(("no", "said"), [("-1", "-1"), ("no", "'(no|1)'"), ("", "None")])
+def test_columns_of_anything_but_zero_and_one_are_refused(shapes, no, said):
+    """Such as CelebA's, of -1 and 1; a cell without a value is no "no"."""
+    header, *rows = (shapes / "columns.csv").read_text().splitlines()
+    rows = [",".join(no if cell == "0" else cell for cell in row.split(",")) for row in rows]
+    (shapes / "columns.csv").write_text("\n".join([header, *rows]) + "\n")
+    with pytest.raises(UserError, match=rf"the column \w+ holds {said}; needed, of several label columns: 1 where"):
+        load_data(str(shapes / "columns.csv"), label_column="blue,green,red", multi_label=True)
+
+
 def test_what_cannot_do_with_several_classes_says_so(shapes, tiny_config, tmp_path):
     with pytest.raises(UserError, match="several classes each, for which there are hf-vit data, finetune"):
         load_data(str(shapes))

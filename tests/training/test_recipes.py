@@ -305,7 +305,15 @@ def test_values_for_classifiers_are_refused_by_pre_training(command, tmp_path):
     arguments = ("pretrain", "--model", "Ti/16", "--data", "digits", "--output", tmp_path / "out")
     code, _, err = command(*arguments, "--recipe", "rsb-a2")
     assert code == 1
-    assert "loss bce, repeated_augmentation of the recipe rsb-a2 is for classifiers" in err
+    assert "loss bce, repeated_augmentation, mixup_alpha, cutmix_alpha of the recipe rsb-a2 is for classifiers" in err
     code, _, err = command(*arguments, "--recipe", "better-vit")
     assert code == 1
-    assert "architecture of the recipe better-vit is for classifiers" in err
+    assert "architecture, mixup_alpha of the recipe better-vit is for classifiers" in err
+    code, _, err = command(*arguments, "--label-smoothing", "0.1")
+    assert code == 1
+    assert "label_smoothing of the recipe" in err
+
+
+def test_micro_batches_of_sam_need_sam():
+    with pytest.raises(UserError, match="a setting of sharpness-aware minimisation; give --sam-rho"):
+        find_recipe("digits").override(sam_micro_batches=True)

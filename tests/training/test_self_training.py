@@ -155,6 +155,13 @@ def test_folders_of_images_without_classes(tmp_path):
     assert load_unlabelled(str(tmp_path / "loose"), skip_bad_images=True).left_out == 1
 
 
+def test_a_class_may_be_called_train(tmp_path):
+    for number, name in enumerate(("bus", "car", "train")):
+        (tmp_path / "vehicles" / name).mkdir(parents=True)
+        coloured_square((9, 9, 9), 2 + number).save(tmp_path / "vehicles" / name / "a.png")
+    assert len(load_unlabelled(str(tmp_path / "vehicles")).seen) == 3
+
+
 def test_of_other_sources_the_training_images(colours):
     """Where the splits are cut from the training images, all."""
     assert len(load_unlabelled("digits").seen) == 1257

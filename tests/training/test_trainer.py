@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from training.noise import Images
 from transformers import Trainer
 
-from hf_vit import HfViTForImageClassification, UserError
+from hf_vit import HfViTForImageClassification, HfViTForMaskedPatchPrediction, UserError
 from hf_vit.training.trainer.losses import smooth_labels
 
 FORMS = {
@@ -79,6 +79,24 @@ def test_accumulated_step_equals_the_large_batch(soft, smoothing, make_trainer):
         torch.testing.assert_close(parameters, expected, rtol=0, atol=3e-6)
 
 
+def test_an_accumulated_step_without_labels_is_the_large_batch(make_trainer, tiny_config):
+    """As above, of a model whose loss is a mean over patches: the last of a step's micro-batches is smaller."""
+    masked = torch.zeros(4, dtype=torch.bool)
+    masked[1:3] = True
+    images = [{"pixel_values": image, "bool_masked_pos": masked} for image in Images().pixels]
+    after = []
+    for micro, accumulated in ((12, 1), (4, 3), (5, 3)):
+        model = HfViTForMaskedPatchPrediction(tiny_config())
+        with torch.no_grad():
+            for number, parameter in enumerate(model.parameters()):
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+        sizes = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": accumulated}
+        make_trainer(model, images, **sizes, max_grad_norm=0.0).train()
+        after.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    for parameters in after[1:]:
+        torch.testing.assert_close(parameters, after[0], rtol=0, atol=3e-6)
+
+
 @pytest.mark.parametrize("soft", [False, True])
 def test_smoothed_loss_is_the_hand_computed_one(soft, make_trainer):
     trainer = make_trainer(dataset=Images(soft=soft), label_smoothing_factor=0.3)
@@ -127,7 +145,7 @@ def test_nothing_shared_is_a_pickle(make_trainer, tmp_path):
     assert not list(tmp_path.rglob("training_args.bin"))
 
 
-def test_a_model_of_transformers_trains_too(make_trainer):
+def tiny_model_of_transformers():
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
@@ -139,10 +157,32 @@ def test_a_model_of_transformers_trains_too(make_trainer):
         intermediate_size=32,
         num_labels=3,
     )
-    trainer = make_trainer(ViTForImageClassification(config), max_steps=20)
+    return ViTForImageClassification(config)
+
+
+def test_a_model_of_transformers_trains_too(make_trainer):
+    trainer = make_trainer(tiny_model_of_transformers(), max_steps=20)
     first = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < first
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_soft_labels_of_a_model_of_transformers(make_trainer, smoothing):
+    """Which takes them for several classes an image, and would keep that in its configuration."""
+    model = tiny_model_of_transformers()
+    trainer = make_trainer(model, Images(soft=not smoothing), label_smoothing_factor=smoothing)
+    batch = next(iter(trainer.get_train_dataloader()))
+    soft = batch["labels"] if not smoothing else F.one_hot(batch["labels"], 3) * (1 - smoothing) + smoothing / 3
+    expected = F.cross_entropy(model.train()(batch["pixel_values"]).logits, soft)
+    torch.testing.assert_close(trainer.compute_loss(model, dict(batch)), expected)
+    trainer.train()
+    assert model.config.problem_type in (None, "single_label_classification")
+
+
+def test_another_order_of_the_images_is_refused(make_trainer):
+    with pytest.raises(UserError, match="no train_sampling_strategy='sequential'; leave that out"):
+        make_trainer(train_sampling_strategy="sequential")
 
 
 def test_operations_are_counted_as_the_stock_trainer_does(make_trainer):

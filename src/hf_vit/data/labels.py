@@ -32,14 +32,14 @@ class LabelMap:
         Raises:
             UserError: a missing or negative label, or one that is neither a whole number nor a name.
         """
-        distinct = {value for one in values for value in one} if is_multi_label(values) else set(values)
-        if None in distinct:
+        each = [value for one in values for value in one] if is_multi_label(values) else values
+        if any(value is None for value in each):
             raise UserError(f"'{data_name}' has images without a label; label them or remove them")
-        kinds = {type(value) for value in distinct}
+        kinds = {type(value) for value in each}
         if len(kinds) > 1 or not kinds <= {int, str, bool}:
             names = ", ".join(sorted(kind.__name__ for kind in kinds))
             raise UserError(f"the labels of '{data_name}' are of type {names}; needed: whole numbers or names")
-        ordered = sorted(distinct)
+        ordered = sorted(set(each))
         if ordered and not isinstance(ordered[0], str) and ordered[0] < 0:
             raise UserError(f"'{data_name}' has the label {ordered[0]}; classes are numbered from 0")
         return cls([str(value) for value in ordered], {value: number for number, value in enumerate(ordered)})

@@ -158,7 +158,7 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
     """Abstract: a family's model with a [mask] embedding and a zero-initialised linear head on every patch token."""
 
     model_class: ClassVar[type[HfViTBaseModel]]
-    accepts_loss_kwargs = False  # a mean over the patches that count, which every micro-batch has equally many of
+    accepts_loss_kwargs = False  # a mean over the patches that count, of which every image has equally many
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__(config)

@@ -69,7 +69,7 @@ class HfLinearForSemanticSegmentation(HfDenseMixin, PreTrainedModel):
             labels: [B, H, W], the class of every pixel, or `loss_ignore_index`.
 
         Returns:
-            logits [B, K, H, W], and the mean cross-entropy of the judged pixels where there are labels.
+            logits [B, K, H, W], and the mean cross-entropy of the judged pixels where there are labels; 0 of no pixel.
         """
         outputs = self.backbone(pixel_values, return_dict=True, **kwargs)
         first, *others = outputs.feature_maps
@@ -78,7 +78,9 @@ class HfLinearForSemanticSegmentation(HfDenseMixin, PreTrainedModel):
         logits = F.interpolate(logits, pixel_values.shape[2:], mode="bilinear", align_corners=False)
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(logits.float(), labels, ignore_index=self.config.loss_ignore_index)
+            ignored = self.config.loss_ignore_index
+            loss = F.cross_entropy(logits.float(), labels, ignore_index=ignored, reduction="sum")
+            loss = loss / (labels != ignored).sum().clamp(min=1)
         return SemanticSegmenterOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

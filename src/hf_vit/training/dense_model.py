@@ -107,7 +107,8 @@ def model_inputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, 
     Args:
         model: from `build_dense_model`.
         batch: "pixel_values" [B, C, H, W] and "labels": class maps [B, H, W] with 255 where it is not judged, or for
-            every image a dictionary with "boxes" [n, 4] (x1, y1, x2, y2 in px), "class_labels" [n] and maybe "masks".
+            every image a dictionary with "boxes" [n, 4] (x1, y1, x2, y2 in px), "class_labels" [n] and maybe "masks"
+            and "iscrowd" [n], of which the crowds are left out.
     """
     pixel_values, labels = batch["pixel_values"], batch.get("labels")
     if labels is None:
@@ -122,12 +123,13 @@ def model_inputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, 
     if model_type in (DENSE_HEADS["detr"].model_type, DENSE_HEADS["deformable-detr"].model_type):
         height, width = pixel_values.shape[2:]
         scale = torch.tensor([width, height, width, height], device=pixel_values.device)
+        learnt = [each["iscrowd"] == 0 if "iscrowd" in each else slice(None) for each in labels]
         labels = [
             {
-                "class_labels": each["class_labels"],
-                "boxes": box_convert(each["boxes"], "xyxy", "cxcywh") / scale,
+                "class_labels": each["class_labels"][kept],
+                "boxes": box_convert(each["boxes"][kept], "xyxy", "cxcywh") / scale,
             }
-            for each in labels
+            for each, kept in zip(labels, learnt, strict=True)
         ]
     return {"pixel_values": pixel_values, "labels": labels}
 

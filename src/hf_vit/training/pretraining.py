@@ -58,7 +58,7 @@ def pretrain(
         command: what was typed, for the facts.
         report: is told what is being done, a line at a time.
         **settings: fields of `FinetuneOptions` (`image_size=32`, `seed=1`, `resume=True`), and values of the recipe or
-            its augmentation (`epochs=5`, `mixup_alpha=0.2`); None changes nothing.
+            its augmentation (`epochs=5`, `color_jitter=0.2`); None changes nothing.
 
     Raises:
         UserError: bad input, a full disk, too little memory, or a loss that is not a number.

@@ -138,7 +138,9 @@ def image_files(root: Path) -> list[Path]:
     if any(parts[-1].lower().endswith(tables) or parts[-1].lower() in _LISTS for parts in files):
         return []
     images = [parts for parts in files if Path(parts[-1]).suffix.lower() in IMAGE_SUFFIXES]
-    if any(len(parts) > 1 and split_name(parts[0]) for parts in images):
+    folders = {parts[0]: split_name(parts[0]) for parts in images if len(parts) > 1}
+    named = set(filter(None, folders.values()))
+    if len(named) > 1 or (named and all(folders.values())):  # "train" beside "bus" and "car" is a class
         images = [parts for parts in images if split_name(parts[0]) == "train"]
     return [root.joinpath(*parts) for parts in images]
 

@@ -5,7 +5,7 @@ import glob
 import hashlib
 import os
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,8 +48,18 @@ class Columns:
         return list(self.indicators) or [self.label[0]]
 
     def labels(self, batch: Mapping[str, Any]) -> list[Any]:
-        """The raw labels of a batch of columns."""
+        """The raw labels of a batch of columns.
+
+        Raises:
+            UserError: an indicator is neither 0 nor 1.
+        """
         if self.indicators:
+            for name in self.indicators:
+                if wrong := [value for value in batch[name] if value not in (0, 1)]:
+                    raise UserError(
+                        f"the column {name} holds {wrong[0]!r}; needed, of several label columns: 1 where an image has "
+                        "the class and 0 where not"
+                    )
             rows = zip(*(batch[name] for name in self.indicators), strict=True)
             return [[name for name, value in zip(self.indicators, row, strict=True) if value] for row in rows]
         values: list[Any] = list(batch[self.label[0]])
@@ -131,12 +141,52 @@ def open_files(source: DataSource, *, streaming: bool) -> dict[str, Any]:
 
     # load_dataset takes patterns: a bracket in a file name must not become one.
     files = {split: [glob.escape(str(path.resolve())) for path in paths] for split, paths in source.files.items()}
+    if source.kind == "parquet":
+        _refuse_other_classes(source)
     try:
         loaded: Any = load_dataset(source.kind, data_files=files, streaming=streaming)
     except Exception as error:  # pyarrow, tarfile and datasets each raise their own
         cause = error.__cause__ or error
         raise UserError(f"'{source.name}' cannot be read as {source.kind}: {_one_line(cause)}") from error
     return dict(loaded)
+
+
+def _refuse_other_classes(source: DataSource) -> None:
+    """Make sure that files of one data set name the classes of a column alike: `datasets` reads all by the first's.
+
+    Raises:
+        UserError: two do not.
+    """
+    known: dict[str, tuple[str, list[str]]] = {}
+    for name, path in source.named_files():
+        for column, classes in _named_classes(path):
+            first, others = known.setdefault(column, (name, classes))
+            if classes != others:
+                raise UserError(
+                    f"'{source.name}' numbers the classes of the column '{column}' in {first} ({_some(others)}) "
+                    f"otherwise than in {name} ({_some(classes)}); save all of its files with the same class names, or "
+                    "with names in place of numbers"
+                )
+
+
+def _named_classes(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """(column, names) of what a parquet file tells of its class numbers, which may lie inside another column."""
+    from datasets import Features
+    from pyarrow import parquet
+
+    with path.open("rb") as file:
+        told: Any = Features.from_arrow_schema(parquet.read_schema(file))
+    waiting = [(str(column), feature) for column, feature in told.items()]
+    while waiting:
+        column, feature = waiting.pop()
+        if isinstance(names := getattr(feature, "names", None), list):
+            yield column, names
+        inner = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]
+        waiting += [(column, each) for each in inner if each is not None]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def read_list(source: DataSource, named: NamedColumns) -> Tables:

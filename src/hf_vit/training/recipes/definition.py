@@ -120,6 +120,8 @@ class Recipe(BaseModel):
             )
         if self.bce_threshold is not None and self.loss != "bce":
             raise ValueError("bce_threshold is a setting of the loss bce; choose --loss bce")
+        if self.sam_micro_batches and not self.sam_rho:
+            raise ValueError("sam_micro_batches is a setting of sharpness-aware minimisation; give --sam-rho")
         if self.class_weights and self.loss == "bce":
             raise ValueError("class weights are a setting of the loss ce; leave one of the two out")
         if self.class_weights and self.balanced_sampling:

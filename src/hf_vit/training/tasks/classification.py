@@ -260,12 +260,16 @@ def summarize_logits(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: to
 
 
 def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """Accuracy, and the score by which the best checkpoint is chosen: accuracy first, then the smaller loss."""
-    right, loss = np.asarray(prediction.predictions).T
-    accuracy = float(right.mean())
+    """Accuracy, and the score by which the best checkpoint is chosen: accuracy first, then the smaller loss.
+
+    And that loss, of every image once: the Trainer's own is a mean over what several processes fill their batches with.
+    """
+    right, losses = np.asarray(prediction.predictions).T
+    accuracy, loss = float(right.mean()), float(losses.mean())
     return {
         "accuracy": accuracy,
-        "score": accuracy - _LOSS_WEIGHT * float(loss.mean()),
+        "loss": loss,
+        "score": accuracy - _LOSS_WEIGHT * loss,
         "chance": accuracy_of_chance(np.asarray(prediction.label_ids)),
     }
 
@@ -276,7 +280,8 @@ def multi_label_metrics(prediction: EvalPrediction) -> dict[str, float]:
     names = [str(number) for number in range(truth.shape[1])]
     result = judge(1 / (1 + np.exp(-logits)), truth, names, dict.fromkeys(names, 0.5))
     precision = result.mean_average_precision
-    return {"mean_average_precision": precision, "score": precision - _LOSS_WEIGHT * result.loss}
+    score = precision - _LOSS_WEIGHT * result.loss
+    return {"mean_average_precision": precision, "loss": result.loss, "score": score}
 
 
 def _unused(run: Run) -> dict[str, Any]:

@@ -71,11 +71,15 @@ class PretextTask(Task[PretrainResult]):
             "layer_decay": recipe.layer_decay is not None,
             "average_decay": recipe.average_decay is not None,
             "sam_rho": recipe.sam_rho > 0,
+            "label_smoothing": recipe.label_smoothing > 0,
+            "head_bias": recipe.head_bias is not None,
+            "mixup_alpha": recipe.augmentation.mixup_alpha > 0,
+            "cutmix_alpha": recipe.augmentation.cutmix_alpha > 0,
         }
         if wrong := [name for name, is_asked in asked.items() if is_asked]:
             raise UserError(
-                f"{', '.join(wrong)} of the recipe {recipe.name} is for classifiers (hf-vit finetune); pre-train with "
-                "another recipe"
+                f"{', '.join(wrong)} of the recipe {recipe.name} is for classifiers (hf-vit finetune); leave that "
+                "out, or pre-train with another recipe"
             )
 
     def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> PretrainResult:

@@ -10,11 +10,15 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from transformers.trainer_utils import EvalLoopOutput
 
+from hf_vit.data.dense.annotations import IGNORED
+from hf_vit.families import DENSE_HEADS
 from hf_vit.training.dense_model import model_inputs
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 
 # What a model answers to one image, and what is true of it; on the CPU.
 Judged = tuple[Any, Any]
+
+_MEANS_OF_PIXELS = (DENSE_HEADS["linear"].model_type, DENSE_HEADS["upernet"].model_type)
 
 
 class Judge(ABC):
@@ -46,7 +50,6 @@ class DenseTrainer(HfViTTrainer):
     def __init__(self, *args: Any, new_judge: Callable[[], Judge], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.new_judge = new_judge
-        # Micro-batches weigh alike: what a loss is a mean over (pixels, boxes, queries) is the model's own affair.
         self.model_accepts_loss_kwargs = False
 
     def compute_loss(
@@ -59,7 +62,16 @@ class DenseTrainer(HfViTTrainer):
         """The model's own loss."""
         bare: Any = self.bare_model()
         outputs = model(**model_inputs(bare, inputs))
-        return (outputs.loss, outputs) if return_outputs else outputs.loss
+        # Of no pixel transformers' loss is NaN.
+        loss = self.weighed(outputs.loss, inputs) if self.count(inputs) else 0 * outputs.logits.sum()
+        return (loss, outputs) if return_outputs else loss
+
+    def count(self, batch: dict[str, Any]) -> torch.Tensor | int:
+        """The judged pixels, where the loss is their mean; images where it is one of boxes or queries."""
+        bare: Any = self.bare_model()
+        if bare.config.model_type not in _MEANS_OF_PIXELS:
+            return len(batch["pixel_values"])
+        return (batch["labels"] != IGNORED).sum()
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
         """This process' batches: every image comes once, in one process."""
@@ -100,12 +112,12 @@ class DenseTrainer(HfViTTrainer):
     def _answered(
         self, model: Any, judge: Judge, batch: dict[str, Any] | None
     ) -> tuple[list[tuple[float, int]], Sequence[Judged]]:
-        """The loss of a batch, if the model tells one, with the number of its images; and its answers."""
+        """The loss of a batch, if the model tells one, with how much it is the mean of; and its answers."""
         if batch is None:  # a process has none left where others have
             return [], []
         batch = self._prepare_inputs(batch)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**model_inputs(model, batch))
             answered = judge.answers(outputs, batch)
-        count = len(batch["pixel_values"])
-        return ([] if outputs.loss is None else [(float(outputs.loss), count)]), answered
+        count = int(self.count(batch))
+        return ([] if outputs.loss is None or not count else [(float(outputs.loss), count)]), answered

@@ -11,14 +11,16 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, ProgressCallback
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils.import_utils import is_in_notebook
 
-from hf_vit.errors import DivergedError
+from hf_vit.errors import DivergedError, UserError
+from hf_vit.families import family_of
 from hf_vit.training.processes import need_same
 from hf_vit.training.trainer.callbacks.progress import LiveProgress, LoggedProgress
 from hf_vit.training.trainer.layer_decay import parameter_groups
-from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy, smooth_labels
+from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy, smooth_labels, soft_cross_entropy
 from hf_vit.training.trainer.released import ReleasingTrainer
 from hf_vit.training.trainer.replaying import save_replay
 from hf_vit.training.trainer.sam import SharpnessAware
@@ -56,7 +58,8 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         data_fact, average_decay, adapter: see `SharingTrainer` and `ReleasingTrainer`.
 
     Raises:
-        UserError: the loss of a step is NaN or infinite; the model cannot be shared.
+        UserError: the loss of a step is NaN or infinite; the model cannot be shared; another order of the images was
+            asked for.
     """
 
     def __init__(
@@ -71,8 +74,16 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         self.repeated_augmentation = repeated_augmentation
         self.layer_decay, self.sampling_weights, self.sharpness = layer_decay, sampling_weights, sharpness
         self._step_loss: torch.Tensor | float = 0.0  # of the micro-batches of one step
+        self._mean_count: torch.Tensor | None = None  # of the micro-batches of one step, see `count`
         self._flops_per_value: int | None = None
         super().__init__(*args, **kwargs)
+        if (strategy := self.args.train_sampling_strategy) != "random":
+            raise UserError(
+                f"HfViTTrainer has a seeded order of its own and no train_sampling_strategy={strategy!r}; leave that "
+                "out, or use transformers' Trainer"
+            )
+        if self.compute_loss_func is None and _confuses_soft_labels(self.model):
+            self.compute_loss_func = soft_cross_entropy
         climbs_alone = sharpness is not None and sharpness.micro_batches
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         check_sharding(plugin, getattr(self.model, "config", None), climbs_alone)
@@ -168,7 +179,18 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
                 # It counts label elements: a row of probabilities has K of them.
                 num_items_in_batch = num_items_in_batch * (soft.numel() // labels.numel())
             inputs = {**inputs, "labels": soft}
-        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if model.training and num_items_in_batch is None:
+            loss = self.weighed(loss, inputs)
+        return (loss, outputs) if return_outputs else loss
+
+    def weighed(self, loss: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+        """A micro-batch's mean as its part of the step's: the Trainer takes all for as large, which the last is not."""
+        return loss if self._mean_count is None else loss * (self.count(batch) / self._mean_count)
+
+    def count(self, batch: dict[str, Any]) -> torch.Tensor | int:
+        """How much the loss of a micro-batch is the mean of, where the Trainer does not count labels: images."""
+        return next((len(value) for value in batch.values() if isinstance(value, torch.Tensor) and value.ndim), 1)
 
     def _training_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Class indices [B] or probabilities [B, K] as the loss wants them."""
@@ -185,6 +207,11 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         """The micro-batches of a step, which sharpness-aware minimisation must know beforehand."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._step_loss = 0.0
+        self._mean_count = None
+        if items is None and batches:
+            counted = torch.tensor([float(sum(map(self.count, batches))), len(batches)], device=device)
+            total, parts = cast(torch.Tensor, self.accelerator.reduce(counted))
+            self._mean_count = total / parts
         if self.sharpness is not None:
             self.sharpness.begin(batches)
         return batches, items
@@ -247,3 +274,11 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
     def _takes_probabilities(self) -> bool:
         config = self.accelerator.unwrap_model(self.model).config
         return getattr(config, "problem_type", None) in (None, "single_label_classification")
+
+
+def _confuses_soft_labels(model: Any) -> bool:
+    """Whether it is a classifier of transformers' own, which takes probabilities for several classes an image."""
+    config = getattr(model, "config", None)
+    kind, problem = getattr(config, "model_type", None), getattr(config, "problem_type", None)
+    is_classifier = type(model).__name__ in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.values()
+    return is_classifier and family_of(kind) is None and problem in (None, "single_label_classification")

@@ -33,6 +33,13 @@ def _mean(each: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Te
     return each.sum() * labels[0].numel() / num_items_in_batch
 
 
+def soft_cross_entropy(
+    outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+) -> torch.Tensor:
+    """As a Trainer's `compute_loss_func`: of class indices [B] or probabilities [B, K], whatever model it is."""
+    return classification_loss(outputs.logits, labels, None, num_items_in_batch)
+
+
 @final
 @dataclass(frozen=True)
 class BinaryCrossEntropy:
@@ -58,7 +65,7 @@ class BinaryCrossEntropy:
     ) -> torch.Tensor:
         """The loss of logits [B, K] under targets [B, K], or under class indices [B]."""
         if labels.ndim == 1:
-            return classification_loss(outputs.logits, labels, None, num_items_in_batch)
+            return soft_cross_entropy(outputs, labels, num_items_in_batch)
         logits = outputs.logits.float()
         each = F.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none").sum(dim=1)
         return _mean(each, labels, num_items_in_batch)
@@ -98,7 +105,7 @@ class WeightedCrossEntropy:
     ) -> torch.Tensor:
         """The loss of logits [B, K] under probabilities [B, K], or under class indices [B]."""
         if labels.ndim == 1:
-            return classification_loss(outputs.logits, labels, None, num_items_in_batch)
+            return soft_cross_entropy(outputs, labels, num_items_in_batch)
         logits = outputs.logits.float()
         weights = torch.tensor(self.weights, device=logits.device)
         each = F.cross_entropy(logits, labels.to(logits), weight=weights, reduction="none")

@@ -6,6 +6,7 @@ unbroken one, at any step and with any number of workers.
 
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle, islice
@@ -43,7 +44,8 @@ def seeded(seed: int) -> Generator[None]:
 class EpochSampler(Sampler[tuple[int, int]]):
     """Every example once an epoch, in an order fixed by (seed, epoch). Yields (pass, index); passes are epochs.
 
-    With `weights` [size] as many are drawn, with repetition, each as often as its weight says. With `repeats` every
+    With `weights` [size] as many are drawn, with repetition, each as often as its weight says; one that is drawn again
+    in an epoch comes in a pass of its own, 2**32 later, so that it is varied anew. With `repeats` every
     example comes so often in a row, in as many passes (pass = epoch * repeats + copy), and the epoch ends after `size`
     of them: repeated augmentation, as arXiv 2012.12877's sampler does it within a process.
     """
@@ -69,9 +71,14 @@ class EpochSampler(Sampler[tuple[int, int]]):
             order = torch.randperm(self.size, generator=generator)
         else:
             order = torch.multinomial(self.weights, self.size, replacement=True, generator=generator)
-        first = epoch * self.repeats
-        copies = ((first + copy, index) for index in order.tolist() for copy in range(self.repeats))
-        yield from islice(copies, self.size)
+        yield from islice(self._copies(order.tolist()), self.size)
+
+    def _copies(self, order: list[int]) -> Iterator[tuple[int, int]]:
+        drawn: Counter[int] = Counter()
+        for index in order:
+            first = self.epoch * self.repeats + (drawn[index] << 32)
+            drawn[index] += 1
+            yield from ((first + copy, index) for copy in range(self.repeats))
 
 
 class EpochBatches(BatchSampler):
