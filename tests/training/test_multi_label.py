@@ -70,9 +70,9 @@ def test_columns_of_anything_but_zero_and_one_are_refused(shapes, no, said):
     """Such as CelebA's, of -1 and 1; a cell without a value is no "no"."""
     header, *rows = (shapes / "columns.csv").read_text().splitlines()
     rows = [",".join(no if cell == "0" else cell for cell in row.split(",")) for row in rows]
-    (shapes / "columns.csv").write_text("\n".join([header, *rows]) + "\n")
+    (shapes / "others.csv").write_text("\n".join([header, *rows]) + "\n")
     with pytest.raises(UserError, match=rf"the column \w+ holds {said}; needed, of several label columns: 1 where"):
-        load_data(str(shapes / "columns.csv"), label_column="blue,green,red", multi_label=True)
+        load_data(str(shapes / "others.csv"), label_column="blue,green,red", multi_label=True)
 
 
 def test_what_cannot_do_with_several_classes_says_so(shapes, tiny_config, tmp_path):

@@ -13,6 +13,7 @@ from transformers import TrainingArguments, get_scheduler
 from hf_vit import UserError
 from hf_vit.data.augmentation import AugmentationConfig
 from hf_vit.data.auto_augment import open_policy
+from hf_vit.training import pretrain
 from hf_vit.training.model_source import find_model
 from hf_vit.training.recipes.registry import OVERRIDABLE, RECIPES, find_recipe
 from hf_vit.training.run.arguments import schedule_of
@@ -309,9 +310,8 @@ def test_values_for_classifiers_are_refused_by_pre_training(command, tmp_path):
     code, _, err = command(*arguments, "--recipe", "better-vit")
     assert code == 1
     assert "architecture, mixup_alpha of the recipe better-vit is for classifiers" in err
-    code, _, err = command(*arguments, "--label-smoothing", "0.1")
-    assert code == 1
-    assert "label_smoothing of the recipe" in err
+    with pytest.raises(UserError, match=r"label_smoothing, mixup_alpha of the recipe .* is for classifiers"):
+        pretrain("Ti/16", "digits", tmp_path / "out", label_smoothing=0.1, mixup_alpha=0.2)
 
 
 def test_micro_batches_of_sam_need_sam():
