@@ -31,9 +31,12 @@ def read_labels(path: str | Path) -> list[str]:
     return labels
 
 
-def unique_names(found: object) -> tuple[str, ...] | None:
-    """The names of a source's classes in order, or None where they are no list of different names."""
+def names_of(found: object) -> tuple[str, ...] | None:
+    """The names of a source's classes in order, or None where they are no list of names.
+
+    A name may stand there twice, as ImageNet's "crane" does.
+    """
     if not isinstance(found, list) or not found or not all(isinstance(name, str) and name for name in found):
         return None
     names: list[str] = found
-    return tuple(names) if len(set(names)) == len(names) else None
+    return tuple(names)

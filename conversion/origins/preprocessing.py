@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from hf_vit.conversion.origins.beside import Count, Number, Positive, Text, checked
+from hf_vit.conversion.origins.beside import Count, Number, Positive, Text, checked, pair_of
 from hf_vit.errors import UserError
 
 # PIL's numbers, which transformers uses.
@@ -30,12 +30,14 @@ class TransformersPixels(BaseModel):
     image_mean: list[Number] | None = None
     image_std: list[Positive] | None = None
     do_convert_rgb: bool | None = None
+    do_pad: bool | None = None
 
 
 class TimmPixels(BaseModel):
     """The fields of timm's pretrained_cfg that decide about pixels."""
 
     input_size: Annotated[list[Count], Field(min_length=3, max_length=3)] = [3, 224, 224]
+    fixed_input_size: bool | None = None
     crop_mode: str | None = None
     crop_pct: Positive | None = None
     interpolation: str | None = None
@@ -51,11 +53,11 @@ _CLIP = {**_CROPPED, "size": {"shortest_edge": 224}, "crop_size": 224, "image_me
 # Kind of processor, without the ending of its class -> what it does where its file is silent.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "ViT": {**_COMMON, "size": 224, "resample": 2},
-    "DeiT": {**_CROPPED, "size": 256, "crop_size": 224, "image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD},
+    "DeiT": {**_COMMON, **_CROPPED, "size": 256, "crop_size": 224},
     **dict.fromkeys(("ViTHybrid", "CLIP", "Bit"), _CLIP),  # CLIP's constants in all three
-    "Siglip": {**_COMMON, "size": 224, "resample": 3},
+    "Siglip": {**_COMMON, "size": {"height": 224, "width": 224}, "resample": 3},
 }
-_BY_SHORTEST_EDGE = ("ViTHybrid", "CLIP", "Bit")
+_BY_SHORTEST_EDGE = ("ViTHybrid", "CLIP", "Bit", "Siglip")  # what a size of one number means to them
 _ENDINGS = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
 
 
@@ -63,7 +65,7 @@ def from_transformers(processor: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a preprocessor_config.json, of today or of older versions.
 
     Raises:
-        UserError: it is of another kind, whose steps are unknown here.
+        UserError: it is of another kind, whose steps are unknown here, or pads.
     """
     names = (processor.get(field) for field in ("image_processor_type", "feature_extractor_type"))
     named = next((name for name in names if name is not None), None)
@@ -76,6 +78,10 @@ def from_transformers(processor: Mapping[str, Any]) -> dict[str, Any]:
             + ", ".join(f"{name}ImageProcessor" for name in _DEFAULTS)
         )
     given = checked(TransformersPixels, processor, "preprocessor_config.json").model_dump(exclude_none=True)
+    if given.pop("do_pad", False):
+        raise UserError(
+            "preprocessor_config.json gives do_pad=true, and no processor here pads images; set it to false there"
+        )
     if not given and named is None:
         raise UserError("preprocessor_config.json says nothing of the pixels; get the file again, or leave it out")
     fields = {**_DEFAULTS[kind], **given}
@@ -89,18 +95,25 @@ def from_transformers(processor: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def from_timm(pretrained: Mapping[str, Any]) -> dict[str, Any]:
+def from_timm(pretrained: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that give the pixels of timm's evaluation transform (timm/data/transforms_factory.py).
 
+    Args:
+        pretrained: timm's pretrained_cfg.
+        arguments: the model's (`model_args`). Their img_size is that of the pixels where the model takes no other.
+
     Raises:
-        UserError: the transform has a step that `ViTImageProcessor` does not have.
+        UserError: the transform has a step that `ViTImageProcessor` does not have, or a value is of another kind.
     """
     pixels = checked(TimmPixels, pretrained, "config.json")
     channels, height, width = pixels.input_size
+    takes_others = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
+    if pixels.fixed_input_size and not takes_others and arguments.get("img_size") is not None:
+        height, width = pair_of(arguments["img_size"])
     mode, crop, interpolation = (
         pixels.crop_mode or "center",
         pixels.crop_pct or 0.875,
-        pixels.interpolation or "bilinear",
+        pixels.interpolation or "bicubic",
     )
     if mode not in ("center", "squash") or interpolation not in RESAMPLE or (mode == "center" and height != width):
         raise UserError(

@@ -11,6 +11,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.conversion.origins.preprocessing import RESAMPLE
 from hf_vit.conversion.origins.pytorch import timm_hybrid, timm_vit
+from hf_vit.conversion.targets.graphs.preprocessing import scale_of
 from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Target, largest_difference
 from hf_vit.errors import UserError
 
@@ -169,14 +170,15 @@ def _pretrained(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
     config, processor = outgoing.config, outgoing.processor
     names = {number: name for name, number in RESAMPLE.items()}
     mode, part = _cropping(outgoing)
+    mean, std = _scale(outgoing)
     found: dict[str, Any] = {
         "input_size": [config.num_channels, *outgoing.nominal_size],
         "fixed_input_size": True,
         "interpolation": names[int(processor.resample)],
         "crop_pct": part,
         "crop_mode": mode,
-        "mean": list(processor.image_mean),
-        "std": list(processor.image_std),
+        "mean": mean,
+        "std": std,
         "num_classes": num_classes,
         "first_conv": _spell("patch_embed.backbone.stem.conv", config) if _is_hybrid(config) else "patch_embed.proj",
         "classifier": ["head", "head_dist"] if config.has_distillation_head else "head",
@@ -201,12 +203,29 @@ def _cropping(outgoing: OutgoingModel) -> tuple[str, float]:
         part = math.nextafter(part, 0)
     wanted = {"shortest_edge": scaled} if mode == "center" else {"height": scaled, "width": math.floor(width / part)}
     square = mode == "squash" or height == width
-    if not processor.do_resize or size != wanted or crop != {"height": height, "width": width} or not square:
+    pads = bool(getattr(processor, "do_pad", None))
+    is_other = size != wanted or crop != {"height": height, "width": width} or not square
+    if not processor.do_resize or pads or is_other:
         raise UserError(
-            f"timm's VisionTransformer cannot express the preprocessing size={size}, crop_size={crop} of a model for "
-            f"{height}x{width} px; nothing is written"
+            f"timm's VisionTransformer cannot express the preprocessing size={size}, crop_size={crop}"
+            f"{', do_pad=True' * pads} of a model for {height}x{width} px; nothing is written"
         )
     return mode, part
+
+
+def _scale(outgoing: OutgoingModel) -> tuple[list[float], list[float]]:
+    """timm's (mean, std) for what the processor makes of levels, which timm always divides by 255 first.
+
+    Raises:
+        UserError: timm divides by no such deviation.
+    """
+    mean, std = scale_of(outgoing.processor, outgoing.config.num_channels, unit=255)
+    if min(std) <= 0:
+        raise UserError(
+            f"timm's VisionTransformer cannot express image_std={outgoing.processor.image_std} with rescale_factor="
+            f"{outgoing.processor.rescale_factor} (both have to be above 0); nothing is written"
+        )
+    return list(mean), list(std)
 
 
 def _one_or_two(pair: tuple[int, int]) -> int | list[int]:

@@ -114,6 +114,12 @@ REFUSED: dict[str, tuple[str, str, Callable[[Any], Any], str]] = {
         lambda it: it | {"image_mean": [0.5]},
         "image_mean=.0.5.",
     ),
+    "margin": (
+        "transformers",
+        "processor",
+        lambda it: it | {"do_pad": True, "pad_size": {"height": 16, "width": 16}},
+        "gives do_pad=true, and no processor here pads",
+    ),
     "kind": ("transformers", "processor", lambda it: it | {"image_processor_type": 0}, "json is of 0, whose steps"),
     "empty": ("transformers", "processor", lambda it: {"a": 1}, "preprocessor_config.json says nothing of the pixels"),
     "no pixels": (

@@ -11,6 +11,7 @@ import timm
 import torch
 import transformers
 from originals.pytorch import randomise
+from PIL import Image
 from safetensors import SafetensorError
 from torch import nn
 from transformers import ViTImageProcessor
@@ -366,6 +367,38 @@ def test_preprocessing_in_timms_words(fields: dict[str, Any], mode: str | None, 
     processor = transformers.AutoImageProcessor.from_pretrained(back.output)
     assert dict(processor.size) == fields["size"]
     assert dict(processor.crop_size) == {"height": 12, "width": 12}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, None),
+        ({"do_normalize": False, "image_mean": None, "image_std": None}, None),
+        ({"rescale_factor": 1 / 127.5, "image_mean": [1.0, 0.9, 1.1]}, None),
+        ({"do_rescale": False, "image_mean": [127.0, 120.0, 110.0], "image_std": [60.0, 50.0, 40.0]}, None),
+        ({"do_rescale": False, "do_normalize": False}, None),
+        ({"image_mean": 0.5, "image_std": 0.25}, None),
+        ({"image_std": [0.5, 0, 0.5]}, r"cannot express image_std=\(0\.5, 0, 0\.5\) with .* above 0"),
+        ({"rescale_factor": 0}, "makes no pixels of rescale_factor=0"),
+        ({"image_mean": None}, "makes no pixels of .*image_mean=None"),
+        ({"do_pad": True, "pad_size": {"height": 16, "width": 16}}, "cannot express the preprocessing .* do_pad=True"),
+    ],
+)
+def test_timm_makes_the_processors_pixels(fields: dict[str, Any], told: str | None, tmp_path: Path):
+    source = make("HfViTForImageClassification", tmp_path / "source")
+    processor = ViTImageProcessor(size={"height": 12, "width": 12}, **fields)
+    processor.save_pretrained(source)
+    if told is not None:
+        with pytest.raises(UserError, match=told):
+            export(source, tmp_path / "out", "timm")
+        return
+    export(source, tmp_path / "out", "timm")
+    data = timm.data.resolve_model_data_config(in_the_other_library("timm", tmp_path / "out"))
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 12, 3), dtype=np.uint8))
+    expected = processor(photo, return_tensors="pt").pixel_values[0].float()
+    torch.testing.assert_close(timm.data.create_transform(**data)(photo), expected, rtol=1e-6, atol=1e-6)
+    again = hf_vit.image_processor_from_hub(tmp_path / "out")(photo, return_tensors="pt").pixel_values[0]
+    torch.testing.assert_close(again, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_other_families_and_heads_are_refused_by_name(tmp_path: Path):

@@ -130,6 +130,22 @@ def test_what_a_kill_leaves_lies_with_the_unfinished_export(
     assert tempfile.tempdir == before
 
 
+def test_a_name_of_two_classes_judges_no_accuracy():
+    """Which of the two an image shows, its name does not tell; where the data has neither, all is as ever."""
+    logits = torch.eye(3)
+    config = SimpleNamespace(id2label={0: "crane", 1: "cat", 2: "crane"}, num_labels=3)
+    outgoing: Any = SimpleNamespace(config=config, folder=Path(), outcome=lambda pixel_values: pixel_values)
+    runtime: Any = SimpleNamespace(
+        file="", open=lambda file: SimpleNamespace(run=lambda given: {"logits": torch.tensor(given)})
+    )
+    for names, wanted in ((["cat", "crane"], (1.0, None, None)), (["cat"], (1.0, 1 / 3, 1 / 3))):
+        batch = (logits.numpy(), logits, torch.zeros(3, dtype=torch.long))
+        data: Any = SimpleNamespace(
+            data=SimpleNamespace(label_names=names), judging=SimpleNamespace(labelled=lambda batch=batch: [batch])
+        )
+        assert certified_int8._judged(outgoing, runtime, data) == pytest.approx(wanted)
+
+
 def int8_weights(folder: Path) -> list[np.ndarray]:
     """Those of dense layers, without zero points."""
     if (folder / "openvino_model.xml").is_file():

@@ -2,16 +2,27 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from originals.mixer import mixer_of_timm
 from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, save_timm
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
-from transformers import DeiTImageProcessor, DeiTImageProcessorPil, ViTImageProcessor, ViTImageProcessorPil
+from timm.models._hub import load_model_config_from_path
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    DeiTImageProcessor,
+    DeiTImageProcessorPil,
+    ViTImageProcessor,
+    ViTImageProcessorPil,
+)
 
 import hf_vit
+from hf_vit.conversion.origins.preprocessing import RESAMPLE
 from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTForImageClassification
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
@@ -155,6 +166,67 @@ def test_older_preprocessor_files(tmp_path: Path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "BeitImageProcessor"}))
     with pytest.raises(UserError, match="is of BeitImageProcessor, whose steps are unknown here"):
         hf_vit.from_hub(tmp_path)
+
+
+SILENT = {
+    "DeiT's colours": {"image_processor_type": "DeiTImageProcessor"},
+    "SigLIP's square": {"image_processor_type": "SiglipImageProcessor"},
+    "SigLIP's shortest edge": {"image_processor_type": "SiglipImageProcessor", "size": 12},
+    "CLIP's shortest edge": {"image_processor_type": "CLIPImageProcessor", "size": 20, "crop_size": 12},
+}
+
+
+@pytest.mark.parametrize("case", SILENT)
+def test_what_a_file_leaves_open_is_as_in_transformers(case: str, photo: Image.Image, tmp_path: Path):
+    of_transformers("ViTModel").save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(SILENT[case]))
+    theirs, ours = AutoImageProcessor.from_pretrained(tmp_path), hf_vit.image_processor_from_hub(tmp_path)
+    assert torch.equal(ours(photo, return_tensors="pt").pixel_values, theirs(photo, return_tensors="pt").pixel_values)
+
+
+def test_two_classes_of_one_name(tmp_path: Path):
+    """As ImageNet has "crane", the bird and the machine."""
+    model = of_transformers("ViTForImageClassification")
+    model.config.id2label = {0: "crane", 1: "cat", 2: "crane", 3: "dog", 4: "owl"}
+    model.config.label2id = {"crane": 2, "cat": 1, "dog": 3, "owl": 4}
+    model.save_pretrained(tmp_path / "theirs")
+    hf_vit.from_hub(tmp_path / "theirs").save_pretrained(tmp_path / "ours")
+    again = AutoModelForImageClassification.from_pretrained(tmp_path / "ours")
+    assert (again.config.id2label, again.config.label2id) == (model.config.id2label, model.config.label2id)
+
+
+AS_TIMM_READS: dict[str, dict[str, Any]] = {
+    "names at both levels": {"label_names": list("abcde"), "pretrained_cfg": {"label_names": list("ABCDE")}},
+    "names below": {"pretrained_cfg": {"label_names": list("ABCDE")}},
+    "one name twice": {"label_names": list("abade")},
+    "no interpolation": {"pretrained_cfg": {"interpolation": None}},
+    "one size alone": {"pretrained_cfg": {"input_size": [3, 224, 224], "fixed_input_size": True}},
+    "other sizes": {"pretrained_cfg": {"input_size": [3, 224, 224], "fixed_input_size": False}},
+    "any size": {
+        "pretrained_cfg": {"input_size": [3, 224, 224], "fixed_input_size": True},
+        "model_args": {"dynamic_img_size": True},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("build", "case"),
+    [(of_timm, case) for case in AS_TIMM_READS]
+    + [(mixer_of_timm, case) for case in AS_TIMM_READS if case != "any size"],
+)
+def test_a_config_is_read_as_timm_reads_it(build: Any, case: str, tmp_path: Path):
+    changes, folder = AS_TIMM_READS[case], save_timm(build(), tmp_path / "saved")
+    config = json.loads((folder / "config.json").read_text())
+    for name, value in changes.items():
+        config[name] = config[name] | value if isinstance(value, dict) else value
+    (folder / "config.json").write_text(json.dumps(config))
+    theirs = load_model_config_from_path(folder)[0]
+    data = resolve_data_config(pretrained_cfg=theirs)
+    ours, processor = hf_vit.from_hub(folder), hf_vit.image_processor_from_hub(folder)
+    names = theirs.get("label_names") or [f"LABEL_{index}" for index in range(5)]
+    assert list(ours.config.id2label.values()) == names
+    assert (processor.crop_size.height, processor.crop_size.width) == tuple(data["input_size"][1:])
+    assert processor.resample == RESAMPLE[data["interpolation"]]
 
 
 @pytest.mark.parametrize("mode", ["center", "squash"])

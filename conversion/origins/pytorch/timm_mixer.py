@@ -4,12 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hf_vit.conversion.labels import unique_names
-from hf_vit.conversion.origins.beside import checked, pair_of
+from hf_vit.conversion.origins.beside import checked
 from hf_vit.conversion.origins.google import mixer
 from hf_vit.conversion.origins.origin import Declared, Dims, KeyNames, Origin
-from hf_vit.conversion.origins.preprocessing import from_timm
-from hf_vit.conversion.origins.pytorch.timm_vit import ASSUMED, TimmConfig
+from hf_vit.conversion.origins.pytorch.timm_vit import ASSUMED, TimmConfig, declared_by
 from hf_vit.conversion.origins.transformers.transformers_clip import dense
 from hf_vit.conversion.origins.wrapped import prefixes, unwrapped
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
@@ -72,13 +70,7 @@ def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
     pooling = arguments.get("global_pool") or beside.global_pool or "avg"
     if pooling != "avg":
         raise UserError(f"config.json gives global_pool={pooling!r:.80}; the MLP-Mixers here take the mean")
-    pretrained = beside.pretrained_cfg or companions.config
-    if "input_size" not in pretrained:
-        raise UserError("config.json gives a pretrained_cfg without input_size; get the file again")
-    pixels = from_timm(pretrained)
-    size = pixels["crop_size"]["height"], pixels["crop_size"]["width"]
-    labels = pretrained.get("label_names") or beside.label_names
-    return Declared({}, pair_of(arguments.get("img_size") or size), unique_names(labels), pixels)
+    return declared_by(beside, companions.config, {})
 
 
 ORIGIN = Origin(

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hf_vit.conversion.labels import unique_names
+from hf_vit.conversion.labels import names_of
 from hf_vit.conversion.origins.beside import Text, checked, pair_of
 from hf_vit.conversion.origins.origin import Declared, Dims, KeyNames, KeyRule, Origin
 from hf_vit.conversion.origins.preprocessing import from_timm
@@ -306,18 +306,27 @@ def declared(companions: Companions, shapes: Mapping[str, Shape]) -> Declared:
     refuse_unknown(architecture)
     arguments = arguments_of(architecture) | (beside.model_args or {})
     _refuse_unlikely(shapes, arguments)
-    if beside.pretrained_cfg is not None and "input_size" not in beside.pretrained_cfg:
-        raise UserError("config.json gives a pretrained_cfg without input_size; get the file again")
-    pretrained = beside.pretrained_cfg or companions.config or {}
     special = {"cls_token", "dist_token", "reg_token"} & set(bare_names(shapes))
     fields = exceptions_of(architecture)
     fields |= _argument_fields({"global_pool": beside.global_pool, **arguments}, has_special=bool(special))
     if fields.get("pooling") == "map" and arguments.get("pool_include_prefix") and "reg_token" in special:
         fields["pooling"] = "map_with_registers"
-    pixels = from_timm(pretrained)
+    return declared_by(beside, companions.config or {}, fields)
+
+
+def declared_by(beside: TimmConfig, config: Mapping[str, Any], fields: Mapping[str, Any]) -> Declared:
+    """These fields, and what config.json says of image size, names of classes and pixels, read as timm reads it.
+
+    Raises:
+        UserError: it gives no size, one of another kind, or pixels that no processor here makes.
+    """
+    if beside.pretrained_cfg is not None and "input_size" not in beside.pretrained_cfg:
+        raise UserError("config.json gives a pretrained_cfg without input_size; get the file again")
+    pretrained, arguments = beside.pretrained_cfg or config, beside.model_args or {}
+    pixels = from_timm(pretrained, arguments)
     size = pixels["crop_size"]["height"], pixels["crop_size"]["width"]
-    labels = pretrained.get("label_names") or beside.label_names
-    return Declared(fields, pair_of(arguments.get("img_size") or size), unique_names(labels), pixels)
+    labels = beside.label_names or pretrained.get("label_names")  # the top level's win
+    return Declared(fields, pair_of(arguments.get("img_size") or size), names_of(labels), pixels)
 
 
 def _refuse_unlikely(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> None:

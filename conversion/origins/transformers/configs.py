@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from hf_vit.conversion.labels import unique_names
+from hf_vit.conversion.labels import names_of
 from hf_vit.conversion.origins.beside import Count, Number, Text, checked, pair_of
 from hf_vit.conversion.origins.origin import Declared
 from hf_vit.conversion.origins.preprocessing import IMAGENET_MEAN, IMAGENET_STD, from_transformers
@@ -124,4 +124,4 @@ def labels_of(id2label: Mapping[str, str]) -> tuple[str, ...] | None:
     names = [id2label.get(str(index)) for index in range(len(id2label))]
     if None in names:
         raise UserError(f"config.json gives id2label no name for class {names.index(None)}; get the file again")
-    return None if names == [f"LABEL_{i}" for i in range(len(names))] else unique_names(names)
+    return None if names == [f"LABEL_{i}" for i in range(len(names))] else names_of(names)

@@ -76,8 +76,8 @@ def in_int8(outgoing: OutgoingModel, runtime: Runtime, certificate: Certificate)
 
 def _judged(outgoing: OutgoingModel, runtime: Runtime, data: Calibration) -> tuple[float, float | None, float | None]:
     """On held-out images: share answered as by the model, and the accuracy of graph and model where labels fit."""
-    names = {name: index for index, name in outgoing.config.id2label.items()}
-    known = [names.get(name, -1) for name in data.data.label_names]
+    names = [outgoing.config.id2label[index] for index in range(outgoing.config.num_labels)]
+    known = [names.index(name) if names.count(name) == 1 else -1 for name in data.data.label_names]
     classes = torch.tensor(known)
     graph = runtime.open(outgoing.folder / runtime.file)
     alike, right, right_in_float = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()

@@ -61,7 +61,7 @@ class Preprocessing:
                 "onnx without it"
             )
         size, crop = dict(processor.size or {}), dict(getattr(processor, "crop_size", None) or {})
-        mean, std = _scale(processor)
+        mean, std = scale_of(processor)
         return cls(
             size=(size.get("shortest_edge") or _sides(size)) if processor.do_resize else None,
             resample=Image.Resampling(processor.resample),
@@ -109,7 +109,7 @@ def _inexpressible(processor: Any) -> list[str]:
             )
     elif not crops:
         wrong.append("images of all sizes (do_resize=False, and no crop)")
-    if 0.0 in _scale(processor)[1]:
+    if 0.0 in scale_of(processor)[1]:
         wrong.append(f"image_std={processor.image_std} (nothing can be divided by 0)")
     return wrong + ["do_pad=True"] * bool(getattr(processor, "do_pad", None))
 
@@ -118,14 +118,22 @@ def _sides(size: dict[str, int]) -> tuple[int, int]:
     return int(size["height"]), int(size["width"])
 
 
-def _scale(processor: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of 0..255; transformers fuses the factor into them, too."""
-    factor = float(processor.rescale_factor) if processor.do_rescale else 1.0
-    mean, std = (
-        ((value,) * 3 if isinstance(value, int | float) else tuple(value)) if processor.do_normalize else (default,) * 3
-        for value, default in ((processor.image_mean, 0.0), (processor.image_std, 1.0))
-    )
-    return tuple(value / factor for value in mean), tuple(value / factor for value in std)
+def scale_of(processor: Any, channels: int = 3, unit: float = 1.0) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of every channel, in `unit`s of 0..255; transformers fuses the factor into them, too.
+
+    Raises:
+        UserError: a step lacks its number, or the factor is 0.
+    """
+    factor = processor.rescale_factor if processor.do_rescale else 1.0
+    mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
+    if not factor or mean is None or std is None:
+        raise UserError(
+            f"the image processor makes no pixels of rescale_factor={factor}, image_mean={mean}, image_std={std}; save "
+            "one with all three"
+        )
+    of_channels = ((value,) * channels if isinstance(value, int | float) else tuple(value) for value in (mean, std))
+    means, stds = (tuple(value / (factor * unit) for value in values) for values in of_channels)
+    return means, stds
 
 
 def prepend(model: Any, preprocessing: Preprocessing, takes: str = IMAGES) -> None:

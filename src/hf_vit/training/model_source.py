@@ -157,7 +157,10 @@ def rows_of_head(source: ModelSource, label_names: Sequence[str]) -> list[int] |
         return None
     labels = cast(dict[int, str], source.config.id2label)
     names = [str(labels[row]) for row in sorted(labels)]
-    return [names.index(name) for name in label_names] if sorted(names) == sorted(label_names) else None
+    if names == list(label_names):  # in which a name may stand twice
+        return list(range(len(names)))
+    rows = {name: row for row, name in enumerate(names)}
+    return [rows[name] for name in label_names] if sorted(rows) == sorted(label_names) else None
 
 
 def _start_head(head: nn.Linear, rows: list[int] | None, bias: float) -> None:
