@@ -54,6 +54,14 @@ def test_the_same_classes_keep_their_head_in_any_order(saved, fields):
         assert torch.equal(after.distillation_logits, before.distillation_logits[:, [1, 2, 0]])
 
 
+def test_two_classes_of_one_name_keep_a_row_each(saved):
+    names = ["crane", "owl", "crane"]
+    folder, old = saved(*names)
+    new = build_classifier(find_model(str(folder)), names).eval()
+    with torch.no_grad():
+        assert torch.equal(new(PIXELS).logits, old(PIXELS).logits)
+
+
 @pytest.mark.parametrize("names", [("red", "blue"), ("red", "blue", "green", "white"), ("red", "blue", "red")])
 def test_other_classes_get_a_new_head(saved, names):
     folder, _ = saved(*names, representation_size=8)

@@ -42,7 +42,8 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
     - With `average_decay`, evaluations judge and checkpoints release the average of the weights; with `adapter`, the
       weights with the adapter merged (see `ReleasingTrainer`).
     - `compute_loss_func=BinaryCrossEntropy()` trains with one yes or no a class, `WeightedCrossEntropy` with weights.
-    - A loss that is not a number stops the training with step, learning rate and remedy, before it spoils the weights.
+    - A loss that is not a number stops the training with step, learning rate and remedy, before it spoils the weights;
+      on an accelerator, which would have to wait for every step, when it is logged, and in a resumed training at once.
     - `save_model` writes no pickle (`training_args.bin`); only checkpoints to resume from hold optimizer state.
     - Live progress on a terminal and in notebooks; elsewhere, on standard error, a line for every evaluation and one a
       minute.
@@ -74,7 +75,9 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         self.repeated_augmentation = repeated_augmentation
         self.layer_decay, self.sampling_weights, self.sharpness = layer_decay, sampling_weights, sharpness
         self._step_loss: torch.Tensor | float = 0.0  # of the micro-batches of one step
-        self._mean_count: torch.Tensor | None = None  # of the micro-batches of one step, see `count`
+        self._mean_count: torch.Tensor | float | None = None  # of the micro-batches of one step, see `count`
+        self._looks_later: bool | None = None  # whether losses are looked at when they are logged; decided at the start
+        self._diverged_at: torch.Tensor | None = None  # the first step whose loss was no number, or 0, on the device
         self._flops_per_value: int | None = None
         super().__init__(*args, **kwargs)
         if (strategy := self.args.train_sampling_strategy) != "random":
@@ -154,7 +157,14 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         batches = EpochBatches(sampler, size, drop_last, rank, world)
         loader = DataLoader(dataset, batch_sampler=batches, collate_fn=as_is, **options)
         # As for a single process: the batches are dealt out already.
-        return prepare_data_loader(loader, device, num_processes=1, process_index=0, put_on_device=True)
+        return prepare_data_loader(
+            loader,
+            device,
+            num_processes=1,
+            process_index=0,
+            put_on_device=True,
+            non_blocking=options["pin_memory"],
+        )
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
         """Every image is judged by, whatever training drops at the end of an epoch."""
@@ -209,8 +219,9 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         self._step_loss = 0.0
         self._mean_count = None
         if items is None and batches:
-            counted = torch.tensor([float(sum(map(self.count, batches))), len(batches)], device=device)
-            total, parts = cast(torch.Tensor, self.accelerator.reduce(counted))
+            total, parts = sum(map(self.count, batches)), len(batches)
+            if self.args.world_size > 1:
+                total, parts = cast(Any, self.accelerator.reduce(torch.tensor([float(total), parts], device=device)))
             self._mean_count = total / parts
         if self.sharpness is not None:
             self.sharpness.begin(batches)
@@ -234,9 +245,17 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         return loss
 
     def _checked(self, loss: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
-        if bool(torch.isfinite(loss).all()):
+        is_finite, step = torch.isfinite(loss).all(), self.state.global_step + 1
+        if self._looks_later is None:
+            self._looks_later = loss.device.type != "cpu" and step == 1
+        if self._looks_later:
+            now = step * ~is_finite
+            before = self._diverged_at
+            self._diverged_at = now if before is None else torch.where(before > 0, before, now)
             return loss
-        rate, step, number = self._get_learning_rate(), self.state.global_step + 1, float(loss.mean())
+        if bool(is_finite):
+            return loss
+        rate, number = self._get_learning_rate(), float(loss.mean())
         process = f"-process-{self.args.process_index}" if self.args.world_size > 1 else ""
         folder = Path(str(self.args.output_dir)) / f"replay-{step}{process}"
         model = self.accelerator.unwrap_model(self.model)
@@ -245,11 +264,23 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
             save_replay(folder, model, batch, step=step, learning_rate=rate, loss=number, bf16=self.args.bf16)
         except (OSError, SafetensorError):
             saved = ""
-        raise DivergedError(
-            f"the loss became {number} at step {step} (learning rate {rate:.3g}, gradients clipped at "
-            f"{self.args.max_grad_norm:g}); lower the learning rate, lengthen the warm-up, or clip gradients "
-            f"(1.0){saved}"
+        raise self._diverged(f"{number} at step {step} (learning rate {rate:.3g}", saved)
+
+    def _diverged(self, what: str, more: str) -> DivergedError:
+        return DivergedError(
+            f"the loss became {what}, gradients clipped at {self.args.max_grad_norm:g}); lower the learning rate, "
+            f"lengthen the warm-up, or clip gradients (1.0){more}"
         )
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        flow = self.control
+        looks = flow.should_log or flow.should_evaluate or flow.should_save or flow.should_training_stop
+        if looks and self._diverged_at is not None and (step := int(self._diverged_at)):
+            raise self._diverged(
+                f"no number at step {step} (seen at step {self.state.global_step}, when it is logged",
+                "; going on from the last checkpoint (--resume) looks at every step, and keeps batch and weights",
+            )
+        super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """As the Trainer's, which would count the model's parameters anew at every step."""
