@@ -178,6 +178,37 @@ def test_a_token_in_recorded_facts_is_not_shared(model_folder: Path) -> None:
     assert TOKEN not in str(told.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(float("nan"), "-"), (10**400, "-"), (96.94, "-"), (-0.1, "-"), ([1], "-"), (1, "100.00%")],
+    ids=["nan", "huge", "percent", "negative", "list", "one"],
+)
+def test_what_is_no_share_is_not_told_as_measured(value: Any, shown: str, model_folder: Path) -> None:
+    """facts.json of a stranger."""
+    values = {"top1": 0.5, "top5": value, "ece": value, "per_class": {"a": value}, "headline": {"b": value}}
+    values |= {"pictures": [[1], value], "warnings": value}
+    records = json.loads((model_folder / "facts.json").read_text())
+    records.append(records[0] | {"kind": "evaluation", "values": values})
+    records[1]["data"] = {"name": "digits", "split": "test"}
+    (model_folder / "facts.json").write_text(json.dumps(records))
+    card = render_card(model_folder)
+    assert f"| 0 | 50.00% | {shown} | {shown} | - |" in card
+    assert f"| a | {shown} |" in card
+    assert f"| b | {shown} |" in card
+    (index,) = yaml.safe_load(card.split("---\n")[1])["model-index"]
+    indexed = [metric["value"] for result in index["results"] for metric in result["metrics"]]
+    assert indexed == [0.5, *([1.0] if value == 1 else [])]
+
+
+def test_a_card_without_a_share_has_no_index(model_folder: Path) -> None:
+    data = DataFact(name="digits", split="test")
+    evaluation = training_record(kind="evaluation", data=data, values={"top1": 96.94})
+    Facts(records=[training_record(), evaluation]).save(model_folder)
+    card = render_card(model_folder)
+    assert "| digits | test | - | 0 | - | - | - | - |" in card
+    assert not {"model-index", "model_name", "metrics"} & set(yaml.safe_load(card.split("---\n")[1]))
+
+
 CONFIGS = {
     "a list": ([], "not an object"),
     "auto_map": ({"auto_map": "x"}, "auto_map"),

@@ -229,7 +229,8 @@ def test_what_is_no_space_is_no_link(space: object, model_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "is_way"),
     [
-        ("../../docs/page.md#three-models", True),
+        ("../../../../settings/tokens#x", False),
+        ("pages/../../x", False),
         ("pages/mine/index.html", True),
         ("//example.org/x", False),
         ("/etc/passwd", False),
@@ -249,6 +250,20 @@ def test_a_way_to_a_page_in_the_repository_is_linked(page: object, is_way: bool,
     assert (f"Try it in the browser: [its page]({page})" in card.splitlines()) == is_way
     assert ("is made by `hf-vit page" in card) != is_way
     assert "| page |" not in card
+
+
+@pytest.mark.parametrize("way", ["../../docs/page.md#x", "../../docs/other.md", "../../../private.md"])
+def test_a_way_up_stays_in_a_git_repository(way: str, model_folder: Path, tmp_path: Path) -> None:
+    """Of a card that is kept in one, until it goes to the Hub, where its folder is all that there is."""
+    for name in ("private.md", "git/docs/page.md", "git/.git/HEAD", "git/models/x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    folder = model_folder.rename(tmp_path / "git/models/mine")
+    facts = Facts.load(folder)
+    facts.records[0].values["page"] = way
+    facts.save(folder)
+    assert (f"[its page]({way})" in render_card(folder)) == (way == "../../docs/page.md#x")
+    assert "its page" not in render_card(folder, repo_id="alice/mine")
 
 
 def test_what_cannot_be_linked_to(model_folder: Path, tmp_path: Path) -> None:

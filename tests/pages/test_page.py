@@ -20,7 +20,7 @@ from transformers import AutoModelForImageClassification, ViTImageProcessor
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.pages import making, runtime
-from hf_vit.pages.description import preprocessing
+from hf_vit.pages.description import description, preprocessing
 from hf_vit.pages.graph import write_graph
 from hf_vit.pages.making import make_page
 from hf_vit_cli.main import main
@@ -117,6 +117,18 @@ def test_preparation_that_the_page_does_not_know_is_refused(settings: dict[str, 
     processor = ViTImageProcessor(**{"size": {"height": 16, "width": 16}, **settings})
     with pytest.raises(UserError, match=words):
         preprocessing(processor, (16, 16))
+
+
+@pytest.mark.parametrize("value", [10**400, 96.94, float("nan"), [1]], ids=["huge", "percent", "nan", "list"])
+def test_what_is_no_share_is_no_figure(value: Any, plain: Path, tmp_path: Path):
+    """facts.json of a stranger."""
+    values = {"top1": 0.5, "ece": value, "images_per_second": value}
+    record = {"kind": "evaluation", "command": "x", "date": "2031-02-03T00:00:00Z", "values": values}
+    (tmp_path / "facts.json").write_text(json.dumps([record]))
+    model = AutoModelForImageClassification.from_pretrained(plain)
+    told = description(model, ViTImageProcessor.from_pretrained(plain), "model", tmp_path)
+    figures = {figure["name"]: figure["value"] for figure in told["figures"]}
+    assert figures == {"Accuracy": "50.0%"} | ({"Speed": "97 images/s"} if value == 96.94 else {})
 
 
 def test_weights_of_half_the_precision(plain: Path, runtime_files: Path, tmp_path: Path):

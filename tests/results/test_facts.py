@@ -76,6 +76,7 @@ def test_unknown_fields_and_kinds_survive(tmp_path: Path) -> None:
         (b'{"records": []}', "valid array"),
         (b'[{"kind": "training"}]', "0.command"),
         (b'[{"kind": "training", "command": "x", "date": "yesterday"}]', "0.date"),
+        (b'[{"kind": "training", "command": "x", "date": "2031-02-03T00:00:00Z", "seconds": NaN}]', "0.seconds"),
         (b"\xff\xfe\x00", "UTF-8"),
     ],
 )
@@ -179,6 +180,21 @@ def test_arrays_become_numbers_and_nan_a_word(tmp_path: Path) -> None:
         "scalar": 0.5, "integer": 3, "flag": True, "array": [0, 1, 2], "tensor": [1.5], "zero_d": 2, "tuple": [1, 2.0],
         "nan": "nan", "inf": ["-inf"],
     }  # fmt: skip
+
+
+def test_numbers_that_are_none_are_read_as_words(tmp_path: Path) -> None:
+    """Of a stranger: another record is appended, and nothing that reads them meets a number that is none."""
+    append_record(tmp_path, _record())
+    path = tmp_path / "facts.json"
+    huge = f"-1{'0' * 400}"
+    path.write_text(path.read_text().replace("0.5", f'[NaN, 1e999, {huge}], "x": {{"y": -Infinity}}'))
+    (record,) = Facts.load(tmp_path).records
+    assert record.values == {"top1": ["nan", "inf", "-inf"], "x": {"y": "-inf"}}
+    append_record(tmp_path, _record())
+    assert Facts.load(tmp_path).records[0] == record
+    record.values["x"] = float("inf")
+    Facts(records=[record]).save(tmp_path)
+    assert Facts.load(tmp_path).records[0].values["x"] == "inf"
 
 
 def test_what_cannot_be_recorded_is_refused() -> None:

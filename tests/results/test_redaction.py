@@ -102,6 +102,23 @@ def test_values_are_redacted_at_any_depth() -> None:
     }
 
 
+def test_names_of_classes_are_no_paths() -> None:
+    names = ("/animal/mouse", "/device/mouse", "/m/01g317", "token", "a/b")
+    table = dict.fromkeys(names, 0.5)
+    values = {"per_class": table, "classes": {"iou": table}, "settings": {"thresholds": table}, "labels": [*names]}
+    assert redact_values(values) == values
+    kept = redact_values({"per_class": {f"/home/ann/{TOKENS[0]}": 1, f"/home/ann/{TOKENS[1]}": 2, "password": "pw"}})
+    assert kept == {"per_class": {"/home/ann/REDACTED": 1, "/home/ann/REDACTED (2)": 2, "password": "REDACTED"}}
+    assert redact_values({"labels": "/home/ann/labels.csv"}) == {"labels": "labels.csv"}
+
+
+def test_no_key_takes_the_place_of_another() -> None:
+    values = {"/home/ann/x": 1, "x (2)": 2, "/home/eve/x": 3, "x": 4, "/home/ann lee/my cats": 5}
+    kept = redact_values(values)
+    assert kept == {"x (3)": 1, "x (2)": 2, "x (4)": 3, "x": 4, "my cats": 5}
+    assert redact_values(kept) == kept
+
+
 @pytest.mark.parametrize(
     ("typed", "shown"),
     [

@@ -76,7 +76,7 @@ def render_card(
     title = name.rpartition("/")[2]
     license = license or declared_license(folder) or inherited_license(facts)
     metadata = metadata_of(config, facts, name, license, example_images(folder))
-    context = sections(folder, config, facts, share_images) | _examples(folder, config, name)
+    context = sections(folder, config, facts, share_images, on_hub="/" in name) | _examples(folder, config, name)
     template = resources.files("hf_vit.model_cards").joinpath("card_template.md").read_text(encoding="utf-8")
     # Whatever the template prints is escaped, unless it is Markdown already: a field that is forgotten is harmless.
     environment = Environment(finalize=text, autoescape=False)

@@ -15,7 +15,6 @@ from hf_vit.hub.published_results import (
     hub_dataset,
     hub_id,
     index_entries,
-    metric_types,
     protocol_of,
 )
 from hf_vit.results.facts import DataFact, Facts, Record
@@ -113,7 +112,7 @@ def metadata_of(
     """
     from huggingface_hub import ModelCardData
 
-    trainings, results = facts.of_kind("training"), indexed_evaluations(facts)
+    trainings, results = facts.of_kind("training"), index_entries(indexed_evaluations(facts), repo)
     datasets = {name for record in trainings if record.data and (name := hub_dataset(record.data))}
     bases, relation = _base_models(config, trainings)
     carbon = emissions(trainings[-1]) if trainings else None
@@ -126,9 +125,9 @@ def metadata_of(
         datasets=sorted(datasets) or None,
         base_model=bases[0] if len(bases) == 1 else bases or None,
         base_model_relation=relation if bases else None,
-        metrics=metric_types(results) or None,
+        metrics=list(dict.fromkeys(entry.metric_type for entry in results)) or None,
         model_name=repo.rpartition("/")[2] if results else None,
-        eval_results=index_entries(results, repo) or None,
+        eval_results=results or None,
         widget=_widget(repo, examples) or None,
         co2_eq_emissions=carbon,
     )

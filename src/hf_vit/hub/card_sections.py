@@ -3,7 +3,8 @@
 What is read of a record's `values`, beyond the evaluation's own measurements:
 
 - training and conversion: `space`, user/name of the static Space that shows the model; or `page`, the way from the card
-  to a page that does, in the same repository.
+  to a page that does, in the same repository: a folder's card that names no place on the Hub may lead up, to a file of
+  the git repository around it.
 - training: `recipe` (an object: hyperparameter -> value) and `base_model` (what was fine-tuned) have places of their
   own; everything else is listed by name.
 - evaluation: `pictures`, the files that were drawn beside the weights. By a protocol other than top1: `headline`, name
@@ -25,10 +26,10 @@ from hf_vit.hub.model_folder import ModelConfig, Size, count_parameters
 from hf_vit.hub.published_results import hub_dataset, hub_id
 from hf_vit.hub.recipe_in_use import in_use
 from hf_vit.repositories.reading import CONFIG, loading
-from hf_vit.results.facts import Facts, Record
+from hf_vit.results.facts import Facts, Record, fraction
 
-# A way in the repository itself: to no other place, and nothing of Markdown in it.
-_PATH = re.compile(r"(?!/)[\w./-]+(#[\w-]+)?", re.ASCII)
+# A relative way, and nothing of Markdown in it.
+_PATH = re.compile(r"(?!/)([\w./-]+)(#[\w-]+)?", re.ASCII)
 _PICTURES = {
     "confusion_matrix.png": "Confusion matrix",
     "wrong_images.png": "The most confident mistakes: true → predicted class, its probability, place in the split",
@@ -45,17 +46,21 @@ def shows_images(picture: str) -> bool:
     return _SHOWING_IMAGES.fullmatch(picture) is not None
 
 
-def sections(folder: Path, config: ModelConfig, facts: Facts, share_images: bool = False) -> dict[str, Any]:
+def sections(
+    folder: Path, config: ModelConfig, facts: Facts, share_images: bool = False, on_hub: bool = False
+) -> dict[str, Any]:
     """What the template shows; None, or an empty list, wherever the facts are missing.
 
     Args:
         folder, config, facts: of the model.
         share_images: show pictures with images of the data, too.
+        on_hub: the folder is, or will be, a repository of the Hub by itself: no link leads up from it.
 
     Raises:
         UserError: the weights are damaged.
     """
     shown = _model(folder, config) | _origin(facts) | _evaluations(folder, facts)
+    shown["page"] = _page(facts, None if on_hub else folder)
     if not share_images:
         for name in ("pictures", "measured_pictures", "analyses"):
             shown[name] = [(file, title) for file, title in shown[name] if not shows_images(file)]
@@ -129,17 +134,30 @@ def _origin(facts: Facts) -> dict[str, Any]:
         "base_model": code_span(base_model) if base_model else None,
         "recipe": _rows(_recipe(training)) if training else [],
         "conversion": _run(conversion, skip=("parameters", "verification", "space", "page")),
-        "page": _page(facts),
         "parity": _rows(conversion.values.get("verification")) if conversion else [],
     }
 
 
-def _page(facts: Facts) -> Markdown | None:
-    """The link to what shows the model: kept beside the latest training or conversion that has one."""
+def _page(facts: Facts, folder: Path | None) -> Markdown | None:
+    """The link to what shows the model: kept beside the latest training or conversion that has one.
+
+    Args:
+        facts: may be a stranger's.
+        folder: from which it may lead up.
+    """
     space, page = _stated(facts, "space"), _stated(facts, "page")
     if space and hub_id(space) == space:
         return Markdown(f"[{text(space)}](https://huggingface.co/spaces/{space})")
-    return Markdown(f"[its page]({page})") if _PATH.fullmatch(page) else None
+    way = _PATH.fullmatch(page)
+    stays = way is not None and (".." not in way[1].split("/") or (folder is not None and _is_around(folder, way[1])))
+    return Markdown(f"[its page]({page})") if stays else None
+
+
+def _is_around(folder: Path, way: str) -> bool:
+    """Whether a way from a folder leads to a file of the git repository that it lies in."""
+    target = (folder / way).resolve()
+    root = next((above for above in folder.resolve().parents if (above / ".git").exists()), None)
+    return root is not None and target.is_relative_to(root) and target.is_file()
 
 
 def _stated(facts: Facts, name: str) -> str:
@@ -237,7 +255,8 @@ def _warnings(results: Sequence[Record]) -> list[str]:
     return [
         f"{_data_name(record, results)}, split {record.data.split if record.data else None}: {warning}."
         for record in results
-        for warning in cast(Sequence[str], record.values.get("warnings") or [])
+        if isinstance(told := record.values.get("warnings"), list)
+        for warning in told
     ]
 
 
@@ -249,8 +268,8 @@ def _per_class(record: Record) -> list[tuple[str, str]]:
 
 
 def _pictures(folder: Path, record: Record) -> list[tuple[Markdown, str]]:
-    names = cast(Sequence[str], record.values["pictures"])
-    return [(Markdown(name), _PICTURES[name]) for name in names if name in _PICTURES and (folder / name).is_file()]
+    names = cast(Sequence[object], record.values["pictures"])
+    return [(Markdown(name), title) for name, title in _PICTURES.items() if name in names and (folder / name).is_file()]
 
 
 def _measurements(records: Sequence[Record]) -> list[tuple[str, str, str | None, str]]:
@@ -332,7 +351,7 @@ def _duration(seconds: float) -> str:
 
 
 def _percent(value: object) -> str:
-    return f"{100 * value:.2f}%" if isinstance(value, float | int) else "-"
+    return "-" if (share := fraction(value)) is None else f"{100 * share:.2f}%"
 
 
 def _grouped(number: int | None) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_vit.errors import one_line
-from hf_vit.results.facts import FACTS_NAME, DataFact, Record
+from hf_vit.results.facts import FACTS_NAME, DataFact, Record, fraction
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -36,11 +36,6 @@ def protocol_of(record: Record) -> str | None:
         return "top1"
     name = record.values.get("protocol")
     return name if isinstance(name, str) and name in PUBLISHED and name != "top1" else None
-
-
-def metric_types(records: Sequence[Record]) -> list[str]:
-    """The Hub's types of what these records publish, each once."""
-    return list(dict.fromkeys(PUBLISHED[name][0] for record in records if (name := protocol_of(record))))
 
 
 def rounded(value: float) -> float:
@@ -89,7 +84,7 @@ def _entries(record: Record, repo: str) -> "list[EvalResult]":
             source_name=one_line(record.command) if source else None,
         )
         for key, title in measured.items()
-        if isinstance(value := record.values.get(key), float | int)
+        if (value := fraction(record.values.get(key))) is not None
     ]
 
 
@@ -112,7 +107,7 @@ def results_file(records: Sequence[Record], repo: str) -> bytes | None:
         )
         for record in records
         if (data := record.data) is not None and (dataset := hub_dataset(data)) is not None
-        if isinstance(value := record.values.get("top1"), float | int)
+        if (value := fraction(record.values.get("top1"))) is not None
     ]
     plain: list[dict[str, Any]] = eval_result_entries_to_yaml(entries)
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120).encode() if plain else None

@@ -12,7 +12,7 @@ from hf_vit.hub.card_metadata import own_evaluation
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.modeling_hf_vit import class_token_index, patch_token_slice
 from hf_vit.pages.graph import is_axial
-from hf_vit.results.facts import Facts
+from hf_vit.results.facts import Facts, fraction
 
 _FILTERS = {2: "bilinear", 3: "bicubic"}
 
@@ -98,15 +98,15 @@ def _figures(folder: Path | None) -> list[dict[str, str]]:
     shown = (
         (
             "Accuracy",
-            "top1",
-            lambda value: f"{value:.1%}",
+            fraction(values.get("top1")),
+            "{:.1%}",
             f"of {data.size:,} images ({of})" if data and data.size else of,
         ),
-        ("Calibration error", "ece", lambda value: f"{value:.1%}", "between confidence and accuracy"),
-        ("Speed", "images_per_second", lambda value: f"{value:,.0f} images/s", str(record.hardware.get("name") or "")),
+        ("Calibration error", fraction(values.get("ece")), "{:.1%}", "between confidence and accuracy"),
+        ("Speed", values.get("images_per_second"), "{:,.0f} images/s", str(record.hardware.get("name") or "")),
     )
     return [
-        {"name": name, "value": form(value), "note": note}
-        for name, key, form, note in shown
-        if isinstance(value := values.get(key), int | float)
+        {"name": name, "value": form.format(value), "note": note}
+        for name, value, form, note in shown
+        if isinstance(value, int | float)
     ]

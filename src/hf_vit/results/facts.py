@@ -16,8 +16,8 @@ are made from it, never from memory. A record:
 | values   | object          | the measurements; accuracies and errors are fractions in [0, 1], times in seconds   |
 
 Fields that this version does not know are kept when a file is read and written again. JSON has no NaN or infinity:
-they are written as the strings "nan", "inf" and "-inf". Nothing personal belongs here: no host or user names, no
-absolute paths, no secrets; whatever is written goes through `hf_vit.results.redaction`.
+they, and integers too large for a float, are kept as the strings "nan", "inf" and "-inf". Nothing personal belongs
+here: no host or user names, no absolute paths, no secrets; whatever is written goes through `hf_vit.results.redaction`.
 """
 
 import json
@@ -28,9 +28,9 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Annotated, Any, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, JsonValue, TypeAdapter, ValidationError
 
 from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
@@ -39,6 +39,8 @@ from hf_vit.results.writing import write_atomically
 
 FACTS_NAME = "facts.json"
 KINDS = ("training", "evaluation", "conversion", "analysis", "benchmark")
+
+_Values = Annotated[dict[str, JsonValue], BeforeValidator(lambda value: _plain(value))]
 
 
 class DataFact(BaseModel):
@@ -64,9 +66,9 @@ class Record(BaseModel):
     seed: int | None = None
     data: DataFact | None = None
     versions: dict[str, str] = Field(default_factory=dict)
-    hardware: dict[str, JsonValue] = Field(default_factory=dict)
-    seconds: float | None = None
-    values: dict[str, JsonValue] = Field(default_factory=dict)
+    hardware: _Values = Field(default_factory=dict)
+    seconds: FiniteFloat | None = None
+    values: _Values = Field(default_factory=dict)
 
 
 _RECORDS = TypeAdapter(list[Record])
@@ -100,7 +102,7 @@ class Facts(BaseModel):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `folder/facts.json` in one move: a reader sees the old file or the new one, never half of one."""
-        records = [redact_values(record.model_dump(mode="json")) for record in self.records]
+        records = [_recorded(record.model_dump(mode="json")) for record in self.records]
         text = json.dumps(records, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
         write_atomically(Path(folder) / FACTS_NAME, text + "\n")
 
@@ -178,6 +180,11 @@ def new_record(
     )
 
 
+def fraction(value: object) -> float | None:
+    """A value that can be an accuracy or an error, a number in [0, 1]; None for all else that facts.json may hold."""
+    return float(value) if isinstance(value, float | int) and 0 <= value <= 1 else None
+
+
 @contextmanager
 def exclusive(folder: str | os.PathLike[str]) -> Generator[None]:
     """Hold the folder's advisory lock, where the system has one; it leaves no lock file behind to be shared."""
@@ -206,8 +213,10 @@ def _recorded(value: object) -> JsonValue:
 
 def _plain(value: Any) -> JsonValue:
     """A value as JSON knows it: arrays as lists, NaN and infinities as strings."""
-    if value is None or isinstance(value, bool | int):
+    if value is None:
         return value
+    if isinstance(value, int):
+        return value if abs(value) <= sys.float_info.max else f"{'-' * (value < 0)}inf"
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
     if isinstance(value, float):

@@ -1,12 +1,13 @@
 """What must not be recorded: secrets, and where things lie on this machine. All that is recorded goes through here.
 
 Redacted are values whose name says that they are secret (`--hub_token X`, `api_key=X`), texts with the pattern of a
-known token, user, password and query of an address, and the folders of local paths.
+known token, user, password and query of an address, and the folders of local paths. Names of classes are no paths
+("/m/01g317"): config.json tells them everybody.
 """
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,9 @@ _NAMED_SECRETS = (
     re.compile(r"(authorization:\s*(?:(?:basic|bearer|token)\s+)?)[^\s'\"]+", re.I),
 )
 _SECRET_OPTION = re.compile(rf"--?{_SECRET_NAME}", re.I)
+
+# Fields of tables whose keys are classes, and of lists of classes; a text under one of them may be a path (`labels`).
+_OF_CLASSES = frozenset({"class_weights", "classes", "label_names", "labels", "per_class", "thresholds"})
 
 # Scheme, user and password, host and path, query, fragment.
 _ADDRESS = re.compile(
@@ -128,19 +132,50 @@ def redact_command(command: str | Sequence[str]) -> str:
 
 
 def redact_values(value: "JsonValue") -> "JsonValue":
-    """JSON with all its texts and keys redacted, and the texts under a key that names a secret."""
+    """JSON with all its texts and keys redacted, and the texts under a key that names a secret.
+
+    Names of classes lose secrets alone. Keys that would become one are numbered, so that no value is lost.
+
+    >>> redact_values({"/a/x": "/b/y", "/c/x": 1, "per_class": {"/animal/mouse": 0.5}})
+    {'x': 'y', 'x (2)': 1, 'per_class': {'/animal/mouse': 0.5}}
+    """
+    return _redact_values(value, _redact_whole)
+
+
+def _redact_values(value: "JsonValue", redact_name: Callable[[str], str]) -> "JsonValue":
+    """`redact_name`: what becomes of keys and of the texts of lists, here and below."""
     if isinstance(value, str):
-        return redact_text(_last_part(value) if PurePosixPath(value).is_absolute() else value)
+        return _redact_whole(value)
     if isinstance(value, list):
-        return [redact_values(item) for item in value]
+        return [redact_name(item) if isinstance(item, str) else _redact_values(item, redact_name) for item in value]
     if isinstance(value, dict):
+        shown = _redact_keys(value, redact_name)
         return {
-            redact_text(key): REDACTED
+            shown[key]: REDACTED
             if isinstance(item, str) and re.fullmatch(_SECRET_NAME, key, re.I)
-            else redact_values(item)
+            else _redact_values(item, redact_message if key in _OF_CLASSES else redact_name)
             for key, item in value.items()
         }
     return value
+
+
+def _redact_keys(keys: Iterable[str], redact: Callable[[str], str]) -> dict[str, str]:
+    """Key -> what is recorded of it, which is no other key's."""
+    redacted = {key: redact(key) for key in keys}
+    taken = {key for key, plain in redacted.items() if key == plain}
+    for key, plain in redacted.items():
+        number, name = 1, plain
+        while key != plain and name in taken:
+            number += 1
+            name = f"{plain} ({number})"
+        redacted[key] = name
+        taken.add(name)
+    return redacted
+
+
+def _redact_whole(text: str) -> str:
+    """Of a text that is a path as a whole, also with spaces in it, the last part."""
+    return redact_text(_last_part(text) if PurePosixPath(text).is_absolute() else text)
 
 
 def _hide_secrets(text: str) -> str:
