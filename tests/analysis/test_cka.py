@@ -10,12 +10,14 @@ from evaluation.tiny import make_images
 from models.families import FAMILIES
 from timm.models.mlp_mixer import MlpMixer
 from torchvision.transforms.v2.functional import pil_to_tensor
-from transformers import ResNetConfig, ResNetModel
+from transformers import ResNetConfig, ResNetModel, ViTConfig, ViTImageProcessor, ViTModel
 
 from hf_vit.analysis import AnalysisSettings, analyze
 from hf_vit.analysis.analyses.cka import MinibatchCKA, draw_cka, gram, hsic
 from hf_vit.subjects.layers import layers_of
 from hf_vit.subjects.subject import Subject
+
+TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
 
 def slow_hsic(first: np.ndarray, second: np.ndarray) -> float:
@@ -142,6 +144,13 @@ def test_a_vit_beside_a_mixer_and_a_resnet_of_timm(with_processor):
         for chosen in (slice(0, 5), slice(5, 9)):
             running.update([gram(layer[chosen]) for layer in ours], [gram(layer[chosen]) for layer in layers])
         np.testing.assert_allclose(run["cka_between"]["cka"], running.value(), rtol=1e-3, atol=1e-4)
+
+
+def test_images_of_another_than_the_nominal_size():
+    """transformers' ViT must be told."""
+    vit = ViTModel(ViTConfig(**TINY, image_size=32, patch_size=8)).eval()
+    run = analyze((vit, ViTImageProcessor(size={"height": 40, "width": 24})), make_images(4), only=["cka"])
+    assert run["cka"]["cka"].shape == (3, 3)
 
 
 def test_the_heat_map_names_whole_layers() -> None:

@@ -297,8 +297,10 @@ def test_what_a_stem_cannot_take_over():
     with pytest.raises(ValueError, match="stage_depths"):
         HfAxialViTForImageClassification.from_vit(vit, stage_depths=(1, 1), stem_width=16)
     model = HfAxialViTForImageClassification(HfAxialViTConfig(**STEM))
+    before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match="patch_size"):
         model.resize_to(patch_size=8)
+    torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
 
 
 def test_auto_classes_find_it(tmp_path):

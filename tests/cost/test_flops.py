@@ -86,6 +86,8 @@ def test_parts_by_hand() -> None:
         "MLPs": layers * 2 * tokens * width * mlp,
         "head": 3 * width,
     }
+    relative = forward_macs(FAMILIES["plain"].config("relative", image_size=(12, 8)))
+    assert relative == {**macs, "attention": macs["attention"] + layers * 6**2 * width}
     axial = forward_macs(FAMILIES["axial"].config(image_size=(12, 8)))
     assert axial["attention"] == layers * (3 * 2 * 2**2 + 2 * 2 * 3**2) * width
     assert axial["MLPs"] == 2 * layers * 2 * 6 * width * mlp

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from models.families import FAMILIES, OTHERS
 from torch.nn import functional as F
 from transformers import AutoBackbone, AutoConfig
 
@@ -90,6 +91,18 @@ def test_selection_norm_and_tokens(tiny_config):
     backbone.out_features = ["stage4"]
     assert torch.equal(backbone(pixel_values).feature_maps[0], outputs.hidden_states[4])
     assert HfViTBackbone(tiny_config()).out_features == ["stage4"]
+
+
+@pytest.mark.parametrize("family", FAMILIES | OTHERS)
+@torch.no_grad()
+def test_strides_are_those_of_the_maps(family):
+    """Of stages that are counted from the end."""
+    tiny = (FAMILIES | OTHERS)[family]
+    backbone = tiny.build("backbone", out_indices=[-2, -1])
+    images = tiny.images(backbone.config)
+    maps = backbone(images).feature_maps
+    assert backbone.strides == [images.shape[2] // each.shape[2] for each in maps]
+    assert backbone.channels == [each.shape[1] for each in maps]
 
 
 @torch.no_grad()
@@ -292,6 +305,24 @@ def test_another_size_resamples_and_a_pyramid_stays_with_its_patch(tiny_config, 
     backbone.save_pretrained(tmp_path / "patch8")  # the remedy that the message names
     pyramid = HfViTBackbone.from_pretrained(tmp_path / "patch8", use_feature_pyramid=True)
     assert [m.shape[2] for m in pyramid(torch.randn(1, 3, 32, 96)).feature_maps] == [8, 4, 2, 1]
+
+
+@torch.no_grad()
+def test_a_pyramid_refuses_another_patch_before_anything_changes(tiny_config):
+    backbone, images = HfViTBackbone(tiny_config(use_feature_pyramid=True)).eval(), torch.randn(1, 3, 64, 64)
+    before = backbone(images).feature_maps
+    with pytest.raises(ValueError, match=r"built for a patch of 16 px, not for patch_size=8"):
+        backbone.resize_to(patch_size=8)
+    assert backbone.config.patch_size == 16
+    assert all(torch.equal(*maps) for maps in zip(backbone(images).feature_maps, before, strict=True))
+
+
+def test_maps_of_a_stem_are_of_one_size(tiny_config):
+    backbone = hf_vit.HfHybridViTBackbone(tiny_config(family="HfHybridViT", stem_stages=(1,))).eval()
+    images, mask = torch.randn(2, 3, 64, 64), torch.ones(2, *backbone.config.grid)
+    mask[1, 1:] = 0
+    with pytest.raises(ValueError, match=r"patch_attention_mask does not go with stem_stages=\(1,\); give images"):
+        backbone(images, patch_attention_mask=mask)
 
 
 @torch.no_grad()

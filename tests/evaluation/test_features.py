@@ -8,8 +8,10 @@ import timm
 import torch
 from evaluation.tiny import examine, make_classifier, make_data, make_processor
 from models.families import FAMILIES, MIXERS, RESNETS
+from timm.models.cait import Cait
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
+from timm.models.xcit import Xcit
 from transformers import (
     BitConfig,
     BitForImageClassification,
@@ -116,6 +118,19 @@ def test_models_of_timm(pixels: torch.Tensor) -> None:
             maps = model.forward_intermediates(pixels, intermediates_only=True)
             found = list(depth_features(model, pixels).values())
             torch.testing.assert_close(found[-2], maps[-1].mean(dim=(2, 3)))
+
+
+def test_a_class_token_that_joins_later(pixels: torch.Tensor) -> None:
+    """The layers before it give the mean of the patches."""
+    sizes = {"img_size": 16, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
+    cait, xcit = Cait(**sizes, patch_size=4), Xcit(**sizes, patch_size=8)
+    for model, images in ((cait, pixels), (xcit, pixels), (xcit, torch.randn(3, 3, 24, 32))):
+        with torch.no_grad():
+            found = depth_features(model.eval(), images)
+            maps = model.forward_intermediates(images, intermediates_only=True)
+        assert list(found) == ["blocks.0", "blocks.1", PRE_LOGITS]
+        for features, each in zip(found.values(), maps, strict=False):
+            torch.testing.assert_close(features, each.mean(dim=(2, 3)))
 
 
 def test_the_mean_leaves_registers_out(pixels: torch.Tensor) -> None:

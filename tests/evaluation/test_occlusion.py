@@ -6,7 +6,7 @@ import pytest
 import torch
 from datasets import Dataset
 from evaluation.tiny import examine, make_classifier, make_data, make_processor, our_subject
-from models.families import FAMILIES
+from models.families import FAMILIES, RESNETS
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
@@ -26,6 +26,8 @@ def test_the_grid_is_the_model_s() -> None:
     resnet = ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1]))
     assert patch_px(resnet, (224, 280), None) == (16, 16)
     assert patch_px(resnet, (8, 8), None) == (1, 1)
+    for name in RESNETS:  # their total stride is no patch
+        assert patch_px(RESNETS[name].build("classification"), (224, 280), None) == (16, 16)
     with pytest.raises(UserError, match=r"patches of 9x9 px do not fit images of 8x8 px; give --patch-size"):
         patch_px(resnet, (8, 8), 9)
 

@@ -7,6 +7,7 @@ import torch
 from models.families import ATTENTION, FAMILIES, Family, pad
 from models.patterns import pairs_that_see
 from torch.nn import functional as F
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_vit.models.modeling_hf_vit import HfViTAttention, eager_attention_forward
@@ -38,11 +39,13 @@ def real_tokens(config, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 def test_implementations_agree(family: Family, choice: str, inputs):
-    """Outputs of all, and gradients of those that have them on a CPU."""
+    """Outputs of all, and gradients of those that have them on a CPU; two are functions of one's own, without masks."""
+    ALL_ATTENTION_FUNCTIONS.register("own_eager", eager_attention_forward)
+    ALL_ATTENTION_FUNCTIONS.register("own_sdpa", sdpa_attention_forward)
     model = family.build("model", choice, "eager", torch.float64)
     real = real_tokens(model.config, inputs)
     results = {}
-    for implementation in ("eager", "sdpa", "flex_attention"):
+    for implementation in ("eager", "sdpa", "flex_attention", "own_eager", "own_sdpa"):
         model.set_attn_implementation(implementation)
         model.zero_grad()
         with torch.set_grad_enabled(implementation != "flex_attention"), torch.compiler.set_stance("force_eager"):

@@ -1,5 +1,6 @@
 """What forward, resizing and loading say about input that does not fit, and that they never go on with it."""
 
+import accelerate
 import numpy as np
 import pytest
 import torch
@@ -109,6 +110,14 @@ def test_loading_with_a_size_that_does_not_fit(family: Family, tmp_path):
     family.build("classification").save_pretrained(tmp_path)
     with pytest.raises(StrictDataclassError, match="image_size=3 does not fit patch_size=4"):
         family.classes["classification"].from_pretrained(tmp_path, image_size=3)
+
+
+def test_weights_without_values_beside_offloaded_ones(family: Family):
+    model = family.build("classification")
+    accelerate.cpu_offload(model.vit.layers, torch.device("cpu"))
+    model.vit.embeddings.patch_embeddings.to("meta")
+    with pytest.raises(ValueError, match="on the meta device, without values; load all"):
+        model(family.images(model.config))
 
 
 def test_weights_without_values_are_refused(family: Family):

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import accelerate
 import pytest
 import torch
 import transformers
@@ -71,6 +72,18 @@ def test_sharded_folder(family: Family, tmp_path: Path):
     assert_same_bits(family.classes["classification"].from_pretrained(tmp_path)(images), model(images))
 
 
+def test_offloaded_weights_give_the_same_bits(family: Family, head: str, tmp_path: Path):
+    """accelerate brings them from memory or from a file when a module is called; until then they are on meta."""
+    model = family.build(head)
+    images = family.images(model.config)
+    model.save_pretrained(tmp_path)
+    wanted = model(images)
+    on_disk = family.classes[head].from_pretrained(tmp_path, device_map={"": "disk"}, offload_folder=tmp_path / "off")
+    for offloaded in (on_disk, accelerate.cpu_offload(model, torch.device("cpu"))):
+        assert all(parameter.is_meta for parameter in offloaded.parameters())
+        assert_same_bits(offloaded(images), wanted)
+
+
 def test_dtype_is_kept_or_chosen(family: Family, tmp_path: Path):
     for dtype in (torch.bfloat16, torch.float64):
         model = family.build("model").to(dtype)
@@ -124,7 +137,9 @@ def test_another_size_by_keyword_and_by_config(family: Family, tmp_path: Path):
     by_config = loader.from_pretrained(tmp_path, config=config)
     by_both = loader.from_pretrained(tmp_path, config=family.config_class.from_pretrained(tmp_path), image_size=size)
     by_auto = transformers.AutoModelForImageClassification.from_pretrained(tmp_path, image_size=size)
-    for loaded in (by_keyword, by_config, by_both, by_auto):
+    config.save_pretrained(tmp_path / "config")
+    by_path = loader.from_pretrained(tmp_path, config=tmp_path / "config")
+    for loaded in (by_keyword, by_config, by_path, by_both, by_auto):
         assert loaded.config.grid == (5, 6)
         torch.testing.assert_close(loaded(images).logits, model(images).logits, rtol=0, atol=1e-12)
         # and stays that size when saved again

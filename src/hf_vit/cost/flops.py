@@ -29,7 +29,7 @@ _PARTS = {
     "patch embeddings": r"\.embeddings\b",
     "pooling": r"\.pooler\b",
     "attention projections": r"\.[qkvo]_proj$",
-    "attention": r"\.(attention|row|column)$",
+    "attention": r"\.(attention|row|column|relative_position)$",
     "token MLPs": r"\.token_mlp\b",
     "MLPs": r"\.mlp\b",
     "feature pyramid": r"\.pyramid\b",

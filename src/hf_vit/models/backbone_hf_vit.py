@@ -5,7 +5,6 @@ Sources: transformers' backbone contract; the simple feature pyramid of ViTDet (
 """
 
 import math
-from collections.abc import Iterable
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -83,6 +82,15 @@ class SimpleFeaturePyramid(nn.Module):
         """[B, D, h, w] -> maps [B, fpn_hidden_size, .., ..], one a stride, the finest first."""
         return tuple(level(feature_map) for level in self.levels)
 
+    def check_size(self, config: HfViTBaseConfig) -> None:
+        """Raises ValueError: another patch."""
+        if self.patch_stride != config.patch_stride:
+            raise ValueError(
+                f"the feature pyramid is built for a patch of {self.patch_stride[0]} px, not for "
+                f"patch_size={config.patch_size}; load the model without a pyramid and with the new patch_size, save "
+                "it, and load that with use_feature_pyramid=True"
+            )
+
 
 class HfViTBaseBackbone(HfBaseBackbone, HfViTPreTrainedModel):
     """Abstract: the stages of a family's model as feature maps.
@@ -124,22 +132,6 @@ class HfViTBaseBackbone(HfBaseBackbone, HfViTPreTrainedModel):
     @property
     def strides(self) -> list[int]:
         return super().strides if self.pyramid is None else list(self.config.pyramid_strides)
-
-    def resize_to(
-        self, image_size: int | Iterable[int] | None = None, patch_size: int | Iterable[int] | None = None
-    ) -> None:
-        """As every model's; a pyramid belongs to its patch.
-
-        Raises:
-            ValueError: another patch size for a backbone with a pyramid.
-        """
-        super().resize_to(image_size, patch_size)
-        if self.pyramid is not None and self.pyramid.patch_stride != self.config.patch_stride:
-            raise ValueError(
-                f"the feature pyramid is built for a patch of {self.pyramid.patch_stride[0]} px, not for "
-                f"patch_size={patch_size}; load the model without a pyramid and with the new patch_size, save it, "
-                "and load that with use_feature_pyramid=True"
-            )
 
     @can_return_tuple
     @filter_output_hidden_states

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
-from transformers.masking_utils import create_bidirectional_mask
 from transformers.utils.output_capturing import OutputRecorder
 
 from .backbone_hf_vit import HfViTBaseBackbone
@@ -24,6 +23,7 @@ from .modeling_hf_vit import (
     HfViTForImageClassification,
     HfViTLayer,
     HfViTPreTrainedModel,
+    attention_mask_of,
 )
 from .positions_hf_vit import Grid
 from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
@@ -107,7 +107,8 @@ class HfAxialViTStemEmbeddings(nn.Module):
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         return self.projection(self.stem(pixel_values).permute(0, 3, 1, 2)).flatten(2).transpose(1, 2)
 
-    def resize_to(self, config: HfAxialViTConfig) -> None:
+    def check_size(self, config: HfAxialViTConfig) -> None:
+        """Raises ValueError: another patch."""
         if self.patch_stride != config.patch_stride:
             raise ValueError(
                 f"patch_size={config.patch_size}: patches of a stem's map keep their size, {self.patch_stride} px here"
@@ -143,7 +144,7 @@ class HfAxialViTModel(HfAxialViTPreTrainedModel, HfViTBaseModel):
             return None, None
         h, w = tokens.grid
         return tuple(  # pyright: ignore[reportReturnType]
-            create_bidirectional_mask(self.config, tokens.hidden_states.reshape(lines.shape[0], length, -1), lines)
+            attention_mask_of(self.config, tokens.hidden_states.reshape(lines.shape[0], length, -1), lines)
             for lines, length in zip(line_masks(tokens.token_mask, tokens.grid), (w, h), strict=True)
         )
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from transformers.modeling_outputs import BackboneOutput
 from transformers.utils.output_capturing import OutputRecorder
 
 from .backbone_hf_vit import HfViTBaseBackbone
@@ -72,10 +73,25 @@ class HfHybridViTBackbone(HfHybridViTPreTrainedModel, HfViTBaseBackbone):
 
     Config field:
         stem_stages: before the maps of `out_features`, the maps of these stages of the stem (1, 2, ...), of strides
-            4, 8, 16 px and 4, 8, 16 times `stem_width` channels.
+            4, 8, 16 px and 4, 8, 16 times `stem_width` channels. They are of images of one size alone.
     """
 
     model_class = HfHybridViTModel
+
+    def forward(
+        self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> BackboneOutput:
+        """As every backbone's.
+
+        Raises:
+            ValueError: `patch_attention_mask` beside `stem_stages`, as the stem sees each size on its own.
+        """
+        if patch_attention_mask is not None and self.config.stem_stages:
+            raise ValueError(
+                f"patch_attention_mask does not go with stem_stages={self.config.stem_stages}; give images of one "
+                "size, or stem_stages=()"
+            )
+        return super().forward(pixel_values, patch_attention_mask, **kwargs)
 
     @property
     def channels(self) -> list[int]:

@@ -22,6 +22,7 @@ from .modeling_hf_vit import (
     HfViTForImageClassification,
     HfViTLayer,
     HfViTPreTrainedModel,
+    additive,
     attention_probabilities,
 )
 from .positions_hf_vit import Grid
@@ -40,15 +41,6 @@ def sees(config: HfLocalViTConfig, query: torch.Tensor, key: torch.Tensor, width
         return (rows == 0) | (columns == 0)
     reach = config.attention_window // 2
     return (rows <= reach) & (columns <= reach)
-
-
-def additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What is added to logits: 0 where attention is allowed, the lowest number elsewhere.
-
-    What may see nothing, padding, sees everything: nothing is NaN.
-    """
-    allowed = allowed | ~allowed.any(dim=-1, keepdim=True)
-    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
 
 
 def own_raster(exists: torch.Tensor) -> torch.Tensor:

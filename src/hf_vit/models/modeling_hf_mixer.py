@@ -19,7 +19,13 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple, mer
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_mixer import HfMixerConfig
-from .pretrained_hf_vit import HfBaseBackbone, HfPooledForImageClassification, HfPreTrainedModel, lecun_normal_
+from .pretrained_hf_vit import (
+    HfBaseBackbone,
+    HfPooledForImageClassification,
+    HfPreTrainedModel,
+    lecun_normal_,
+    refuse_missing,
+)
 
 
 class HfMixerPatchEmbeddings(nn.Module):
@@ -59,8 +65,7 @@ class HfMixerEmbeddings(nn.Module):
             )
         self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
         if self.patch_embeddings.projection.weight.is_meta and not pixel_values.is_meta:
-            # torch takes what is in memory for a kernel without values.
-            raise ValueError("a weight is on the meta device, without values; load all of the model's weights first")
+            refuse_missing(self.patch_embeddings)  # torch takes what is in memory for a kernel without values
 
 
 class HfMixerMLP(nn.Module):

@@ -15,7 +15,7 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple, mer
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_resnet import HfResNetBaseConfig
-from .pretrained_hf_vit import HfBaseBackbone, HfPooledForImageClassification, HfPreTrainedModel
+from .pretrained_hf_vit import HfBaseBackbone, HfPooledForImageClassification, HfPreTrainedModel, refuse_missing
 
 
 class HfResNetPreTrainedModel(HfPreTrainedModel):
@@ -71,8 +71,7 @@ class HfResNetBaseModel(HfResNetPreTrainedModel):
         if patch_attention_mask is not None:
             raise ValueError(f"patch_attention_mask does not go with {type(self).__name__}; give images of one size")
         if not pixel_values.is_meta and any(parameter.is_meta for parameter in self.parameters()):
-            # torch takes what is in memory for a kernel without values.
-            raise ValueError("a weight is on the meta device, without values; load all of the model's weights first")
+            refuse_missing(self)  # torch takes what is in memory for a kernel without values
         features = self.last_map(pixel_values.to(self.dtype)).flatten(1, 2)
         return BaseModelOutputWithPooling(last_hidden_state=features, pooler_output=features.mean(dim=1))
 
@@ -119,7 +118,7 @@ class HfResNetBaseBackbone(HfBaseBackbone, HfResNetPreTrainedModel):
 
     @property
     def strides(self) -> list[int]:
-        return [4 * 2 ** max(index - 1, 0) for index in self.out_indices]
+        return [4 * 2 ** max(self.stage_names.index(name) - 1, 0) for name in self.out_features]
 
     def feature_map(self, state: torch.Tensor) -> torch.Tensor:
         """A hidden state as [B, C, h, w]."""

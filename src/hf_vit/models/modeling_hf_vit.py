@@ -15,7 +15,11 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    create_bidirectional_mask,
+    create_causal_mask,
+)
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -26,7 +30,7 @@ from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 from .embeddings_hf_vit import HfViTEmbeddings, HfViTPatchEmbeddings, Tokens
 from .loss_hf_vit import classifier_loss
 from .positions_hf_vit import RELATIVE_POSITIONS, Grid
-from .pretrained_hf_vit import HfPreTrainedModel, lecun_normal_
+from .pretrained_hf_vit import HfPreTrainedModel, lecun_normal_, refuse_missing
 
 
 def check_values(inputs: torch.Tensor, *parts: nn.Module) -> None:
@@ -38,7 +42,42 @@ def check_values(inputs: torch.Tensor, *parts: nn.Module) -> None:
         ValueError: a weight of the parts has no values, and the inputs have.
     """
     if not inputs.is_meta and any(parameter.is_meta for part in parts for parameter in part.parameters()):
-        raise ValueError("a weight is on the meta device, without values; load all of the model's weights first")
+        refuse_missing(*parts)
+
+
+def additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to logits: 0 where attention is allowed, the lowest number elsewhere.
+
+    What may see nothing, padding, sees everything: nothing is NaN.
+    """
+    allowed = allowed | ~allowed.any(dim=-1, keepdim=True)
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
+
+
+def additive_mask(hidden_states: torch.Tensor, token_mask: torch.Tensor | None, is_causal: bool) -> torch.Tensor:
+    """[B or 1, 1, N, N] of tokens [B, N, D], of which `token_mask` [B, N] says where no padding is."""
+    length = hidden_states.shape[1]
+    allowed = torch.ones(1, 1, length, length, dtype=torch.bool, device=hidden_states.device)
+    if is_causal:
+        allowed = allowed.tril()
+    if token_mask is not None:
+        allowed = allowed & token_mask[:, None, None, :]
+    return additive(allowed, hidden_states.dtype)
+
+
+def attention_mask_of(config: HfViTBaseConfig, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> Any:
+    """What the attention implementation takes for a mask; None where it needs none.
+
+    transformers makes none for an attention function of one's own that has no mask function: it gets the one that is
+    added to logits.
+    """
+    if not config.is_causal and token_mask is None:
+        return None  # an exporter would be given a mask that forbids nothing, to be added in every layer
+    if config._attn_implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
+        return additive_mask(hidden_states, token_mask, config.is_causal)
+    if config.is_causal:
+        return create_causal_mask(config, hidden_states, token_mask, past_key_values=None)
+    return create_bidirectional_mask(config, hidden_states, token_mask)
 
 
 def attention_probabilities(
@@ -160,12 +199,7 @@ class HfViTAttention(nn.Module):
     ) -> torch.Tensor:
         """[B, A, N, N] from q and k alone, whatever the attention implementation; `token_mask` is [B, N] bool."""
         query, key = self.query_and_key(hidden_states)
-        allowed = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
-        if self.is_causal:
-            allowed = allowed.tril()
-        if token_mask is not None:
-            allowed = allowed & token_mask[:, None, None, :]
-        mask = torch.zeros_like(allowed, dtype=query.dtype).masked_fill(~allowed, torch.finfo(query.dtype).min)
+        mask = additive_mask(query[:, 0], token_mask, self.is_causal)
         bias = self.position_bias(query, grid, image_grids)
         return attention_probabilities(query, key, self.scaling, mask, bias)
 
@@ -305,7 +339,9 @@ class AttentionPooling(nn.Module):
         self.mlp = HfViTMLP(config)
 
     def init_weights(self) -> None:
-        init.xavier_uniform_(self.probe)
+        """Flax's xavier-uniform takes 1 and D for the fans of [1, 1, D], torch's would take D and D."""
+        bound = (6 / (1 + self.probe.shape[2])) ** 0.5
+        init.uniform_(self.probe, -bound, bound)
 
     def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
         batch = hidden_states.shape[0]
@@ -536,11 +572,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
     def _attention_mask(self, tokens: Tokens) -> Any:
-        if self.config.is_causal:
-            return create_causal_mask(self.config, tokens.hidden_states, tokens.token_mask, past_key_values=None)
-        if tokens.token_mask is None:
-            return None  # an exporter would be given a mask that forbids nothing, to be added in every layer
-        return create_bidirectional_mask(self.config, tokens.hidden_states, tokens.token_mask)
+        return attention_mask_of(self.config, tokens.hidden_states, tokens.token_mask)
 
     def _refuse_silent_attentions(self, output_attentions: bool | None) -> None:
         implementation = self.config._attn_implementation or "eager"

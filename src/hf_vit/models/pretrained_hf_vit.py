@@ -34,10 +34,18 @@ def lecun_normal_(kernel: torch.Tensor) -> None:
     init.trunc_normal_(kernel, std=deviation, a=-2 * deviation, b=2 * deviation)
 
 
+def refuse_missing(*parts: nn.Module) -> None:
+    """Raises ValueError: a weight is on the meta device, and no hook of accelerate brings it when its module runs."""
+    modules = [module for part in parts for module in part.modules() if not hasattr(module, "_hf_hook")]
+    if any(parameter.is_meta for module in modules for parameter in module.parameters(recurse=False)):
+        raise ValueError("a weight is on the meta device, without values; load all of the model's weights first")
+
+
 class HfPreTrainedModel(PreTrainedModel):
     """Abstract: initialisation, sharing and resizing for every model of the package."""
 
     config: Any
+    config_class: ClassVar[Any]
     main_input_name = "pixel_values"
     input_modalities = "image"
 
@@ -95,15 +103,18 @@ class HfPreTrainedModel(PreTrainedModel):
         resize (FlexiViT, arXiv 2212.08013). Both may come as keywords or in `config`.
         """
         sizes = {name: kwargs.pop(name) for name in SIZE_KEYS if name in kwargs}
-        if isinstance(config, PreTrainedConfig) and pretrained_model_name_or_path is not None:
+        if config is not None and pretrained_model_name_or_path is not None:
             hub = {name: kwargs[name] for name in HUB_KEYS if name in kwargs}
-            stored = type(config).from_pretrained(pretrained_model_name_or_path, **hub)
-            changed = [name for name in SIZE_KEYS if getattr(config, name) != getattr(stored, name)]
-            if changed:
-                sizes = {**{name: getattr(config, name) for name in changed}, **sizes}
+            given = config if isinstance(config, PreTrainedConfig) else cls.config_class.from_pretrained(config, **hub)
+            stored = type(given).from_pretrained(pretrained_model_name_or_path, **hub)
+            own = {name: getattr(stored, name) for name in SIZE_KEYS if getattr(given, name) != getattr(stored, name)}
+            sizes = {**{name: getattr(given, name) for name in own}, **sizes}
+            if given is config:
                 config = copy.deepcopy(config)
-                for name in changed:
-                    setattr(config, name, getattr(stored, name))
+                for name, value in own.items():
+                    setattr(config, name, value)
+            else:
+                kwargs |= own  # with a path, transformers reads them as fields of the configuration
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
         if sizes:
             model = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -120,16 +131,17 @@ class HfPreTrainedModel(PreTrainedModel):
 
         Raises:
             StrictDataclassError: the new image size does not fit the patch.
+            ValueError: a stem or a feature pyramid is built for another patch.
         """
         new = copy.deepcopy(self.config)
         for name, value in (("image_size", image_size), ("patch_size", patch_size)):
             if value is not None:
                 setattr(new, name, value if isinstance(value, int) else tuple(value))
         new.validate()
-        for module in self.modules():
-            resize = getattr(module, "resize_to", None)
-            if resize is not None and not isinstance(module, PreTrainedModel):
-                resize(new)
+        for step in ("check_size", "resize_to"):  # what refuses does so before anything is changed
+            for module in self.modules():
+                if hasattr(module, step) and not isinstance(module, PreTrainedModel):
+                    getattr(module, step)(new)
         for name in SIZE_KEYS:
             if getattr(self.config, name) != getattr(new, name):
                 setattr(self.config, name, getattr(new, name))

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import BatchFeature
 
 from hf_vit.errors import UserError
+from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.modeling_hf_vit import class_token_index, patch_token_slice
 from hf_vit.subjects.layers import watch_layers
 
@@ -81,26 +82,32 @@ def depth_features(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
     """
     found: dict[str, torch.Tensor] = {}
     runs: dict[str, int] = {}
+    num_patches = _num_patches(model, pixel_values)
 
     def keep(name: str, features: torch.Tensor) -> None:
         if features.ndim > 2 and len(features) == len(pixel_values):
             runs[name] = runs.get(name, 0) + 1
-            found[name if runs[name] == 1 else f"{name} ({runs[name]})"] = pool(model, features)
+            found[name if runs[name] == 1 else f"{name} ({runs[name]})"] = pool(model, features, num_patches)
 
     with watch_layers(model, keep):
         last = pre_logits(model, pixel_values)
     return {**found, PRE_LOGITS: last}
 
 
-def pool(model: nn.Module, features: torch.Tensor) -> torch.Tensor:
+def pool(model: nn.Module, features: torch.Tensor, num_patches: int | None = None) -> torch.Tensor:
     """One vector an image, [B, D]: the class token where the model has one, else the mean over patches or pixels.
+
+    Where there are as many tokens as patches, the class token has not joined them yet, as in CaiT and XCiT: the mean.
 
     Args:
         model: tells where class token and patches stand, and in timm's case the order of a map's axes.
         features: [B, N, D] or a map, [B, C, H, W] ([B, H, W, C] of AxialResNets and of timm's "NHWC" models).
+        num_patches: of an image, where that is known.
     """
     if features.ndim == 4:
         return features.mean(dim=(1, 2) if is_channels_last(model) else (2, 3))
+    if features.shape[1] == num_patches:
+        return features.mean(dim=1)
     token = class_token(model)
     return features[:, _patches(model)].mean(dim=1) if token is None else features[:, token]
 
@@ -119,6 +126,15 @@ def _patches(model: nn.Module) -> slice:
     if hasattr(config, "num_special_tokens"):
         return patch_token_slice(config)
     return slice(getattr(model, "num_prefix_tokens", 0), None)  # timm's
+
+
+def _num_patches(model: nn.Module, pixel_values: torch.Tensor) -> int | None:
+    """Of an image of a batch, by timm's patch embeddings; None for other models."""
+    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    if patch is None:
+        return None
+    (down, across), (height, width) = as_pair(patch), pixel_values.shape[2:]
+    return (height // down) * (width // across)
 
 
 def is_channels_last(model: nn.Module) -> bool:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from hf_vit.analysis.analyses.analysis import Analysis, Arrays, ArraySpec, Context
+from hf_vit.analysis.reading.token_layout import keywords_of
 from hf_vit.results.figures import integer_ticks, new_figure
 from hf_vit.subjects.layers import watch_layers
 from hf_vit.subjects.subject import Subject
@@ -87,7 +88,8 @@ class _Watch:
                 self.names.append(name)
 
         with watch_layers(self.subject.model, keep), torch.inference_mode():
-            self.subject.model(self.subject.pixel_values(images))
+            pixel_values = self.subject.pixel_values(images)
+            self.subject.model(pixel_values, **keywords_of(self.subject.model, pixel_values))
         return kernels
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from hf_vit.analysis.analyses.analysis import Analysis, Arrays, ArraySpec, Context
+from hf_vit.analysis.reading.token_layout import keywords_of
 from hf_vit.results.figures import new_figure
 from hf_vit.subjects.optimizing import engine_note, optimized_copy
 
@@ -78,7 +79,7 @@ class ShapeBias(Analysis):
         decided: list[torch.Tensor] = []
         for pixel_values in self.batches(self.context.settings.batch_size, images=conflicts.images):
             with torch.inference_mode():
-                output = subject.model(pixel_values)
+                output = subject.model(pixel_values, **keywords_of(subject.model, pixel_values))
             decided.append(class_decisions(getattr(output, "logits", output), conflicts.labels).cpu())
         counts = count_decisions(
             torch.cat(decided).numpy(), conflicts.shapes, conflicts.textures, len(conflicts.classes)

@@ -35,6 +35,11 @@ def kind_of(model: nn.Module) -> str:
     return str(getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__)
 
 
+def keywords_of(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, Any]:
+    """`TokenLayout.keywords` of a model of any family."""
+    return TokenLayout(model).keywords(pixel_values) if kind_of(model) in KNOWN else {}
+
+
 @final
 class TokenLayout:
     """How the tokens of a model of a known family (`KNOWN`) lie.

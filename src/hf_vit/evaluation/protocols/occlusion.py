@@ -19,6 +19,7 @@ from hf_vit.evaluation.protocols.attacks import check_differentiable, gradient
 from hf_vit.evaluation.protocols.curves import Line, curves
 from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
 from hf_vit.evaluation.reading import finite_logits
+from hf_vit.families import family_of
 from hf_vit.subjects.pixels import PixelScale, image_generator, seen_part
 
 if TYPE_CHECKING:
@@ -130,6 +131,9 @@ def patch_drop(
 def patch_px(model: nn.Module, image_px: tuple[int, int], asked: int | None) -> tuple[int, int]:
     """(height, width) px of the patches an image is cut into; see `patch_drop`."""
     config = getattr(model, "config", None)
+    family = family_of(getattr(config, "model_type", None))
+    if family is not None and not family.has_tokens:
+        config = None  # what a ResNet calls patch_size is its total stride
     stride = getattr(config, "patch_stride", None) or getattr(config, "patch_size", None)
     stride = asked or stride or getattr(getattr(model, "patch_embed", None), "patch_size", None)
     stride = stride or max(min(image_px) // _PATCHES, 1)

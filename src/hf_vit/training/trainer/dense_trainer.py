@@ -63,10 +63,10 @@ class DenseTrainer(HfViTTrainer):
         bare: Any = self.bare_model()
         outputs = model(**model_inputs(bare, inputs))
         # Of no pixel transformers' loss is NaN.
-        loss = self.weighed(outputs.loss, inputs) if self.count(inputs) else 0 * outputs.logits.sum()
+        loss = self._weighed(outputs.loss, inputs) if self._count(inputs) else 0 * outputs.logits.sum()
         return (loss, outputs) if return_outputs else loss
 
-    def count(self, batch: dict[str, Any]) -> torch.Tensor | int:
+    def _count(self, batch: dict[str, Any]) -> torch.Tensor | int:
         """The judged pixels, where the loss is their mean; images where it is one of boxes or queries."""
         bare: Any = self.bare_model()
         if bare.config.model_type not in _MEANS_OF_PIXELS:
@@ -119,5 +119,5 @@ class DenseTrainer(HfViTTrainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**model_inputs(model, batch))
             answered = judge.answers(outputs, batch)
-        count = int(self.count(batch))
+        count = int(self._count(batch))
         return ([] if outputs.loss is None or not count else [(float(outputs.loss), count)]), answered

@@ -75,7 +75,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         self.repeated_augmentation = repeated_augmentation
         self.layer_decay, self.sampling_weights, self.sharpness = layer_decay, sampling_weights, sharpness
         self._step_loss: torch.Tensor | float = 0.0  # of the micro-batches of one step
-        self._mean_count: torch.Tensor | float | None = None  # of the micro-batches of one step, see `count`
+        self._mean_count: torch.Tensor | float | None = None  # of the micro-batches of one step, see `_count`
         self._looks_later: bool | None = None  # whether losses are looked at when they are logged; decided at the start
         self._diverged_at: torch.Tensor | None = None  # the first step whose loss was no number, or 0, on the device
         self._flops_per_value: int | None = None
@@ -191,14 +191,14 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
             inputs = {**inputs, "labels": soft}
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if model.training and num_items_in_batch is None:
-            loss = self.weighed(loss, inputs)
+            loss = self._weighed(loss, inputs)
         return (loss, outputs) if return_outputs else loss
 
-    def weighed(self, loss: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+    def _weighed(self, loss: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
         """A micro-batch's mean as its part of the step's: the Trainer takes all for as large, which the last is not."""
-        return loss if self._mean_count is None else loss * (self.count(batch) / self._mean_count)
+        return loss if self._mean_count is None else loss * (self._count(batch) / self._mean_count)
 
-    def count(self, batch: dict[str, Any]) -> torch.Tensor | int:
+    def _count(self, batch: dict[str, Any]) -> torch.Tensor | int:
         """How much the loss of a micro-batch is the mean of, where the Trainer does not count labels: images."""
         return next((len(value) for value in batch.values() if isinstance(value, torch.Tensor) and value.ndim), 1)
 
@@ -219,7 +219,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         self._step_loss = 0.0
         self._mean_count = None
         if items is None and batches:
-            total, parts = sum(map(self.count, batches)), len(batches)
+            total, parts = sum(map(self._count, batches)), len(batches)
             if self.args.world_size > 1:
                 total, parts = cast(Any, self.accelerator.reduce(torch.tensor([float(total), parts], device=device)))
             self._mean_count = total / parts
