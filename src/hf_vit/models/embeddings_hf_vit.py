@@ -270,3 +270,23 @@ def corrupt_patches(
         index = patch_sources.long().clamp(min=0)[..., None].expand_as(patches)
         replaced = torch.where((patch_sources < 0)[..., None], replaced, patches.gather(1, index))
     return torch.where(bool_masked_pos[..., None], replaced, patches)
+
+
+def additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to logits: 0 where attention is allowed, the lowest number elsewhere.
+
+    What may see nothing, padding, sees everything: nothing is NaN.
+    """
+    allowed = allowed | ~allowed.any(dim=-1, keepdim=True)
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
+
+
+def additive_mask(hidden_states: torch.Tensor, token_mask: torch.Tensor | None, is_causal: bool) -> torch.Tensor:
+    """[B or 1, 1, N, N] of tokens [B, N, D], of which `token_mask` [B, N] says where no padding is."""
+    length = hidden_states.shape[1]
+    allowed = torch.ones(1, 1, length, length, dtype=torch.bool, device=hidden_states.device)
+    if is_causal:
+        allowed = allowed.tril()
+    if token_mask is not None:
+        allowed = allowed & token_mask[:, None, None, :]
+    return additive(allowed, hidden_states.dtype)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_local_vit import HfLocalViTConfig
-from .embeddings_hf_vit import HfViTPatchEmbeddings, Tokens
+from .embeddings_hf_vit import HfViTPatchEmbeddings, Tokens, additive
 from .modeling_hf_vit import (
     HfViTAttention,
     HfViTBaseForImageClassification,
@@ -22,7 +22,6 @@ from .modeling_hf_vit import (
     HfViTForImageClassification,
     HfViTLayer,
     HfViTPreTrainedModel,
-    additive,
     attention_probabilities,
 )
 from .positions_hf_vit import Grid

@@ -15,11 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.masking_utils import (
-    ALL_MASK_ATTENTION_FUNCTIONS,
-    create_bidirectional_mask,
-    create_causal_mask,
-)
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -27,7 +23,7 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple, mer
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
-from .embeddings_hf_vit import HfViTEmbeddings, HfViTPatchEmbeddings, Tokens
+from .embeddings_hf_vit import HfViTEmbeddings, HfViTPatchEmbeddings, Tokens, additive_mask
 from .loss_hf_vit import classifier_loss
 from .positions_hf_vit import RELATIVE_POSITIONS, Grid
 from .pretrained_hf_vit import HfPreTrainedModel, lecun_normal_, refuse_missing
@@ -43,26 +39,6 @@ def check_values(inputs: torch.Tensor, *parts: nn.Module) -> None:
     """
     if not inputs.is_meta and any(parameter.is_meta for part in parts for parameter in part.parameters()):
         refuse_missing(*parts)
-
-
-def additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What is added to logits: 0 where attention is allowed, the lowest number elsewhere.
-
-    What may see nothing, padding, sees everything: nothing is NaN.
-    """
-    allowed = allowed | ~allowed.any(dim=-1, keepdim=True)
-    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
-
-
-def additive_mask(hidden_states: torch.Tensor, token_mask: torch.Tensor | None, is_causal: bool) -> torch.Tensor:
-    """[B or 1, 1, N, N] of tokens [B, N, D], of which `token_mask` [B, N] says where no padding is."""
-    length = hidden_states.shape[1]
-    allowed = torch.ones(1, 1, length, length, dtype=torch.bool, device=hidden_states.device)
-    if is_causal:
-        allowed = allowed.tril()
-    if token_mask is not None:
-        allowed = allowed & token_mask[:, None, None, :]
-    return additive(allowed, hidden_states.dtype)
 
 
 def attention_mask_of(config: HfViTBaseConfig, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> Any:
