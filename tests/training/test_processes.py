@@ -87,6 +87,8 @@ def test_two_processes_train_as_one(two, tmp_path, micro_batch):
     ours, theirs = load_file(tmp_path / "one" / "model.safetensors"), load_file(folder / "ddp" / "model.safetensors")
     for name, weight in ours.items():
         torch.testing.assert_close(weight, theirs[name], atol=2e-6, rtol=0)
+    told = Facts.load(folder / "ddp").records[0].values
+    assert told["validation_loss"] == pytest.approx(one.validation["loss"], abs=1e-6), "every image counts once"
     for test_loss, losses in read("ddp"):
         assert test_loss == pytest.approx(one.test.loss, abs=1e-6)
         assert losses == pytest.approx([entry["loss"] for entry in one.history if "loss" in entry], abs=1e-5)

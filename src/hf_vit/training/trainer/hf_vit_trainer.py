@@ -309,7 +309,10 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
 
 def _confuses_soft_labels(model: Any) -> bool:
     """Whether it is a classifier of transformers' own, which takes probabilities for several classes an image."""
+    if hasattr(model, "get_base_model"):  # peft's
+        model = model.get_base_model()
     config = getattr(model, "config", None)
     kind, problem = getattr(config, "model_type", None), getattr(config, "problem_type", None)
-    is_classifier = type(model).__name__ in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.values()
+    known = MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.values()
+    is_classifier = any(each.__name__ in known for each in type(model).__mro__)
     return is_classifier and family_of(kind) is None and problem in (None, "single_label_classification")
