@@ -168,8 +168,8 @@ def test_files_that_number_their_classes_otherwise(folder, tmp_path, streaming, 
         make.table(folder, names=names).to_parquet(str(tmp_path / "d" / f"{name}.parquet"))
     refuses(
         tmp_path / "d",
-        r"the classes of the column 'label' in test/test\.parquet \(owl, dog, cat\) otherwise than in train/train\.parquet "
-        r"\(cat, dog, owl\)",
+        r"the classes of the column 'label' in test/test\.parquet \(owl, dog, cat\) otherwise than in "
+        r"train/train\.parquet \(cat, dog, owl\)",
         streaming=streaming,
     )
 
