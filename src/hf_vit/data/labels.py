@@ -57,9 +57,8 @@ class LabelMap:
         number = self.numbers.get(raw)
         if number is None:
             what = "no label" if raw is None else f"the label {raw!r}"
-            shown = ", ".join(self.names[:5]) + (", ..." if len(self.names) > 5 else "")
             raise UserError(
-                f"{place} has {what}, which is outside the {len(self.names)} classes ({shown}); "
+                f"{place} has {what}, which is outside the {len(self.names)} classes ({first_of(self.names)}); "
                 "correct the label, or add an image of that class to the training images"
             )
         return number
@@ -88,3 +87,8 @@ def classes_of(label: "int | Sequence[int]") -> list[int]:
 def is_unlabelled(raw_labels: Sequence[Any]) -> bool:
     """Whether a split hides its labels, as published test splits do: all of them -1 or missing."""
     return all(label is None or (isinstance(label, int) and label == -1) for label in raw_labels)
+
+
+def first_of(names: Sequence[str]) -> str:
+    """Class names for a message, the first few where there are many."""
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

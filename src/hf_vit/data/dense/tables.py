@@ -11,6 +11,7 @@ from PIL import UnidentifiedImageError
 
 from hf_vit.data.checks import Seen
 from hf_vit.data.dense.annotations import Target, mask_annotation, object_annotation
+from hf_vit.data.labels import first_of
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 # What rounding may put a box outside of its image, px; it is cut off.
 _ROUNDING = 1.0
-_SHOWN = 5
 
 RawObjects = dict[str, list[Any]]
 
@@ -113,7 +113,7 @@ class MaskTables(DenseTables):
             return replace(
                 seen,
                 problem=f"has a mask with the class {max(unknown)}; there are classes 0 to {len(names) - 1} "
-                f"({_listed(names)}), and 255 for what is not judged",
+                f"({first_of(names)}), and 255 for what is not judged",
             )
         return replace(seen, annotation=annotation)
 
@@ -187,7 +187,7 @@ class ObjectTables(DenseTables):
     def _number(self, raw: Any, row: int) -> int:
         if raw not in self.numbers:
             names = [f"{value}" for value in self.numbers]
-            raise UserError(f"object {row} of the unknown class {raw!r}; there are {len(names)} ({_listed(names)})")
+            raise UserError(f"object {row} of the unknown class {raw!r}; there are {len(names)} ({first_of(names)})")
         return self.numbers[raw]
 
     def table(self, split: str, rows: Sequence[int]) -> "Dataset":
@@ -214,7 +214,7 @@ def tell_unseen(train: Sequence[Seen], label_names: Sequence[str]) -> list[str]:
     """A note on the classes that no training image has, if there are any."""
     learnt = _numbers(train)
     unseen = [name for number, name in enumerate(label_names) if number not in learnt]
-    many = f"{len(unseen)} of {len(label_names)} classes ({_listed(unseen)})"
+    many = f"{len(unseen)} of {len(label_names)} classes ({first_of(unseen)})"
     return [f"{many} are in no training image"] if train and unseen else []
 
 
@@ -249,7 +249,3 @@ def _box(box: Any, number: int, seen: Seen) -> list[float]:
         return [left, top, width, height]
     left, top = max(left, 0.0), max(top, 0.0)
     return [left, top, min(right, float(seen.width)) - left, min(bottom, float(seen.height)) - top]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

@@ -5,11 +5,12 @@ import glob
 import hashlib
 import os
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_vit.data.labels import first_of
 from hf_vit.data.sources.data_source import DataSource
 from hf_vit.data.sources.hub_data import load_hub, refuse_places
 from hf_vit.data.splits import SPLITS, split_name
@@ -163,9 +164,9 @@ def _refuse_other_classes(source: DataSource) -> None:
             first, others = known.setdefault(column, (name, classes))
             if classes != others:
                 raise UserError(
-                    f"'{source.name}' numbers the classes of the column '{column}' in {first} ({_some(others)}) "
-                    f"otherwise than in {name} ({_some(classes)}); save all of its files with the same class names, or "
-                    "with names in place of numbers"
+                    f"'{source.name}' numbers the classes of the column '{column}' in {first} ({first_of(others)}) "
+                    f"otherwise than in {name} ({first_of(classes)}); save all of its files with the same class names, "
+                    "or with names in place of numbers"
                 )
 
 
@@ -183,10 +184,6 @@ def _named_classes(path: Path) -> Iterator[tuple[str, list[str]]]:
             yield column, names
         inner = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]
         waiting += [(column, each) for each in inner if each is not None]
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def read_list(source: DataSource, named: NamedColumns) -> Tables:

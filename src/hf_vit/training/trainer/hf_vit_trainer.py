@@ -29,6 +29,8 @@ from hf_vit.training.trainer.sharding import check_sharding
 from hf_vit.training.trainer.sharing import SharingTrainer
 from hf_vit.training.trainer.streaming import SeededStream, StreamingTrainer, stream_loader
 
+_CALMER = "lower the learning rate, lengthen the warm-up, or clip gradients (1.0)"
+
 
 class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
     """A `Trainer` for image classifiers. Use it as transformers' own; what differs:
@@ -85,7 +87,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
                 f"HfViTTrainer has a seeded order of its own and no train_sampling_strategy={strategy!r}; leave that "
                 "out, or use transformers' Trainer"
             )
-        if self.compute_loss_func is None and _confuses_soft_labels(self.model):
+        if self.compute_loss_func is None and _is_of_transformers(self.model) and self._takes_probabilities():
             self.compute_loss_func = soft_cross_entropy
         climbs_alone = sharpness is not None and sharpness.micro_batches
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
@@ -264,21 +266,19 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
             save_replay(folder, model, batch, step=step, learning_rate=rate, loss=number, bf16=self.args.bf16)
         except (OSError, SafetensorError):
             saved = ""
-        raise self._diverged(f"{number} at step {step} (learning rate {rate:.3g}", saved)
-
-    def _diverged(self, what: str, more: str) -> DivergedError:
-        return DivergedError(
-            f"the loss became {what}, gradients clipped at {self.args.max_grad_norm:g}); lower the learning rate, "
-            f"lengthen the warm-up, or clip gradients (1.0){more}"
+        raise DivergedError(
+            f"the loss became {number} at step {step} (learning rate {rate:.3g}, gradients clipped at "
+            f"{self.args.max_grad_norm:g}); {_CALMER}{saved}"
         )
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         flow = self.control
         looks = flow.should_log or flow.should_evaluate or flow.should_save or flow.should_training_stop
         if looks and self._diverged_at is not None and (step := int(self._diverged_at)):
-            raise self._diverged(
-                f"no number at step {step} (seen at step {self.state.global_step}, when it is logged",
-                "; going on from the last checkpoint (--resume) looks at every step, and keeps batch and weights",
+            raise DivergedError(
+                f"the loss became no number at step {step} (seen at step {self.state.global_step}, when it is logged, "
+                f"gradients clipped at {self.args.max_grad_norm:g}); {_CALMER}; going on from the last checkpoint "
+                "(--resume) looks at every step, and keeps batch and weights"
             )
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
@@ -307,12 +307,9 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         return getattr(config, "problem_type", None) in (None, "single_label_classification")
 
 
-def _confuses_soft_labels(model: Any) -> bool:
+def _is_of_transformers(model: Any) -> bool:
     """Whether it is a classifier of transformers' own, which takes probabilities for several classes an image."""
     if hasattr(model, "get_base_model"):  # peft's
         model = model.get_base_model()
-    config = getattr(model, "config", None)
-    kind, problem = getattr(config, "model_type", None), getattr(config, "problem_type", None)
     known = MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.values()
-    is_classifier = any(each.__name__ in known for each in type(model).__mro__)
-    return is_classifier and family_of(kind) is None and problem in (None, "single_label_classification")
+    return any(each.__name__ in known for each in type(model).__mro__) and family_of(model.config.model_type) is None
