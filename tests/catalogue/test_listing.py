@@ -85,20 +85,21 @@ def test_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         judge(save_model(tmp_path / name), top1)
     judge(save_model(tmp_path / "other"), 0.9, data="photos")
     judge(save_model(tmp_path / "training"), 0.9, split="train")  # says nothing
+    judge(save_model(tmp_path / "percent"), 94.0)  # no share
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/config.json").write_text("{")
     (tmp_path / "better/checkpoint").mkdir()
     (tmp_path / "better/checkpoint/config.json").write_text("{}")
     listing = list_models([str(tmp_path)])
     known = {Path(entry.name).name: entry for entry in listing.entries}
-    assert list(known) == ["better", "broken", "other", "training", "worse"]
+    assert list(known) == ["better", "broken", "other", "percent", "training", "worse"]
     assert "not valid JSON" in (known["broken"].problem or "")
     values = sum(tensor.size for tensor in load_file(tmp_path / "better/model.safetensors").values())
     assert known["better"].parameters == values
     from transformers import AutoConfig
 
     assert known["better"].forward_flops == forward_flops(AutoConfig.from_pretrained(tmp_path / "better"))
-    assert known["training"].scores == ()
+    assert known["training"].scores == known["percent"].scores == ()
     board = list_models([str(tmp_path)], judged_on="digits").leaderboards()
     assert [(data, [Path(entry.name).name for entry, _ in rows]) for data, rows in board] == [
         ("digits, split test", ["better", "worse"])

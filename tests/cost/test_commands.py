@@ -212,6 +212,12 @@ def test_a_scaling_law_of_trained_folders(run, tmp_path: Path) -> None:
     assert told["c"] == pytest.approx(0.05, rel=1e-3)
 
 
+def test_what_is_no_share_is_no_error_of_a_model(tmp_path: Path) -> None:
+    run = measured_run(trained(tmp_path / "model", top1=94.0))
+    assert run is not None
+    assert run.error is None
+
+
 def test_scaling_law_refuses_in_one_line(run, tmp_path: Path) -> None:
     folder, table = trained(tmp_path / "model"), tmp_path / "runs.csv"
     fails(run("scaling-law", folder), "1 runs are too few")

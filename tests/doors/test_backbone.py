@@ -361,3 +361,9 @@ def test_a_shortened_model_has_the_stages_of_its_layers(family, tiny_config, tmp
     backbone_class(tiny_config(family, out_features=["stage3"])).save_pretrained(tmp_path / "third")
     with pytest.raises(StrictDataclassError, match=r"'stage2'\] got \['stage3'\]"):
         model_class.from_pretrained(tmp_path / "third", num_hidden_layers=2)
+
+
+@pytest.mark.parametrize("family", ["hf_bit", "hf_axial_resnet"])
+def test_a_root_alone_is_no_backbone(family: str) -> None:
+    with pytest.raises(ValueError, match=r"stage_depths=\(\) is a root alone; a backbone needs at least one stage"):
+        AutoBackbone.from_config(AutoConfig.for_model(family, stage_depths=()))

@@ -59,6 +59,11 @@ def _edit_config(**changes: Any) -> Callable[[Path], None]:
     return edit
 
 
+def _black(folder: Path) -> None:
+    processor = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor | {"image_std": [0.5, 0.0, 0.5]}))
+
+
 def _bad_patch(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "hf_vit", "image_size": 8, "patch_size": 9}')
 
@@ -91,6 +96,7 @@ def _bert(folder: Path) -> None:
         (lambda folder: (folder / "model.safetensors").write_bytes(b""), "weights of .* are damaged"),
         (lambda folder: (folder / "preprocessor_config.json").unlink(), r"no readable image processor"),
         (lambda folder: (folder / "preprocessor_config.json").write_text("{"), r"no readable image processor"),
+        (_black, r"makes pixels that are not finite .* see image_mean, image_std"),
         (_headless, r"not a trained image classifier: its weights lack classifier\.bias, classifier\.weight"),
         (_bert, r"holds a bert model \(BertForSequenceClassification\), which is not an image classifier"),
     ],

@@ -13,7 +13,7 @@ from hf_vit import UserError
 from hf_vit.data import load_data
 from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, best_thresholds, judge
 from hf_vit.hub.card import render_card
-from hf_vit.results.facts import Facts
+from hf_vit.results.facts import Facts, append_record
 from hf_vit.training import finetune
 from hf_vit_cli.train.finetune import print_result
 
@@ -167,6 +167,12 @@ def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, c
     assert code == 1
     assert "evaluate --protocol multi-label" in err
 
+    for forged in ({"blue": 7, "green": 0.5, "red": 0.5}, [0.5] * 3, None):
+        told = evaluation.model_copy(update={"values": evaluation.values | {"thresholds": forged}})
+        append_record(tmp_path / "model", told)
+        code, _, err = command("predict", tmp_path / "model", *one)
+        assert (code, len(err.splitlines())) == (1, 1)
+        assert "no threshold of the class blue" in err
     (tmp_path / "model" / "facts.json").unlink()
     _, out, _ = command("predict", tmp_path / "model", *one, "--json")
     (answer,) = json.loads(out)

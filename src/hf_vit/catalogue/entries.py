@@ -19,7 +19,7 @@ from hf_vit.hub.published_results import ACCURACIES
 from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.repositories.reading import CONFIG, reading
 from hf_vit.repositories.retrying import try_again
-from hf_vit.results.facts import DataFact, Facts
+from hf_vit.results.facts import DataFact, Facts, fraction
 from hf_vit.variants import variant_config, variant_names
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ def _scores_in(facts: Facts) -> Iterator[Score]:
     for record in indexed_evaluations(facts):
         data = record.data or DataFact(name="unnamed data")
         for name, metric in ACCURACIES.items():
-            if isinstance(value := record.values.get(name), float | int):
-                yield Score(_data(data.name, data.split), metric.lower(), float(value), one_line(record.command))
+            if (value := fraction(record.values.get(name))) is not None:
+                yield Score(_data(data.name, data.split), metric.lower(), value, one_line(record.command))
 
 
 def _repositories(owner: str) -> list[Entry]:

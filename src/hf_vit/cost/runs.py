@@ -11,7 +11,7 @@ from hf_vit.cost.flops import training_flops
 from hf_vit.errors import UserError
 from hf_vit.families import Door, family_of
 from hf_vit.repositories.reading import CONFIG, loading, read_object
-from hf_vit.results.facts import Facts, Record
+from hf_vit.results.facts import Facts, Record, fraction
 from hf_vit.variants import looks_like_variant, variant_config
 
 # Of an image: contrastive training runs two views through the model, and forward through a second, slower one.
@@ -97,8 +97,8 @@ def _images(training: Record, folder: str | os.PathLike[str]) -> float:
 
 
 def _error(record: Record) -> float | None:
-    top1 = record.values.get("top1")
-    return 1 - float(top1) if isinstance(top1, int | float) else None
+    top1 = fraction(record.values.get("top1"))
+    return None if top1 is None else 1 - top1
 
 
 def _stored_config(folder: Path) -> tuple[Any, Door]:

@@ -15,7 +15,7 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import finite_logits
 from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
 from hf_vit.repositories.stores import StoreError, find, in_store, is_folder, matches, place_of, read, write
-from hf_vit.results.facts import Facts
+from hf_vit.results.facts import Facts, fraction
 from hf_vit.results.writing import new_file, saying_why, scratch_folder
 from hf_vit.subjects.subject import Subject
 
@@ -254,14 +254,14 @@ def _thresholds(subject: Subject, names: Sequence[str]) -> dict[str, float] | No
     if not _is_multi_label(subject):
         return None
     records = Facts.load(subject.folder).records if subject.folder is not None else []
-    fitted = [record.values["thresholds"] for record in records if "mean_average_precision" in record.values]
-    known = cast(dict[str, float], fitted[-1]) if fitted else dict.fromkeys(names, 0.5)
-    missing = [name for name in names if not isinstance(known.get(name), int | float)]
-    if missing:
+    fitted = [record.values.get("thresholds") for record in records if "mean_average_precision" in record.values]
+    told = fitted[-1] if fitted else dict.fromkeys(names, 0.5)
+    known = {name: fraction(told.get(name)) for name in names} if isinstance(told, dict) else dict.fromkeys(names)
+    if missing := [name for name, threshold in known.items() if threshold is None]:
         raise UserError(
             f"facts.json tells no threshold of the class {missing[0]}; evaluate again: --protocol multi-label"
         )
-    return known
+    return cast(dict[str, float], known)
 
 
 def image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path]:

@@ -96,6 +96,8 @@ class HfResNetBaseBackbone(HfBaseBackbone, HfResNetPreTrainedModel):
 
     def __init__(self, config: HfResNetBaseConfig) -> None:
         super().__init__(config)
+        if not config.stage_depths:  # `hidden_states`, from which the maps are taken, begin with what a unit is given
+            raise ValueError("stage_depths=() is a root alone; a backbone needs at least one stage, such as (1,)")
         stages = range(len(config.stage_depths))
         self.num_features = [config.stem_width, *(4 * config.stem_width * 2**index for index in stages)]
         self.resnet = self.model_class(config)

@@ -162,7 +162,12 @@ def _load_processor(location: Path, source: str) -> "BaseImageProcessor":
             f"{source} has no readable image processor (preprocessor_config.json); save one with "
             "ViTImageProcessor(size=...).save_pretrained(folder)"
         ) from error
-    processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")
+    made = processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")
+    if not bool(made["pixel_values"].isfinite().all()):
+        raise UserError(
+            f"the image processor of {source} makes pixels that are not finite (NaN or infinity); see image_mean, "
+            "image_std and rescale_factor in preprocessor_config.json"
+        )
     return processor
 
 
