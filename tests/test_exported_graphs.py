@@ -255,4 +255,6 @@ def test_commands_feed_a_graph_with_its_processor_images_as_they_are(
     assert of_graph["image_size"] == of_model["image_size"]
     assert of_graph["notes"][-1] == "a graph: neither corrupted nor attacked, parameters and FLOPs not counted"
     assert run("evaluate", graph, *data, "--protocol", "corruptions") == 1
-    assert "resizes images itself; attacks and corruptions change what a model is fed" in capsys.readouterr().err
+    assert (
+        "resizes images itself, and what it is fed cannot be changed (attacks, corruptions" in capsys.readouterr().err
+    )

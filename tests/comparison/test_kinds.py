@@ -179,6 +179,18 @@ def regression(examination: Examination, strength: float) -> Any:
     return pipeline.predict_proba(examination.features("test")[0]), pipeline[-1].classes_
 
 
+@pytest.mark.parametrize("knows_all", [True, False])
+def test_a_probe_that_never_saw_a_class_has_no_loss(knows_all: bool, saved: Any, data: ImageData):
+    missing = None if knows_all else data.split("test")["label"][0]
+    train = data.split("train").filter(lambda row: row["label"] != missing)
+    data = ImageData("colours", "", {**data.splits, "train": train}, data.label_names)
+    subject = open_subject(saved.source("swin"))
+    settings = replace(SETTINGS, corruptions=(), epsilons=())
+    found = measure_model(subject, data, inputs_of(subject, PROBE, data, "test", settings), settings, progress=False)
+    assert (found.loss is not None) == knows_all
+    assert found.loss is None or found.loss < 100
+
+
 def test_a_probe_of_two_classes(saved: Any, data: ImageData):
     splits = {name: table.filter(lambda row: row["label"] < 2) for name, table in data.splits.items()}
     data = ImageData("two", "", splits, data.label_names[:2])

@@ -103,6 +103,9 @@ def test_a_trained_folder_shows_the_estimate_beside_the_measured_time(run, tmp_p
 
 def test_contrastive_training_costs_two_views_and_a_second_encoder(tmp_path: Path) -> None:
     """Each of two views: forward and backward (3 forwards), and forward through the momentum encoder."""
+    seen = measured_run(trained(tmp_path / "seen", images_seen=750))
+    assert seen is not None
+    assert seen.images == 750
     found = measured_run(trained(tmp_path / "model", objective="contrastive"))
     assert found is not None
     config = HfViTConfig(image_size=8, patch_size=4, **TINY)
@@ -225,6 +228,11 @@ def test_scaling_law_refuses_in_one_line(run, tmp_path: Path) -> None:
     table.write_text("compute,error\n1,0.5\n2,0.4\n3,0.3\n4,0.2\n0,0.9\n")
     fails(run("scaling-law", table), "run 5", "compute of 0")
     fails(run("scaling-law", table, "--output", tmp_path / "no" / "law.png"), "no folder")
+    before = table.read_bytes()
+    fails(run("scaling-law", table, "--output", table), "runs.csv is to be a plot", ".png")
+    assert table.read_bytes() == before
+    table = table.rename(tmp_path / "runs.png")
+    fails(run("scaling-law", table, "--output", table), "runs.png is to be a plot")
     (folder / "facts.json").unlink()
     fails(run("scaling-law", folder), "no training")
     trained(folder, top1="unknown")

@@ -129,7 +129,17 @@ def test_evaluation_agrees_with_the_pipelines_loading(pictures, tmp_path):
     torch.testing.assert_close(ours, piped, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"resample": 3, "image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.1]}])
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"resample": 3, "image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.1]},
+        {"do_normalize": False},
+        {"do_rescale": False, "image_mean": [99, 98, 97], "image_std": [90, 80, 70]},
+        {"rescale_factor": 1 / 127.5, "image_mean": 1.0, "image_std": 1.0},
+    ],
+    ids=str,
+)
 def test_training_without_variation_is_evaluation(pictures, kwargs):
     train, evaluate = image_transforms(make_processor(CONFIG, **kwargs))
     train.set_epoch(3)

@@ -89,7 +89,10 @@ def test_processors_that_do_more_than_scale(linear: Subject) -> None:
     def constant(images: Sequence[Image.Image]) -> torch.Tensor:
         return linear.prepare(images) * 0
 
-    for prepare in (squared, constant):
+    def swapped(images: Sequence[Image.Image]) -> torch.Tensor:
+        return linear.prepare(images).flip(1)  # MobileViT's processor does
+
+    for prepare in (squared, constant, swapped):
         with pytest.raises(UserError, match="does more to a pixel than scale it"):
             PixelScale.of(Subject(linear.model, prepare, "odd"))
 

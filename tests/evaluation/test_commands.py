@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
@@ -12,6 +13,7 @@ from evaluation.tiny import NAMES, make_classifier, make_dataset, make_images, m
 from PIL import Image
 from transformers import pipeline
 
+from hf_vit.evaluation import api as evaluation_api
 from hf_vit.evaluation import evaluate_protocol, plot_wrong_images
 from hf_vit.results.facts import Facts
 from hf_vit_cli.main import main
@@ -149,6 +151,33 @@ def test_evaluate_refuses_in_one_line(run, save_classifier: Save, class_folders:
     _fails(run("evaluate", folder, "--data", class_folders, "--split", "holdout"), "holdout", "train")
     _fails(run("evaluate", save_classifier("birds", ("ant", "owl")), "--data", class_folders), "'fox'", "'owl'")
     _fails(run("evaluate", folder, "--data", class_folders, "--device", "abacus"), "abacus")
+
+
+def test_what_was_measured_is_told_where_it_cannot_be_kept(
+    run, save_classifier: Save, class_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another model takes the folder while the first is measured: it gets no record of the first."""
+    folder, evaluated = save_classifier(), evaluation_api.evaluate_protocol
+
+    def replaced_meanwhile(*arguments: Any, **options: Any) -> Any:
+        done = evaluated(*arguments, **options)
+        make_classifier(seed=1).save_pretrained(folder)
+        return done
+
+    monkeypatch.setattr(evaluation_api, "evaluate_protocol", replaced_meanwhile)
+    before = sorted(folder.iterdir())
+    _fails(run("evaluate", folder, "--data", class_folders), "holds another model by now", "(measured: top-1 accuracy ")
+    assert sorted(folder.iterdir()) == before
+
+
+def test_nothing_is_written_among_the_images(run, save_classifier: Save, class_folders: Path) -> None:
+    folder, before = save_classifier(), sorted(class_folders.rglob("*"))
+    given = ("--data", class_folders, "--output")
+    for output in (class_folders, class_folders / "out", class_folders / "test" / ".." / "out"):
+        for command in ("evaluate", "embed", "compare"):
+            _fails(run(command, folder, *given, output), "in the folder of the data", "choose one elsewhere")
+        _fails(run("analyze", folder, "--images", class_folders, "--output", output), "in the folder of the data")
+    assert sorted(class_folders.rglob("*")) == before
 
 
 def test_damaged_facts_are_told_before_the_work(run, save_classifier: Save, class_folders: Path) -> None:

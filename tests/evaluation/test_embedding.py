@@ -102,6 +102,22 @@ def test_predictions_by_command(model, images, tmp_path, capsys):
     np.testing.assert_allclose([row["probabilities"] for row in rows], best.values, atol=1e-5)
 
 
+def test_predictions_of_several_classes_an_image(model, images, tmp_path):
+    """Each class by itself, as `predict` tells it; equal ones in the order of the classes."""
+    several = HfViTForImageClassification.from_pretrained(model, problem_type="multi_label_classification")
+    with torch.no_grad():
+        several.classifier.weight[[2, 7]] = several.classifier.weight[0].clone()
+    several.save_pretrained(tmp_path / "several")
+    make_processor(several.config).save_pretrained(tmp_path / "several")
+    embed(str(tmp_path / "several"), str(images), tmp_path / "out", splits=["test"], predictions=True, top=10)
+    rows = read(tmp_path / "out", "test")
+    _, logits = forward(tmp_path / "several", load_data(str(images)).split("test"))
+    for row, expected in zip(rows, logits.double().sigmoid(), strict=True):
+        found = dict(zip(row["labels"], row["probabilities"], strict=True))
+        assert [found[f"LABEL_{k}"] for k in range(10)] == pytest.approx(expected.tolist(), abs=1e-5)
+        assert [label for label in row["labels"] if label[-1] in "027"] == ["LABEL_0", "LABEL_2", "LABEL_7"]
+
+
 def test_other_libraries_models(images, tmp_path):
     from transformers import DeiTConfig, DeiTModel, ResNetConfig, ResNetForImageClassification, ViTImageProcessor
 

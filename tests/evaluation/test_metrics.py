@@ -208,8 +208,8 @@ def test_precision_recall_and_area_equal_scikit_learn_on_all_images_at_once() ->
     references, predictions = columns["references"], columns["predictions"]
     for name, function in (("precision", precision_score), ("recall", recall_score), ("f1", f1_score)):
         assert result[name] == pytest.approx(function(references, predictions, average="macro"), abs=1e-12)
-    area = roc_auc_score(references, probabilities.astype(np.float32), multi_class="ovr", average="macro")
-    assert result["auc"] == pytest.approx(area, abs=1e-6)
+    area = roc_auc_score(references, probabilities, multi_class="ovr", average="macro")
+    assert result["auc"] == pytest.approx(area, abs=1e-12)
     for row in result["thresholds"]:
         answered = columns["confidences"] >= row["threshold"]
         right = answered & (predictions == references)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
+from evaluation.tiny import NAMES, make_classifier, make_dataset, make_images, make_processor
 from PIL import Image
 
+from hf_vit.data import ImageData
 from hf_vit.evaluation import PROTOCOLS, evaluate_protocol
 from hf_vit.hub.card import render_card
 from hf_vit.results.facts import Facts, append_record, new_record
@@ -196,6 +197,21 @@ def test_from_python(animals: Path) -> None:
     assert found.settings["fill"] == "mean"
     assert found.examination.data.label_names == sorted({"fox", "ant"} & set(NAMES))
     assert found.result.values()["patch_px"] == [4, 4]
+
+
+def test_of_equal_answers_the_first_counts_in_every_protocol() -> None:
+    """As argmax has it; topk chooses at will. 40 classes whose logits are all the same, and images of the first."""
+    names = [f"class {number:02d}" for number in range(40)]
+    model = make_classifier(names)
+    for parameter in model.classifier.parameters():
+        parameter.data.zero_()
+    rows = make_dataset(20, names).map(lambda row, index: {"label": index % 5}, with_indices=True)
+    data = ImageData("equal", "0", {"test": rows, "validation": rows}, names)
+    top1, calibration = (
+        evaluate_protocol(name, (model, make_processor()), data, split="test", progress=False).result
+        for name in ("top1", "calibration")
+    )
+    assert (top1.top1, top1.top5, calibration.top1) == (4 / 20, 1.0, 4 / 20)
 
 
 def test_the_page_has_every_protocol_and_commands_that_parse() -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from transformers import (
     AutoModelForImageClassification,
     ConvNextImageProcessor,
+    EfficientNetImageProcessor,
     ResNetConfig,
     ResNetForImageClassification,
     TrainingArguments,
@@ -159,6 +160,26 @@ def test_the_teacher_sees_its_own_size(side, resample, tiny_config, images):
     wanted = own(images, return_tensors="pt")["pixel_values"]
     assert seen[0].shape == wanted.shape
     assert (seen[0] - wanted).abs().max() <= 1.25 / 255
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        EfficientNetImageProcessor(size={"height": 8, "width": 8}),  # normalises once more: include_top
+        EfficientNetImageProcessor(size={"height": 8, "width": 8}, include_top=False),
+        ViTImageProcessor(do_resize=False),  # of every size
+    ],
+    ids=["twice", "once", "no size"],
+)
+def test_the_teacher_sees_what_its_processor_makes(processor, tiny_config, images):
+    student, seen = make_processor(tiny_config()), []
+    model = make_teacher_model(tiny_config)
+    model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    teacher = open_teacher((model, processor))
+    given = student(images, return_tensors="pt")["pixel_values"]
+    answers = teacher.answer(given, PixelScale.of_processor(student))
+    torch.testing.assert_close(seen[0], processor(images, return_tensors="pt")["pixel_values"], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(answers, teacher.classify(images), atol=1e-4, rtol=1e-4)
 
 
 def test_processors_that_do_not_normalise_or_rescale(images):

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import shutil
+from itertools import cycle, islice
 
 import pytest
 import torch
@@ -97,6 +98,10 @@ def test_facts_record_what_was_used_and_found(tuned, colours):
     assert values["recipe"]["image_size"] == [16, 12]
     assert (values["recipe"]["dropout"], values["recipe"]["drop_path"]) == (0, 0)
     assert (values["steps"], values["planned_steps"], values["precision"]) == (24, 24, "fp32")
+    batch = values["recipe"]["batch_size"]
+    batches = [min(batch, 50 - start) for start in range(0, 50, batch)]
+    assert 50 % batch
+    assert values["images_seen"] == sum(islice(cycle(batches), 24))
     assert values["base_model"].endswith("tiny")
 
     # The recorded accuracy is that of the saved folder, and the images the untouched ones.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.special import logit
 
 from hf_vit import UserError
 from hf_vit.data import load_data
@@ -91,7 +92,7 @@ def test_precision_and_thresholds_by_their_definitions():
     probabilities = np.clip(0.35 * truth + 0.65 * random.rand(60, 3), 1e-6, 1 - 1e-6)
     names = ["a", "b", "c"]
     thresholds = best_thresholds(probabilities, truth, names)
-    result = judge(probabilities, truth, names, thresholds)
+    result = judge(logit(probabilities), truth, names, thresholds)
     for k, name in enumerate(names):
         order = np.argsort(-probabilities[:, k])
         hits = truth[order, k]
@@ -106,6 +107,15 @@ def test_precision_and_thresholds_by_their_definitions():
         assert result.f1[name] == pytest.approx(max(map(f1, probabilities[:, k])))
     each = torch.nn.functional.binary_cross_entropy(torch.tensor(probabilities), torch.tensor(truth).double())
     assert result.loss == pytest.approx(3 * float(each))
+
+
+def test_the_loss_of_logits_whose_probabilities_are_0_or_1():
+    """As torch has it, of one class, too."""
+    logits, truth = np.array([[60.0], [-800.0], [3.0]]), np.array([[False], [True], [True]])
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(torch.tensor(logits), torch.tensor(truth).double())
+    result = judge(logits, truth, ["a"], {"a": 0.5})
+    assert result.loss == pytest.approx(float(expected))
+    assert (result.f1, result.f1_micro) == ({"a": 0.5}, 0.5)
 
 
 def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, command):

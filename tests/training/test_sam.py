@@ -1,11 +1,14 @@
 """Sharpness-aware minimisation against quadratics worked by hand, through the Trainer itself."""
 
+import copy
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, TrainingArguments
 
-from hf_vit import UserError
+from hf_vit import HfAxialResNetConfig, HfAxialResNetForImageClassification, UserError
 from hf_vit.training import HfViTTrainer
 from hf_vit.training.trainer.sam import SharpnessAware
 
@@ -131,6 +134,52 @@ def test_both_passes_drop_the_same_and_the_weights_come_back(micro_batches, tmp_
     assert torch.equal(first[0], torch.tensor([1.0, -2.0]))
     if micro_batches:
         assert all(torch.equal(weights, first[0]) for weights in first[0::2])
+
+
+def batch_normed():
+    torch.manual_seed(1)
+    config = HfAxialResNetConfig(image_size=8, num_labels=3, stage_depths=(1,), stem_width=8)
+    model = HfAxialResNetForImageClassification(config).train()
+    nn.init.normal_(model.classifier.weight)
+    return model
+
+
+@pytest.mark.parametrize("micro_batches", [False, True])
+def test_running_statistics_are_those_of_plain_passes(micro_batches):
+    model = batch_normed()
+    plain = copy.deepcopy(model)
+    batches = [{"pixel_values": torch.randn(4, 3, 8, 8), "labels": torch.tensor([0, 1, 2, 0])} for _ in range(2)]
+
+    def run(batch):
+        loss = model(**batch).loss
+        loss.backward()
+        return loss.detach()
+
+    sharpness = SharpnessAware(0.1, micro_batches)
+    sharpness.begin(batches)
+    for batch in batches:
+        sharpness.backward(model, batch, run)
+        plain(**batch)
+    found = model.state_dict()
+    for name, value in plain.state_dict().items():
+        assert torch.equal(found[name], value), name
+
+
+def test_resumed_with_batch_norm_is_the_unbroken_one_to_the_bit(make_trainer):
+    trained = []
+    for checkpoint in (None, "checkpoint-2"):
+        extras = dict(sharpness=SharpnessAware(0.1), average_decay=0.7)
+        trainer = make_trainer(
+            batch_normed(),
+            extras=extras,
+            max_steps=4,
+            save_steps=2,
+            per_device_train_batch_size=3,
+            gradient_accumulation_steps=2,
+        )
+        trainer.train(resume_from_checkpoint=checkpoint and str(Path(trainer.args.output_dir) / checkpoint))
+        trained.append(trainer.model.state_dict())
+    assert all(torch.equal(trained[1][name], value) for name, value in trained[0].items())
 
 
 def test_a_flat_place_is_no_division_by_zero(tmp_path):

@@ -1,19 +1,26 @@
 """Soups against means and choices made by hand."""
 
+import copy
 import functools
 import itertools
 import os
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForImageClassification
 
-from hf_vit import HfViTForImageClassification, UserError
+from hf_vit import (
+    HfAxialResNetConfig,
+    HfAxialResNetForImageClassification,
+    HfViTForImageClassification,
+    UserError,
+)
 from hf_vit.data import load_data, make_processor
 from hf_vit.evaluation import evaluate_protocol
 from hf_vit.results.facts import Facts
-from hf_vit.training.soups import make_soup
+from hf_vit.training.soups import average_weights, make_soup
 
 LABELS = {0: "blue", 1: "green", 2: "red"}
 
@@ -63,6 +70,70 @@ def test_a_uniform_soup_is_the_mean_of_its_ingredients(shelf, tmp_path):
     record = Facts.load(soup.folder).of_kind("training")[-1]
     assert record.values["recipe"]["ingredients"] == "seed-0, seed-1, seed-2"
     assert "uniform" in (soup.folder / "README.md").read_text()
+
+
+def noisy(model, seed):
+    """A copy with other weights and statistics."""
+    other, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+    for value in other.state_dict().values():
+        if value.is_floating_point():
+            value.add_(0.1 * torch.rand(value.shape, generator=generator).to(value.dtype))
+    return other.eval()
+
+
+def exact_means(models):
+    states = [model.state_dict() for model in models]
+    means = {name: torch.stack([state[name].double() for state in states]).mean(0) for name in states[0]}
+    return {name: mean for name, mean in means.items() if states[0][name].is_floating_point()}
+
+
+def test_running_statistics_are_averaged_whatever_the_order():
+    torch.manual_seed(0)
+    config = HfAxialResNetConfig(image_size=16, num_labels=3, stage_depths=(1,), stem_width=8)
+    start = HfAxialResNetForImageClassification(config)
+    models = [noisy(start, seed) for seed in range(3)]
+    expected = exact_means(models)
+    assert any(name.endswith("running_mean") for name in expected)
+    for order in itertools.permutations(models):
+        found = average_weights(order).state_dict()
+        for name, mean in expected.items():
+            torch.testing.assert_close(found[name].double(), mean, rtol=1e-6, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_soup_is_the_exact_mean_rounded_once(dtype):
+    torch.manual_seed(0)
+    start = torch.nn.Linear(30, 30).to(dtype)
+    models = [noisy(start, seed) for seed in range(10)]
+    found = average_weights(models).state_dict()
+    for name, mean in exact_means(models).items():
+        assert found[name].dtype == dtype
+        error, least = (found[name].double() - mean).abs(), (mean.to(dtype).double() - mean).abs()
+        assert (error <= least + (1e-15 if dtype == torch.float64 else 1e-7)).all()
+
+
+def test_what_all_ingredients_have_in_common_stays_to_the_bit():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(30, 30)
+    assert torch.equal(average_weights([model] * 7).weight, model.weight)
+
+
+def test_folders_of_one_name_are_told_apart(shelf, colours, tmp_path):
+    folders = [tmp_path / parent / "vit" for parent in "ab"]
+    for folder, name in zip(folders, ("spoilt", "seed-0"), strict=True):
+        shutil.copytree(shelf / name, folder)
+    (folders[0] / "training_images.txt").write_text("0123456789abcdef\n")
+    soup = make_soup([*folders, shelf / "seed-1"], tmp_path / "soup", greedy=True, data=str(colours))
+    values = Facts.load(soup.folder).of_kind("training")[-1].values
+    alone = {
+        name: evaluate_protocol("top1", str(folder), str(colours), split="validation", progress=False).result.top1
+        for name, folder in (("vit #1", folders[0]), ("vit #2", folders[1]), ("seed-1", shelf / "seed-1"))
+    }
+    assert values["validation_accuracies"] == alone
+    assert "vit #1" not in values["recipe"]["ingredients"].split(", ")
+    assert {one.name: one.is_in for one in soup.ingredients}["vit #2"]
+    # What the one that was left out has learnt from, the soup has not.
+    assert "0123456789abcdef" not in (soup.folder / "training_images.txt").read_text()
 
 
 def test_a_greedy_soup_makes_the_choices_of_the_paper(shelf, colours, tmp_path):

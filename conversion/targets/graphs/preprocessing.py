@@ -15,6 +15,7 @@ from typing import Any, Self, final
 import torch
 from PIL import Image
 
+from hf_vit.data.transforms import pixel_scale
 from hf_vit.errors import UserError
 
 OF_NODES = "preprocessing/"  # how the names of its nodes begin
@@ -124,14 +125,7 @@ def scale_of(processor: Any, channels: int = 3, unit: float = 1.0) -> tuple[tupl
     Raises:
         UserError: a step lacks its number, or the factor is 0.
     """
-    factor = processor.rescale_factor if processor.do_rescale else 1.0
-    mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
-    if not factor or mean is None or std is None:
-        raise UserError(
-            f"the image processor makes no pixels of rescale_factor={factor}, image_mean={mean}, image_std={std}; save "
-            "one with all three"
-        )
-    of_channels = ((value,) * channels if isinstance(value, int | float) else tuple(value) for value in (mean, std))
+    factor, *of_channels = pixel_scale(processor, channels)
     means, stds = (tuple(value / (factor * unit) for value in values) for values in of_channels)
     return means, stds
 

@@ -15,6 +15,7 @@ from hf_vit.analysis.reading.cue_conflicts import open_cue_conflicts
 from hf_vit.analysis.reading.images import AnalysisImages, open_images
 from hf_vit.analysis.saving import save_analyses
 from hf_vit.errors import UserError, enough_memory
+from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.hub.card import refresh_card
 from hf_vit.results.documents import ModelInput, differing
 from hf_vit.results.facts import Facts
@@ -74,6 +75,7 @@ def analyze(
     """
     names = _known(only)
     settings = replace(settings or AnalysisSettings(), **choices)
+    refuse_output_in(images, output)
     if output is not None and isinstance(model, str | Path) and Path(model).is_dir():
         Facts.load(model)  # damaged facts are told before the work, not after it
     conflicts = None if cue_conflict is None else open_cue_conflicts(cue_conflict)

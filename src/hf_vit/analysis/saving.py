@@ -30,6 +30,7 @@ def save_analyses(
     }
     if not new:
         return None
+    run.subject.need_same_folder()
     pictures: dict[str, str] = {}
     for path, title in run.pictures.items():
         name = f"{PICTURE_PREFIX}{path.name}"

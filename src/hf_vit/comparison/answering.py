@@ -20,8 +20,8 @@ from hf_vit.subjects.features import pre_logits
 from hf_vit.subjects.subject import Subject
 
 HEAD, PROBE = "head", "linear probe"
-# A class without a training image is never the answer.
-_NEVER = -1e9
+# The logit of a class without a training image, which is never the answer.
+NEVER = -1e9
 
 
 def judged_by(subject: Subject, data: ImageData, probe: bool) -> str:
@@ -139,7 +139,7 @@ def _folded(pipeline: Any, num_classes: int) -> tuple[NDArray[np.float64], NDArr
     slopes, offsets = regression.coef_, regression.intercept_
     if len(slopes) == 1:  # two classes share one row: that of the second, against the first
         slopes, offsets = np.concatenate([0 * slopes, slopes]), np.concatenate([0 * offsets, offsets])
-    weight, bias = np.zeros((num_classes, slopes.shape[1])), np.full(num_classes, _NEVER)
+    weight, bias = np.zeros((num_classes, slopes.shape[1])), np.full(num_classes, NEVER)
     weight[regression.classes_] = slopes / scaler.scale_
     bias[regression.classes_] = offsets - (slopes / scaler.scale_) @ scaler.mean_
     return weight, bias

@@ -27,6 +27,7 @@ from hf_vit.data.sources.data_source import is_builtin
 from hf_vit.display import Displayed, shortened
 from hf_vit.environment import hardware
 from hf_vit.errors import UserError
+from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.evaluation.runners import running
 from hf_vit.results.documents import differing
 from hf_vit.results.facts import append_record, is_recorded, new_record
@@ -114,6 +115,7 @@ def compare(
             or the folder holds results of other inputs. All that is found before any work.
     """
     settings, say, folder = settings or ComparisonSettings(), report or (lambda line: None), Path(output)
+    refuse_output_in(data, folder)
     if runner == "ray" and not all(isinstance(model, str | PathLike) for model in models):
         raise UserError("a model that was made in Python stays in one process; leave --runner ray out")
     with running(runner, address, device) as ray:
@@ -208,6 +210,7 @@ def save_comparison(
         if run.speed is not None:
             values["speed"] = run.speed.rows[result.name].model_dump(mode="json") | {"quiet": run.speed.quiet}
         record = new_record("benchmark", values=values, command=command, seed=seed, data=result.inputs.data)
+        subject.need_same_folder()
         append_record(folder, record)
         recorded.append(result.name)
     return recorded

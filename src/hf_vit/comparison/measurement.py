@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
-from hf_vit.comparison.answering import PROBE, answering
+from hf_vit.comparison.answering import NEVER, PROBE, answering
 from hf_vit.comparison.result_files import ComparisonInputs, ComparisonSettings, JudgedModel, ModelResult, Share
 from hf_vit.data import ImageData, to_rgb
 from hf_vit.errors import UserError
@@ -22,7 +22,7 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.attacks import fgsm
 from hf_vit.evaluation.protocols.calibration import ReliabilitySums
 from hf_vit.evaluation.protocols.corrupted_accuracy import corrupt_batch
-from hf_vit.evaluation.reading import evaluating, finite_logits
+from hf_vit.evaluation.reading import evaluating, finite_logits, largest
 from hf_vit.results.facts import DataFact
 from hf_vit.speed.measuring import counted_flops
 from hf_vit.subjects.optimizing import engine_note, optimized_copy
@@ -152,18 +152,24 @@ def sample(subject: Subject, data: ImageData, split: str, count: int) -> torch.T
     return subject.pixel_values(images)
 
 
-def _judge(examination: Examination) -> tuple[Share, Share | None, float, float]:
-    """Top-1, top-5 (from five classes on), loss and expected calibration error of one pass."""
-    sums, hits, hits5, images, classes = ReliabilitySums(), 0, 0, 0, 0
+def _judge(examination: Examination) -> tuple[Share, Share | None, float | None, float]:
+    """Top-1, top-5 (from five classes on), loss (below `-NEVER`) and expected calibration error of one pass."""
+    sums, hits, hits5, images, classes, is_finite = ReliabilitySums(), 0, 0, 0, 0, True
     for logits, labels in examination.logits(examination.split):
+        is_finite &= bool((logits.gather(1, labels[:, None]) > NEVER / 2).all())
         sums.add(logits.double().numpy(), labels.numpy())
-        best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+        best = largest(logits, 5) == labels[:, None]
         hits, hits5 = hits + int(best[:, 0].sum()), hits5 + int(best.sum())
         images, classes = images + len(labels), logits.shape[1]
     if not images:
         raise UserError(f"split '{examination.split}' holds no image; choose another")
     found = sums.result()
-    return share(hits, images), share(hits5, images) if classes >= 5 else None, found.loss, found.ece
+    return (
+        share(hits, images),
+        share(hits5, images) if classes >= 5 else None,
+        found.loss if is_finite else None,
+        found.ece,
+    )
 
 
 def _robustness(

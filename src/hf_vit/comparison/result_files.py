@@ -103,7 +103,7 @@ class ModelResult(_ComparisonDocument):
         flops: of one image's forward pass, 2 a multiply-add, as torch counts them; None of a graph.
         top1: share of images whose most likely class is right.
         top5: share whose class is among the five most likely; None below five classes.
-        loss: mean negative log-likelihood of the true class, nats.
+        loss: mean negative log-likelihood of the true class, nats; None of a probe that never saw a class.
         ece: expected calibration error, 15 bins (arXiv 1706.04599).
         clean: top-1 accuracy on the images that are corrupted and attacked.
         corruptions: corruption -> top-1 accuracy.
@@ -117,7 +117,7 @@ class ModelResult(_ComparisonDocument):
     flops: int | None
     top1: Share
     top5: Share | None
-    loss: float
+    loss: float | None
     ece: float
     clean: float | None
     corruptions: dict[str, float]

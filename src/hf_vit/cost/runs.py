@@ -85,6 +85,9 @@ def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
 
 
 def _images(training: Record, folder: str | os.PathLike[str]) -> float:
+    seen = training.values.get("images_seen")  # older records do not tell it
+    if isinstance(seen, int | float):
+        return float(seen)
     recipe = training.values.get("recipe")
     steps, batch = training.values.get("steps"), recipe.get("batch_size") if isinstance(recipe, dict) else None
     if not isinstance(steps, int | float) or not isinstance(batch, int | float):

@@ -122,8 +122,8 @@ class TrainTransform:
         if self.augmentation.scale_jitter is not None:
             raise UserError("augmentation scale_jitter is of segmentation and detection; use random_resized_crop")
         self.seed = seed
-        fill = tuple(min(255, round(255 * mean)) for mean in cast(Any, processor).image_mean)
-        self._augment = Augmenter(self.augmentation, input_size(processor), interpolation_of(processor), fill)
+        size, interpolation = input_size(processor), interpolation_of(processor)
+        self._augment = Augmenter(self.augmentation, size, interpolation, mean_colour(processor))
         self._erase = _eraser(self.augmentation.random_erasing)
         self._factor, self._offset = scaling(processor)
         # Shared, so that loader workers that live on see the next epoch too.
@@ -210,10 +210,35 @@ def input_size(processor: Any) -> tuple[int, int]:
     return int(size["height"]), int(size["width"])
 
 
+def pixel_scale(processor: Any, channels: int = 3) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
+    """What a processor of transformers makes of x in 0..255, (x * factor - mean) / std: factor, mean and std.
+
+    Raises:
+        UserError: a step lacks its number, or the factor is 0.
+    """
+    factor = processor.rescale_factor if getattr(processor, "do_rescale", True) else 1.0
+    normalises = getattr(processor, "do_normalize", True)
+    mean, std = (processor.image_mean, processor.image_std) if normalises else (0.0, 1.0)
+    if not factor or mean is None or std is None:
+        raise UserError(
+            f"the image processor makes no pixels of rescale_factor={factor}, image_mean={mean}, image_std={std}; save "
+            "one with all three"
+        )
+    means, stds = ((value,) * channels if isinstance(value, int | float) else tuple(value) for value in (mean, std))
+    return float(factor), means, stds
+
+
+def mean_colour(processor: Any) -> tuple[int, ...]:
+    """The colour 0..255 that becomes 0, with which augmentation fills what it uncovers."""
+    factor, mean, _ = pixel_scale(processor)
+    return tuple(min(255, max(0, round(value / factor))) for value in mean)
+
+
 def scaling(processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x * scale - mean) / std as one product and one sum: factor and offset, [3, 1, 1] each."""
-    mean, std = torch.tensor(processor.image_mean), torch.tensor(processor.image_std)
-    return (float(processor.rescale_factor) / std)[:, None, None], (-mean / std)[:, None, None]
+    """`pixel_scale` as one product and one sum: factor and offset, [3, 1, 1] each."""
+    factor, *of_channels = pixel_scale(processor)
+    mean, std = map(torch.tensor, of_channels)
+    return (factor / std)[:, None, None], (-mean / std)[:, None, None]
 
 
 def _covering(image: Image.Image, processor: Any) -> Image.Image:
@@ -253,10 +278,8 @@ class _DirectTorchvision:
 
     def __init__(self, processor: Any) -> None:
         self.size, self.interpolation = list(input_size(processor)), interpolation_of(processor)
-        inverse = 1.0 / processor.rescale_factor
-        self.mean, self.std = (
-            (torch.tensor(values) * inverse)[:, None, None] for values in (processor.image_mean, processor.image_std)
-        )
+        factor, *of_channels = pixel_scale(processor)
+        self.mean, self.std = ((torch.tensor(values) * (1.0 / factor))[:, None, None] for values in of_channels)
 
     def __call__(self, image: Image.Image, place: torch.Tensor) -> torch.Tensor:
         from torchvision.transforms.v2 import functional as resizing

@@ -9,7 +9,9 @@ from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.evaluation.dense_prediction import DensePrediction, each_dense_prediction, write_dense_predictions
 from hf_vit.evaluation.prediction import Prediction, each_prediction, image_files, write_predictions
+from hf_vit.evaluation.protocols.frame import percent
 from hf_vit.evaluation.protocols.registry import ProtocolRun, evaluate_protocol
+from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
 from hf_vit.evaluation.runners import running
 from hf_vit.evaluation.saving import save_protocol
@@ -48,10 +50,15 @@ def evaluate(
         What was measured, as `result`, of what, and the `record` of it with its warnings.
 
     Raises:
-        UserError: see `evaluate_protocol`; or nothing can be written there.
+        UserError: see `evaluate_protocol`; or nothing can be written there: the message tells what was measured.
     """
+    refuse_output_in(data, output)
     run = evaluate_protocol(protocol or _dense_task(model) or "top1", model, data, device=device, **options)
-    run = replace(run, record=save_protocol(run, output, command=command, device=device))
+    try:
+        run = replace(run, record=save_protocol(run, output, command=command, device=device))
+    except UserError as error:
+        measured = ", ".join(f"{name} {percent(value)}" for name, value in run.result.headline().items())
+        raise UserError(f"{error} (measured: {measured})") from error
     if run.examination.subject.folder is not None:
         refresh_card(run.examination.subject.folder)
     return run

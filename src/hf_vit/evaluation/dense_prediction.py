@@ -46,7 +46,7 @@ class DensePrediction:
     image: str
     answers: list[dict[str, Any]]
     problem: str | None = None
-    mask: "NDArray[np.uint8] | None" = field(default=None, compare=False, repr=False)
+    mask: "NDArray[np.uint8 | np.uint16] | None" = field(default=None, compare=False, repr=False)
     picture: "Image | None" = field(default=None, compare=False, repr=False)
 
 
@@ -185,7 +185,7 @@ def _segmented(image: "Image", classes: torch.Tensor, names: Sequence[str]) -> d
     order = shares.argsort(descending=True, stable=True).tolist()
     return {
         "answers": [{"label": names[k], "share": float(shares[k])} for k in order if shares[k]],
-        "mask": classes.numpy().astype(np.uint8),
+        "mask": classes.numpy().astype(np.uint8 if len(names) <= 256 else np.uint16),
         "picture": paint_classes(image, classes, len(names)),
     }
 

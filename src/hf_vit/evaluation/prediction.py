@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from hf_vit.errors import UserError
-from hf_vit.evaluation.reading import finite_logits
+from hf_vit.evaluation.reading import is_multi_label, largest, probabilities
 from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
 from hf_vit.repositories.stores import StoreError, find, in_store, is_folder, matches, place_of, read, write
 from hf_vit.results.facts import Facts, fraction
@@ -135,14 +135,13 @@ class _Predicting:
         names = subject.label_sets[-1]  # of synonyms the words: timm's first set are WordNet's numbers
         thresholds = _thresholds(subject, names)
         for files, problems, pixel_values in batches:
-            rows = iter(() if pixel_values is None else _probabilities(subject, pixel_values))
+            rows = iter(() if pixel_values is None else _answers(subject, pixel_values))
             for path, problem in zip(files, problems, strict=True):
                 if problem is not None:
                     yield Prediction(str(path), [], problem)
                     continue
                 row = next(rows)
-                order = row.argsort(descending=True, stable=True)[: self.top].tolist()
-                best = [(names[k], float(row[k])) for k in order]
+                best = [(names[k], float(row[k])) for k in largest(row[None], self.top)[0].tolist()]
                 labels = (
                     None
                     if thresholds is None
@@ -188,7 +187,7 @@ def write_predictions(
     classes = len(subject.label_sets[-1]) if subject.label_sets else 1
     endings = ["", *(f"_{rank}" for rank in range(2, min(top, classes) + 1))]
     scored = [column for end in endings for column in ((f"label{end}", pa.string()), (f"score{end}", pa.float64()))]
-    several = [("labels", pa.string())] if _is_multi_label(subject) else []
+    several = [("labels", pa.string())] if is_multi_label(subject.model) else []
     schema = pa.schema([("image", pa.string()), *scored, *several, ("problem", pa.string())])
     passed_over: list[Prediction] = []
     with _new_table(place) as temporary, writers[place.suffix](temporary, schema) as writer:
@@ -235,23 +234,16 @@ def opened_images(paths: Sequence[Path], skip_bad_images: bool, draft_side: int 
     return list(map(read_or_told, paths)) if any(map(in_store, paths)) else each_in_threads(read_or_told, paths)
 
 
-def _is_multi_label(subject: Subject) -> bool:
-    kind = getattr(getattr(subject.model, "config", None), "problem_type", None)
-    return kind == "multi_label_classification"
-
-
-def _probabilities(subject: Subject, pixel_values: "torch.Tensor") -> "torch.Tensor":
-    """[B, K]: of one class an image, or of each class by itself where an image may have several."""
+def _answers(subject: Subject, pixel_values: "torch.Tensor") -> "torch.Tensor":
     import torch
 
     with torch.inference_mode():
-        logits = finite_logits(subject.model, pixel_values.to(subject.device, subject.dtype)).double()
-        return (logits.sigmoid() if _is_multi_label(subject) else logits.softmax(-1)).cpu()
+        return probabilities(subject.model, pixel_values.to(subject.device, subject.dtype))
 
 
 def _thresholds(subject: Subject, names: Sequence[str]) -> dict[str, float] | None:
     """Class -> probability from which on it is answered: the last that were fitted, else a half; None for one class."""
-    if not _is_multi_label(subject):
+    if not is_multi_label(subject.model):
         return None
     records = Facts.load(subject.folder).records if subject.folder is not None else []
     fitted = [record.values.get("thresholds") for record in records if "mean_average_precision" in record.values]

@@ -1,11 +1,14 @@
 """How every evaluation reads: images in batches, a bar, the model in evaluation mode, logits that are numbers."""
 
+import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_vit.errors import UserError, enough_memory, first_line
+from hf_vit.repositories.stores import in_store, place_of
 
 if TYPE_CHECKING:
     import torch
@@ -133,6 +136,18 @@ def shown(batches: Iterable[Any], total: int | None, what: str = "evaluating", p
             bar.advance(task, len(batch[-1]))
 
 
+def refuse_output_in(data: object, output: "str | os.PathLike[str] | None") -> None:
+    """Before any work: what is written among the images would be taken for some of them the next time.
+
+    Raises:
+        UserError: the output is a data folder, or in one.
+    """
+    if output is None or not isinstance(data, str | os.PathLike) or not Path(data).expanduser().is_dir():
+        return
+    if not in_store(output) and place_of(output).resolve().is_relative_to(Path(data).expanduser().resolve()):
+        raise UserError(f"the output {output} is in the folder of the data, {data}; choose one elsewhere")
+
+
 def enough_for(pixel_values: "torch.Tensor | BatchFeature") -> AbstractContextManager[None]:
     """Name the batch and the remedy where memory runs out for images [B, C, H, W]."""
     batch, _, height, width = _shape(pixel_values)
@@ -179,3 +194,19 @@ def finite_logits(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature
     if not bool(logits.isfinite().all()):
         raise UserError("the model's outputs are not finite (NaN or infinity); its weights are damaged or diverged")
     return logits
+
+
+def largest(values: "torch.Tensor", count: int) -> "torch.Tensor":
+    """Places [B, count] of the largest of each row; of equals the first, as argmax has it, which topk leaves open."""
+    return values.argsort(dim=-1, descending=True, stable=True)[:, :count]
+
+
+def is_multi_label(model: "nn.Module") -> bool:
+    """Whether an image may be of several of a classifier's classes, or of none."""
+    return getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification"
+
+
+def probabilities(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "torch.Tensor":
+    """[B, K] float64 on the CPU: of one class an image, or of each class by itself where an image may have several."""
+    logits = finite_logits(model, pixel_values).double()
+    return (logits.sigmoid() if is_multi_label(model) else logits.softmax(-1)).cpu()

@@ -38,6 +38,8 @@ def save_protocol(
     Returns:
         The record; None for a model without a folder.
     """
+    if folder is None:
+        run.examination.subject.need_same_folder()
     home = run.examination.subject.folder if folder is None else Path(folder)
     name, pictures = run.protocol.replace("-", "_"), list[str]()
     if output is not None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from hf_vit.data.transforms import pixel_scale
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.subjects.subject import Subject
@@ -36,18 +37,12 @@ class PixelScale:
     @classmethod
     def of_processor(cls, processor: Any) -> Self:
         """What an image processor of transformers says of itself."""
-        factor = 255 * float(processor.rescale_factor) if getattr(processor, "do_rescale", True) else 255.0
-        if not getattr(processor, "do_normalize", True):
-            return cls(factor=factor)
-        mean, std = (
-            (value,) * 3 if isinstance(value, int | float) else tuple(value)
-            for value in (processor.image_mean, processor.image_std)
-        )
-        return cls(mean, std, factor)
+        factor, mean, std = pixel_scale(processor)
+        return cls(mean, std, 255 * factor)
 
     @classmethod
     def of(cls, subject: Subject) -> Self:
-        """What any library does to pixels, measured by preparing a black, a white and a gray image.
+        """What any library does to pixels, measured by preparing a black, a white and a coloured image.
 
         Raises:
             UserError: what is done to a pixel is no scaling.
@@ -56,20 +51,21 @@ class PixelScale:
 
         if subject.resizes:
             raise UserError(
-                f"{subject.name} resizes images itself; attacks and corruptions change what a model is "
-                "fed: give the model that was exported"
+                f"{subject.name} resizes images itself, and what it is fed cannot be changed (attacks, corruptions, "
+                "teachers): give the model that was exported"
             )
-        grays = [Image.new("RGB", (_PROBE_PX, _PROBE_PX), (level, level, level)) for level in (0, 255, 102)]
-        values = subject.prepare(grays).double()
-        black, white, gray = values.mean(dim=(2, 3))
+        colours = torch.tensor([[0.0] * 3, [1.0] * 3, [0.4, 0.2, 0.8]], dtype=torch.float64)
+        levels = (255 * colours).round().int().tolist()
+        values = subject.prepare([Image.new("RGB", (_PROBE_PX, _PROBE_PX), tuple(each)) for each in levels]).double()
+        black, white, coloured = values.mean(dim=(2, 3))
         span = white - black
         even = values.amax(dim=(2, 3)) - values.amin(dim=(2, 3))
-        expected = black + 0.4 * span
+        expected = black + colours[2] * span
         limit = _TOLERANCE * float(span.abs().min())
-        if limit <= 0 or float(even.max()) > limit or float((gray - expected).abs().max()) > limit:
+        if limit <= 0 or float(even.max()) > limit or float((coloured - expected).abs().max()) > limit:
             raise UserError(
-                f"the image processor of {subject.name} does more to a pixel than scale it; needed for attacks and "
-                "corruptions: one that only resizes, crops and scales each channel"
+                f"the image processor of {subject.name} does more to a pixel than scale it; attacks, corruptions and "
+                "teachers need one that only resizes, crops and scales each channel"
             )
         return cls(tuple((-black / span).tolist()), tuple((1 / span).tolist()))
 

@@ -22,6 +22,7 @@ from hf_vit.data import eval_transform
 from hf_vit.data.transforms import input_size as size_of
 from hf_vit.environment import keep_freed_memory
 from hf_vit.errors import UserError
+from hf_vit.repositories.reading import CONFIG
 from hf_vit.subjects.device import pick_device
 from hf_vit.subjects.exported_graphs import GraphForImageClassification, canvas, graph_file
 from hf_vit.subjects.image_gpt import ImageGPTFeatures
@@ -47,6 +48,7 @@ class Subject:
         folder: where its facts are kept; None for a model of the Hub or of timm, or one made in Python.
         processor: its image processor of transformers; None for a model of timm.
         origin: the code whose checkpoint was converted on the way; None where none was.
+        state: of the folder's files, when they were loaded.
     """
 
     model: nn.Module
@@ -55,6 +57,19 @@ class Subject:
     folder: Path | None = None
     processor: Any = None
     origin: str | None = None
+    state: frozenset[tuple[object, ...]] = frozenset()
+
+    def need_same_folder(self) -> None:
+        """Before something measured becomes a fact of the folder.
+
+        Raises:
+            UserError: another model was put there meanwhile.
+        """
+        if self.folder is not None and self.state != _state_of(self.folder):
+            raise UserError(
+                f"{self.folder} holds another model by now than the one that was measured, so nothing was recorded "
+                "there; run the command again"
+            )
 
     @property
     def label_sets(self) -> list[list[str]]:
@@ -216,9 +231,17 @@ def open_subject(
 
 
 def _of_transformers(model: nn.Module, processor: "BaseImageProcessor", name: str, folder: Path | None) -> Subject:
+    state = frozenset() if folder is None else _state_of(folder)
     if getattr(getattr(model, "config", None), "model_type", None) == "imagegpt":
-        return _of_image_gpt(model, processor, name, folder)
-    return Subject(model.eval(), eval_transform(processor).batch, name, folder, processor)
+        return replace(_of_image_gpt(model, processor, name, folder), state=state)
+    return Subject(model.eval(), eval_transform(processor).batch, name, folder, processor, state=state)
+
+
+def _state_of(folder: Path) -> frozenset[tuple[object, ...]]:
+    """Which files a model's configuration and weights are; none where there is no such folder."""
+    files = [path for path in folder.glob("*") if path.name == CONFIG or path.suffix in (".safetensors", ".bin")]
+    stats = [(path.name, path.stat()) for path in files]
+    return frozenset((name, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
 def _of_foreign(source: str, device: str | None, as_classifier: bool) -> Subject:

@@ -266,8 +266,12 @@ def _build(
 
 
 def build_processor(source: ModelSource, config: PreTrainedConfig) -> ViTImageProcessor:
-    """The checkpoint's image processor at the model's size; the original's (pixels in [-1, 1]) for a variant."""
+    """The checkpoint's image processor at the model's size; the original's (pixels in [-1, 1]) for a variant.
+
+    Steps that the checkpoint's leaves out, or a factor other than 1/255, become part of mean and standard deviation.
+    """
     from hf_vit.data import make_processor
+    from hf_vit.data.transforms import pixel_scale
 
     if not source.has_weights:
         return make_processor(config)
@@ -279,8 +283,11 @@ def build_processor(source: ModelSource, config: PreTrainedConfig) -> ViTImagePr
                 stored = ViTImageProcessor.get_image_processor_dict(cast(Path, source.checkpoint))[0]
             except OSError:
                 return make_processor(config)
-        known = {name: stored[name] for name in ("image_mean", "image_std", "resample") if stored.get(name) is not None}
-        processor = make_processor(config, **known)
+        names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "resample")
+        known = ViTImageProcessor(**{name: stored[name] for name in names if stored.get(name) is not None})
+        factor, *of_channels = pixel_scale(known, config.num_channels)
+        mean, std = ([value / (255 * factor) for value in values] for values in of_channels)
+        processor = make_processor(config, image_mean=mean, image_std=std, resample=known.resample)
         processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")
     return processor
 

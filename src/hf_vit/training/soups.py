@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 
 from hf_vit.data import ImageData, load_data
 from hf_vit.errors import UserError
@@ -23,6 +23,8 @@ from hf_vit.results.trained_images import write_trained
 from hf_vit.results.writing import saying_why
 from hf_vit.subjects.subject import Subject, open_subject
 from hf_vit.training.driver import quiet_transformers
+from hf_vit.training.trainer.averaging import wide
+from hf_vit.training.trainer.sharding import local_parts
 
 # What a config says of training or of its file, not of the function that is computed.
 _IRRELEVANT = {
@@ -41,7 +43,13 @@ _IRRELEVANT = {
 
 @dataclass(frozen=True)
 class Ingredient:
-    """A model of a soup: its name, its validation accuracy where data were given, and whether it was put in."""
+    """A model of a soup.
+
+    Attributes:
+        name: of its folder or on the Hub, with its place (vit #1) where several have the same.
+        accuracy: on the validation split; None without data.
+        is_in: whether it was put in.
+    """
 
     name: str
     accuracy: float | None = None
@@ -65,12 +73,15 @@ class Soup:
     test: ClassificationResult | None
 
 
+@torch.no_grad()
 def average_weights(models: Sequence[nn.Module]) -> nn.Module:
-    """A copy of the first model with the mean of all models' weights; batch norm's statistics are the last model's."""
-    averaged = AveragedModel(models[0])
-    for model in models:
-        averaged.update_parameters(model)
-    return averaged.module
+    """A copy of the first model with the mean of all models' weights; batch norm's running statistics alike."""
+    averaged = copy.deepcopy(models[0])
+    for mean, *values in zip(*map(local_parts, (averaged, *models)), strict=True):
+        if mean.is_floating_point():
+            first = wide(mean)  # what all have in common stays to the bit
+            mean.copy_(first + (torch.stack(values) - first).mean(0))
+    return averaged
 
 
 def make_soup(
@@ -107,7 +118,7 @@ def make_soup(
     _check(models, greedy, data)
     free_folder(output)
     with quiet_transformers():
-        loaded = [_open(model, device) for model in models]
+        loaded = _told_apart([_open(model, device) for model in models])
         for other in loaded[1:]:
             _need_same(loaded[0], other)
         images = None
@@ -139,6 +150,15 @@ def _open(source: str | Path, device: str | None) -> Subject:
             f"{subject.name} is a model of timm; a soup needs classifiers of this package or of transformers"
         )
     return subject
+
+
+def _told_apart(subjects: Sequence[Subject]) -> list[Subject]:
+    """Those of one name by their places: vit #1, vit #2."""
+    names = [subject.name for subject in subjects]
+    return [
+        subject if names.count(subject.name) == 1 else replace(subject, name=f"{subject.name} #{place}")
+        for place, subject in enumerate(subjects, start=1)
+    ]
 
 
 def _check(models: Sequence[str | Path], greedy: bool, data: str | None) -> None:

@@ -7,7 +7,7 @@ Examples of detection: {"pixel_values": float [3, H, W], "boxes": float [n, 4] a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from PIL import Image
 from hf_vit.data.augmentation import AugmentationConfig, random_keys, seeded
 from hf_vit.data.dense.annotations import IGNORED, Target
 from hf_vit.data.images import to_rgb
-from hf_vit.data.transforms import EvalTransform, input_size, interpolation_of, scaling
+from hf_vit.data.transforms import EvalTransform, input_size, interpolation_of, mean_colour, scaling
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
@@ -169,8 +169,7 @@ def _variation(augmentation: AugmentationConfig, processor: "BaseImageProcessor"
 
     refuse_apart(augmentation)
     size, interpolation = input_size(processor), interpolation_of(processor)
-    colour = tuple(min(255, round(255 * mean)) for mean in cast(Any, processor).image_mean)
-    fill: Any = {Pixels: colour, Mask: IGNORED if target == "mask" else 0}
+    fill: Any = {Pixels: mean_colour(processor), Mask: IGNORED if target == "mask" else 0}
     steps: list[Any] = []
     if augmentation.scale_jitter is not None:
         steps += [

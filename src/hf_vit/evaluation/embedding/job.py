@@ -20,6 +20,7 @@ from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
 from hf_vit.evaluation.embedding.folders import Disk, OutputFolder, output_folder
 from hf_vit.evaluation.embedding.processes import MANIFEST_NAME, Job, Part, Settings, run_parts
+from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.evaluation.remote_model import NamedModel
 from hf_vit.evaluation.runners import running
 from hf_vit.results.redaction import redact_values
@@ -125,6 +126,7 @@ def embed(
     reading = dict(streaming=streaming, skip_bad_images=skip_bad_images, seed=seed)
     reading |= dict(image_column=image_column, label_column=label_column)
     settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
+    refuse_output_in(data, output)
     folder = output_folder(output)
     _refuse_other_folder(folder)
     with running(runner, address, device, num_processes) as ray:

@@ -272,9 +272,9 @@ def _embeddings(subject: "Subject", pixel_values: "torch.Tensor | BatchFeature")
 
 
 def _predictions(subject: "Subject", pixel_values: "torch.Tensor | BatchFeature", top: int) -> dict[str, list[Any]]:
-    from hf_vit.evaluation.reading import finite_logits
+    from hf_vit.evaluation.reading import largest, probabilities
 
-    names = subject.label_sets[0]
-    best = finite_logits(subject.model, pixel_values).double().softmax(-1).topk(min(top, len(names)), dim=-1)
-    labels = [[names[index] for index in row] for row in best.indices.tolist()]
-    return {"labels": labels, "probabilities": best.values.tolist()}
+    names, found = subject.label_sets[0], probabilities(subject.model, pixel_values)
+    best = largest(found, top)
+    labels = [[names[index] for index in row] for row in best.tolist()]
+    return {"labels": labels, "probabilities": found.gather(1, best).tolist()}

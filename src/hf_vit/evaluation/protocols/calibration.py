@@ -97,7 +97,7 @@ class CalibrationResult(OneTableResult):
     scaled: Reliability | None
 
     def values(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"accuracy": self.top1, **asdict(self.plain)}
+        found: dict[str, Any] = asdict(self.plain)
         if self.scaled is not None:
             found |= {"temperature": self.temperature, "scaled": asdict(self.scaled)}
         return found

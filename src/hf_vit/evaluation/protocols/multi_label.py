@@ -6,11 +6,12 @@ The thresholds are those of the best F1 of every class on the validation split, 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from scipy.special import expit, log_expit
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
@@ -115,38 +116,37 @@ def multi_label(
     names, start = examination.data.label_names, time.perf_counter()
     if thresholds is None:
         fitted, present = _answers(examination, examination.learning_split(fit_split))
-        thresholds = best_thresholds(fitted, present, names)
-    probabilities, truth = _answers(examination, examination.split)
-    return replace(judge(probabilities, truth, names, thresholds), seconds=time.perf_counter() - start)
+        thresholds = best_thresholds(expit(fitted), present, names)
+    logits, truth = _answers(examination, examination.split)
+    return replace(judge(logits, truth, names, thresholds), seconds=time.perf_counter() - start)
 
 
 def judge(
-    probabilities: NDArray[np.float64], truth: NDArray[np.bool_], names: list[str], thresholds: Mapping[str, float]
+    logits: NDArray[np.float64], truth: NDArray[np.bool_], names: list[str], thresholds: Mapping[str, float]
 ) -> MultiLabelResult:
-    """The result of probabilities [n, K] for classes that are there or not, [n, K].
+    """The result of logits [n, K] for classes that are there or not, [n, K].
 
     Raises:
         UserError: no class is there.
     """
-    from sklearn.metrics import average_precision_score, f1_score, log_loss
+    from sklearn.metrics import average_precision_score, f1_score
 
     limits = np.asarray([thresholds[name] for name in names])
-    answers, counts = probabilities >= limits, truth.sum(axis=0)
+    answers, counts = expit(logits) >= limits, truth.sum(axis=0)
     there = np.flatnonzero(counts)
     if not there.size:
         raise UserError("no image that judges has a class; choose another split")
-    precision = {names[k]: float(average_precision_score(truth[:, k], probabilities[:, k])) for k in there}
-    each: Any = f1_score(truth, answers, average=None, zero_division=0.0)  # pyright: ignore[reportArgumentType]
-    micro = f1_score(truth, answers, average="micro", zero_division=0.0)  # pyright: ignore[reportArgumentType]
-    losses = [log_loss(truth[:, k], probabilities[:, k], labels=[False, True]) for k in range(len(names))]
+    precision = {names[k]: float(average_precision_score(truth[:, k], logits[:, k])) for k in there}
+    f1: Any = partial(f1_score, zero_division=0.0)  # pyright: ignore[reportArgumentType]
+    losses = np.where(truth, -log_expit(logits), -log_expit(-logits))
     return MultiLabelResult(
         num_images=len(truth),
         average_precision=precision,
-        f1=dict(zip(names, map(float, each), strict=True)),
+        f1={name: float(f1(truth[:, k], answers[:, k])) for k, name in enumerate(names)},
         images=dict(zip(names, counts.tolist(), strict=True)),
         thresholds={name: float(thresholds[name]) for name in names},
-        f1_micro=float(micro),
-        loss=float(sum(losses)),
+        f1_micro=float(f1(truth.ravel(), answers.ravel())),
+        loss=float(losses.mean(axis=0).sum()),
     )
 
 
@@ -163,10 +163,10 @@ def best_thresholds(probabilities: NDArray[np.float64], truth: NDArray[np.bool_]
 
 
 def _answers(examination: Examination, split: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Probabilities of the data's classes [n, K], and which are there [n, K]."""
-    probabilities: list[NDArray[np.float64]] = []
+    """Logits of the data's classes [n, K], and which are there [n, K]."""
+    answers: list[NDArray[np.float64]] = []
     truth: list[NDArray[np.bool_]] = []
     for logits, labels in examination.logits(split):
-        probabilities.append(torch.sigmoid(logits[:, examination.model_classes].double()).numpy())
+        answers.append(logits[:, examination.model_classes].double().numpy())
         truth.append(labels.numpy() > 0)
-    return np.concatenate(probabilities), np.concatenate(truth)
+    return np.concatenate(answers), np.concatenate(truth)

@@ -17,6 +17,7 @@ import torch
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
+from hf_vit.evaluation.reading import largest
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -91,7 +92,7 @@ def objectnet(examination: Examination, *, mappings: str | os.PathLike[str] | No
     shared = list(right)
     hits: list[tuple[int, bool, bool, bool]] = []
     for logits, labels in replace(examination, subject=subject).data_logits(rows):
-        best = logits.topk(min(5, logits.shape[-1]), dim=-1).indices.tolist()
+        best = largest(logits, 5).tolist()
         among = torch.stack([logits[:, right[label]].amax(dim=-1) for label in shared], dim=-1).argmax(dim=-1)
         for label, answers, one in zip(labels.tolist(), best, among.tolist(), strict=True):
             allowed = right[label]

@@ -18,6 +18,7 @@ from hf_vit.evaluation.protocols.top1_figures import (
     plot_wrong_images,
     thumbnail_of,
 )
+from hf_vit.evaluation.reading import largest
 from hf_vit.subjects.labels import unique_names
 
 if TYPE_CHECKING:
@@ -219,12 +220,12 @@ def _sums(names: Sequence[str]) -> evaluate.CombinedEvaluations:
 def _columns(logits: torch.Tensor, labels: torch.Tensor) -> "dict[str, NDArray[Any]]":
     """The columns of `hf_vit.evaluation.metrics`: a few numbers an image instead of K logits."""
     log_probabilities = torch.log_softmax(logits.double(), dim=-1)
-    best = log_probabilities.topk(min(5, logits.shape[-1]), dim=-1)
+    best = largest(log_probabilities, 5)
     return {
-        "predictions": best.indices[:, 0].numpy(),
+        "predictions": best[:, 0].numpy(),
         "references": labels.numpy(),
-        "top_k": best.indices.numpy(),
-        "confidences": best.values[:, 0].exp().numpy(),
+        "top_k": best.numpy(),
+        "confidences": log_probabilities.amax(dim=-1).exp().numpy(),
         "probabilities": log_probabilities.exp().numpy(),
         "losses": -log_probabilities.gather(1, labels[:, None])[:, 0].numpy(),
     }

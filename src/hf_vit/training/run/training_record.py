@@ -1,5 +1,6 @@
 """What facts.json says of a training, whatever it learnt."""
 
+import math
 from typing import Any
 
 from hf_vit.hub.licenses import license_of
@@ -21,7 +22,7 @@ def recipe_values(run: Run) -> dict[str, Any]:
 
 def run_values(run: Run, parameters: int, steps: int, seconds: float, history: list[dict[str, Any]]) -> dict[str, Any]:
     """The values that every task's record has."""
-    of_a_step = run.recipe.batch_size * (1 + run.task.get("unlabelled_ratio", 0))
+    images_seen = _images_seen(run, steps)
     logged = [entry["loss"] for entry in history if "loss" in entry]
     values: dict[str, Any] = {
         "recipe": recipe_values(run),
@@ -31,7 +32,8 @@ def run_values(run: Run, parameters: int, steps: int, seconds: float, history: l
         "micro_batch_size": run.micro_batch_size,
         "world_size": world_size(),
         "precision": "bf16" if run.bf16 else "fp32",
-        "images_per_second": round(steps * of_a_step / seconds, 2) if seconds else None,
+        "images_seen": images_seen,
+        "images_per_second": round(images_seen / seconds, 2) if seconds else None,
     }
     if logged:
         values["training_loss"] = logged[-1]
@@ -45,6 +47,17 @@ def run_values(run: Run, parameters: int, steps: int, seconds: float, history: l
     if run.data.skipped:
         values["skipped_images"] = len(run.data.skipped)
     return values
+
+
+def _images_seen(run: Run, steps: int) -> int:
+    """In all epochs, of which the last batch is what is left; contrastive training leaves that out."""
+    batch, images = run.recipe.batch_size, run.data.num_examples("train")
+    if images and run.task.get("objective") != "contrastive":
+        epochs, rest = divmod(steps, math.ceil(images / batch))
+        seen = epochs * images + rest * batch
+    else:
+        seen = steps * batch
+    return seen * (1 + run.task.get("unlabelled_ratio", 0))
 
 
 def data_fact(run: Run, split: str, size: int | None) -> DataFact:

@@ -278,7 +278,7 @@ def multi_label_metrics(prediction: EvalPrediction) -> dict[str, float]:
     """Mean average precision of logits [n, K] for labels [n, K], and the score: the same, then the smaller loss."""
     logits, truth = np.asarray(prediction.predictions, np.float64), np.asarray(prediction.label_ids) > 0
     names = [str(number) for number in range(truth.shape[1])]
-    result = judge(1 / (1 + np.exp(-logits)), truth, names, dict.fromkeys(names, 0.5))
+    result = judge(logits, truth, names, dict.fromkeys(names, 0.5))
     precision = result.mean_average_precision
     score = precision - _LOSS_WEIGHT * result.loss
     return {"mean_average_precision": precision, "loss": result.loss, "score": score}

@@ -16,6 +16,7 @@ from hf_vit.subjects.pixels import PixelScale
 from hf_vit.subjects.subject import Subject, open_subject
 from hf_vit.subjects.timm_models import timm_data_config
 
+_PROBE_PX = 64
 # What torch's resize has of Pillow's filters; the others come closest to bicubic.
 _MODES = {"nearest": "nearest-exact", "bilinear": "bilinear"}
 
@@ -103,4 +104,10 @@ def _wrapped(subject: Subject) -> Teacher:
         return Teacher(subject, scale, (height, width), _MODES.get(fed["interpolation"], "bicubic"))
     resample = getattr(subject.processor, "resample", None) or Image.Resampling.BILINEAR
     mode = _MODES.get(Image.Resampling(resample).name.lower(), "bicubic")
-    return Teacher(subject, PixelScale.of_processor(subject.processor), subject.input_size, mode)
+    return Teacher(subject, PixelScale.of(subject), _size_of(subject), mode)
+
+
+def _size_of(subject: Subject) -> tuple[int, int] | None:
+    """What it is fed with, if images of every size become one."""
+    other = subject.prepare([Image.new("RGB", (_PROBE_PX // 2, _PROBE_PX // 2))])
+    return subject.input_size if tuple(other.shape[2:]) == subject.input_size else None

@@ -54,10 +54,11 @@ class ReleasingTrainer(Trainer):
         self._forget(merge=True)
         return output
 
-    def _start_average(self) -> None:
+    def _start_average(self) -> WeightAverage:
         """From now on average the weights, beginning with those that the model has."""
         assert self.average_decay is not None
         self.average = WeightAverage(cast(nn.Module, self.model), self.average_decay)
+        return self.average
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As transformers', of the weights that are released."""
@@ -85,6 +86,8 @@ class ReleasingTrainer(Trainer):
                     save_fsdp_model(*self._sharded(), output_dir, model_index=_RELEASED)
         elif self.args.should_save and (self.average is not None or self.adapter is not None):
             state = {name: value.contiguous() for name, value in self.bare_model().state_dict().items()}
+            if self.average is not None:
+                state |= self.average.remainder()
             save_file(state, Path(output_dir) / TRAINING_WEIGHTS)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
@@ -99,10 +102,11 @@ class ReleasingTrainer(Trainer):
         weights = Path(resume_from_checkpoint) / TRAINING_WEIGHTS
         if not weights.is_file():
             raise UserError(f"{weights.parent} lacks {weights.name}; it belongs to a training of other settings")
+        state = load_file(weights)
         if self.average_decay is not None:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-            self._start_average()
-        self.bare_model().load_state_dict(load_file(weights))
+            self._start_average().take(state)
+        self.bare_model().load_state_dict(state)
 
     def _load_best_model(self) -> None:
         if not self.is_fsdp_enabled:

@@ -17,8 +17,9 @@ Backward = Callable[[Any], torch.Tensor]
 class SharpnessAware:
     """Makes the gradient of a step that of w + rho * g / |g|, g being the gradient at the weights w (equation 2).
 
-    Both passes of a micro-batch draw the same dropout. The gradient g is that of the whole step, over all processes;
-    `micro_batches` makes it a micro-batch's of one process, as the paper's accelerators do: m-sharpness (section 4.1).
+    Both passes of a micro-batch draw the same dropout, and the first alone changes buffers: batch norm's running
+    statistics. The gradient g is that of the whole step, over all processes; `micro_batches` makes it a micro-batch's
+    of one process, as the paper's accelerators do: m-sharpness (section 4.1).
 
     Args:
         rho: length of the perturbation; 0.05 is the paper's default.
@@ -35,7 +36,7 @@ class SharpnessAware:
         self._batches: list[Any] = []
         self._losses: list[torch.Tensor] = []
         self._done = 0
-        self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def begin(self, batches: Sequence[Any]) -> None:
         """The micro-batches of the next step."""
@@ -77,7 +78,7 @@ class SharpnessAware:
             slopes = [(weight, weight.grad) for weight in model.parameters() if weight.grad is not None]
             norm = whole(torch.nn.utils.get_total_norm([slope for _, slope in slopes]))
             pairs = [(local_part(weight), local_part(slope)) for weight, slope in slopes]
-            self._weights = [(weight, weight.clone()) for weight, _ in pairs]
+            self._kept = [(tensor, tensor.clone()) for tensor in (*(weight for weight, _ in pairs), *model.buffers())]
             for weight, slope in pairs:
                 weight.add_(slope * (self.rho / norm.clamp(min=1e-12)))
         model.zero_grad(set_to_none=True)
@@ -85,7 +86,7 @@ class SharpnessAware:
 
     @torch.no_grad()
     def _return(self) -> None:
-        """Back to the weights themselves, to the bit."""
-        for weight, value in self._weights:
-            weight.copy_(value)
-        self._weights = []
+        """Back to the weights themselves, and to the buffers that the first passes left, to the bit."""
+        for tensor, value in self._kept:
+            tensor.copy_(value)
+        self._kept = []

@@ -10,6 +10,7 @@ import torch
 
 from hf_vit.data.dense.annotations import IGNORED
 from hf_vit.data.dense.drawing import paint_classes
+from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.dense.meters import SegmentationMeter
 from hf_vit.evaluation.protocols.dense.pictures import (
@@ -104,9 +105,12 @@ def segmentation(examination: Examination, *, worst: int = 8) -> SegmentationRes
         worst: images to draw.
 
     Raises:
-        UserError: the data have no masks, the model answers otherwise, or classes that the model does not know.
+        UserError: the data have no masks, the model answers otherwise, it has more classes than masks of 8 bits, or it
+            does not know the data's.
     """
     names = need_task(examination, "segmentation", MaskRows.target)
+    if len(names) > IGNORED:
+        raise UserError(f"the model has {len(names)} classes; masks tell {IGNORED} apart, as {IGNORED} judges nothing")
     meter, kept, start = SegmentationMeter(len(names)), WorstImages(worst), time.perf_counter()
 
     def answers(pixel_values: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> Iterator[torch.Tensor]:
