@@ -2,13 +2,18 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from datasets import Dataset
 from dense_heads import batch_for, build
 from PIL import Image
 
 import hf_vit
+from hf_vit.data import ImageData
+from hf_vit.evaluation import evaluate_protocol
+from hf_vit.evaluation.dense_prediction import each_dense_prediction, write_dense_predictions
 from hf_vit.families import DENSE_HEADS
 from hf_vit.subjects.dense import dense_task_of, detect, segment
 from hf_vit.subjects.subject import open_subject
@@ -120,3 +125,21 @@ def test_mask_rcnn_is_torchvisions() -> None:
         assert torch.equal(ours["labels"] + 1, theirs["labels"])
         for name in ("boxes", "scores", "masks"):
             torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-4)
+
+
+def test_more_classes_than_eight_bits_tell(tmp_path: Path) -> None:
+    """A mask in 16 bits; of masks in 8 bits 255 judges nothing, so that such a model cannot be judged by them."""
+    names = {number: f"class {number}" for number in range(300)}
+    model, processor = build("plain", "linear", id2label=names)
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+        model.classifier.bias.copy_(torch.arange(300) == 299)
+    subject = open_subject((model, processor))
+    Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
+    write_dense_predictions(each_dense_prediction(subject, [tmp_path / "a.png"]), tmp_path / "out")
+    with Image.open(tmp_path / "out" / "masks" / "a.png") as mask:
+        assert set(np.asarray(mask).flatten().tolist()) == {299}
+    rows = Dataset.from_dict({"image": [], "mask": [], "label": []})
+    data = ImageData("shapes", "0", {"test": rows}, [names[0]], target="mask")
+    with pytest.raises(hf_vit.UserError, match="has 300 classes; masks tell 255 apart"):
+        evaluate_protocol("segmentation", (model, processor), data, split="test", progress=False)

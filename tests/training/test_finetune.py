@@ -9,15 +9,16 @@ from itertools import cycle, islice
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
+from transformers import AutoImageProcessor, AutoModelForImageClassification, ViTImageProcessor, pipeline
 
+from hf_vit import HfViTForImageClassification
 from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate_protocol
 from hf_vit.models.modeling_hf_vit import HfViTAttention
 from hf_vit.models.positions_hf_vit import resample_position_table
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
-from hf_vit.training.model_source import build_classifier, find_model
+from hf_vit.training.model_source import build_classifier, build_processor, find_model
 from hf_vit_cli.main import main
 
 SHORT = ("--steps", "24", "--evaluations", "4", "--batch-size", "12", "--learning-rate", "2e-3", "--precision", "fp32")
@@ -161,13 +162,34 @@ def test_new_head_and_resampled_positions(tiny_checkpoint):
 
 
 def test_representation_layer_is_dropped_with_the_old_head(tiny_config, tmp_path):
-    from hf_vit import HfViTForImageClassification
 
     HfViTForImageClassification(tiny_config(representation_size=8)).save_pretrained(tmp_path / "old")
     new = build_classifier(find_model(str(tmp_path / "old")), ["a", "b", "c", "d"])
     assert new.config.representation_size is None
     assert not [name for name in new.state_dict() if "pooler" in name]
     assert new.classifier.weight.shape == (4, 16)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.1], "resample": 3},
+        {"do_normalize": False},
+        {"do_rescale": False},
+        {"rescale_factor": 1 / 127.5, "image_mean": [1.0, 1.0, 1.0], "image_std": [1.0, 1.0, 1.0]},
+    ],
+    ids=str,
+)
+def test_images_are_prepared_as_the_checkpoint_s(settings, tiny_config, tmp_path):
+    config = tiny_config()
+    HfViTForImageClassification(config).save_pretrained(tmp_path)
+    size = {"height": config.image_size, "width": config.image_size}
+    given = ViTImageProcessor(size=size, **settings)
+    given.save_pretrained(tmp_path)
+    made = build_processor(find_model(str(tmp_path)), config)
+    image = Image.linear_gradient("L").convert("RGB")
+    expected, found = (of(image, return_tensors="pt")["pixel_values"].float() for of in (given, made))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
 
 
 def test_bare_and_half_precision_checkpoints(tiny_config, tmp_path):
