@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -18,6 +19,7 @@ from PIL import Image
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.data import eval_transform, load_data, make_processor
+from hf_vit.evaluation.embedding import job
 from hf_vit.evaluation.embedding.job import embed
 from hf_vit.results.writing import beside
 from hf_vit_cli.main import main
@@ -100,6 +102,32 @@ def test_predictions_by_command(model, images, tmp_path, capsys):
     rows = read(tmp_path / "out", "train")
     assert [row["labels"] for row in rows] == [[f"LABEL_{k}" for k in row] for row in best.indices.tolist()]
     np.testing.assert_allclose([row["probabilities"] for row in rows], best.values, atol=1e-5)
+
+
+def test_two_calls_at_once_do_not_mix(model, images, tmp_path, monkeypatch):
+    """The second comes while the first, which found an empty folder, is about to say what it will hold."""
+    out, calls, second, write = tmp_path / "out", [], [], job._write_manifest
+
+    def meet(*arguments):
+        monkeypatch.undo()
+        call = threading.Thread(target=lambda: second.append(outcome(predictions=True)))
+        call.start()
+        call.join(3)  # it waits for its turn; without one it is done by now
+        write(*arguments)
+        calls.append(call)
+
+    def outcome(**options):
+        try:
+            return embed(str(model), str(images), out, splits=["test"], **options)
+        except UserError as error:
+            return str(error)
+
+    monkeypatch.setattr(job, "_write_manifest", meet)
+    first = outcome()
+    calls[0].join()
+    assert not isinstance(first, str)
+    assert "was begun with settings" in str(second[0])
+    assert set(read(out, "test")[0]) == {"index", "image", "label", "embedding"}
 
 
 def test_predictions_of_several_classes_an_image(model, images, tmp_path):

@@ -1,12 +1,15 @@
 """Where the files of `embed` go: a folder on a disk or in an object store, whose files appear when complete."""
 
 import os
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from hf_vit.errors import UserError
 from hf_vit.repositories.stores import in_store, installed_for, place_of, saying_what, write
+from hf_vit.results.facts import exclusive
 from hf_vit.results.writing import refuse_address, remove_remains, saying_why, write_atomically
 
 
@@ -23,6 +26,10 @@ class OutputFolder(Protocol):
 
     def write(self, name: str, content: bytes) -> None:
         """Let a file appear, or be replaced, in one move."""
+        ...
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Keep other processes out that ask for it, where the place can."""
         ...
 
 
@@ -68,9 +75,18 @@ class Disk:
         return (self.path / name).open("rb")
 
     def write(self, name: str, content: bytes) -> None:
+        self._made()
+        write_atomically(self.path / name, content)
+
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        self._made()
+        with exclusive(self.path):
+            yield
+
+    def _made(self) -> None:
         with saying_why(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path / name, content)
 
 
 @dataclass(frozen=True)
@@ -88,6 +104,9 @@ class ObjectStore:
 
         with installed_for(self.address), saying_what(self, "opened"):
             return url_to_fs(self.address)
+
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def names(self) -> set[str]:
         store, place = self.opened()

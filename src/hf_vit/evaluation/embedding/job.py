@@ -180,7 +180,8 @@ def _embedded(
         settings = replace(settings, draft_side=subject.draft_side)
     manifest = _manifest(subject, images, chosen, settings)
     parts = [part for split in chosen for part in _parts(images, split, settings.rows_per_file)]
-    _enter(folder, manifest)
+    with folder.alone():  # else two calls at once could both find no manifest, and mix their files
+        _enter(folder, manifest)
     there = folder.names()
     missing = [part for part in parts if part.name not in there]
     of_chosen = {split: images.splits[split] for split in chosen}
