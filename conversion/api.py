@@ -66,13 +66,14 @@ def convert(
     """
     started = time.perf_counter()
     wishes, place = Wishes(**options), free_folder(output, force)
+    if recording is not None and _is_within(place, recording):
+        raise UserError(f"the folder {output} holds --verify {recording}; give another one")
     recorded = None if recording is None else Recording(recording)
     # The report comes first: a kill between the two then leaves what the same command replaces.
     with ExitStack() as delivery, ExitStack() as reporting:
-        report_file = None if report is None else reporting.enter_context(new_file(_free_report(report)))
+        report_file = None if report is None else reporting.enter_context(new_file(_free_report(report, place)))
         checkpoint = fetch(source, sha256)
-        real = Path(os.path.realpath(checkpoint.path))  # of a link that leads to itself, Path.resolve raises
-        if place in (real, *real.parents):
+        if _is_within(place, checkpoint.path):
             raise UserError(f"the folder {output} holds the source {checkpoint.name}; give another one")
         with checkpoint.open() as reader, without_transformers_bars():
             plan = make_plan(reader.shapes, wishes, reader.companions, checkpoint.name)
@@ -92,16 +93,25 @@ def convert(
             if report_file is not None:
                 with saying_why(Path(report or "")):
                     report_file.write_text(report_of(plan, reader.shapes), encoding="utf-8")
+            free_folder(place, force, folder.parent)  # or the report would come of a model that is refused
     return ConversionResult(Path(output), plan, weights.rounded, verification, seconds)
 
 
-def _free_report(path: str | Path) -> Path:
+def _is_within(folder: Path, place: str | Path) -> bool:
+    """Whether a place is the folder or lies in it, where links lead."""
+    real = Path(os.path.realpath(place))  # of a link that leads to itself, Path.resolve raises
+    return folder in (real, *real.parents)
+
+
+def _free_report(path: str | Path, output: Path) -> Path:
     """Where a report can be written.
 
     Raises:
-        UserError: there is no such folder, or another file.
+        UserError: there is no such folder, it is the model's, or another file is there.
     """
     path = Path(path)
+    if _is_within(output, path):
+        raise UserError(f"--report {path} is in the folder of the model; give a place outside")
     if not path.parent.is_dir():
         raise UserError(f"the folder of --report {path} does not exist; create it first")
     if not path.exists():
@@ -209,7 +219,7 @@ def export(
     mode = _mode_of(to, quantize, calibrate)
     target.require_libraries()
     place = free_folder(output, force)
-    if Path(model).exists() and place in (Path(model).resolve(), *Path(model).resolve().parents):
+    if Path(model).exists() and _is_within(place, model):
         raise UserError(f"the folder {output} holds the model itself; give another one")
     with without_transformers_bars():
         loaded, processor = open_model(model)

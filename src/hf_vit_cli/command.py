@@ -8,6 +8,7 @@
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from itertools import chain, takewhile, zip_longest
 from pathlib import Path
@@ -81,9 +82,11 @@ class Command(TyperCommand):
             for value in _listed(context.params.get(each.name)):
                 if isinstance(value, str | Path) and is_endless(value):
                     context.fail(f"{_option_of(each)} {value} is a device or a pipe; give a file or a folder")
-                if each.name in _WRITTEN and value is not None and (reason := _obstacle(value)) is not None:
-                    said = f"{_option_of(each)} {value} cannot be written ({reason}); choose another place"
-                    raise typer.TyperException(said)
+                if each.name in _WRITTEN and value is not None:
+                    context.params[each.name] = place = _followed(value)
+                    if (reason := _obstacle(place)) is not None:
+                        said = f"{_option_of(each)} {value} cannot be written ({reason}); choose another place"
+                        raise typer.TyperException(said)
                 if isinstance(value, int) and abs(value) > _LARGEST:
                     context.fail(f"{_option_of(each)} {value} is too large; give at most {_LARGEST}")
                 if isinstance(value, float) and not math.isfinite(value):
@@ -116,8 +119,16 @@ class Command(TyperCommand):
         return [*chain(*first), *others, *chain(*last)]
 
 
+def _followed(value: str | Path) -> str | Path:
+    """What a link to a file leads to: it is that which is to be written."""
+    is_link = os.path.islink(value) and os.path.isfile(value)
+    return type(value)(os.path.realpath(value)) if is_link else value
+
+
 def _obstacle(value: str | Path) -> str | None:
     """Nothing is known here of a place that may be elsewhere: a text, in which a command takes addresses, too."""
+    if any("\ud800" <= letter <= "\udfff" for letter in str(value)):  # the libraries that write files want UTF-8
+        return "its name is not UTF-8"
     return None if isinstance(value, str) and "://" in value else obstacle(Path(value))
 
 

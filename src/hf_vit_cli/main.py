@@ -87,8 +87,28 @@ def _showing_log() -> Generator[None]:
         logger.setLevel(level)
 
 
+def _open_closed_streams() -> None:
+    """Give what is said a place where a shell closed it (`2>&-`), or it would go into the next file that is opened."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
+def _refuse_without_folder() -> None:
+    """Before anything is imported that looks there.
+
+    Raises:
+        typer.TyperException: somebody deleted the working folder.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise typer.TyperException("the working folder is gone; change to another") from None
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program: exit 0, or one line on standard error and an exit code other than 0."""
+    _open_closed_streams()
     warnings.formatwarning = lambda message, *_: f"note: {' '.join(str(message).split())}\n"
     if isinstance(sys.stdout, TextIOWrapper):  # names of files need not be text
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -96,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     given = None if arguments is None else list(arguments)
     try:
+        _refuse_without_folder()
         with _silencing_clients(), _showing_log():
             code = build_app()(args=given, prog_name="hf-vit", standalone_mode=False)
     except Exception as error:

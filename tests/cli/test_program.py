@@ -282,3 +282,34 @@ def test_ctrl_c_while_options_are_read_ends_in_a_line(capsys, monkeypatch, tmp_p
     monkeypatch.setattr("hf_vit_cli.command.obstacle", stopped)
     code, out, err = told(capsys, "export", "model", str(tmp_path / "out"), "--to", "timm")
     assert (code, out, err) == (130, "", "hf-vit: stopped; nothing is left half-written\n")
+
+
+def test_closed_streams_hinder_no_command(monkeypatch):
+    """As a shell closes them: `hf-vit recipes 2>&- >&-`."""
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    for words, code in ((["recipes"], 0), (["recipes", "nosuch"], 1)):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == code
+    for stream in (sys.stdout, sys.stderr):
+        assert stream.name == os.devnull
+        stream.close()
+
+
+def test_a_working_folder_that_is_gone_is_told_in_a_line(capsys, monkeypatch, tmp_path: Path):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    code, out, err = told(capsys, "recipes")
+    monkeypatch.chdir(tmp_path)
+    assert (code, out, err) == (1, "", "hf-vit: the working folder is gone; change to another\n")
+
+
+def test_an_output_that_is_a_link_is_written_where_it_leads(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "rows.csv").touch()
+    (tmp_path / "rows.csv").symlink_to("elsewhere/rows.csv")
+    words = ["model", "images", "--output", str(tmp_path / "rows.csv")]
+    typed = COMMANDS["predict"].make_context("predict", words).params
+    assert Path(typed["output"]) == tmp_path / "elsewhere" / "rows.csv"

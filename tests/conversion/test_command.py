@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 import hf_vit.conversion as conversion
 from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_vit import HfViTModel
+from hf_vit.results.facts import append_record
 from hf_vit_cli.main import main
 from hf_vit_cli.options import parse_size
 
@@ -60,11 +61,12 @@ def test_all_options_reach_the_conversion(checkpoint, write_npz, tmp_path: Path,
     assert config["image_size"] == 16
 
 
-def test_a_name_that_is_no_text_is_written_and_told(checkpoint, write_npz, tmp_path: Path, capsys):
-    output = tmp_path / "model\udcff"
-    code, out, _ = run(capsys, write_npz(checkpoint()), output)
-    assert (code, (output / "model.safetensors").is_file()) == (0, True)
-    assert r"model\udcff after " in out
+def test_a_name_that_is_no_text_is_refused(checkpoint, write_npz, tmp_path: Path, capsys):
+    """safetensors would not read the model there."""
+    code, _, err = run(capsys, write_npz(checkpoint()), tmp_path / "model\udcff")
+    assert (code, err.count("\n")) == (1, 1)
+    assert r"model\udcff cannot be written (its name is not UTF-8); choose another place" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["model.npz"]
 
 
 @pytest.mark.parametrize(
@@ -223,6 +225,30 @@ def test_report_comes_with_the_model_and_replaces_nothing_else(checkpoint, write
     assert {path.name for path in tmp_path.iterdir()} == {"model.npz", "model1", "model2", "report.json"}
 
 
+def test_a_report_in_the_folder_of_the_model_is_refused_before_any_work(tmp_path: Path):
+    for report in (tmp_path / "report.json", tmp_path):
+        with pytest.raises(UserError, match="is in the folder of the model; give a place outside"):
+            conversion.convert(tmp_path / "none.npz", tmp_path, report=report)
+
+
+def test_a_refused_model_leaves_the_earlier_report(checkpoint, write_npz, tmp_path: Path, monkeypatch):
+    source, output, report = write_npz(checkpoint(labels=None)), tmp_path / "model", tmp_path / "report.json"
+    conversion.convert(source, output, report=report)
+    before = report.read_bytes()
+    shutil.rmtree(output)
+
+    def be_slower(*given):
+        output.mkdir()
+        (output / "theirs").touch()
+        return append_record(*given)
+
+    monkeypatch.setattr("hf_vit.conversion.api.append_record", be_slower)
+    with pytest.raises(UserError, match="is not empty"):
+        conversion.convert(source, output, report=report, num_labels=7)
+    assert report.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"model.npz", "model", "report.json"}
+
+
 def test_force_replaces_what_this_package_wrote(checkpoint, write_npz, tmp_path: Path, capsys, monkeypatch):
     source, output = write_npz(checkpoint(labels=None)), tmp_path / "model"
     (tmp_path / "theirs").mkdir()
@@ -230,15 +256,17 @@ def test_force_replaces_what_this_package_wrote(checkpoint, write_npz, tmp_path:
     assert run(capsys, source, tmp_path / "theirs", "--force")[0] == 1
     assert (tmp_path / "theirs" / "thesis.txt").exists()
     conversion.convert(source, output)
-    (output / "mark").touch()
+    (output / "README.md").touch()
     assert run(capsys, source, output)[0] == 1
     monkeypatch.setattr("hf_vit.conversion.api._verify", lambda *_: 1 / 0)
     recording = write_npz({"images": np.zeros((1, 12, 12, 3), "f4")}, "io.npz")
     with pytest.raises(ZeroDivisionError):
         conversion.convert(source, output, force=True, recording=recording)
-    assert (output / "mark").exists()
+    assert (output / "README.md").exists()
     assert run(capsys, source, output, "--force")[0] == 0
-    assert not (output / "mark").exists()
+    assert not (output / "README.md").exists()
+    with pytest.raises(UserError, match=r"holds --verify .*export\.npz; give another one"):
+        conversion.convert(source, output, force=True, recording=output / "export.npz")
     with pytest.raises(UserError, match="holds the source"):
         conversion.convert(output / "model.safetensors", output, force=True)
     assert {path.name for path in tmp_path.iterdir()} == {"model.npz", "model", "theirs", "io.npz"}

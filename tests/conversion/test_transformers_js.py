@@ -17,6 +17,7 @@ from transformers import ViTImageProcessor
 
 from hf_vit.conversion.api import export
 from hf_vit.conversion.targets.graphs.certificate import verify
+from hf_vit.results.delivery import free_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's exporter
 
@@ -47,6 +48,7 @@ def test_the_folder_that_it_expects(tmp_path: Path):
         False
     ] * 3 + [True]
     assert verify(folder / "onnx").holds()
+    assert free_folder(folder, force=True)  # nothing in it is taken for somebody's
 
 
 @pytest.fixture(scope="module")

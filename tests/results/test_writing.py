@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
+import hf_vit
 from hf_vit import UserError
 from hf_vit.errors import refusal
-from hf_vit.results.delivery import free_folder, new_folder
+from hf_vit.results.delivery import _foreign_in, free_folder, new_folder
 from hf_vit.results.facts import append_record, is_recorded, new_record
 from hf_vit.results.writing import beside, saying_why, write_atomically
 
@@ -46,6 +47,152 @@ def test_a_folder_that_was_set_aside_is_put_back_before_it_is_judged(dead: int, 
     with pytest.raises(UserError, match="is not empty"):
         free_folder(tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_what_a_process_of_the_same_number_left_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As in containers, where every run may be process 1."""
+    mine, earlier = beside(tmp_path / "facts.json", "tmp"), beside(tmp_path / "model", "former")
+    mine.touch()
+    earlier.mkdir()
+    write_atomically(tmp_path / "facts.json", "whole")
+    assert mine.exists()
+    monkeypatch.setattr("hf_vit.results.writing._MADE", set[str]())
+    write_atomically(tmp_path / "facts.json", "whole")
+    assert free_folder(tmp_path / "model") == tmp_path / "model"
+    assert {path.name for path in tmp_path.iterdir()} == {"facts.json", "model"}
+
+
+def test_long_names_are_told_apart_and_fit(dead: int, tmp_path: Path):
+    first, second = tmp_path / ("模型" * 40 + "1"), tmp_path / ("模型" * 40 + "2")
+    aside = left_by(dead, second, "former")
+    aside.mkdir()
+    (aside / "mark").touch()
+    with new_folder(free_folder(first)) as folder:
+        (folder / "whole").touch()
+    with pytest.raises(UserError, match="is not empty"):
+        free_folder(second)
+    assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*")} == {
+        Path(path) for path in (first.name, f"{first.name}/whole", second.name, f"{second.name}/mark")
+    }
+
+
+def test_names_of_earlier_versions_are_known_where_they_are_whole(dead: int, tmp_path: Path):
+    whole, cut = "模型" * 30, "x" * 110
+    for name in (whole, cut):
+        mark = left_by(dead, tmp_path / "model").name.partition(".model.")[2]
+        (tmp_path / f".{name[:100]}.{mark}").touch()
+        free_folder(tmp_path / name)
+    assert [path.name.startswith(".xxx") for path in tmp_path.iterdir()] == [True]
+
+
+def test_what_another_user_left_stands_in_nobody_s_way(dead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    remains, unlink = left_by(dead, tmp_path / "facts.json"), Path.unlink
+    remains.touch()
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path == remains:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    write_atomically(tmp_path / "facts.json", "whole")
+    assert (tmp_path / "facts.json").read_text() == "whole"
+
+
+@pytest.mark.parametrize(("before", "after"), [(0o600, 0o600), (0o664, 0o664), (0o4444, 0o644)])
+def test_a_file_keeps_who_may_read_it(before: int, after: int, tmp_path: Path):
+    path = tmp_path / "facts.json"
+    path.touch()
+    path.chmod(before)
+    write_atomically(path, "whole")
+    assert path.stat().st_mode & 0o7777 == after
+
+
+def test_a_link_in_a_folder_leads_nothing_out_of_it(tmp_path: Path):
+    """A stranger may have made it."""
+    outside, path = tmp_path / "private", tmp_path / "facts.json"
+    outside.write_text("private")
+    path.symlink_to(outside)
+    write_atomically(path, "whole")
+    assert (outside.read_text(), path.read_text(), path.is_symlink()) == ("private", "whole", False)
+
+
+def make_model(folder: Path, kind: str = "conversion") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").touch()
+    append_record(folder, new_record(kind, values={}, command="hf-vit"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", [".git/HEAD", "thesis/chapter.tex", "notes.txt", "train.py", "onnx/notes.txt", "a.png"]
+)
+def test_force_replaces_no_folder_with_what_is_somebody_s(name: str, tmp_path: Path):
+    theirs = make_model(tmp_path / "model") / name
+    assert free_folder(tmp_path / "model", force=True)
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.touch()
+    held = name if name.startswith("onnx") else name.split("/")[0] + "/" * ("/" in name)
+    with pytest.raises(UserError, match=f"holds {held}, which hf-vit did not write; give a new folder"):
+        free_folder(tmp_path / "model", force=True)
+    with pytest.raises(UserError, match=r"empty this one first$"):
+        free_folder(tmp_path / "model", force=False)
+
+
+def test_force_replaces_no_model_that_was_only_measured(tmp_path: Path):
+    make_model(tmp_path / "model", "evaluation")
+    with pytest.raises(UserError, match=r"--force replaces only what hf-vit trained, converted or exported$"):
+        free_folder(tmp_path / "model", force=True)
+
+
+def test_all_that_a_model_folder_holds_is_known():
+    package = Path(hf_vit.__file__).parent
+    for folder in ("axial", "hybrid", "local", "vit"):
+        assert not _foreign_in(package / "model_cards" / f"{folder}-digits")
+    assert [name for name in _foreign_in(package / "models") if name.endswith(".py")] == ["__init__.py"]
+
+
+def make_files(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).touch()
+
+
+def test_an_empty_folder_is_filled_and_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It may be where somebody works, or a disk of its own: nothing is put beside it."""
+    output = tmp_path / "model"
+    output.mkdir(mode=0o700)
+    before, order = output.stat(), list[str]()
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda path, to: (order.append(path.name), replace(path, to))[1])
+    with new_folder(free_folder(output)) as folder:
+        assert folder.name == "model"
+        assert [path.name for path in tmp_path.iterdir()] == ["model"]
+        make_files(folder, "README.md", "config.json", "facts.json", "model.safetensors")
+    assert (output.stat().st_ino, output.stat().st_mode) == (before.st_ino, before.st_mode)
+    assert order == ["facts.json", "README.md", "model.safetensors", "config.json"]
+    assert sorted(path.name for path in output.iterdir()) == sorted(order)
+
+
+def test_an_empty_folder_is_filled_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    replace = Path.replace
+
+    def refuse(path: Path, to: Path) -> Path:
+        if to == tmp_path / "config.json":
+            raise OSError(errno.EIO, "Input/output error")
+        return replace(path, to)
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(UserError, match="Input/output error"), new_folder(tmp_path) as folder:
+        make_files(folder, "facts.json", "config.json")
+    with pytest.raises(UserError, match="is not empty"), new_folder(tmp_path) as folder:
+        (tmp_path / "theirs").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_the_working_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(make_model(tmp_path / "model"))
+    with pytest.raises(UserError, match=r"folder \. is a disk or the working folder; empty it, or name a folder in"):
+        free_folder(".", force=True)
 
 
 def test_a_new_folder_bears_the_name_of_its_place(tmp_path: Path):

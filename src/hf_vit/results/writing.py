@@ -4,10 +4,12 @@ What is being written lies hidden beside its place, under a name that tells mach
 there removes what a process left that is no more.
 """
 
+import hashlib
 import os
 import re
 import shutil
 import socket
+import stat
 import tempfile
 import uuid
 from collections.abc import Generator
@@ -17,6 +19,9 @@ from pathlib import Path
 import psutil
 
 from hf_vit.errors import UserError, refusal
+
+_LONGEST = 99  # bytes of a name that is kept whole; earlier versions cut to 100 characters
+_MADE = set[str]()  # what tells the hidden names of this process from those of an earlier one of the same number
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -37,6 +42,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def new_file(path: Path) -> Generator[Path]:
     """A temporary file beside `path` that takes its place at the end, or vanishes if anything goes wrong.
 
+    Whoever may read or write an earlier file may do so with the new one. A link is replaced: in a folder that a
+    stranger wrote it may lead anywhere.
+
     Raises:
         UserError: nothing can be written there.
     """
@@ -46,6 +54,7 @@ def new_file(path: Path) -> Generator[Path]:
         with saying_why(path):
             remove_remains(path.parent, path.name)
             temporary.touch()
+            _permit_as(path, temporary)
         yield temporary
         with saying_why(path):
             temporary.replace(path)
@@ -130,8 +139,8 @@ def refuse_address(place: str | Path) -> None:
 
 def beside(path: Path, ending: str) -> Path:
     """A hidden name beside `path` for what is to take its place ("tmp"), or took it ("former")."""
-    name = path.name[:100]  # the system's limit is 255 bytes
-    return path.with_name(f".{name}.{_this_host()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.{ending}")
+    _MADE.add(token := uuid.uuid4().hex[:8])
+    return path.with_name(f".{_stem(path.name)}.{_this_host()}-{os.getpid()}-{token}.{ending}")
 
 
 def remove_remains(folder: Path, name: str | None = None) -> None:
@@ -140,21 +149,49 @@ def remove_remains(folder: Path, name: str | None = None) -> None:
     Args:
         folder: need not exist.
         name: of the file or folder that was being written; by default of any. One that a kill between the two moves of
-            a replacement took away is put back.
+            a replacement took away is put back, where it is named.
     """
-    any_name = ".+" if name is None else re.escape(name[:100])
-    pattern = re.compile(rf"\.({any_name})\.{_this_host()}-(\d+)-[0-9a-f]{{8}}\.(tmp|former)")
+    stem, endings = (".+", "tmp") if name is None else (_stems(name), "tmp|former")
+    pattern = re.compile(rf"\.(?:{stem})\.{_this_host()}-(\d+)-([0-9a-f]{{8}})\.({endings})")
     for inside in os.listdir(folder) if folder.is_dir() else ():
         remains = pattern.fullmatch(inside)
-        if remains is None or psutil.pid_exists(int(remains[2])):
+        if remains is None or _is_alive(int(remains[1]), remains[2]):
             continue
-        path, place = folder / inside, folder / (name or remains[1])
-        if remains[3] == "former" and not place.exists():
-            path.rename(place)
+        path = folder / inside
+        if name is not None and remains[3] == "former" and not (folder / name).exists():
+            path.rename(folder / name)
         elif path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # it may be another user's
+                path.unlink()
+
+
+def _permit_as(path: Path, new: Path) -> None:
+    """Give a new file the permissions of the one that it will replace; its owner goes on writing."""
+    with suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        wanted = stat.S_IMODE(mode) & 0o777 | stat.S_IWUSR
+        if stat.S_ISREG(mode) and stat.S_IMODE(new.stat().st_mode) != wanted:
+            new.chmod(wanted)
+
+
+def _is_alive(process: int, token: str) -> bool:
+    """Whether a process still writes there: in a container every run may have the same number."""
+    return token in _MADE if process == os.getpid() else psutil.pid_exists(process)
+
+
+def _stem(name: str) -> str:
+    """A name as a part of a hidden one, which the system allows 255 bytes: cut, and told from others by a hash."""
+    whole = os.fsencode(name)
+    if len(whole) <= _LONGEST:
+        return name
+    return f"{whole[: _LONGEST - 9].decode(errors='ignore')}~{hashlib.sha256(whole).hexdigest()[:8]}"
+
+
+def _stems(name: str) -> str:
+    """A pattern of what stands for a name in hidden ones, those of earlier versions included that were not cut."""
+    return "|".join(re.escape(stem) for stem in {_stem(name), name} if len(stem) <= _LONGEST)
 
 
 def _this_host() -> str:

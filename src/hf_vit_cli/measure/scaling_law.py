@@ -29,8 +29,12 @@ def scaling_law(
     from hf_vit.cost import fit_scaling_law, plot_scaling_law, read_points
     from hf_vit.errors import UserError
 
-    if output is not None and not output.absolute().parent.is_dir():
-        raise UserError(f"there is no folder {output.parent} for the plot; make it first")
+    if output is not None:
+        read = [Path(source).expanduser().absolute() for source in sources]
+        if output.suffix.lower() != ".png" or output.absolute() in read:
+            raise UserError(f"{output} is to be a plot; give another name, which ends in .png")
+        if not output.absolute().parent.is_dir():
+            raise UserError(f"there is no folder {output.parent} for the plot; make it first")
     if bad := [compute for compute in predict or [] if compute <= 0]:
         raise UserError(f"--predict is {bad[0]:g}; it needs a compute above 0")
     law = fit_scaling_law([point for source in sources for point in read_points(source)], shift)
