@@ -12,6 +12,7 @@ where <path> is `backbone` (UperNet, DepthAnything), `model.backbone.model` (DET
 
 from collections import OrderedDict
 
+import dense_heads
 import pytest
 import torch
 from torch import nn
@@ -28,6 +29,7 @@ from transformers import (
 )
 
 import hf_vit
+from hf_vit.families import DENSE_HEADS
 
 
 def backbone_of(family: str) -> type:
@@ -266,3 +268,17 @@ def test_a_detectors_backbone_takes_pretrained_weights(family, tiny_config, tmp_
     model.backbone.load_state_dict(backbone_of(family).from_pretrained(tmp_path / "pretrained", **options).state_dict())
     for name, parameter in pretrained.named_parameters():
         assert torch.equal(model.backbone.vit.get_parameter(name), parameter), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", DENSE_HEADS)
+def test_a_heads_backbone_has_its_dtype_and_its_attention(head, tmp_path):
+    model, _ = dense_heads.build("plain", head)
+    model.save_pretrained(tmp_path / "float32")
+    images = dense_heads.batch_for(head)["pixel_values"].double()
+    wide = type(model).from_pretrained(tmp_path / "float32", dtype=torch.float64, attn_implementation="eager").eval()
+    assert dense_heads.backbone_of(wide).config._attn_implementation == "eager"
+    wide.save_pretrained(tmp_path / "float64")
+    for loaded in (wide, type(model).from_pretrained(tmp_path / "float64").eval()):
+        assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float64}
+        loaded(images)

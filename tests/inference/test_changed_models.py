@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hf_vit
 from hf_vit.models.modeling_hf_axial_resnet import DenseNorm
+from hf_vit.models.modeling_hf_vit import HfViTMeanPooler, HfViTModel, HfViTTokenPooler
 from hf_vit.rewriting.convolutions import dense_of_norm
 
 PLAIN = FAMILIES["plain"]
@@ -46,6 +47,38 @@ def forward_of_ones_own(model: Any) -> None:
     model.forward = types.MethodType(lambda self, images, **asked: plain(images * 2, **asked), model)
 
 
+def forward_that_reads_all_tokens(model: Any) -> None:
+    def forward(self: Any, images: torch.Tensor, **asked: Any) -> Any:
+        tokens = self.vit(images, **asked).last_hidden_state
+        return types.SimpleNamespace(logits=self.classifier(tokens.mean(1)))
+
+    model.forward = types.MethodType(forward, model)
+
+
+class LastToken(HfViTTokenPooler):
+    def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
+        return hidden_states[:, -1]
+
+
+class OfAllTokens(HfViTModel):
+    def forward(self, pixel_values: torch.Tensor, *args: Any, **asked: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        outputs: Any = super().forward(pixel_values, *args, **asked)
+        outputs.pooler_output = outputs.last_hidden_state.mean(1)
+        return outputs
+
+
+def another_pooler_of_the_package(model: Any) -> None:
+    model.vit.pooler = HfViTMeanPooler(model.config)
+
+
+def a_pooler_of_ones_own(model: Any) -> None:
+    model.vit.pooler = LastToken(model.config)
+
+
+def a_bare_model_of_ones_own(model: Any) -> None:
+    model.vit.__class__ = OfAllTokens
+
+
 def something_that_cannot_be_copied(model: Any) -> None:
     model.lock = threading.Lock()
 
@@ -69,6 +102,10 @@ CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     "a hook on the head": (hook_on_head, "torch"),
     "a hook on the images": (hook_on_images, "torch"),
     "a forward of one's own": (forward_of_ones_own, "torch"),
+    "a forward that reads all tokens": (forward_that_reads_all_tokens, "torch"),
+    "another pooler of the package": (another_pooler_of_the_package, "openvino"),
+    "a pooler of one's own": (a_pooler_of_ones_own, "openvino"),
+    "a bare model of one's own": (a_bare_model_of_ones_own, "torch"),
     "what cannot be copied": (something_that_cannot_be_copied, "torch"),
     "an attention of one's own": (attend_to_twice_the_values, "openvino"),
     "one block twice": (one_block_twice, "openvino"),
@@ -88,6 +125,19 @@ def test_a_changed_classifier(change: Callable[[Any], None], computes: str, engi
     fast = hf_vit.optimize_for_inference(model, engine=engine)
     assert fast.engine == ("torch" if engine == "torch" else computes)
     assert_near(fast(IMAGES).logits, wanted)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", [another_pooler_of_the_package, a_pooler_of_ones_own])
+def test_a_pooler_that_comes_later(change: Callable[[Any], None]):
+    """It may read what the last layer computed for nobody before; an engine's graph has the old one."""
+    model = build("default")
+    fast = hf_vit.optimize_for_inference(copy.deepcopy(model), engine="torch")
+    change(model)
+    change(fast)
+    assert_near(fast(IMAGES).logits, model(IMAGES).logits)
+    with pytest.raises(hf_vit.UserError, match="given another part here"):
+        change(hf_vit.optimize_for_inference(build("default"), engine="openvino"))
 
 
 def test_an_engine_that_is_asked_for_takes_no_hooks():

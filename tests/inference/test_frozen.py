@@ -195,3 +195,16 @@ def test_what_a_hook_keeps_is_not_written_over(optimized_first: bool):
     model(images)
     for given, wanted in zip(seen[1], seen[0], strict=True):
         torch.testing.assert_close(given, wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_dropout_does_not_train_alone(name: str):
+    """Those of the blocks are gone, so that a mean over the rest would be another one."""
+    model = FAMILIES[name].build("classification", hidden_dropout_prob=0.3)
+    model.classifier = nn.Sequential(nn.Dropout(0.3), model.classifier)
+    fast = hf_vit.optimize_for_inference(model, engine="torch")
+    left, of_head = [part for part in fast.modules() if isinstance(part, nn.Dropout)]
+    with pytest.raises(hf_vit.UserError, match="cannot be trained"):
+        left.train()
+    assert not left.training
+    assert of_head.train().training, "what is the user's stays so"

@@ -94,3 +94,11 @@ def test_what_is_not_finite_stays_so():
         quantized = hf_vit.optimize_for_inference(model, quantize="int8")
         assert not quantized(images).logits[0].isfinite().any()
         assert quantized(images[1:]).logits.isfinite().all()
+
+
+def test_a_model_without_dense_layers_is_refused():
+    model = OTHERS["bit"].build("classification")
+    before = [type(part) for part in model.modules()]
+    with pytest.raises(hf_vit.UserError, match="dense layers, and a HfBitForImageClassification has none; leave it"):
+        hf_vit.optimize_for_inference(model, quantize="int8")
+    assert [type(part) for part in model.modules()] == before

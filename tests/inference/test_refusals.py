@@ -208,6 +208,17 @@ def test_what_would_be_lost_is_refused(change: Callable, message: str):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("path", ["reduce.norm", "row.content_norm", "column.position_norm"])
+def test_batch_norms_that_normalise_each_batch(path: str):
+    model = OTHERS["axial_resnet"].build("classification")
+    name = f"resnet.encoder.stages.0.0.{path}"
+    owner, _, place = name.rpartition(".")
+    channels = model.get_submodule(name).num_features
+    setattr(model.get_submodule(owner), place, nn.BatchNorm1d(channels, track_running_stats=False))
+    with nothing_changes(model), pytest.raises(hf_vit.UserError, match=f"{name} is a batch norm without running"):
+        hf_vit.optimize_for_inference(model, engine="torch")
+
+
 @pytest.mark.parametrize("given", [None, "out/model", nn.Linear(2, 2), nn.Sequential(nn.ReLU())], ids=str)
 def test_what_is_no_model_of_the_package(given: Any):
     with pytest.raises(hf_vit.UserError, match="is no model"):

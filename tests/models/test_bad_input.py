@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from models.families import FAMILIES, Family
+from models.families import FAMILIES, OTHERS, Family
+
+import hf_vit
 
 IMAGES = [
     ((3, 16, 16), torch.float32, r"shape \(3, 16, 16\); the model needs \[B, 3, H, W\]"),
@@ -13,19 +15,41 @@ IMAGES = [
     ((2, 1, 16, 16), torch.float32, r"shape \(2, 1, 16, 16\); the model needs \[B, 3, H, W\]"),
     ((2, 3, 16, 16), torch.uint8, r"torch.uint8.*normalised floats.*image processor"),
     ((2, 3, 16, 16), torch.int64, r"torch.int64.*normalised floats.*image processor"),
+    ((2, 3, 16, 16), torch.bool, r"torch.bool.*normalised floats.*image processor"),
+    ((2, 3, 16, 16), torch.complex64, r"torch.complex64.*normalised floats.*image processor"),
     ((2, 3, 0, 16), torch.float32, r"image 0x16 px is smaller than a patch"),
 ]
 
 
-def test_wrong_images(family: Family, head: str, subtests: pytest.Subtests):
-    model = family.shared(head)
-    for shape, dtype, message in IMAGES:
+def refuses_wrong_images(model: torch.nn.Module, cases: list, subtests: pytest.Subtests) -> None:
+    for shape, dtype, message in cases:
         with subtests.test(shape=shape, dtype=dtype), pytest.raises(ValueError, match=message):
             model(torch.zeros(shape, dtype=dtype))
     for images in (None, np.zeros((2, 3, 16, 16), np.float32), [[0.0]]):
         message = f"pixel_values are {type(images).__name__}; .* image processor"
         with subtests.test(images=type(images)), pytest.raises(ValueError, match=message):
             model(images)
+
+
+def test_wrong_images(family: Family, head: str, subtests: pytest.Subtests):
+    refuses_wrong_images(family.shared(head), IMAGES, subtests)
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_wrong_images_of_the_other_families(other: Family, subtests: pytest.Subtests):
+    """In the same words; what they take by size is their own."""
+    for head in other.classes:
+        refuses_wrong_images(other.shared(head), IMAGES[:-1], subtests)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_no_images_at_all(other: Family):
+    """Of transformers' attention functions sdpa takes none."""
+    model = other.build("classification")
+    nothing = other.images(model.config)[:0]
+    assert model(nothing).logits.shape == (0, 3)
+    assert hf_vit.optimize_for_inference(model, engine="torch")(nothing).logits.shape == (0, 3)
 
 
 @pytest.mark.parametrize(("height", "width"), [(3, 16), (2, 2)])
@@ -59,7 +83,7 @@ def test_wrong_patch_masks(family: Family, head: str, subtests: pytest.Subtests)
 
 
 LABELS = [
-    (torch.tensor([[0], [1]]), None, r"shape \(2, 1\).*logits \(2, 3\).*indices \[B\].*probabilities.*\[B, K\]"),
+    (torch.tensor([[0.0], [1.0]]), None, r"shape \(2, 1\).*logits \(2, 3\).*indices \[B\].*probabilities.*\[B, K\]"),
     (torch.rand(2, 4), None, r"shape \(2, 4\).*logits \(2, 3\)"),
     (torch.rand(2), None, r"shape \(2,\) and torch.float32.*indices \[B\]"),
     (torch.tensor([0, 1, 2]), None, r"shape \(3,\).*logits \(2, 3\)"),
@@ -83,7 +107,12 @@ def test_wrong_labels(family: Family, labels: torch.Tensor, problem_type: str | 
 def test_labels_of_any_integer_type(family: Family):
     model = family.build("classification")
     images, labels = family.images(model.config), torch.tensor([0, 2])
-    assert model(images, labels=labels.int()).loss == model(images, labels=labels).loss
+    wanted = model(images, labels=labels).loss
+    for dtype in (torch.int32, torch.uint8, torch.uint16):
+        assert model(images, labels=labels.to(dtype)).loss == wanted, dtype
+    assert model(images, labels=labels[:, None]).loss == wanted, "a column, as transformers takes it"
+    with pytest.raises(ValueError, match="labels hold 3"):
+        model(images, labels=torch.tensor([[0], [3]], dtype=torch.uint16))
 
 
 def test_labels_without_a_head(family: Family):

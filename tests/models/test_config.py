@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 from huggingface_hub.errors import StrictDataclassError
-from models.families import TINY, Family
+from models.families import FAMILIES, OTHERS, TINY, Family
 from transformers import AutoConfig, ViTConfig
 
 from hf_vit import HfViTConfig
@@ -281,3 +281,13 @@ def test_keys_that_transformers_writes_are_not_taken_for_misspelt(recwarn):
 def test_a_whole_number_is_an_epsilon_too():
     with pytest.raises(StrictDataclassError, match="layer_norm_eps=0 must be a finite number above 0"):
         HfViTConfig(layer_norm_eps=0)
+
+
+@pytest.mark.parametrize("name", FAMILIES | OTHERS)
+def test_indices_of_labels_as_json_writes_them(name: str, tmp_path):
+    family = (FAMILIES | OTHERS)[name]
+    names = {"0": "cat", "1": "dog", "2": "eel"}
+    family.build("classification").save_pretrained(tmp_path)
+    loaded = family.classes["classification"].from_pretrained(tmp_path, id2label=names).config
+    for config in (family.config(id2label=names), loaded):
+        assert config.id2label == {0: "cat", 1: "dog", 2: "eel"}

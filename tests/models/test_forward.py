@@ -4,7 +4,17 @@ import copy
 
 import pytest
 import torch
-from models.families import BLOCKS, TABLES, Family, checkpoint_activations, pad, tensors_of, training_loss
+from models.families import (
+    BLOCKS,
+    FAMILIES,
+    OTHERS,
+    TABLES,
+    Family,
+    checkpoint_activations,
+    pad,
+    tensors_of,
+    training_loss,
+)
 
 from hf_vit.models.modeling_hf_vit import HfViTAttention
 
@@ -185,3 +195,18 @@ def count_calls(model) -> list[str]:
         if isinstance(module, HfViTAttention):
             module.register_forward_hook(lambda module, inputs, output: calls.append("call"))
     return calls
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FAMILIES | OTHERS)
+def test_tuples_by_the_configuration(name: str):
+    family = (FAMILIES | OTHERS)[name]
+    for head in family.classes:
+        model = family.build(head)
+        images = family.images(model.config)
+        wanted = model(images)
+        model.config.return_dict = False
+        given = model(images)
+        assert type(given) is tuple
+        for ours, theirs in zip(given, wanted.to_tuple(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)

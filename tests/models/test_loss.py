@@ -4,6 +4,7 @@ import pytest
 import torch
 from models.families import FAMILIES, Family
 from torch import nn
+from torch.func import functional_call, grad, vmap
 
 HARD = torch.tensor([2, 0, 1, 1])
 SOFT = torch.tensor([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0], [0.0, 0.9, 0.1], [0.25, 0.5, 0.25]])
@@ -58,6 +59,21 @@ def test_one_label_is_a_regression(family: Family):
     wanted = (outputs.logits[:, 0] - labels).square().mean()
     torch.testing.assert_close(outputs.loss, wanted, rtol=0, atol=1e-12)
     torch.testing.assert_close(model(images, labels=labels[:, None]).loss, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("labels", [HARD, SOFT], ids=["hard", "soft"])
+def test_gradients_of_every_image(family: Family, labels: torch.Tensor):
+    """By torch.func, under which nobody can look at values."""
+    model = family.build("classification", attn_implementation="eager", dtype=torch.float64)
+    images = family.images(model.config, batch=4, dtype=torch.float64)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def loss(weights: dict[str, torch.Tensor], image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return functional_call(model, weights, (image[None],), {"labels": label[None]}).loss
+
+    given = vmap(grad(loss), in_dims=(None, 0, 0))(weights, images, labels)["classifier.bias"]
+    classes = nn.functional.one_hot(labels, 3) if labels.ndim == 1 else labels
+    torch.testing.assert_close(given, model(images).logits.softmax(dim=1) - classes, rtol=0, atol=1e-7)
 
 
 def test_loss_is_computed_in_float32_at_least(family: Family):

@@ -11,7 +11,9 @@ import pytest
 
 from hf_vit import HfHybridViTForImageClassification, UserError
 from hf_vit.data import make_processor
+from hf_vit.results.delivery import free_folder
 from hf_vit.results.facts import Facts, append_record, new_record
+from hf_vit.results.writing import beside
 from hf_vit.training.demonstration import FRESH_PROGRAM, claim_output, digits_config, look_afresh, train_digits
 
 
@@ -33,6 +35,7 @@ def test_demo_by_command(command, tmp_path):
 
     # A second demonstration replaces the first, and nothing else.
     claim_output(output)
+    assert free_folder(output, force=True) == output
     (output / "facts.json").unlink()
     code, _, err = command("demo", "--output", output, "--epochs", "1")
     assert code == 1
@@ -46,6 +49,14 @@ def test_output_of_others_is_left_alone(tmp_path):
     with pytest.raises(UserError, match="holds something else"):
         claim_output(tmp_path / "thesis.txt")
     claim_output(tmp_path / "new")
+
+
+def test_what_a_killed_demonstration_left_goes(tmp_path):
+    left = beside(tmp_path / "demo" / "demo", "tmp")
+    left = left.with_name(left.name.replace(f"-{os.getpid()}-", f"-{2**22}-"))  # no system gives this number
+    (left / "demo").mkdir(parents=True)
+    claim_output(tmp_path / "demo")
+    assert not left.exists()
 
 
 def test_fresh_program_would_notice_an_importable_package(tmp_path):

@@ -73,8 +73,7 @@ def analyze(
         UserError: an unknown name, one that does not apply to the model, images or a model that cannot be read, or an
             output folder that holds other results.
     """
-    names = _known(only)
-    settings = replace(settings or AnalysisSettings(), **choices)
+    names, settings = _known(only), replace(settings or AnalysisSettings(), **choices)
     refuse_output_in(images, output)
     if output is not None and isinstance(model, str | Path) and Path(model).is_dir():
         Facts.load(model)  # damaged facts are told before the work, not after it

@@ -208,18 +208,21 @@ def freeze(
     engine: str,
     computed: tuple[type[nn.Module], ...],
 ) -> None:
-    """Guard the model itself and all its modules of the package; torch's own stay torch's.
+    """Guard the model itself and all its modules of the package, dropouts too; others of torch stay torch's.
 
     Args:
         computed: classes of what an engine computes; of that, all parts and weights are out of reach.
     """
     sealed = {part for each in model.modules() if isinstance(each, computed) for part in each.modules()}
+    ours = {part for part in model.modules() if type(part).__module__.startswith("hf_vit.")}
+    # One of several that would train, of which the others are gone.
+    ours |= {child for part in ours for child in part.children() if type(child) is nn.Dropout}
     guarded: Any
     for guarded in list(model.modules()):
         if guarded in sealed:
             for tensors in (guarded._parameters, guarded._buffers):
                 tensors.update({name: each.as_subclass(ReadOnly) for name, each in tensors.items() if each is not None})
-        if guarded in sealed or guarded is model or type(guarded).__module__.startswith("hf_vit."):
+        if guarded in sealed or guarded is model or guarded in ours:
             vars(guarded)["_placement"] = placement
             if not hasattr(guarded, "engine"):
                 guarded.engine = engine

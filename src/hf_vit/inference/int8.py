@@ -13,7 +13,9 @@ from hf_vit.environment import sums_int8_in_16_bits
 from hf_vit.errors import UserError
 from hf_vit.inference.attention import attend_by_products
 from hf_vit.inference.packing import pack, refuse_gradients_and_tracing
+from hf_vit.models.resnet_hf_vit import StdConv2d
 from hf_vit.rewriting.dense import Dense, Merged
+from hf_vit.rewriting.planning import REPLACEMENTS
 from hf_vit.rewriting.transformer import FusedAttention, PatchProduct
 
 # A float32 near it is a whole number, whose last eight bits are its own: three times as fast as a cast to bytes.
@@ -22,12 +24,14 @@ _PREPACK: Any = getattr(torch.ops.onednn, "qlinear_prepack", None)
 _LINEAR: Any = getattr(torch.ops.onednn, "qlinear_pointwise", None)
 
 
-def check_int8(device: torch.device, compile: bool) -> None:
-    """Raise UserError where int8 cannot be computed."""
+def check_int8(model: nn.Module, device: torch.device, compile: bool) -> None:
+    """Raise UserError where int8 cannot be computed, or where nothing would be."""
     if compile:
         raise UserError("quantize='int8' does not go with compile=True; give one of them")
     if device.type != "cpu" or _PREPACK is None or _LINEAR is None or not torch.backends.mkldnn.is_available():
         raise UserError(f"quantize='int8' is for oneDNN on CPUs, and the model is on {device}; leave it out")
+    if all(type(part) is StdConv2d or type(part) not in REPLACEMENTS for part in model.modules()):
+        raise UserError(f"quantize='int8' is for dense layers, and a {type(model).__name__} has none; leave it out")
 
 
 def quantize(part: nn.Module) -> nn.Module:

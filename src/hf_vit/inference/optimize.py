@@ -67,7 +67,7 @@ def optimize_for_inference(
     check_freezable(model)
     dtype, device = check_rewritable(model)
     if quantize is not None:
-        int8.check_int8(device, compile)
+        int8.check_int8(model, device, compile)
     if merge_tokens is not None:
         check_mergeable(model, merge_tokens)
     others = {"compile": compile, "quantize": quantize, "merge_tokens": merge_tokens}

@@ -6,7 +6,7 @@ names as a module of its own, with siblings of its own.
 
 from typing import Any, ClassVar
 
-from transformers import AutoBackbone
+from transformers import AutoBackbone, AutoConfig
 from transformers.configuration_utils import PreTrainedConfig
 
 from .backbone_hf_vit import HfViTBackbone
@@ -36,6 +36,8 @@ class HfDenseConfig(PreTrainedConfig):
     """Abstract: the configuration of a head, whose `backbone_config` is one of the package's."""
 
     _auto_class = "AutoConfig"
+    # Its dtype and its attention are the head's.
+    sub_configs: ClassVar[dict[str, Any]] = {"backbone_config": AutoConfig}  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __post_init__(self, **kwargs: Any) -> None:
         given: Any = self.backbone_config

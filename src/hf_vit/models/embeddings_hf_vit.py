@@ -14,6 +14,7 @@ from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTBaseConfig
 from .positions_hf_vit import Grid, PositionTable, own_places, replace_parameter, resample_patch_kernel
+from .pretrained_hf_vit import check_images
 
 
 class HfViTPatchEmbeddings(nn.Module):
@@ -114,20 +115,7 @@ class HfViTEmbeddings(PositionTable):
 
     def patch_grid(self, pixel_values: torch.Tensor) -> Grid:
         """(h, w) of a batch; what is no batch of images raises with what was given and what is needed."""
-        if not isinstance(pixel_values, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(
-                f"pixel_values are {type(pixel_values).__name__}; the model needs a tensor [B, C, H, W]: use the image "
-                'processor with return_tensors="pt"'
-            )
-        if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
-            raise ValueError(
-                f"pixel_values of shape {tuple(pixel_values.shape)}; "
-                f"the model needs [B, {self.config.num_channels}, H, W]"
-            )
-        if not pixel_values.is_floating_point():
-            raise ValueError(
-                f"pixel_values are {pixel_values.dtype}; the model needs normalised floats: use the image processor"
-            )
+        check_images(pixel_values, self.config.num_channels)
         grid = self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
         if not torch.compiler.is_compiling():  # sizes may be symbols there, which a question would fix
             self._warn_about_unseen(pixel_values, grid)

@@ -15,9 +15,9 @@ def classification_loss(
 
     Args:
         logits: [B, K].
-        labels: [B] int: cross-entropy (-100 is ignored); [B, K]: soft cross-entropy of probabilities, or binary
-            cross-entropy if `problem_type` is "multi_label_classification", summed over classes as in the original code
-            (transformers' models take their mean); K = 1 or "regression": squared error.
+        labels: [B] or [B, 1] int: cross-entropy (-100 is ignored); [B, K]: soft cross-entropy of probabilities, or
+            binary cross-entropy if `problem_type` is "multi_label_classification", summed over classes as in the
+            original code (transformers' models take their mean); K = 1 or "regression": squared error.
         num_items_in_batch: label elements of the accumulated batches, as transformers' Trainer counts them.
 
     Raises:
@@ -30,6 +30,7 @@ def classification_loss(
     if problem_type is None and logits.shape[1] == 1:
         problem_type = "regression"
     one_an_image, one_a_logit = labels.shape == logits.shape[:1], labels.shape == logits.shape
+    indices = labels.shape in (logits.shape[:1], (len(logits), 1)) and not labels.is_floating_point()
     if problem_type == "regression" and (one_a_logit or (one_an_image and logits.shape[1] == 1)):
         each = ((wide - labels.to(wide.dtype).view_as(wide)) ** 2).mean(dim=1)
     elif problem_type == "multi_label_classification" and one_a_logit:
@@ -37,9 +38,10 @@ def classification_loss(
     elif problem_type in (None, "single_label_classification") and one_a_logit:
         _check_probabilities(labels)
         each = F.cross_entropy(wide, labels.to(wide.dtype), reduction="none")
-    elif problem_type in (None, "single_label_classification") and one_an_image and not labels.is_floating_point():
+    elif problem_type in (None, "single_label_classification") and indices:
+        labels = labels.flatten().long()
         _check_indices(labels, logits.shape[1])
-        each = F.cross_entropy(wide, labels.long(), reduction="none")
+        each = F.cross_entropy(wide, labels, reduction="none")
         if num_items_in_batch is None:
             return each.sum() / (labels != -100).sum().clamp(min=1)
     else:
@@ -52,8 +54,13 @@ def classification_loss(
     return each.sum() * labels[0].numel() / num_items_in_batch
 
 
+def _are_seen(labels: torch.Tensor) -> bool:
+    """Whether Python can look at values: a graph cannot, nor one image of those that `torch.func` maps over."""
+    return not torch.compiler.is_compiling() and torch.func.debug_unwrap(labels) is labels
+
+
 def _check_probabilities(labels: torch.Tensor) -> None:
-    if torch.compiler.is_compiling():  # a graph cannot look at values
+    if not _are_seen(labels):
         return
     sums = labels.sum(dim=1, dtype=torch.float32)
     if bool(((sums - 1).abs() > 1e-2).any()):
@@ -64,7 +71,7 @@ def _check_probabilities(labels: torch.Tensor) -> None:
 
 
 def _check_indices(labels: torch.Tensor, num_labels: int) -> None:
-    if labels.device.type != "cpu" or torch.compiler.is_compiling():  # GPUs tell it themselves
+    if labels.device.type != "cpu" or not _are_seen(labels):  # GPUs tell it themselves
         return
     wrong = labels[(labels != -100) & ((labels < 0) | (labels >= num_labels))]
     if len(wrong):

@@ -36,7 +36,7 @@ class DenseNorm(nn.Module):
         init.kaiming_normal_(self.dense.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.dense(features.flatten(0, -2))).view(*features.shape[:-1], -1)
+        return self.norm(self.dense(features.flatten(0, -2))).unflatten(0, features.shape[:-1])
 
 
 class LogitNorm(nn.Module):

@@ -23,6 +23,7 @@ from .pretrained_hf_vit import (
     HfBaseBackbone,
     HfPooledForImageClassification,
     HfPreTrainedModel,
+    check_images,
     lecun_normal_,
     refuse_missing,
 )
@@ -54,15 +55,7 @@ class HfMixerEmbeddings(nn.Module):
 
     def check(self, pixel_values: torch.Tensor) -> None:
         """Raise a ValueError for what is no batch of images of the model's one size, or without weights."""
-        if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
-            raise ValueError(
-                f"pixel_values of shape {tuple(pixel_values.shape)}; "
-                f"the model needs [B, {self.config.num_channels}, H, W]"
-            )
-        if not pixel_values.is_floating_point():
-            raise ValueError(
-                f"pixel_values are {pixel_values.dtype}; the model needs normalised floats: use the image processor"
-            )
+        check_images(pixel_values, self.config.num_channels)
         self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
         if self.patch_embeddings.projection.weight.is_meta and not pixel_values.is_meta:
             refuse_missing(self.patch_embeddings)  # torch takes what is in memory for a kernel without values

@@ -15,7 +15,13 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple, mer
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_resnet import HfResNetBaseConfig
-from .pretrained_hf_vit import HfBaseBackbone, HfPooledForImageClassification, HfPreTrainedModel, refuse_missing
+from .pretrained_hf_vit import (
+    HfBaseBackbone,
+    HfPooledForImageClassification,
+    HfPreTrainedModel,
+    check_images,
+    refuse_missing,
+)
 
 
 class HfResNetPreTrainedModel(HfPreTrainedModel):
@@ -70,6 +76,7 @@ class HfResNetBaseModel(HfResNetPreTrainedModel):
         """
         if patch_attention_mask is not None:
             raise ValueError(f"patch_attention_mask does not go with {type(self).__name__}; give images of one size")
+        check_images(pixel_values, self.config.num_channels)
         if not pixel_values.is_meta and any(parameter.is_meta for parameter in self.parameters()):
             refuse_missing(self)  # torch takes what is in memory for a kernel without values
         features = self.last_map(pixel_values.to(self.dtype)).flatten(1, 2)

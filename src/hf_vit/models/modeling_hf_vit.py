@@ -669,7 +669,7 @@ class HfViTBaseForImageClassification(HfViTPreTrainedModel):
             logits [B, K] (the mean of both heads with a distillation head, arXiv 2012.12877), and loss with labels.
         """
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
-        outputs = self.vit(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
+        outputs = self.vit(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
         logits, heads = self.classifier(outputs.pooler_output), {}
         if self.config.has_distillation_head:
             token = outputs.last_hidden_state[:, class_token_index(self.config) + 1]

@@ -41,6 +41,23 @@ def refuse_missing(*parts: nn.Module) -> None:
         raise ValueError("a weight is on the meta device, without values; load all of the model's weights first")
 
 
+def check_images(pixel_values: torch.Tensor, num_channels: int) -> None:
+    """Raises ValueError: no batch of images, with what was given and what is needed."""
+    if not isinstance(pixel_values, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"pixel_values are {type(pixel_values).__name__}; the model needs a tensor [B, C, H, W]: use the image "
+            'processor with return_tensors="pt"'
+        )
+    if pixel_values.ndim != 4 or pixel_values.shape[1] != num_channels:
+        raise ValueError(
+            f"pixel_values of shape {tuple(pixel_values.shape)}; the model needs [B, {num_channels}, H, W]"
+        )
+    if not pixel_values.is_floating_point():
+        raise ValueError(
+            f"pixel_values are {pixel_values.dtype}; the model needs normalised floats: use the image processor"
+        )
+
+
 class HfPreTrainedModel(PreTrainedModel):
     """Abstract: initialisation, sharing and resizing for every model of the package."""
 
@@ -50,7 +67,10 @@ class HfPreTrainedModel(PreTrainedModel):
     input_modalities = "image"
 
     def __init__(self, config: HfBaseConfig) -> None:
-        config.validate()  # fields may have been set since it was made
+        # Fields may have been set since it was made; of labels with JSON's strings for indices.
+        if isinstance(config.id2label, dict):
+            config.id2label = {int(i) if str(i).isdecimal() else i: name for i, name in config.id2label.items()}
+        config.validate()
         super().__init__(config)
 
     @classmethod
@@ -173,7 +193,7 @@ class HfPooledForImageClassification(HfPreTrainedModel):
     ) -> ImageClassifierOutput:
         """Classify images [B, C, H, W]: logits [B, K], and the loss where there are labels (see the ViT's)."""
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
-        outputs = self.base_model(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
+        outputs = self.base_model(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
         logits = self.classifier(outputs.pooler_output)
         loss = classifier_loss(logits, labels, self.config, num_items_in_batch)
         return ImageClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)

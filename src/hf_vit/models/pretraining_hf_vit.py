@@ -213,7 +213,9 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
         if bool_masked_pos is not None:
             self._check(pixel_values, bool_masked_pos, patch_sources, patch_attention_mask)
         corruption = {"bool_masked_pos": bool_masked_pos, "patch_sources": patch_sources}
-        outputs = self.vit(pixel_values, patch_attention_mask=patch_attention_mask, **corruption, **kwargs)
+        outputs = self.vit(
+            pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **corruption, **kwargs
+        )
         hidden = outputs.last_hidden_state[:, patch_token_slice(self.config)]
         if self.config.predict_next_patch:
             hidden = F.pad(hidden[:, :-1], (0, 0, 1, 0))

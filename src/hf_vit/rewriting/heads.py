@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_vit.models.modeling_hf_vit import HfViTBaseForImageClassification
+from hf_vit.models.modeling_hf_vit import HfViTBaseForImageClassification, HfViTBaseModel, HfViTTokenPooler
 
 
 def num_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None:
@@ -12,13 +12,28 @@ def num_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None:
 
     Layers that share a block have no last one, and a bias of relative positions is that of all tokens.
     """
-    config = classifier.config
-    if type(classifier).forward is not HfViTBaseForImageClassification.forward:  # a subclass may read anything
+    config, vit = classifier.config, classifier.vit
+    plain = _is_plain(classifier, HfViTBaseForImageClassification) and _is_plain(vit, HfViTBaseModel)
+    if not (plain and _reads_token(vit.pooler)):
         return None
-    shared = len(set(classifier.vit.layers)) < config.num_hidden_layers
+    shared = len(set(vit.layers)) < config.num_hidden_layers
     if shared or config.pooling != "token" or config.is_causal or config.position_embedding.startswith("relative"):
         return None
     return config.num_special_tokens - config.num_register_tokens
+
+
+def _is_plain(part: nn.Module | None, kind: type[nn.Module], *methods: str) -> bool:
+    """Whether its forward and other methods are those of a class of the package, whatever guards it.
+
+    A subclass, or what was put on the object, may read anything.
+    """
+    return isinstance(part, kind) and all(
+        getattr(getattr(part, name), "__func__", None) is getattr(kind, name) for name in ("forward", *methods)
+    )
+
+
+def _reads_token(pooler: nn.Module | None) -> bool:
+    return _is_plain(pooler, HfViTTokenPooler, "pool")
 
 
 def only_for_head(
@@ -27,7 +42,7 @@ def only_for_head(
     """A forward pre-hook of a classifier: its last layer may leave out what nobody reads, records or listens to."""
     config, vit = classifier.config, classifier.vit
     recorded = (kwargs.get(name, getattr(config, name)) for name in ("output_hidden_states", "output_attentions"))
-    if any(recorded) or config._attn_implementation not in ("eager", "sdpa"):
+    if any(recorded) or config._attn_implementation not in ("eager", "sdpa") or not _reads_token(vit.pooler):
         return args, kwargs
     ends = [end for end in (vit.layers[-1], vit.layernorm, vit.pooler) if end is not None]
     if has_listeners(vit) or any(has_listeners(part) for end in ends for part in end.modules()):

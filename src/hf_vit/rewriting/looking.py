@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from hf_vit.errors import UserError
-from hf_vit.models.modeling_hf_axial_resnet import DenseNorm
+from hf_vit.models.modeling_hf_axial_resnet import DenseNorm, HfAxialResNetAttention
 from hf_vit.models.modeling_hf_mixer import HfMixerMLP
 from hf_vit.models.modeling_hf_vit import (
     AttentionPooling,
@@ -38,6 +38,7 @@ _PARTS: dict[type[nn.Module], _Kinds] = {
     HfMixerMLP: {"fc1": nn.Linear, "fc2": nn.Linear},
     DenseNorm: {"dense": nn.Linear, "norm": nn.BatchNorm1d},
 }
+_WITH_BATCH_NORMS = (DenseNorm, HfAxialResNetAttention)
 # Where a class comes from -> what to do first. No library is imported to know its classes.
 _REMEDIES = {
     "peft.": "merge its adapters first: model = model.merge_and_unload()",
@@ -74,6 +75,8 @@ def check_rewritable(model: object) -> tuple[torch.dtype, torch.device]:
         raise UserError(f"{type(model).__name__} is no model of hf_vit and holds none; there is nothing to rewrite")
     placement = _one_dtype_and_device(model)
     for name, module in modules.items():
+        if type(module) in _WITH_BATCH_NORMS:
+            _check_batch_norms(name, module)
         owner, _, place = name.rpartition(".")
         if replacement(modules[owner], place, module) is not None:
             for part_name, part in module.named_modules(prefix=name):
@@ -83,6 +86,13 @@ def check_rewritable(model: object) -> tuple[torch.dtype, torch.device]:
                 f"{_described(name, module)}, which may compute otherwise than its base class; {_AS_LOADED}"
             )
     return placement
+
+
+def _check_batch_norms(name: str, module: nn.Module) -> None:
+    """They become scales and shifts, which those of a batch are not known beforehand."""
+    for part_name, part in module.named_children():
+        if isinstance(part, nn.BatchNorm1d) and any(each is None for each in (part.running_mean, part.weight)):
+            raise UserError(f"{name}.{part_name} is a batch norm without running statistics or weights; {_AS_LOADED}")
 
 
 def _described(name: str, thing: object) -> str:

@@ -17,7 +17,7 @@ from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import Facts
-from hf_vit.results.writing import saying_why, scratch_folder
+from hf_vit.results.writing import remove_remains, saying_why, scratch_folder
 from hf_vit.subjects.labels import label_names_of
 from hf_vit.training.finetuning import finetune
 from hf_vit.training.run.options import FinetuneOptions
@@ -119,6 +119,7 @@ def claim_output(output: Path) -> None:
     Raises:
         UserError: it holds something else.
     """
+    remove_remains(output)
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     training = Facts.load(output).of_kind("training") if output.is_dir() else []

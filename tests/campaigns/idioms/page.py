@@ -33,7 +33,8 @@ transformers' ViT went through the same cases (a backbone beside its bare model)
 - **raises**: a library's own error; of a model as loaded only where transformers' ViT is not right either.
 - **-**: the idiom does not apply.
 
-Where a cell holds two words, heads or dtypes differ.
+Where a cell holds two words, heads or dtypes differ. LoRA on convolutions, merged, answers as its merged weights do;
+on standardised convolutions (hybrid, BiT) that is not what the adapter answered ([why](inference.md)).
 
 Recorded {date} with torch {torch} and transformers {transformers} by `tests/campaigns/test_silent_numbers.py`.
 """
