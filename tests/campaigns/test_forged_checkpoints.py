@@ -52,7 +52,8 @@ SEED = 0
 LONGEST = 1200  # characters of a refusal: eight keys of some length are named
 FREE_MEMORY = 64 * 2**20
 COMMAND = "python -m pytest tests/campaigns/test_forged_checkpoints.py -m slow"
-EARLIER = {"facts.json": b"[]", "model.safetensors": b"an earlier model"}
+EARLIER_FACTS = b'[{"kind": "conversion", "command": "hf-vit convert", "date": "2031-02-03T00:00:00Z"}]'
+EARLIER = {"facts.json": EARLIER_FACTS, "model.safetensors": b"an earlier model"}
 TRACE = Path(tempfile.gettempdir()) / "hf_vit_forged_trace"  # what payloads would create
 Outcome = Mapping[str, bytes] | str
 

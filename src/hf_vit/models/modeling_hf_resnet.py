@@ -103,8 +103,6 @@ class HfResNetBaseBackbone(HfBaseBackbone, HfResNetPreTrainedModel):
 
     def __init__(self, config: HfResNetBaseConfig) -> None:
         super().__init__(config)
-        if not config.stage_depths:  # `hidden_states`, from which the maps are taken, begin with what a unit is given
-            raise ValueError("stage_depths=() is a root alone; a backbone needs at least one stage, such as (1,)")
         stages = range(len(config.stage_depths))
         self.num_features = [config.stem_width, *(4 * config.stem_width * 2**index for index in stages)]
         self.resnet = self.model_class(config)
@@ -116,6 +114,10 @@ class HfResNetBaseBackbone(HfBaseBackbone, HfResNetPreTrainedModel):
         self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]
     ) -> BackboneOutput:
         """Images [B, C, H, W] -> one map [B, C', h, w] for each of `out_features`; hidden_states are the model's."""
+        if (
+            not self.config.stage_depths
+        ):  # `hidden_states`, from which the maps are taken, begin with what a unit is given
+            raise ValueError("stage_depths=() is a root alone; a backbone needs at least one stage, such as (1,)")
         outputs = self.resnet(pixel_values, return_dict=True, **kwargs)
         ends = itertools.accumulate(self.config.stage_depths, initial=0)  # the root, and the last unit of every stage
         stages = zip(self.stage_names, ends, strict=True)

@@ -50,14 +50,12 @@ def run_values(run: Run, parameters: int, steps: int, seconds: float, history: l
 
 
 def _images_seen(run: Run, steps: int) -> int:
-    """In all epochs, of which the last batch is what is left; contrastive training leaves that out."""
-    batch, images = run.recipe.batch_size, run.data.num_examples("train")
-    if images and run.task.get("objective") != "contrastive":
-        epochs, rest = divmod(steps, math.ceil(images / batch))
-        seen = epochs * images + rest * batch
-    else:
-        seen = steps * batch
-    return seen * (1 + run.task.get("unlabelled_ratio", 0))
+    """In all epochs, of which the last batch is what is left; not so where others come beside, and in contrast."""
+    batch, images, beside = run.recipe.batch_size, run.data.num_examples("train"), run.task.get("unlabelled_ratio", 0)
+    if not images or beside or run.task.get("objective") == "contrastive":
+        return steps * batch * (1 + beside)
+    epochs, rest = divmod(steps, math.ceil(images / batch))
+    return epochs * images + rest * batch
 
 
 def data_fact(run: Run, split: str, size: int | None) -> DataFact:
