@@ -68,8 +68,9 @@ class HfPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: HfBaseConfig) -> None:
         # Fields may have been set since it was made; of labels with JSON's strings for indices.
-        if isinstance(config.id2label, dict):
-            config.id2label = {int(i) if str(i).isdecimal() else i: name for i, name in config.id2label.items()}
+        names: Any = config.id2label
+        if isinstance(names, dict):
+            config.id2label = {int(i) if str(i).isdecimal() else i: name for i, name in names.items()}
         config.validate()
         super().__init__(config)
 
