@@ -114,9 +114,7 @@ class HfResNetBaseBackbone(HfBaseBackbone, HfResNetPreTrainedModel):
         self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]
     ) -> BackboneOutput:
         """Images [B, C, H, W] -> one map [B, C', h, w] for each of `out_features`; hidden_states are the model's."""
-        if (
-            not self.config.stage_depths
-        ):  # `hidden_states`, from which the maps are taken, begin with what a unit is given
+        if not self.config.stage_depths:  # the maps are what units are given and put out
             raise ValueError("stage_depths=() is a root alone; a backbone needs at least one stage, such as (1,)")
         outputs = self.resnet(pixel_values, return_dict=True, **kwargs)
         ends = itertools.accumulate(self.config.stage_depths, initial=0)  # the root, and the last unit of every stage
