@@ -1,17 +1,22 @@
 """Published results, measured again: what is said of true ones, of altered ones, and of what cannot be known."""
 
+import itertools
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from evaluation.tiny import NAMES, make_classifier, make_processor
+from evaluation.tiny import NAMES, make_classifier, make_dataset, make_processor
 from loopback.client import Client, Loopback
+from sklearn.metrics import precision_recall_fscore_support
 from transformers import AutoModelForImageClassification
 
-from hf_vit.audit.results import audit_results, check, near_ties
+from hf_vit.audit.near_ties import NearTies
+from hf_vit.audit.results import audit_results, check
+from hf_vit.data import ImageData, load_data
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.hub.card import write_card
@@ -61,8 +66,6 @@ def _right(folder: Path, colours: Path) -> int:
     """Images of the test split that transformers' own pipeline answers right."""
     from transformers import pipeline
 
-    from hf_vit.data import load_data
-
     images: Any = load_data(str(colours)).split("test")
     assert len(images) == 5
     ask = pipeline("image-classification", model=str(folder), device="cpu")
@@ -91,22 +94,75 @@ def test_what_rounding_may_turn(judged: Path, colours: Path) -> None:
     assert "5 are near ties" in first.reason
 
 
-def test_near_ties_are_counted_image_by_image() -> None:
-    from evaluation.tiny import make_dataset
-
-    from hf_vit.data import ImageData
-
+@pytest.fixture
+def tied() -> Examination:
+    """A classifier to which two classes are one: what is of either may be answered with any of both."""
     subject = open_subject((make_classifier(), make_processor()))
-    data = ImageData("animals", "0", {"test": make_dataset(30)}, list(NAMES))
+    data = ImageData("animals", "0", {"test": make_dataset(16)}, list(NAMES))
     with torch.no_grad():
         subject.model.classifier.weight[1] = subject.model.classifier.weight[0]
         subject.model.classifier.bias[1] = subject.model.classifier.bias[0]
-    pixels = subject.prepare([row["image"] for row in data.split("test")])
+    return Examination(subject, data, progress=False)
+
+
+def _best(examination: Examination) -> torch.Tensor:
+    pixels = examination.subject.prepare([row["image"] for row in examination.data.split("test")])
     with torch.no_grad():
-        best = subject.model(pixels).logits.argmax(-1)
-    ties = int((best <= 1).sum())
-    assert 0 < ties < 30
-    assert near_ties(Examination(subject, data, progress=False), 1) == ties
+        return examination.subject.model(pixels).logits.argmax(-1)
+
+
+def test_near_ties_are_counted_image_by_image(tied: Examination) -> None:
+    ties = int((_best(tied) <= 1).sum())
+    assert 0 < ties < 16
+    assert NearTies(tied).count(1) == ties
+
+
+def test_what_near_ties_may_make_of_the_means_of_classes(tied: Examination) -> None:
+    """Every way in which they may turn, by scikit-learn, passes for rounding, and nothing beyond them."""
+    best, labels = _best(tied).numpy(), np.array(tied.data.split("test")["label"])
+    turning = np.flatnonzero(best <= 1)
+    assert 3 <= len(turning) <= 12
+    ways: dict[str, list[float]] = {"precision": [], "recall": [], "f1": []}
+    for answers in itertools.product((0, 1), repeat=len(turning)):
+        best[turning] = answers
+        found = precision_recall_fscore_support(
+            labels, best, labels=np.unique(labels), average="macro", zero_division=0
+        )
+        for values, value in zip(ways.values(), found[:3], strict=True):
+            values.append(float(value))
+    ties = NearTies(tied)
+    for metric, values in ways.items():
+        assert max(values) - min(values) > 0.01
+        assert all(ties.may_give(metric, value, values[0]) for value in values)
+        assert not ties.may_give(metric, min(values) - 0.01, values[0])
+        assert not ties.may_give(metric, max(values) + 0.01, values[0])
+    assert ties.may_give("ece", 0.1 + len(turning) / 16 - 0.001, 0.1)
+    assert not ties.may_give("ece", 0.1 + len(turning) / 16 + 0.001, 0.1)
+    assert not ties.may_give("loss", 0.101, 0.1)
+
+
+def test_a_machine_that_answers_near_ties_otherwise(judged: Path, colours: Path) -> None:
+    """It took all images for the last class, of which this one is as sure as of the first."""
+    model = AutoModelForImageClassification.from_pretrained(judged)
+    torch.nn.init.zeros_(model.classifier.weight)
+    torch.nn.init.zeros_(model.classifier.bias)
+    with torch.no_grad():
+        model.classifier.bias[[0, 2]] = 1.0
+    model.save_pretrained(judged)
+    labels = [row["label"] for row in load_data(str(colours)).split("test")]
+    last = labels.count(2)
+    assert last != labels.count(0)
+    precision = last / len(labels)
+    means = {"precision": precision, "recall": 1.0, "f1": 2 * precision / (precision + 1)}
+    fields = {f"values__{name}": value / len(set(labels)) for name, value in means.items()}
+    change(judged, values__top1=precision, **fields)
+    write_card(judged)
+    found = {finding.what.split()[0]: finding for finding in audit_results(judged, data=[str(colours)], device="cpu")}
+    for name in ("Top-1", "precision", "f1"):
+        assert found[name].verdict == "rounding", str(found[name])
+    change(judged, values__f1=0.8)  # more than two of three classes can have
+    write_card(judged)
+    assert verdicts(judged, colours)["f1 on colours, split test"] == "different"
 
 
 def test_a_number_without_a_record_is_told(judged: Path, colours: Path) -> None:

@@ -5,22 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from hf_vit.audit.claims import records_to_measure, without_record
+from hf_vit.audit.near_ties import SAME, NearTies
 from hf_vit.audit.same_data import SameData
 from hf_vit.errors import UserError, first_line, one_line
-from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.registry import TARGETS, ProtocolRun, evaluate_protocol
 from hf_vit.hub.published_results import ACCURACIES
 from hf_vit.results.facts import DataFact, Facts, Record
 from hf_vit.subjects.subject import Subject, open_subject
 
-# Two classes whose logits are closer than this share of the largest may change places by rounding: other machines and
-# batch sizes add up in another order.
-NEAR_TIE = 1e-4
-# Losses, calibration errors and other protocols' fractions that differ by less are equal.
-SAME = 1e-6
 Verdict = Literal["equal", "rounding", "different", "not checkable"]
 
 
@@ -30,7 +23,7 @@ class Finding:
 
     Attributes:
         what: of which data, by which metric.
-        verdict: "equal"; "rounding": different by no more images than are near ties; "different"; "not checkable".
+        verdict: "equal"; "rounding": different by no more than near ties may; "different"; "not checkable".
         published, measured: as they stand in facts.json, and as measured now; None where there is none.
         reason: in words, where the numbers do not say it.
     """
@@ -119,43 +112,32 @@ def _measured_again(record: Record, subject: Subject, known: SameData, batch_siz
 
 def _compared(what: str, record: Record, run: ProtocolRun) -> Iterator[Finding]:
     """Number by number: a top-1 evaluation's own, or what another protocol calls its headline."""
-    now: Any = run.result.values() if run.protocol == "top1" else run.result.headline()
-    before: Any = record.values if run.protocol == "top1" else record.values["headline"]
+    is_top1 = run.protocol == "top1"
+    now: Any = run.result.values() if is_top1 else run.result.headline()
+    before: Any = record.values if is_top1 else record.values["headline"]
+    ties = NearTies(run.examination) if is_top1 else None
     for name, measured in now.items():
         published = before.get(name)
-        if not isinstance(measured, float) or not isinstance(published, float | int):
-            continue
-        told = f"{ACCURACIES.get(name, name)} on {what}"
-        count = run.result.num_images
-        if name in ACCURACIES and run.protocol == "top1":
-            images = abs(round(measured * count) - round(published * count))
-            yield _by_images(told, float(published), measured, images, run.examination, 1 if name == "top1" else 5)
-        else:
-            apart = abs(measured - published)
-            is_same = apart <= SAME * max(1.0, abs(measured))
-            verdict, reason = ("equal", "") if is_same else ("different", f"by {apart:.2g}")
-            yield Finding(told, verdict, float(published), measured, reason)
+        if isinstance(measured, float) and isinstance(published, float | int):
+            verdict, reason = _verdict(name, float(published), measured, run.result.num_images, ties)
+            yield Finding(f"{ACCURACIES.get(name, name)} on {what}", verdict, float(published), measured, reason)
 
 
-def _by_images(
-    what: str, published: float, measured: float, apart: int, examination: Examination, place: int
-) -> Finding:
-    if not apart:
-        return Finding(what, "equal", published, measured)
-    ties = near_ties(examination, place)
-    reason = f"by {apart} images; {ties} are near ties, which rounding may turn"
-    return Finding(what, "rounding" if apart <= ties else "different", published, measured, reason)
-
-
-def near_ties(examination: Examination, place: int) -> int:
-    """Images whose logits at `place` and the next one are closer than `NEAR_TIE` of the largest."""
-    count = 0
-    for logits, _ in examination.logits(examination.split):
-        ranked = logits.sort(dim=-1, descending=True).values
-        if ranked.shape[-1] > place:
-            gaps = ranked[:, place - 1] - ranked[:, place]
-            count += int(torch.count_nonzero(gaps <= NEAR_TIE * logits.abs().amax(dim=-1)))
-    return count
+def _verdict(name: str, published: float, measured: float, count: int, ties: NearTies | None) -> tuple[Verdict, str]:
+    """Of one number, and why."""
+    if ties is not None and name in ACCURACIES:
+        images = abs(round(measured * count) - round(published * count))
+        if not images:
+            return "equal", ""
+        tied = ties.count(1 if name == "top1" else 5)
+        reason = f"by {images} images; {tied} are near ties, which rounding may turn"
+        return "rounding" if images <= tied else "different", reason
+    apart = abs(measured - published)
+    if apart <= SAME * max(1.0, abs(measured)):
+        return "equal", ""
+    if ties is not None and ties.may_give(name, published, measured):
+        return "rounding", f"by {apart:.2g}, as near ties may turn it"
+    return "different", f"by {apart:.2g}"
 
 
 def describe(findings: Sequence[Finding]) -> str:
