@@ -39,6 +39,24 @@ def test_the_same_inputs_give_the_same_files(saved, data, tmp_path):
     assert found == contents(tmp_path / "two")
 
 
+def test_two_at_once_do_not_mix(saved, data, tmp_path, monkeypatch):
+    """The second, of other settings, comes while the first has found an empty folder and measures."""
+    measure, refused = api.measure_model, []
+
+    def meet(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        with pytest.raises(UserError) as raised:
+            run(saved, data, tmp_path, "vit", "igpt", probe=True, settings=replace(FEW, robustness_images=4))
+        refused.append(str(raised.value))
+        return measure(*arguments, **options)
+
+    monkeypatch.setattr(api, "measure_model", meet)
+    first = run(saved, data, tmp_path, "swin", "igpt", probe=True)
+    assert refused == [f"another process is writing to {tmp_path}; wait until it is done, or choose another"]
+    assert first.measured == ["swin", "igpt"]
+    assert not run(saved, data, tmp_path, "swin", "igpt", probe=True).measured
+
+
 def test_tables_hold_what_was_measured(saved, data, tmp_path):
     done = run(
         saved, data, tmp_path, "resnet", "regnet", settings=ComparisonSettings(**{**FEW.__dict__, "speed_turns": 2})

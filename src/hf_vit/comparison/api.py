@@ -1,7 +1,8 @@
 """`compare`: measure models one by one, keep what is finished, time them together, write tables and pictures."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -30,9 +31,9 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.evaluation.runners import running
 from hf_vit.results.documents import differing
-from hf_vit.results.facts import append_record, is_recorded, new_record
+from hf_vit.results.facts import append_record, exclusive, is_recorded, new_record
 from hf_vit.results.figures import save_figure
-from hf_vit.results.writing import write_atomically
+from hf_vit.results.writing import refuse_address, saying_why, write_atomically
 from hf_vit.speed.forwards import measure_forwards
 from hf_vit.speed.measuring import BUSY
 from hf_vit.subjects.subject import Subject
@@ -112,38 +113,40 @@ def compare(
 
     Raises:
         UserError: a model or the data cannot be read, a model has no head for the classes and no probe was asked for,
-            or the folder holds results of other inputs. All that is found before any work.
+            the folder holds results of other inputs, or another comparison writes there. All that is found before any
+            work.
     """
     settings, say, folder = settings or ComparisonSettings(), report or (lambda line: None), Path(output)
     refuse_output_in(data, folder)
     if runner == "ray" and not all(isinstance(model, str | PathLike) for model in models):
         raise UserError("a model that was made in Python stays in one process; leave --runner ray out")
-    with running(runner, address, device) as ray:
-        subjects = open_models(models, device)
-        reading: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
-        size = None
-        if isinstance(data, str):
-            size = (image_size or _common_size(subjects)) if is_builtin(data) else None
-            data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **reading)
-        if data.readers:
-            raise UserError(f"'{data.name}' is a stream, which cannot be read twice; load it without streaming")
-        wanted = _wanted(subjects, data, split, settings, size, probe)
-        run = Comparison(data, split, subjects)
-        results = {number: _kept(_file(folder, inputs), inputs) for number, inputs in enumerate(wanted)}
-        missing = [number for number, result in results.items() if result is None]
-        for number in sorted(results.keys() - missing):
-            say(f"{subjects[number].name}: kept, it was finished before")
-        todo = [(models[number], subjects[number], wanted[number]) for number in missing]
-        for done, result in _measured(todo, data, settings, device, optimize, progress, ray):
-            number = missing[done]
-            result.write(_file(folder, wanted[number]))
-            results[number] = result
-            say(f"{subjects[number].name}: measured")
-    run.results = [result for result in results.values() if result is not None]
-    run.measured = [subjects[number].name for number in missing]
-    if settings.speed_turns:
-        run.speed = _speed(run, folder / SPEED_NAME, settings, say)
-    _write(run, folder)
+    with ExitStack() as held:
+        with running(runner, address, device) as ray:
+            subjects = open_models(models, device)
+            reading: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
+            size = None
+            if isinstance(data, str):
+                size = (image_size or _common_size(subjects)) if is_builtin(data) else None
+                data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **reading)
+            if data.readers:
+                raise UserError(f"'{data.name}' is a stream, which cannot be read twice; load it without streaming")
+            wanted = _wanted(subjects, data, split, settings, size, probe)
+            run = Comparison(data, split, subjects)
+            held.enter_context(_alone(folder))
+            results = {number: _kept(_file(folder, inputs), inputs) for number, inputs in enumerate(wanted)}
+            missing = [number for number, result in results.items() if result is None]
+            for number in sorted(results.keys() - missing):
+                say(f"{subjects[number].name}: kept, it was finished before")
+            todo = [(models[number], subjects[number], wanted[number]) for number in missing]
+            for done, result in _measured(todo, data, settings, device, optimize, progress, ray):
+                number = missing[done]
+                result.write(_file(folder, wanted[number]))
+                results[number] = result
+                say(f"{subjects[number].name}: measured")
+        run.results = [result for result in results.values() if result is not None]
+        run.measured = [subjects[number].name for number in missing]
+        run.speed = _speed(run, folder / SPEED_NAME, settings, say) if settings.speed_turns else None
+        _write(run, folder)
     return run
 
 
@@ -250,6 +253,16 @@ def _speed(run: Comparison, path: Path, settings: ComparisonSettings, say: Calla
     found.write(path)
     say("speed: measured")
     return found
+
+
+@contextmanager
+def _alone(folder: Path) -> Generator[None]:
+    """Let no other comparison write there: two at once could both find it empty, and mix their files."""
+    refuse_address(folder)
+    with saying_why(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder, wait=False):
+        yield
 
 
 def _file(folder: Path, inputs: ComparisonInputs) -> Path:

@@ -25,7 +25,7 @@ import math
 import os
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
@@ -186,8 +186,12 @@ def fraction(value: object) -> float | None:
 
 
 @contextmanager
-def exclusive(folder: str | os.PathLike[str]) -> Generator[None]:
-    """Hold the folder's advisory lock, where the system has one; it leaves no lock file behind to be shared."""
+def exclusive(folder: str | os.PathLike[str], *, wait: bool = True) -> Generator[None]:
+    """Hold the folder's advisory lock, where the system has one; it leaves no lock file behind to be shared.
+
+    Raises:
+        UserError: another holds it, and this one does not `wait`.
+    """
     try:
         import fcntl
     except ImportError:  # not a POSIX system
@@ -195,8 +199,14 @@ def exclusive(folder: str | os.PathLike[str]) -> Generator[None]:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network file systems cannot lock a folder
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"another process is writing to {folder}; wait until it is done, or choose another"
+            ) from error
+        except OSError:  # some network file systems cannot lock a folder
+            pass
         yield
     finally:
         os.close(descriptor)
