@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from huggingface_hub import ModelCard
 
 from hf_vit import HfViTForImageClassification, HfViTModel, push_to_hub, variant_config
 from hf_vit.errors import UserError
+from hf_vit.hub import card
 from hf_vit.hub.card import is_rendered, refresh_card, render_card, write_card
 from hf_vit.hub.contents import collect
 from hf_vit.hub.energy import state_power
@@ -24,6 +26,7 @@ from hf_vit.hub.licenses import common_license, license_of, need_license
 from hf_vit.hub.model_folder import count_parameters
 from hf_vit.hub.recipe_in_use import in_use
 from hf_vit.results.facts import DataFact, Facts, Record, append_record
+from hf_vit.results.writing import write_atomically
 from hf_vit.training.recipes.registry import find_recipe
 from hf_vit_cli.main import main
 
@@ -337,6 +340,28 @@ def test_words_of_others_are_not_refreshed(told: Path) -> None:
     write_card(told)
     assert is_rendered(told)
     assert refresh_card(told) == told / "README.md"
+
+
+def test_of_two_at_once_the_card_of_the_latest_facts_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another command records and refreshes while this one, which has read the facts, is about to write."""
+    write, others = write_atomically, list[threading.Thread]()
+
+    def meet(path: Path, content: str) -> None:
+        monkeypatch.undo()
+        others.append(threading.Thread(target=record_and_refresh))
+        others[0].start()
+        others[0].join(3)  # it waits for its turn; without one it is done by now
+        write(path, content)
+
+    def record_and_refresh() -> None:
+        append_record(folder, record("evaluation", EVALUATION, data=data("test", 300)))
+        refresh_card(folder)
+
+    monkeypatch.setattr(card, "write_atomically", meet)
+    refresh_card(folder)
+    others[0].join()
+    assert (folder / "README.md").read_text() == render_card(folder)
+    assert "98.77%" in render_card(folder)
 
 
 def test_parameters_are_counted_in_the_files(folder: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hf_vit
 from hf_vit.conversion.targets.graphs import runtimes
-from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
+from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches, onnx_of_linear
 from hf_vit.inference import encoders, engines
 from hf_vit.inference.attention import take_apart
 from hf_vit.inference.encoders import EngineEncoder
@@ -417,6 +417,18 @@ def test_products_of_their_own_give_the_same(choice: str):
         take_apart(attention)
         assert len(attention.qkv) == 3
     torch.testing.assert_close(model(images).last_hidden_state, wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("engine", engines.ENGINES.values(), ids=engines.ENGINES)
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_layer_alone(engine: type[engines.Engine], has_bias: bool):
+    """Written by hand, it answers as torch's, whatever number of rows came first."""
+    layer = torch.nn.Linear(5, 3, bias=has_bias)
+    graph = engine.of(onnx_of_linear(layer, "logits"), torch.float32)
+    for rows in (2, 1, 7):
+        values = torch.randn(rows, 5)
+        (given,) = graph.run(values, ["logits"]).values()
+        torch.testing.assert_close(given, layer(values), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("with_avx2_alone", [True, False])

@@ -14,7 +14,7 @@ from hf_vit.hub.example import Architecture, example
 from hf_vit.hub.licenses import declared_license
 from hf_vit.hub.markdown import Markdown, code_block, code_span, text
 from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, example_images, read_config
-from hf_vit.results.facts import Facts
+from hf_vit.results.facts import Facts, exclusive
 from hf_vit.results.writing import write_atomically
 
 MARKER = "<!-- Rendered by hf-vit from facts.json and config.json; edits here are lost when it is rendered again. -->"
@@ -37,7 +37,8 @@ def refresh_card(folder: str | os.PathLike[str], *, license: str | None = None) 
     """Render the card again after new facts, unless somebody wrote README.md by hand (None then)."""
     if (Path(folder) / CARD_NAME).exists() and not is_rendered(folder):
         return None
-    return write_card(folder, license=license)
+    with exclusive(folder):  # else a card of earlier facts could come last
+        return write_card(folder, license=license)
 
 
 def is_rendered(folder: str | os.PathLike[str]) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 from transformers.utils.generic import can_return_tuple
 
-from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
+from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches, onnx_of_linear
 from hf_vit.environment import has_avx2_alone
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import FAMILIES
@@ -305,9 +305,7 @@ def _changes(
             parts = tuple(classifier.children())
             yield from _computed_by(classifier, EngineClassifier, {"outputs": outputs[1], "parts": parts})
             for head in (part for part in parts if type(part) is nn.Linear):
-                twin, example = copy.deepcopy(head).float().eval(), _zeros(2, head.in_features)
-                alone = engine.of(onnx_of_batches(twin, example, ["logits"]), dtype)
-                yield from _computed_by(head, EngineHead, {"graph": alone})
+                yield from _computed_by(head, EngineHead, {"graph": engine.of(onnx_of_linear(head, "logits"), dtype)})
 
 
 def _is_classifier(model: nn.Module) -> bool:
