@@ -4,19 +4,20 @@ import re
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from evaluation.tiny import NAMES, make_classifier, make_dataset, make_images, make_processor
+from evaluation.tiny import NAMES, make_classifier, make_dataset, make_images, make_processor, save_ours
 from PIL import Image
 from sklearn.metrics import accuracy_score, confusion_matrix, log_loss, recall_score, top_k_accuracy_score
 
 from hf_vit.data import ImageData, eval_transform
 from hf_vit.errors import UserError
-from hf_vit.evaluation import ClassificationResult, evaluate_protocol
+from hf_vit.evaluation import ClassificationResult, evaluate, evaluate_protocol
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.top1 import top1
 from hf_vit.evaluation.protocols.top1_figures import thumbnail_of
@@ -262,3 +263,14 @@ def test_workers_send_no_whole_images() -> None:
 def test_the_bar_goes_to_standard_error(dataset: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
     _evaluate(make_classifier(), dataset, progress=True)
     assert capsys.readouterr().out == ""
+
+
+def test_a_model_that_judges_each_class_by_itself_is_told_of(dataset: Dataset, tmp_path: Path) -> None:
+    """Its answers to an image need not sum to 1, which the loss of one class an image takes for granted."""
+    model, data = save_ours(tmp_path), ImageData("noise", "0123456789abcdef", {"test": dataset}, list(NAMES))
+    assert "warnings" not in evaluate(str(tmp_path), data, progress=False).record.values
+    model.config.problem_type = "multi_label_classification"
+    model.save_pretrained(tmp_path)
+    (told,) = evaluate(str(tmp_path), data, progress=False).record.values["warnings"]
+    assert told.startswith("the model judges each class by itself, and the loss, the calibration error")
+    assert told in (tmp_path / "README.md").read_text()

@@ -1,9 +1,10 @@
-"""What makes a result other than it seems: images that the model learnt from or saw otherwise, data that changed."""
+"""What makes a result other than it seems: images that the model learnt from or saw otherwise, changed data."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.reading import is_multi_label
 from hf_vit.hub.card_metadata import current_records
 from hf_vit.results.facts import Facts, Record
 from hf_vit.results.trained_images import count_trained
@@ -15,7 +16,7 @@ _FED = {
 }
 
 
-def warnings_of(examination: Examination, folder: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+def warnings_of(examination: Examination, protocol: str, folder: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a record of an evaluation says of it, given how the model of `folder` was trained; empty if all is well.
 
     Besides `warnings`: `trained_images`, how many were learnt from; `fed`, how images were fed otherwise than usual.
@@ -36,6 +37,11 @@ def warnings_of(examination: Examination, folder: Any, settings: Mapping[str, An
             warnings.append(
                 f"{data.name} has changed since the training (fingerprint {data.fingerprint}, then {before})"
             )
+    if protocol in ("top1", "calibration") and is_multi_label(examination.subject.model):
+        warnings.append(
+            "the model judges each class by itself, and the loss, the calibration error and what follows from "
+            "confidence take its answers for probabilities of one class an image"
+        )
     fed = {name: settings[name] for name in _FED if name in settings}
     warnings += [_FED[name].format(value) for name, value in fed.items()]
     found = {"warnings": warnings, "trained_images": known, "fed": fed}

@@ -53,7 +53,7 @@ def save_protocol(
     record = new_record(
         "evaluation",
         values=run.result.record(run.protocol, run.settings, pictures)
-        | warnings_of(run.examination, home, run.settings)
+        | warnings_of(run.examination, run.protocol, home, run.settings)
         | engine_fact(run.engine),
         command=command,
         seed=run.examination.seed,
