@@ -140,6 +140,41 @@ def test_a_pooler_that_comes_later(change: Callable[[Any], None]):
         change(hf_vit.optimize_for_inference(build("default"), engine="openvino"))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("value", [torch.nan, 3e38])
+def test_weights_whose_answers_are_not_numbers(value: float):
+    """OpenVINO's ReLU makes numbers of NaN: a model that has diverged would look as if it worked."""
+    model = build(hidden_act="relu")
+    model.vit.layers[0].mlp.fc1.bias[0] = value
+    model.vit.layers[0].mlp.fc2.weight[:, 0] = 3.0  # else 3e38 stays a number
+    assert model(IMAGES).logits.isnan().all()
+    with pytest.raises(hf_vit.UserError, match=r"engine='openvino' might make numbers of the NaN .* engine='torch'"):
+        hf_vit.optimize_for_inference(copy.deepcopy(model), engine="openvino")
+    fast = hf_vit.optimize_for_inference(model)
+    assert fast.engine == "torch"
+    assert fast(IMAGES).logits.isnan().all()
+
+
+@torch.no_grad()
+def test_what_an_engine_computes_takes_nothing_new():
+    fast = hf_vit.optimize_for_inference(build(), engine="openvino")
+    wanted = fast(IMAGES).logits
+    weight = nn.Parameter(torch.full_like(fast.classifier.bias, 100.0))
+    for change, message in (
+        (lambda: setattr(fast.classifier, "bias", None), "other weights"),
+        (lambda: fast.classifier.register_parameter("bias", weight), "other weights"),
+        (lambda: fast.vit.register_buffer("more", torch.zeros(1)), "other weights"),
+        (lambda: fast.vit.layers.insert(0, nn.Identity()), "another part here"),
+    ):
+        with pytest.raises(hf_vit.UserError, match=message):
+            change()
+    features = torch.randn(2, fast.classifier.in_features)
+    assert_near(fast.classifier(torch._neg_view(features)), fast.classifier(-features))
+    assert_near(fast(torch._neg_view(-IMAGES)).logits, wanted)
+    with torch.enable_grad(), pytest.raises(hf_vit.UserError, match="has no gradients"):
+        fast.classifier(features.requires_grad_())
+
+
 def test_an_engine_that_is_asked_for_takes_no_hooks():
     """Not on the model itself either: they would be in its graph, and then be called."""
     heard: list[object] = []

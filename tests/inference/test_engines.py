@@ -5,6 +5,7 @@ import gc
 import logging
 import tempfile
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 from models.families import FAMILIES, OTHERS, Family, assert_near, tensors_of
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hf_vit
@@ -419,11 +421,28 @@ def test_products_of_their_own_give_the_same(choice: str):
     torch.testing.assert_close(model(images).last_hidden_state, wanted, rtol=0, atol=1e-10)
 
 
+def _no_bias(layer: torch.nn.Linear) -> None:
+    layer.bias = None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _weight_after_bias(layer: torch.nn.Linear) -> None:
+    parametrize.register_parametrization(layer, "weight", torch.nn.Identity())
+    parametrize.remove_parametrizations(layer, "weight")
+    assert [name for name, _ in layer.named_parameters()] == ["bias", "weight"]
+
+
+def _bias_as_buffer(layer: torch.nn.Linear) -> None:
+    bias = layer.bias.detach()
+    del layer.bias
+    layer.register_buffer("bias", bias)
+
+
 @pytest.mark.parametrize("engine", engines.ENGINES.values(), ids=engines.ENGINES)
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_a_layer_alone(engine: type[engines.Engine], has_bias: bool):
+@pytest.mark.parametrize("change", [lambda layer: None, _no_bias, _weight_after_bias, _bias_as_buffer])
+def test_a_layer_alone(engine: type[engines.Engine], change: Callable[[torch.nn.Linear], None]):
     """Written by hand, it answers as torch's, whatever number of rows came first."""
-    layer = torch.nn.Linear(5, 3, bias=has_bias)
+    layer = torch.nn.Linear(5, 5)
+    change(layer)
     graph = engine.of(onnx_of_linear(layer, "logits"), torch.float32)
     for rows in (2, 1, 7):
         values = torch.randn(rows, 5)

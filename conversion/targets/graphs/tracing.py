@@ -142,12 +142,14 @@ def onnx_of_linear(layer: nn.Linear, output_name: str) -> ONNXProgram:
     from onnx import TensorProto, helper, numpy_helper
     from onnxscript import ir
 
-    arrays = {name: each.detach().float().cpu().numpy() for name, each in layer.named_parameters()}
+    # By their names, of whatever kind and in whatever order they are registered.
+    tensors = {name: getattr(layer, name) for name in ("weight", "bias")}
+    arrays = {name: each.detach().float().cpu().numpy() for name, each in tensors.items() if each is not None}
     node = helper.make_node("Gemm", ["pixel_values", *arrays], [output_name], transB=1)
     given = helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, ["batch", layer.in_features])
     made = helper.make_tensor_value_info(output_name, TensorProto.FLOAT, ["batch", layer.out_features])
-    tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
-    graph = helper.make_graph([node], "linear", [given], [made], tensors)
+    constants = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph([node], "linear", [given], [made], constants)
     # What runtimes of the oldest allowed versions read.
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     return ONNXProgram(ir.from_proto(model), None)

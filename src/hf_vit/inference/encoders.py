@@ -20,7 +20,7 @@ from hf_vit.errors import UserError, one_line
 from hf_vit.families import FAMILIES
 from hf_vit.inference.attention import take_apart
 from hf_vit.inference.engines import ENGINES, Engine
-from hf_vit.inference.freezing import preceded
+from hf_vit.inference.freezing import preceded, refuse_gradients
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.loss_hf_vit import classifier_loss
 from hf_vit.models.modeling_hf_vit import HfViTBaseForImageClassification
@@ -167,6 +167,7 @@ class EngineHead(nn.Linear):
     graph: Engine
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        refuse_gradients(input)
         if _is_batch(input, (self.in_features,)) and input.dtype == self.weight.dtype:
             features = input.detach().contiguous()
             if _are_usual(features):
@@ -181,6 +182,7 @@ def _is_batch(values: Any, shape: tuple[int, ...]) -> bool:
     return (
         len(values) > 0
         and values.device.type == "cpu"
+        and not values.is_neg()  # of which NumPy makes nothing
         and not (values.requires_grad and torch.is_grad_enabled())
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._functorch.is_functorch_wrapped_tensor(values)  # pyright: ignore[reportAttributeAccessIssue]
@@ -336,7 +338,13 @@ def _graph_of(
         twin.base_model.layers[-1].num_read = num_read
     one_pass, size = _Pass(twin, num_read is not None).eval(), as_pair(twin.config.image_size)
     images = _zeros(2, twin.config.num_channels, *size)
-    outputs = [Outputs(type(output), tuple(output)) for output in one_pass.outputs(images)]
+    answers = one_pass.outputs(images)
+    if any(bool(tensor.isnan().any()) for output in answers for tensor in output.to_tuple()):
+        raise UserError(
+            f"engine={engine.package!r} might make numbers of the NaN that this {type(model).__name__} answers: its "
+            "weights are damaged or diverged; give others, or engine='torch'"
+        )
+    outputs = [Outputs(type(output), tuple(output)) for output in answers]
     # Of one size, which is faster to make and to run; torch computes the others.
     graph = engine.of(onnx_of_batches(one_pass, images, [name for each in outputs for name in each.names]), dtype)
     return graph, *outputs

@@ -163,6 +163,8 @@ class Sealed(Frozen):
     def __setattr__(self, name: str, value: object) -> None:
         if isinstance(value, nn.Module) or name in vars(self)["_modules"]:
             _refuse_parts()
+        if name in vars(self)["_parameters"] or name in vars(self)["_buffers"]:
+            _refuse_weights()
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
@@ -170,6 +172,16 @@ class Sealed(Frozen):
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
         _refuse_parts()
+
+    def insert(self, index: int, module: nn.Module) -> None:
+        """Of a ModuleList."""
+        _refuse_parts()
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        _refuse_weights()
+
+    def register_buffer(self, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
+        _refuse_weights()
 
 
 def refuse_gradients(inputs: torch.Tensor) -> None:
