@@ -138,6 +138,18 @@ def test_masks_are_judged_beside_boxes() -> None:
     assert values["mask_ap_of_class"] == {"box": 0}
 
 
+def test_crowds_alone_are_nothing_to_judge_by() -> None:
+    """Not an image whose precision is -1, the worst of all, nor a split of which nothing is known."""
+    meter, crowd = DetectionMeter(), objects([[0, 0, 9, 9]], [0]) | {"iscrowd": torch.tensor([1])}
+    answer = objects([[0, 0, 9, 9]], [0], [0.9])
+    assert np.isnan(meter.image_score(answer, crowd))
+    meter.update(answer, crowd)
+    with pytest.raises(UserError, match="none of the 1 images has an object"):
+        meter.values(["one"])
+    meter.update(answer, objects([[0, 0, 9, 9]], [0]))
+    assert meter.values(["one"])["ap"] == pytest.approx(1.0)
+
+
 def test_nothing_to_judge_by_is_said() -> None:
     meter, detections = SegmentationMeter(2), DetectionMeter()
     meter.update(torch.tensor([[0]]), torch.tensor([[IGNORED]]))

@@ -127,6 +127,13 @@ def test_two_processes_judge_every_image_once(learnt: Any, tmp_path: Path, warm:
         assert told[0]["validation"] == pytest.approx(one.validation, abs=2e-3)
 
 
+def test_two_processes_train_a_backbone_with_parts_that_no_map_passes(tmp_path: Path, warm: Zygote) -> None:
+    """A BiT's last norm has no gradient, for which torch would wait at the second step."""
+    settings = {"family": "bit", "steps": 2, "evaluations": 1}
+    job = {"output": str(tmp_path / "two"), "task": "segmentation", "head": "linear", "settings": settings}
+    assert warm.together("training.dense_jobs:learn_alone", tmp_path / "processes", **job) == ""
+
+
 @pytest.mark.parametrize(("head", "least"), [("linear", 1), ("upernet", 2)])  # UperNet has batch norms
 def test_pixels_that_are_not_judged_weigh_nothing(tmp_path: Path, head: str, least: int) -> None:
     """However many there are in a micro-batch, and where there are no others."""

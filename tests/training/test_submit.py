@@ -112,6 +112,8 @@ def test_how_jobs_stand(cluster, place, told):
         ("-- finetune m --data d --output out --epochs x", "--epochs 'x': "),
         ("-- finetune m --data d --output taken", "the output folder taken is not empty; choose a new or empty one"),
         ("--jobs taken -- finetune m --data d --output out", "the folder for jobs taken is not empty; choose "),
+        ("--jobs out/jobs -- finetune m --data d --output out", "out/jobs lies in the output folder out; choose one "),
+        ("--sweep seed=0,1 -- finetune m --data d --output out --push a/b", "every job of the sweep would push to a/b"),
         ("--jobs a%j -- finetune m --data d --output out", "a%j has a name that Slurm would read; choose one "),
         ("--sweep seed=0,x -- finetune m --data d --output out", "--seed 'x': "),
         ("--sweep sede=0 -- finetune m --data d --output out", "no such option: --sede"),

@@ -67,6 +67,13 @@ def test_the_best_trial_is_the_run_of_its_own_rate(swept, tiny_config, colours, 
     assert any("learning rate 1e-06: validation accuracy" in line for line in told)
 
 
+def test_a_finished_sweep_tells_the_rate_that_it_kept(swept, sweep):
+    """Not the one that was typed: the same command, once more."""
+    again = sweep(swept[0].folder, resume=True)
+    assert again.recipe.learning_rate == swept[0].recipe.learning_rate == 3e-3
+    assert [trial["learning_rate"] for trial in again.trials] == list(RATES)
+
+
 def test_a_killed_sweep_goes_on_to_the_same(swept, sweep, tmp_path):
     done = swept[0]
     again = tmp_path / "again"

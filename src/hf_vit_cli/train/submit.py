@@ -73,6 +73,8 @@ def submit(
         _refuse_locally(nodes=nodes if nodes > 1 else None, partition=partition, sbatch=(sbatch or [None])[0])
     trainings = _trainings(context, command, parse_sweep(sweep or ()))
     folder = jobs or Path(f"{_values(context, command)['output']}.jobs")
+    if holder := next((each for each in trainings if folder.resolve().is_relative_to(each.resolve())), None):
+        raise UserError(f"the folder for jobs {folder} lies in the output folder {holder}; choose one beside it")
     submission = cluster.submit(folder, trainings, "slurm" if slurm else "local", asked)
     if slurm:
         typer.echo(f"queued {len(trainings)} jobs ({', '.join(job.id for job in submission.jobs)})")
@@ -160,6 +162,10 @@ def _trainings(
     from hf_vit_cli.jobs import refuse_full
 
     given = _values(context, command)
+    if sweep and given.get("push") and "push" not in sweep:
+        raise UserError(
+            f"every job of the sweep would push to {given['push']}; leave --push out, and push the best one"
+        )
     trainings: dict[Path, list[str]] = {}
     for values in product(*sweep.values()):
         chosen = dict(zip(sweep, values, strict=True))

@@ -128,7 +128,7 @@ class Task(ABC, Generic[Result]):
             "folder": folder,
             "model": self.auto_class.from_pretrained(folder).eval(),
             "processor": AutoImageProcessor.from_pretrained(folder),
-            "recipe": recipe,
+            "recipe": recipe.override(learning_rate=values["recipe"]["learning_rate"]),  # a sweep may have chosen it
             "steps": values["steps"],
             "seconds": records[last].seconds or 0.0,
             "history": [],

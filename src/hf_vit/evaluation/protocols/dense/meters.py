@@ -110,21 +110,26 @@ class DetectionMeter:
         self._metric.warn_on_many_detections = False
         self._of_one_image = MeanAveragePrecision(iou_type="bbox", backend="pycocotools", **_ALONE)
         self._of_one_image.warn_on_many_detections = False
-        self.num_images = self.num_objects = 0
+        self.num_images = self.num_objects = self.num_singles = 0
 
     def update(self, predicted: Mapping[str, torch.Tensor], truth: Mapping[str, torch.Tensor]) -> None:
         """One image."""
         self._metric.update([self._plain(predicted)], [self._plain(truth)])
         self.num_images += 1
         self.num_objects += len(truth["labels"])
+        crowds = truth.get("iscrowd")
+        self.num_singles += len(truth["labels"]) - (0 if crowds is None else int(crowds.sum()))
 
     def image_score(self, predicted: Mapping[str, torch.Tensor], truth: Mapping[str, torch.Tensor]) -> float:
-        """Average precision of the boxes of one image by itself, NaN where it has no object and none was answered."""
+        """Average precision of the boxes of one image by itself, NaN where it has no object and none was answered, and
+        where all of its objects are crowds.
+        """
         if not len(truth["labels"]):
             return 0.0 if len(predicted["labels"]) else float("nan")
         self._of_one_image.reset()
         self._of_one_image.update([self._plain(predicted)], [self._plain(truth)])
-        return float(self._of_one_image.compute()["map"])
+        score = float(self._of_one_image.compute()["map"])
+        return score if score >= 0 else float("nan")  # torchmetrics' -1: there was nothing to judge by
 
     def values(self, names: Sequence[str]) -> dict[str, Any]:
         """Fractions by name, None where nothing of that size is there; of masks under names that begin with "mask_".
@@ -132,7 +137,7 @@ class DetectionMeter:
         Raises:
             UserError: there is no object.
         """
-        if not self.num_objects:
+        if not self.num_singles:
             raise UserError(f"none of the {self.num_images:,} images has an object to judge by; choose another split")
         counted: Mapping[str, torch.Tensor] = self._metric.compute()
         values: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """Learning to find objects from boxes, and to outline them where there are masks and the head does so."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast, final
+from typing import Any, cast, final
 
 import torch
 from transformers import ViTImageProcessor
@@ -58,8 +58,6 @@ class Detection(HeadTask):
     target = "objects"
     name = "detection"
     measured = ("ap", "ap50")
-    # In a batch without objects what judges boxes learns nothing.
-    arguments: ClassVar[dict[str, Any]] = {"ddp_find_unused_parameters": True}
 
     def new_judge(self, run: Run) -> Judge:
         return DetectionJudge(run.processor, run.data.label_names)

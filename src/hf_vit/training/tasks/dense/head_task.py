@@ -59,6 +59,8 @@ class HeadTask(Task[FinetuneResult]):
 
     trainer_class = DenseTrainer
     streams = False
+    # In a batch without objects what judges boxes learns nothing; nor does the last norm of a BiT, which no map passes.
+    arguments: ClassVar[dict[str, Any]] = {"ddp_find_unused_parameters": True}
     # The task's name, and that of the protocol that judges it.
     name: ClassVar[DenseTask]
     # The measurements of the validation split that are kept, that by which the best checkpoint is chosen first.
