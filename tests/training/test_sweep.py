@@ -67,9 +67,9 @@ def test_the_best_trial_is_the_run_of_its_own_rate(swept, tiny_config, colours, 
     assert any("learning rate 1e-06: validation accuracy" in line for line in told)
 
 
-def test_a_finished_sweep_tells_the_rate_that_it_kept(swept, sweep):
+def test_a_finished_sweep_tells_the_rate_that_it_kept(swept, sweep, tmp_path):
     """Not the one that was typed: the same command, once more."""
-    again = sweep(swept[0].folder, resume=True)
+    again = sweep(shutil.copytree(swept[0].folder, tmp_path / "again"), resume=True)
     assert again.recipe.learning_rate == swept[0].recipe.learning_rate == 3e-3
     assert [trial["learning_rate"] for trial in again.trials] == list(RATES)
 
