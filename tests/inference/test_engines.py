@@ -57,7 +57,7 @@ def _exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def exported(module: Any, example: torch.Tensor, names: list[str]) -> Any:
         weights = tuple(float(each.sum()) for each in [*module.parameters(), *module.buffers()])
-        asked = str(module.asked) + module.model.config.to_json_string() if hasattr(module, "asked") else None
+        asked = str(module.asked) + module.model.config.to_json_string()
         kinds = tuple(map(type, module.modules()))  # the engines' forms of a model differ
         key = tuple(names), tuple(example.shape), asked, kinds, weights
         if key not in PROGRAMS:
