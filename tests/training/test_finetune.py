@@ -13,7 +13,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, Vi
 
 from hf_vit import HfViTForImageClassification
 from hf_vit.data import load_data
-from hf_vit.evaluation import evaluate_protocol
+from hf_vit.evaluation import evaluate, evaluate_protocol
 from hf_vit.models.modeling_hf_vit import HfViTAttention
 from hf_vit.models.positions_hf_vit import resample_position_table
 from hf_vit.results.facts import Facts
@@ -80,6 +80,19 @@ def test_bfloat16_on_a_cpu(emulated: bool, attention: str, tiny_checkpoint, colo
     assert Facts.load(tmp_path / "out").records[0].values["precision"] == "bf16"
     saved = AutoModelForImageClassification.from_pretrained(tmp_path / "out")
     assert (saved.dtype, saved.config._attn_implementation) == (torch.float32, "sdpa")
+
+
+@pytest.mark.parametrize("settings", [{}, {"average_decay": 0.9}, {"tune": "lora"}, {"task": "segmentation"}], ids=str)
+def test_after_bfloat16_the_saved_model_is_judged(settings, tiny_checkpoint, colours, tmp_path, monkeypatch):
+    """`evaluate` of the saved folder gives the same digits; the record says what the validation was computed in."""
+    monkeypatch.setattr("hf_vit.training.run.arguments.emulates_bfloat16", lambda: False)
+    monkeypatch.setattr("hf_vit.data.builtin.scenes.HELD_OUT", 6)
+    data = "scenes:images=16,size=32" if "task" in settings else str(colours)
+    quick = dict(steps=4, evaluations=2, batch_size=8, learning_rate=1e-3, precision="bf16", device="cpu")
+    done = finetune(str(tiny_checkpoint), data, tmp_path / "out", **quick, **settings)
+    judged = evaluate(str(tmp_path / "out"), data, device="cpu", progress=False).result.values()
+    assert judged == done.test.values()
+    assert Facts.load(tmp_path / "out").records[0].values["validation_precision"] == "bf16"
 
 
 def test_facts_record_what_was_used_and_found(tuned, colours):

@@ -226,10 +226,14 @@ def complete(task: Task[Result], trained: Trained) -> Result:
         UserError: the disk is full; the checkpoints stay.
     """
     run, trainer = trained.run, trained.trainer
-    model = whole_model(task.released(trainer.bare_model()))
+    module = trainer.bare_model()
+    for name in ("forward", "_original_forward"):  # accelerate's bfloat16 autocast, which the saved model lacks
+        module.__dict__.pop(name, None)
+    model = whole_model(task.released(module))
     model.eval()
-    if (family := family_of(model.config.model_type)) is not None and family.is_vit:
-        model.set_attn_implementation("sdpa")
+    if (family := family_of(vision_config(model).model_type)) is not None and family.is_vit:
+        # The attention that the saved model is loaded with; a head without sdpa keeps its own.
+        model.set_attn_implementation("sdpa" if model._supports_sdpa else {"backbone_config": "sdpa"})  # pyright: ignore[reportPrivateUsage]
     result = task.conclude(run, model, trainer.state, trained.seconds)
     deliver(run, lambda folder: _write(task, run, result, folder))
     return result

@@ -38,6 +38,8 @@ def run_values(run: Run, parameters: int, steps: int, seconds: float, history: l
     if logged:
         values["training_loss"] = logged[-1]
     values["base_model" if run.source.has_weights else "variant"] = run.source.name
+    if run.bf16:  # while training; the test split is judged in the precision of the saved weights
+        values["validation_precision"] = "bf16"
     if run.source.has_weights and (license := license_of(run.source.name)):
         values["base_license"] = license
     if run.source.foreign is not None:
