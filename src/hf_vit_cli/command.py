@@ -21,7 +21,7 @@ from hf_vit_cli.places import is_endless, obstacle
 from hf_vit_cli.stopping import stoppable
 
 _LARGEST = 2**32 - 1  # a seed of numpy; nothing that is counted comes near
-_WRITTEN = ("output", "report", "jobs")
+_WRITTEN = ("output", "report")
 _STOPPED = stoppable(lambda: "nothing is left half-written")  # where a command says nothing of its own
 _TRUTHS = ("true", "yes", "on", "1", "false", "no", "off", "0")
 

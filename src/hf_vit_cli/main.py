@@ -18,7 +18,7 @@ from hf_vit_cli.messages import exit_code_of, message_of
 
 # Command -> the folder of its module, which has a function, or a group of them, of that name (dashes: underscores).
 COMMANDS: dict[str, str] = {
-    **dict.fromkeys(("demo", "finetune", "pretrain", "recipes", "soup", "submit"), "train"),
+    **dict.fromkeys(("demo", "finetune", "pretrain", "recipes", "soup"), "train"),
     **dict.fromkeys(("data", "evaluate", "predict", "embed", "analyze", "compare", "diff"), "measure"),
     **dict.fromkeys(("cost", "scaling-law"), "measure"),
     **dict.fromkeys(("convert", "export", "page", "card", "push", "verify", "models"), "share"),

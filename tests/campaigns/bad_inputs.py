@@ -7,7 +7,6 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-import slurm
 import torch
 from pages.small_runtime import save_runtime
 from PIL import Image
@@ -17,27 +16,26 @@ from PIL import Image
 KINDS = {
     "model": ("model", "models", "teacher", "against", "other"),
     "data": ("data", "images", "source", "unlabelled", "calibrate"),
-    "output": ("output", "report", "jobs"),
+    "output": ("output", "report"),
     "runtime": ("runtime",),
     "file": ("verify", "labels", "class_map", "cue_conflict", "config", "sources", "real_labels", "mappings"),
     "size": ("image_size", "resize_to"),
     "repository": ("repo", "push", "space"),
-    "place": ("places", "status"),
+    "place": ("places",),
     "device": ("device",),
     "name": (
         "recipe", "distillation", "precision", "optimizer", "schedule", "loss", "tune", "objective", "target", "mode",
         "normalization", "name", "protocol", "split", "fill", "picture_format", "hidden_act", "pooling", "to", "kinds",
         "only", "corruption", "variants", "work", "dtype", "contestant", "report_to", "image_column", "label_column",
         "family", "spelling", "self_training", "pseudo_labels", "auto_augment", "quantize",
-        "task", "head", "command", "runner",
+        "task", "head", "runner",
     ),
     "address": ("address",),
     "text": (
         "sweep_rates", "device_flops", "sha256", "license", "revision", "tag", "max_shard_size", "prefix",
-        "sweep", "sbatch",
     ),
 }  # fmt: skip
-FREE = ("unit", "search", "judged_on", "collection", "partition")  # any text will do, or is shown as it is
+FREE = ("unit", "search", "judged_on", "collection")  # any text will do, or is shown as it is
 ENDLESS = ("steps", "epochs", "seeds", "turns", "builds", "trials", "seconds", "speed_turns")  # many take their time
 
 VALUES: dict[str, tuple[str, ...]] = {
@@ -96,9 +94,6 @@ GOOD: dict[str, dict[str, list[str]]] = {
     },
     "data": {"source": ["colours"], "output": ["--output", "out"]},
     "recipes": {},
-    "submit": {
-        "requeues": ["--requeues", "3"], "command": ["--", "finetune", "model", "--data", "colours", "--output", "out"],
-    },
     "soup": {"models": ["model", "model_2"], "output": ["--output", "out"], "data": ["--data", "colours"]},
     "evaluate": {"model": ["model"], "data": ["--data", "colours"], "output": ["--output", "out"]},
     "predict": {"model": ["model"], "images": ["image.png"]},
@@ -187,7 +182,6 @@ def prepare(root: Path, checkpoint: Path) -> None:
     shutil.copy(checkpoint, root / "checkpoint.npz")
     (root / "empty").mkdir()
     save_runtime(root / "runtime")
-    slurm.install(root / "slurm")
     (root / "taken").mkdir()
     (root / "taken" / "mine.txt").write_text("mine")
     os.mkfifo(root / "pipe")

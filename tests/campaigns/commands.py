@@ -120,7 +120,6 @@ READING: dict[str, Command] = {
     "models": Command(("models", ".")),
     "cost": Command(("cost", "Ti/4")),
     "data": Command(("data", "images")),
-    "submit-status": Command(("submit", "--status", "jobs")),
 }
 
 
@@ -160,8 +159,6 @@ def template(folder: Path) -> Path:
         append_record(folder / name, facts)
     shutil.copyfile(Path(__file__).parents[1] / "golden" / "vit_tok.ckpt.npz", folder / "source.npz")
     save_runtime(folder / "runtime")
-    (folder / "jobs").mkdir()
-    (folder / "jobs/jobs.json").write_text('{"cluster": "local", "jobs": [{"id": "7", "output": "out", "log": "log"}]}')
     points = "\n".join(f"{compute},{0.5 * compute**-0.3 + 0.05}" for compute in (1, 3, 10, 30, 100, 300))
     (folder / "points.csv").write_text(f"compute,error\n{points}\n")
     return folder

@@ -186,7 +186,6 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tried(sandbox: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """Tries a case, and takes away what it wrote."""
     monkeypatch.chdir(sandbox)
-    monkeypatch.setenv("PATH", f"{sandbox / 'slurm'}:{os.environ['PATH']}")
     here = set(os.listdir(sandbox))
 
     def attempt_and_tidy(case: str) -> str:

@@ -167,8 +167,8 @@ def test_arguments_can_be_given_by_name(name):
 
 def test_every_command_names_model_and_output_alike():
     """`finetune --model M` and `convert SOURCE OUT`, which were the only spelling, stay."""
-    without_model = {"data", "demo", "recipes", "scaling-law", "verify", "models", "bench models", "submit"}
-    without_output = {"recipes", "cost", "card", "push", "verify", "bench data", "submit"}
+    without_model = {"data", "demo", "recipes", "scaling-law", "verify", "models", "bench models"}
+    without_output = {"recipes", "cost", "card", "push", "verify", "bench data"}
     names = {name: [each.name for each in command.params] for name, command in COMMANDS.items()}
     assert {name for name in names if {"model", "models"} & set(names[name])} == set(COMMANDS) - without_model
     assert {name for name in names if "output" in names[name]} == set(COMMANDS) - without_output

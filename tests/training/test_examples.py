@@ -3,6 +3,7 @@ import runpy
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -57,3 +58,33 @@ def test_jobs_of_other_clusters_run_a_training_that_goes_on():
         given = finetune.make_context("hf-vit finetune", rest).params
         assert given["resume"]
         assert f"/{given['output'].parts[1]}" in mounts[name]
+
+
+def test_slurm_jobs_resume_and_have_folders_of_their_own(monkeypatch):
+    asked, trainings = {}, []
+
+    class Executor:
+        """In place of submitit's, which would call sbatch."""
+
+        def __init__(self, folder, **settings):
+            asked.update(settings, folder=folder)
+
+        def update_parameters(self, **parameters):
+            asked.update(parameters)
+
+        def submit_array(self, jobs):
+            trainings.extend(jobs)
+            return [SimpleNamespace(job_id=number, paths=SimpleNamespace(stdout="log")) for number in range(len(jobs))]
+
+    monkeypatch.setattr("submitit.AutoExecutor", Executor)
+    words = "out/b16 --rates 0.001 0.003 --gpus 8 --nodes 2 --hours 1.5 --partition gpu -- B/16 --data digits"
+    monkeypatch.setattr(sys, "argv", ["finetune.py", *words.split()])
+    runpy.run_path(str(EXAMPLES / "slurm/finetune.py"), run_name="__main__")
+    finetune = typer.main.get_command(build_app()).commands["finetune"]
+    given = [finetune.make_context("hf-vit finetune", each.arguments[1:]).params for each in trainings]
+    assert [(each["learning_rate"], each["output"].as_posix(), each["resume"]) for each in given] == [
+        (0.001, "out/b16/0.001", True),
+        (0.003, "out/b16/0.003", True),
+    ]
+    expected = {"folder": "out/b16.jobs", "cluster": "slurm", "nodes": 2, "gpus_per_node": 8, "tasks_per_node": 8}
+    assert asked.items() >= (expected | {"timeout_min": 90, "slurm_partition": "gpu"}).items()
