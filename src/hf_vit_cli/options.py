@@ -44,7 +44,10 @@ Optimize = Annotated[
 ]
 Runner = Annotated[str, typer.Option(help="local, or ray: on the machines of a cluster (the extra ray).")]
 Address = Annotated[str | None, typer.Option(help="Of Ray's cluster, HOST:PORT or auto; by default this machine.")]
-SkipBadImages = Annotated[bool, typer.Option("--skip-bad-images", help="Leave out unreadable images.")]
+SkipBadImages = Annotated[
+    bool,
+    typer.Option("--skip-bad-images", help="Leave out unreadable images, and training images smaller than a patch."),
+]
 MaxNumPatches = Annotated[
     int | None,
     typer.Option(help="Feed images in their own size and shape, shrunk where they hold more patches.", min=1),

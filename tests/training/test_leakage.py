@@ -1,10 +1,12 @@
 """A model that is measured again after its data changed: nothing is tested that was trained on, or it is said."""
 
+import json
 import re
 import shutil
 
 import pytest
 import yaml
+from PIL import Image
 
 from hf_vit.data import load_data
 from hf_vit.results.facts import Facts
@@ -31,6 +33,38 @@ def indexed(folder):
     metadata = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
     results = metadata["model-index"][0]["results"]
     return [(result["dataset"]["split"], result["metrics"][0]["value"]) for result in results]
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"), [("folders", "Ti/4"), ("list", "R+Ti/16"), ("folders", "AxialResNet-S"), ("streaming", "Ti/16")]
+)
+def test_bad_images_are_the_same_for_every_command(kind, model, make_colours, command, tmp_path):
+    """Images below a patch and torn ones in every split: nothing has changed, and the card keeps one row of results."""
+    data, images = tmp_path / "colours", make_colours(tmp_path / "all", 11)
+    for number, (split, first, last) in enumerate((("train", 0, 6), ("validation", 6, 8), ("test", 8, 11))):
+        for name in ("blue", "green", "red"):
+            (data / split / name).mkdir(parents=True)
+            for index in range(first, last):
+                with Image.open(images / name / f"{index:02d}.png") as image:
+                    image.resize((40, 40)).save(data / split / name / f"{index:02d}.png")
+        Image.new("RGB", (3, 12), (99 * number, 0, 0)).save(data / split / "red" / "narrow.png")
+        torn = data / split / "red" / f"{first:02d}.png"
+        torn.write_bytes(torn.read_bytes()[:-40])
+    files = sorted(data.rglob("*.png"))
+    if kind == "list":
+        entries = [dict(file_name=str(file), label=file.parent.name, split=file.parts[-3]) for file in files]
+        data = tmp_path / "colours.jsonl"
+        data.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    given = ["--data", data, "--skip-bad-images", *(["--streaming"] if kind == "streaming" else [])]
+    quick = ["--image-size", "32", "--steps", "1", "--evaluations", "1", "--batch-size", "4", "--precision", "fp32"]
+    code, out, err = command("finetune", "--model", model, "--output", tmp_path / "out", *given, *quick)
+    assert code == 0, err
+    assert kind == "streaming" or "left out 4 unreadable images" in out, "the narrow ones are judged"
+    code, _, err = command("evaluate", tmp_path / "out", *given)
+    assert (code, re.findall("warning.*", err)) == (0, [])
+    first, second = Facts.load(tmp_path / "out").of_kind("evaluation")
+    assert (first.data, first.values["top1"]) == (second.data, second.values["top1"])
+    assert [(split, size) for _, split, size in rows(tmp_path / "out")] == [("test", "9")]
 
 
 def test_images_that_are_added_make_no_training_image_a_test_image(trained, command):

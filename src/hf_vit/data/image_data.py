@@ -92,7 +92,7 @@ class ImageData(Displayed):
 
 
 def check_images(data: ImageData, min_size: int | tuple[int, int] = 1, skip_bad_images: bool = False) -> ImageData:
-    """Make sure that every image is readable and at least `min_size` large, before any training.
+    """Make sure that every image is readable, and large enough to train on, before any training.
 
     Tables: every image is decoded once, unless that was done already (`load_data` does), with a progress bar for big
     sets. Streams: the same is checked, with the same words, while they flow.
@@ -100,7 +100,8 @@ def check_images(data: ImageData, min_size: int | tuple[int, int] = 1, skip_bad_
     Args:
         data: from `load_data`.
         min_size: px, a side or (height, width): the model's patch.
-        skip_bad_images: leave bad images out and name them in `skipped`.
+        skip_bad_images: leave bad images out and name them in `skipped`; small ones of the training split alone, as
+            every command judges the same images of the others. The fingerprint depends on no model and keeps them.
 
     Returns:
         The data without bad images; the same object when nothing had to change.
@@ -111,24 +112,36 @@ def check_images(data: ImageData, min_size: int | tuple[int, int] = 1, skip_bad_
     smallest = (min_size, min_size) if isinstance(min_size, int) else min_size
     if data.readers:
         return _check_streams(data, smallest, skip_bad_images)
-    tables = cast("Mapping[str, Dataset]", data.splits)
     if not data.seen:
+        tables = cast("Mapping[str, Dataset]", data.splits)
         data.seen.update({split: scan(table, split) for split, table in tables.items()})
-    rows, bad = keep_good(data.seen, smallest, skip_bad_images)
+    if not skip_bad_images:
+        keep_good(data.seen, smallest, False)
+        return data
+    kept = _without(data, *keep_good(data.seen, (1, 1), True))
+    if kept is not data:
+        tables = cast("Mapping[str, Dataset]", kept.splits)
+        kept.fingerprint = content_fingerprint(tables, kept.seen, kept.label_names)
+    train = {split: seen for split, seen in kept.seen.items() if split == "train"}
+    return _without(kept, *keep_good(train, smallest, True))
+
+
+def _without(data: ImageData, rows: Mapping[str, list[int]], bad: list[str]) -> ImageData:
+    """The data with these rows of some splits, and all of the others; the same object where no image is bad."""
     if not bad:
         return data
-    splits = {split: table.select(rows[split]) for split, table in tables.items()}
-    seen = {split: [data.seen[split][row] for row in rows[split]] for split in tables}
-    kept = replace(data, splits=splits, seen=seen, skipped=[*data.skipped, *map(short_name, bad)])
-    kept.fingerprint = content_fingerprint(splits, seen, data.label_names)
-    return kept
+    tables = cast("Mapping[str, Dataset]", data.splits)
+    splits = {split: table.select(rows[split]) if split in rows else table for split, table in tables.items()}
+    seen = data.seen | {split: [data.seen[split][row] for row in kept] for split, kept in rows.items()}
+    return replace(data, splits=splits, seen=seen, skipped=[*data.skipped, *map(short_name, bad)])
 
 
 def _check_streams(data: ImageData, min_size: tuple[int, int], skip_bad_images: bool) -> ImageData:
-    readers = {
-        split: (stream, replace(reader, min_size=min_size, skip_bad_images=skip_bad_images, skipped=data.skipped))
-        for split, (stream, reader) in data.readers.items()
-    }
+    readers = dict(data.readers)
+    for split, (stream, reader) in data.readers.items():
+        smallest = min_size if split == "train" or not skip_bad_images else (1, 1)
+        checked = replace(reader, min_size=smallest, skip_bad_images=skip_bad_images, skipped=data.skipped)
+        readers[split] = stream, checked
     return replace(
         data, readers=readers, splits={split: reader.over(stream) for split, (stream, reader) in readers.items()}
     )

@@ -74,7 +74,7 @@ def make_page(
     place = free_folder(output)
     check_runtime(runtime)
     OnnxGraph().require_libraries()
-    examples = None if images is None else load_data(images)
+    examples = None if images is None else load_data(images, skip_bad_images=True)
     with without_transformers_bars(), new_folder(place) as folder:
         names = _distinct_names(models)
         described = [

@@ -92,6 +92,7 @@ def make_soup(
     data: str | None = None,
     batch_size: int = 64,
     device: str | None = None,
+    skip_bad_images: bool = False,
     image_column: str | None = None,
     label_column: str | None = None,
     command: str | Sequence[str] | None = None,
@@ -107,6 +108,7 @@ def make_soup(
         data: see `hf_vit.data.load_data`; what greedy chooses by, and what the soup is judged on.
         batch_size: images a forward pass.
         device: torch device; by default a GPU where there is one.
+        skip_bad_images: leave unreadable images out, see `load_data`.
         image_column, label_column: of a list or table, see `load_data`.
         command: what was typed, for the facts.
         report: is told each model's accuracy.
@@ -124,7 +126,8 @@ def make_soup(
         images = None
         if data is not None:
             size = loaded[0].image_size
-            images = load_data(data, image_size=size, image_column=image_column, label_column=label_column)
+            reading: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
+            images = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **reading)
         judge = _judge(images, loaded[0], batch_size)
         shelf = [(Ingredient(model.name, judge(model.model)), model) for model in loaded]
         for ingredient, _ in shelf:

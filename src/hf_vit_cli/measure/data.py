@@ -15,6 +15,7 @@ def data(
     output: Annotated[
         Path | None, typer.Option(help="Folder for contact_sheet.png: some images of every class.", file_okay=False)
     ] = None,
+    skip_bad_images: options.SkipBadImages = False,
     image_column: options.ImageColumn = None,
     label_column: options.LabelColumn = None,
     target: Annotated[
@@ -64,7 +65,8 @@ def data(
         typer.echo(f"note: {remark}")
     if images.skipped:
         more = ", ..." if len(images.skipped) > _LISTED else ""
-        typer.echo(f"unreadable: {len(images.skipped):,} images ({', '.join(images.skipped[:_LISTED])}{more})")
+        advice = "" if skip_bad_images else "; other commands need --skip-bad-images to go on without them"
+        typer.echo(f"unreadable: {len(images.skipped):,} images ({', '.join(images.skipped[:_LISTED])}{more}){advice}")
     if output is not None:
         sheet = io.BytesIO()
         contact_sheet(images).save(sheet, "PNG")

@@ -35,7 +35,8 @@ class FinetuneOptions:
         seed: of weights, order, augmentation and dropout.
         num_workers: processes that prepare images; 0 prepares them in this one.
         streaming: read the data while training; needs a recipe with `steps`, or data that tell their size.
-        skip_bad_images: leave out unreadable images instead of stopping.
+        skip_bad_images: leave out unreadable images, and of the training images those smaller than a patch, instead of
+            stopping.
         resume: go on from the last complete checkpoint in the output folder.
         keep_checkpoints: keep OUTPUT/checkpoints when the run is complete.
         image_column, label_column: of lists and tables that call them otherwise, see `load_data`.
