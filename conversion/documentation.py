@@ -29,11 +29,10 @@ Files may be .npz, .safetensors, PyTorch's .pth, .pt and .bin (`torch.load(weigh
 or a folder that transformers or timm saved, in one file or several; pickled objects are never loaded. A .safetensors
 file has no checksum: a number that was changed in it is noticed by `--sha256` alone.
 
-Bad input ends in one line, never in a model of other numbers: `tests/campaigns/test_forged_checkpoints.py` forges and
-damages files of every reader and origin (bytes, arrays, archives, headers, storages, pickles, shards, configs, names
-and sizes); no pickle runs, no earlier output is touched, and memory stays in proportion to the file.
-`tests/campaigns/test_killed_conversions.py` kills conversions at random moments. `pytest FILE -m slow` runs them; what
-they counted, and when, is in `tests/campaigns/results/`.
+Bad input ends in one line, never in a model of other numbers. `python -m campaigns forged` forges and damages files of
+every reader and origin (bytes, arrays, archives, headers, storages, pickles, shards, configs, names and sizes); no
+pickle runs, no earlier output is touched, and memory stays in proportion to the file. `python -m campaigns kills` kills
+conversions, as every other command that writes. What they counted, and when, is in `campaigns/results/`.
 
 A model of transformers or timm is converted on the fly by `hf_vit.from_hub("google/vit-base-patch16-224")`, or from a
 folder; `hf_vit.image_processor_from_hub` gives the pixels it was made for.

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
-from zygote import Zygote
+from zygote import SEARCH_PATH, Zygote
 
 # Read when the libraries are imported, so set before anything else.
 _CACHE = tempfile.TemporaryDirectory(prefix="hf_vit_tests_", ignore_cleanup_errors=True)
@@ -30,7 +30,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     What forks this process instead may hang: other tests may have left threads in it.
     """
     alone = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
-    environment = {**os.environ, **alone, "PYTHONPATH": os.path.dirname(__file__)}
+    environment = {**os.environ, **alone, "PYTHONPATH": SEARCH_PATH}
     modules = ("hf_vit.training.finetuning", "hf_vit.training.pretraining", "hf_vit.training.trainer.dense_trainer")
     folder = tmp_path_factory.mktemp("warm")
     zygote = Zygote("-W", "ignore", "-m", "zygote", *modules, folder=folder, environment=environment)

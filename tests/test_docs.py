@@ -1,7 +1,6 @@
 """The documentation site's pages: all there, all in its contents, nothing public left out; `make lint` builds it."""
 
 import importlib
-import json
 import re
 import runpy
 from pathlib import Path
@@ -79,22 +78,6 @@ def test_without_the_runtime_the_site_holds_one_image(tmp_path: Path):
     assert "vit-digits" in still.read_text()
     hooks["on_shutdown"]()
     assert not still.exists()
-
-
-def test_campaigns_are_told_as_they_were_recorded():
-    """[N of M] with a link: of M recorded cases N ended as promised."""
-    told = [
-        (int(found[1]), int(found[2]), found[3])
-        for page in DOCS.rglob("*.md")
-        for found in re.finditer(r"\[(\d+) of (\d+)\]\([./]*(tests/campaigns/results/\w+\.json)\)", page.read_text())
-    ]
-    assert len(told) == 3
-    for kept, cases, path in told:
-        record = json.loads((ROOT / path).read_text())
-        outcomes = [(name, count) for row in record["rows"] for name, count in row["outcomes"].items()]
-        assert record["thinned"] == 1
-        assert cases == record["cases"] == sum(count for _, count in outcomes)
-        assert kept == sum(count for name, count in outcomes if not name.startswith("FAILED"))
 
 
 def test_search_needs_no_server_and_no_network():

@@ -23,6 +23,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+TESTS = Path(__file__).parent
+# Where processes of their own find the tests, the campaigns and whatever this one was given.
+SEARCH_PATH = os.pathsep.join(filter(None, (str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH"))))
+
 
 class Zygote:
     """The tests' side of a warm process.

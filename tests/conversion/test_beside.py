@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forgeries.folders import places, with_value
 from originals.pytorch import of_timm, of_transformers, save_timm
 from transformers import ViTImageProcessor
 
 import hf_vit.conversion as conversion
+from campaigns.forgeries.folders import places, with_value
 from hf_vit.conversion.building.model import build_processor
 from hf_vit.conversion.origins.transformers.configs import CARRIED
 from hf_vit.conversion.readers.checkpoint import Companions

@@ -1,4 +1,4 @@
-"""What a killed conversion leaves behind stands in nobody's way (see campaigns/test_killed_conversions.py)."""
+"""What a killed conversion leaves behind stands in nobody's way."""
 
 import os
 import subprocess

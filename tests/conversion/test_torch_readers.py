@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from forgeries.pickles import Call, pickled, tensors_of, torch_file
 from safetensors.torch import save_file
 
+from campaigns.forgeries.pickles import Call, pickled, tensors_of, torch_file
 from hf_vit.conversion.readers.checkpoint import Companions
 from hf_vit.conversion.readers.opening import open_checkpoint
 from hf_vit.conversion.readers.safetensors import SafetensorsReader

@@ -77,7 +77,7 @@ def whole(place):
 
 
 def test_files_are_those_of_one_process(ray, place, whole, tmp_path):
-    """What is killed meanwhile: `campaigns/test_ray_faults.py`."""
+    """What is killed meanwhile: `python -m campaigns ray_faults`."""
     done = embed(str(place / "model"), str(place / "images"), tmp_path / "out", **SETTINGS, runner="ray")
     assert done.rows == 40
     assert files_of(tmp_path / "out") == whole

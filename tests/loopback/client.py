@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zygote import Zygote
+from zygote import SEARCH_PATH, Zygote
 
-TESTS = Path(__file__).parents[1]
 # What must not leak from this process into a client's: tokens, endpoints, caches, proxies.
 _SCRUBBED = ("HF_", "HUGGING", "TRANSFORMERS_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
@@ -30,7 +29,7 @@ class Loopback:
         folder.mkdir(parents=True, exist_ok=True)
         ready = folder / "ready.json"
         command = [sys.executable, "-m", "loopback", "--root", str(folder / "store"), "--ready-file", str(ready)]
-        environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+        environment = {**os.environ, "PYTHONPATH": SEARCH_PATH}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=folder, env=environment)
         end = time.monotonic() + 30
         while not ready.exists():
@@ -158,7 +157,7 @@ class Client:
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
-            "PYTHONPATH": str(TESTS),
+            "PYTHONPATH": SEARCH_PATH,
         }
         self.warm = Zygote("-m", "loopback.processes", profile, folder=folder, environment=environment)
         self.close = self.warm.close

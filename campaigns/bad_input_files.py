@@ -1,0 +1,320 @@
+"""Good inputs for every command, and what is given to it in their place: files that are prepared once, and values."""
+
+import json
+import os
+import shutil
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from pages.small_runtime import save_runtime
+from PIL import Image
+
+# What the bad value of an option or argument is drawn from, by its name; a number by its type. Whatever is added to the
+# program must be added here, or the campaign says so.
+KINDS = {
+    "model": ("model", "models", "teacher", "against", "other"),
+    "data": ("data", "images", "source", "unlabelled", "calibrate"),
+    "output": ("output", "report"),
+    "runtime": ("runtime",),
+    "file": ("verify", "labels", "class_map", "cue_conflict", "config", "sources", "real_labels", "mappings"),
+    "size": ("image_size", "resize_to"),
+    "repository": ("repo", "push", "space"),
+    "place": ("places",),
+    "device": ("device",),
+    "name": (
+        "recipe", "distillation", "precision", "optimizer", "schedule", "loss", "tune", "objective", "target", "mode",
+        "normalization", "name", "protocol", "split", "fill", "picture_format", "hidden_act", "pooling", "to", "kinds",
+        "only", "corruption", "variants", "work", "dtype", "contestant", "report_to", "image_column", "label_column",
+        "family", "spelling", "self_training", "pseudo_labels", "auto_augment", "quantize",
+        "task", "head", "runner",
+    ),
+    "address": ("address",),
+    "text": (
+        "sweep_rates", "device_flops", "sha256", "license", "revision", "tag", "max_shard_size", "prefix",
+    ),
+}  # fmt: skip
+FREE = ("unit", "search", "judged_on", "collection")  # any text will do, or is shown as it is
+ENDLESS = ("steps", "epochs", "seeds", "turns", "builds", "trials", "seconds", "speed_turns")  # many take their time
+
+VALUES: dict[str, tuple[str, ...]] = {
+    "model": (
+        "no-such-model", "nobody/no-such-model", "no/such/folder", "", "a b/c", "../..", "-/-", "user/" + "x" * 300,
+        "https://huggingface.co/user/model", "http://127.0.0.1:9/x", "ftp://host/model", "file:///etc/passwd",
+        "hf://user", "timm:no_such_model", "timm:", "~/no-such-model", "notes.txt", "empty", "weights_only", "bert",
+        "broken_config", "config_list", "config_null", "config_folder", "no_weights", "truncated", "zero_weights",
+        "other_weights", "broken_index", "binary_config", "deep_config", "wrong_types", "too_large", "no_layers",
+        "/dev/null", "/dev/zero", "pipe", "loop", "dangling", "parquet.parquet", "S/0", "S/99999", "Ti/4/4", "R50",
+        "image.png", "archive.tar", "pickle.bin", "line\nbreak", "ünï/cödé", "\x1b[31mred",
+    ),
+    "data": (
+        "no-such-data", "nobody/no-such-data", "no/such/folder", "", "https://example.org/data.zip", "notes.txt",
+        "empty", "no_images", "one_class", "flat", "zero_image", "truncated_image", "huge_image", "text_image",
+        "parquet.parquet", "zero.parquet", "broken.parquet", "archive.tar", "broken.tar", "table.csv", "pickle.bin",
+        "/dev/null", "/dev/zero", "pipe", "loop", "dangling", "model", "line\nbreak", "a" * 300, "deep_classes",
+        "fractals:classes=0", "fractals:classes=10,images=99999999", "fractals:colour=3", "scenes", "scenes:images=0",
+        "scenes:size=9,images=3", "masks", "other_masks", "colour_masks", "no_masks", "coco", "broken_coco",
+        "empty_coco", "outside_coco", "coco/annotations.json",
+    ),
+    "output": (
+        "", "taken", "notes.txt", "notes.txt/out", "/proc/out", "/dev/null/out", "/dev/null", "dangling", "loop/out",
+        "loop", "a" * 300, "x/" * 3000, "pipe", "/sys/out", "s3://", "ftp://host/out", "nosuch:/out", "file://out",
+    ),
+    "file": (
+        "", "no-such-file", "empty", "notes.txt", "zero.bin", "pickle.bin", "/dev/null", "/dev/zero", "pipe", "loop",
+        "dangling", "list.json", "number.json", "broken.json", "deep.json", "image.png", "a" * 300, "other.npz",
+        "zero.npz", "table.csv",
+    ),
+    "runtime": ("", "no-such-folder", "empty", "notes.txt", "model", "/dev/null", "pipe", "loop", "dangling"),
+    "size": ("", "0", "-1", "3x", "x3", "nan", "1e3", "3x3x3", "99999999", "0x8", "8 8", "eight"),
+    "repository": (
+        "", "a/b/c", "user/", "/name", "user/na me", "user/..", "-user/x", "user/" + "x" * 200,
+        "user/x.git",
+    ),
+    "place": (
+        "no/such/folder", "../..", "-/-", "user/" + "x" * 300, "notes.txt", "/dev/null", "pipe", "loop", "dangling",
+        "https://huggingface.co/user", "line\nbreak", "ünï", "\x1b[31mred",
+    ),
+    "address": ("", "nowhere", "127.0.0.1:1", "127.0.0.1:x", "127.0.0.1:99999999", "ray://127.0.0.1:1", "a b:1"),
+    "device": ("", "quantum", "cuda", "cuda:9", "cuda:x", "mps", "meta", "cpu:x", "gpu", "-1"),
+    "name": ("", "nosuch", "TOP1", "adam w", "x" * 300, "-1"),
+    "text": ("", "x" * 300, "nan", "-1", "a b", "../..", "0GB"),
+    "int": ("-1", "0", "1.5", "nan", "inf", "x", "", "1e3", "99999999999999999999", "0x10"),
+    "float": ("-1", "nan", "inf", "-inf", "x", "", "1e400", "1,5"),
+}  # fmt: skip
+
+# The inputs with which a command would work: each bad one takes the place of one of them, or is added.
+GOOD: dict[str, dict[str, list[str]]] = {
+    "demo": {"output": ["--output", "out"], "epochs": ["--epochs", "0.02"]},
+    "finetune": {
+        "model": ["model"], "data": ["--data", "colours"], "output": ["--output", "out"], "steps": ["--steps", "2"],
+        "evaluations": ["--evaluations", "1"], "batch_size": ["--batch-size", "4"],
+        "precision": ["--precision", "fp32"],
+    },
+    "data": {"source": ["colours"], "output": ["--output", "out"]},
+    "recipes": {},
+    "soup": {"models": ["model", "model_2"], "output": ["--output", "out"], "data": ["--data", "colours"]},
+    "evaluate": {"model": ["model"], "data": ["--data", "colours"], "output": ["--output", "out"]},
+    "predict": {"model": ["model"], "images": ["image.png"]},
+    "embed": {"model": ["model"], "data": ["--data", "colours"], "output": ["--output", "out"]},
+    "analyze": {
+        "model": ["model"], "images": ["--images", "flat"], "output": ["--output", "out"],
+        "only": ["--only", "patch_filters"],
+    },
+    "compare": {
+        "models": ["model", "model_2"], "data": ["--data", "colours"], "output": ["--output", "out"],
+        "speed_turns": ["--speed-turns", "0"], "robustness_images": ["--robustness-images", "2"],
+    },
+    "cost": {"model": ["model"]},
+    "scaling-law": {"sources": ["runs.csv"], "output": ["--output", "out.png"]},
+    "convert": {"model": ["checkpoint.npz"], "output": ["out"]},
+    "export": {"model": ["model"], "output": ["out"], "to": ["--to", "transformers"]},
+    "page": {
+        "models": ["model"], "output": ["--output", "out"], "images": ["--images", "colours"],
+        "runtime": ["--runtime", "runtime"],
+    },
+    "card": {"model": ["model"]},
+    "diff": {"model": ["model"], "other": ["model_2"], "output": ["--output", "out"]},
+    "models": {"places": ["model"]},
+    "push": {"model": ["model"], "repo": ["user/name"], "license": ["--license", "mit"]},
+    "verify": {"repo": ["user/name"]},
+    "bench models": {
+        "variants": ["Ti/16"], "output": ["--output", "out.json"], "turns": ["--turns", "1"], "batch": ["--batch", "1"],
+        "image_size": ["--image-size", "16"], "contestant": ["--contestant", "hf_vit"], "work": ["--work", "inference"],
+    },
+    "bench saved": {
+        "models": ["model", "model_2"], "output": ["--output", "out.json"], "turns": ["--turns", "1"],
+        "batch": ["--batch", "1"],
+    },
+    "bench data": {"model": ["model"], "data": ["--data", "colours"], "seconds": ["--seconds", "0.1"]},
+}  # fmt: skip
+REPLACES = {"epochs": "steps"}
+# What an option needs beside it, to be looked at.
+BESIDE = {
+    ("evaluate", "shots"): "--protocol few-shot", ("evaluate", "trials"): "--protocol few-shot",
+    ("evaluate", "neighbors"): "--protocol knn", ("evaluate", "epsilons"): "--protocol robustness",
+    ("evaluate", "steps"): "--protocol robustness", ("evaluate", "kinds"): "--protocol corruptions",
+    ("evaluate", "real_labels"): "--protocol real", ("evaluate", "mappings"): "--protocol objectnet",
+    ("diff", "image_column"): "--data colours", ("diff", "label_column"): "--data colours",
+    ("diff", "num_images"): "--data colours", ("card", "carbon_intensity"): "--power 30",
+    ("evaluate", "patch_size"): "--protocol patch-drop", ("evaluate", "fill"): "--protocol patch-drop",
+    ("finetune", "temperature"): "--teacher model_2", ("finetune", "distillation"): "--teacher model_2",
+    ("finetune", "distillation_weight"): "--teacher model_2", ("finetune", "bce_threshold"): "--loss bce",
+    ("finetune", "lora_rank"): "--tune lora", ("finetune", "lora_alpha"): "--tune lora",
+    ("finetune", "head"): "--task segmentation", ("finetune", "head_width"): "--task segmentation",
+    ("finetune", "scale_jitter"): "--task segmentation",
+    ("finetune", "cooldown"): "--schedule warmup_stable_decay",
+    ("pretrain", "cooldown"): "--schedule warmup_stable_decay",
+    ("finetune", "momentum"): "--optimizer sgd", ("analyze", "class_map"): "--cue-conflict cues --only shape_bias",
+    ("analyze", "cue_conflict"): "--only shape_bias", ("analyze", "rollout_identity"): "--only attention_rollout",
+    ("soup", "models"): "model_2", ("compare", "models"): "model_2", ("bench saved", "models"): "model_2",
+    ("analyze", "against"): "--only cka",
+    ("analyze", "cka_batch_size"): "--only cka", ("verify", "data"): "--results", ("verify", "device"): "--results",
+    ("export", "spelling"): "--to vit_jax", ("export", "quantize"): "--to onnx --calibrate colours",
+    ("export", "calibrate"): "--to onnx --quantize static",
+}  # fmt: skip
+for _name in ("self_training", "unlabelled_ratio", "pseudo_labels", "confidence", "images_per_class", "head_dropout"):
+    BESIDE["finetune", _name] = "--teacher model_2 --unlabelled flat"
+for _name in ("uda_weight", "uda_temperature", "uda_threshold"):
+    BESIDE["finetune", _name] = "--teacher model_2 --unlabelled flat --self-training meta-pseudo-labels"
+for _name in ("compare", "embed", "evaluate", "predict"):
+    BESIDE[_name, "address"] = "--runner ray"
+BESIDE["finetune", "address"] = "--runner ray --sweep-rates 0.001,0.01"
+for _name in ("epochs", "device_flops"):
+    BESIDE["cost", _name] = "--images 1000"
+for _name in ("devices", "utilisation", "price"):
+    BESIDE["cost", _name] = "--images 1000 --device-flops 1e12"
+for _name in ("batch_size", "precision"):
+    BESIDE["cost", _name] = "--mode memory"
+BESIDE["finetune", "unlabelled"] = "--teacher model_2"
+for _name in ("temperature", "encoder_momentum", "projection_size", "hidden_size", "normalization"):
+    BESIDE["pretrain", _name] = "--objective contrastive"
+
+GOOD["pretrain"] = {name: words for name, words in GOOD["finetune"].items()}
+
+
+def write_files(root: Path, checkpoint: Path) -> None:
+    """Write all the files that the values name."""
+    _images(root)
+    _masks_and_objects(root)
+    _models(root)
+    shutil.copy(checkpoint, root / "checkpoint.npz")
+    (root / "empty").mkdir()
+    save_runtime(root / "runtime")
+    (root / "taken").mkdir()
+    (root / "taken" / "mine.txt").write_text("mine")
+    os.mkfifo(root / "pipe")
+    (root / "dangling").symlink_to("nowhere/at/all")
+    (root / "loop").symlink_to("loop")
+    files = {
+        "notes.txt": "notes\n", "list.json": "[]", "number.json": "7", "broken.json": "{", "table.csv": "a,b\n1,2\n",
+        "deep.json": "[" * 100_000,
+        "runs.csv": "compute,error\n" + "".join(f"{2**i},{1 / (i + 2)}\n" for i in range(6)),
+    }  # fmt: skip
+    for name, text in files.items():
+        (root / name).write_text(text)
+    for name in ("zero.bin", "zero.parquet", "zero.npz"):
+        (root / name).touch()
+    for name in ("broken.parquet", "broken.tar", "archive.tar"):
+        (root / name).write_bytes(b"PAR1" + bytes(600))
+    torch.save({"a": torch.zeros(3), "b": Path("x")}, root / "pickle.bin")
+    np.savez(root / "other.npz", a=np.zeros(3))
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"a": [1, 2], "b": ["x", "y"]}), root / "parquet.parquet")
+
+
+def _square(colour: int, seed: int) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 60, (12, 12, 3), dtype=np.uint8)
+    pixels[..., colour] += 150
+    return Image.fromarray(pixels)
+
+
+def _images(root: Path) -> None:
+    def folder(name: str, classes: tuple[str, ...] = ("blue", "red"), count: int = 12) -> Path:
+        for colour, label in enumerate(classes):
+            (root / name / label).mkdir(parents=True)
+            for index in range(count):
+                _square(colour, 100 * colour + index).save(root / name / label / f"{index}.png")
+        return root / name
+
+    folder("colours")
+    folder("one_class", ("blue",))
+    folder("flat", ("",))
+    (root / "cues").mkdir()
+    _square(0, 1).save(root / "cues" / "blue1-red1.png")
+    (root / "no_images" / "blue").mkdir(parents=True)
+    (root / "no_images" / "blue" / "readme.txt").write_text("none")
+    (root / "deep_classes" / "a").mkdir(parents=True)
+    folder("deep_classes/a/b")
+    whole = (root / "colours" / "blue" / "0.png").read_bytes()
+    # A header that tells of 60,000 x 60,000 px.
+    header = b"IHDR" + (60_000).to_bytes(4, "big") * 2 + whole[24:29]
+    huge = whole[:12] + header + zlib.crc32(header).to_bytes(4, "big") + whole[33:]
+    for name, content in {"zero": b"", "truncated": whole[:100], "huge": huge, "text": b"no image"}.items():
+        (folder(f"{name}_image") / "blue" / "bad.png").write_bytes(content)
+    _square(0, 0).save(root / "image.png")
+
+
+def _masks_and_objects(root: Path) -> None:
+    """Folders for segmentation and detection, of which each but the first of its kind has something wrong."""
+    mask = np.arange(144, dtype=np.uint8).reshape(12, 12) % 3
+    masks = {
+        "masks": Image.fromarray(mask), "other_masks": Image.fromarray(mask[:7]), "no_masks": None,
+        "colour_masks": Image.new("RGB", (12, 12)),
+    }  # fmt: skip
+    for name, picture in masks.items():
+        for part in ("images", "annotations"):
+            (root / name / part).mkdir(parents=True)
+        for index in range(9):
+            _square(index % 3, 300 + index).save(root / name / "images" / f"{index}.png")
+            if picture is not None:
+                picture.save(root / name / "annotations" / f"{index}.png")
+    for name, box in {"coco": [2, 2, 5, 6], "empty_coco": [2, 2, 0, 6], "outside_coco": [2, 2, 90, 6]}.items():
+        (root / name).mkdir()
+        for index in range(9):
+            _square(index % 3, 400 + index).save(root / name / f"{index}.png")
+        told = {
+            "images": [{"id": index, "file_name": f"{index}.png", "height": 12, "width": 12} for index in range(9)],
+            "annotations": [{"id": 1 + i, "image_id": i, "category_id": i % 2, "bbox": box} for i in range(9)],
+            "categories": [{"id": 0, "name": "blue"}, {"id": 1, "name": "red"}],
+        }
+        (root / name / "annotations.json").write_text(json.dumps(told))
+    shutil.copytree(root / "coco", root / "broken_coco")
+    (root / "broken_coco" / "annotations.json").write_text(json.dumps(told)[:-9])
+
+
+def _models(root: Path) -> None:
+    from hf_vit import HfViTConfig, HfViTForImageClassification
+    from hf_vit.data import make_processor
+    from hf_vit.results.facts import DataFact, append_record, new_record
+
+    sizes = {"image_size": 8, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = HfViTConfig(**sizes, intermediate_size=16, id2label={0: "blue", 1: "red"}, label2id={"blue": 0, "red": 1})
+    for name in ("model", "model_2"):
+        torch.manual_seed(0)
+        model = HfViTForImageClassification(config)
+        torch.nn.init.normal_(model.classifier.weight)
+        model.save_pretrained(root / name)
+        make_processor(config).save_pretrained(root / name)
+
+    for name in ("model", "model_2"):
+        values = {"variant": "S/16", "steps": 2, "recipe": {"batch_size": 4}}
+        values = {"variant": "S/16", "steps": 2, "recipe": {"batch_size": 4}}
+        data = DataFact(name="digits", fingerprint="0" * 16, split="train", size=8)
+        facts = new_record("training", values=values, data=data, command="hf-vit finetune S/16 --data digits")
+        append_record(root / name, facts)
+
+    def changed(name: str, **files: str | bytes | None) -> None:
+        shutil.copytree(root / "model", root / name)
+        for file, content in files.items():
+            path = (
+                root
+                / name
+                / {"weights": "model.safetensors", "index": "model.safetensors.index.json"}.get(file, f"{file}.json")
+            )
+            path.unlink(missing_ok=True)
+            if content is not None:
+                path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    fields = json.loads((root / "model" / "config.json").read_text())
+    weights = (root / "model" / "model.safetensors").read_bytes()
+    changed("weights_only", config=None)
+    changed("bert", config='{"model_type": "bert", "architectures": ["BertModel"]}')
+    changed("broken_config", config="{")
+    changed("config_list", config="[]")
+    changed("config_null", config="null")
+    changed("binary_config", config=bytes(range(256)))
+    changed("deep_config", config="[" * 100_000)
+    changed("no_weights", weights=None)
+    changed("truncated", weights=weights[:-100])
+    changed("zero_weights", weights=b"")
+    changed("other_weights", weights=b"\x02" + bytes(7) + b"{}")
+    changed("broken_index", weights=None, index='{"weight_map": []}')
+    changed("wrong_types", config=json.dumps(fields | {"hidden_size": "wide", "id2label": 3}))
+    changed("too_large", config=json.dumps(fields | {"hidden_size": 10**9}))
+    changed("no_layers", config=json.dumps(fields | {"num_hidden_layers": -1}))
+    changed("config_folder", config=None)
+    (root / "config_folder" / "config.json").mkdir()

@@ -1,0 +1,358 @@
+"""Forged and damaged checkpoints of every reader and origin: refused in one line, or exactly the same model.
+
+What a file becomes is asked of the three doors that read it: `convert`, the command line and `from_hub`. Whatever it
+is, no pickle of it has run, the folder that an earlier conversion wrote is whole, nothing else was left. The peak of
+resident memory (the kernel's VmHWM, set back before each case) lay at most three times the file, or 64 MiB, above what
+it was; of a model that was written in float32 from half precision, three times the model. The heavy cases run in a
+process of their own, whose memory nothing else has used.
+"""
+
+import contextlib
+import ctypes
+import functools
+import io
+import json
+import random
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from originals.cases import CASES, FORMATS, Case, converted, files_of_model
+from originals.vit_jax import make_checkpoint
+
+import hf_vit
+from campaigns.engine import Campaign
+from campaigns.forgeries.archives import forge_archive
+from campaigns.forgeries.damage import damage_bytes, edit_arrays
+from campaigns.forgeries.folders import forge_json, forge_places, forge_shards
+from campaigns.forgeries.forgery import Arrays, Forgery
+from campaigns.forgeries.headers import forge_npy, forge_safetensors
+from campaigns.forgeries.heavy import forge_heavy
+from campaigns.forgeries.pickles import Payload, forge_pickle
+from campaigns.forgeries.storages import forge_storages
+from hf_vit.conversion.origins.registry import ORIGINS
+from hf_vit.conversion.readers.checkpoint import CheckpointReader
+from hf_vit.conversion.readers.npz import NpzReader
+from hf_vit.conversion.readers.safetensors import SafetensorsReader
+from hf_vit.conversion.readers.shards import ShardedReader
+from hf_vit.conversion.readers.torch import TorchReader
+from hf_vit.errors import UserError
+from hf_vit_cli.main import main
+
+SEED = 0
+LONGEST = 1200  # characters of a refusal: eight keys of some length are named
+FREE_MEMORY = 64 * 2**20
+EARLIER_FACTS = b'[{"kind": "conversion", "command": "hf-vit convert", "date": "2031-02-03T00:00:00Z"}]'
+EARLIER = {"facts.json": EARLIER_FACTS, "model.safetensors": b"an earlier model"}
+TRACE = Path(tempfile.gettempdir()) / "hf_vit_forged_trace"  # what payloads would create
+Outcome = Mapping[str, bytes] | str
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A good checkpoint in one format, and the model that it becomes."""
+
+    name: str
+    format: str
+    arrays: Arrays
+    data: bytes
+    model: Mapping[str, bytes]
+
+    @property
+    def case(self) -> Case:
+        return CASES[self.name]
+
+    @property
+    def suffix(self) -> str:
+        return FORMATS[self.format].suffix
+
+    def files(self, data: bytes | None = None) -> dict[str, bytes]:
+        return self.case.files(self.data if data is None else data, self.suffix)
+
+    def forged(self, data: bytes, arrays: Arrays | None = None) -> Forgery:
+        return Forgery(self.files(data), self.source, arrays)
+
+    @property
+    def source(self) -> str:
+        return next(iter(self.files(b""))).partition("/")[0]
+
+
+@functools.cache
+def bench_of(name: str, form: str) -> Bench:
+    case = CASES[name]
+    arrays = case.make(make_checkpoint)
+    bench = Bench(name, form, arrays, FORMATS[form].dump(arrays), {})
+    with TemporaryDirectory() as folder:
+        model = put_and_convert(bench, bench.forged(bench.data), Path(folder), convert)
+    assert not isinstance(model, str), model
+    return Bench(name, form, arrays, bench.data, model)
+
+
+def convert(bench: Bench, source: Path, output: Path) -> Mapping[str, bytes]:
+    return bench.case.run(source, output, **bench.case.options)
+
+
+def command(bench: Bench, source: Path, output: Path) -> Mapping[str, bytes]:
+    """`hf-vit convert`, which says one line on standard error where it refuses."""
+    size = bench.case.options.get("image_size")
+    options = () if size is None else ("--image-size", "x".join(map(str, size)))
+    said, errors = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(errors):
+            main(["convert", str(source), str(output), "--force", *options])
+    except SystemExit as stop:
+        if not stop.code:
+            return files_of_model(output)
+        (line,) = errors.getvalue().splitlines()
+        assert line.startswith("hf-vit: "), line
+        raise UserError(line.removeprefix("hf-vit: ")) from None
+    raise AssertionError("the command did not end")
+
+
+def from_hub(bench: Bench, source: Path, output: Path) -> Mapping[str, bytes]:
+    model, processor = hf_vit.from_hub(source, **bench.case.options), hf_vit.image_processor_from_hub(source)
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        processor.save_pretrained(folder)
+        return files_of_model(Path(folder))
+
+
+DOORS = {"convert": convert, "command": command, "from_hub": from_hub}
+
+
+def put_and_convert(bench: Bench, forgery: Forgery, place: Path, door: Callable[..., Mapping[str, bytes]]) -> Outcome:
+    """What the files become, or the refusal; an earlier output is replaced or untouched, and nothing else is left."""
+    for name, content in forgery.files.items():
+        file = place / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content) if isinstance(content, bytes) else file.symlink_to(content)
+    output = place / forgery.output
+    output.mkdir()
+    for name, content in EARLIER.items():
+        (output / name).write_bytes(content)
+    before = sorted(path.name for path in place.iterdir())
+    size = sum(len(content) for content in forgery.files.values())
+    try:
+        with peak_below(lambda: max(FREE_MEMORY, 3 * size, 3 * size_of(outcome))):
+            outcome: Outcome = ""
+            outcome = door(bench, place / forgery.source, output)
+    except UserError as error:
+        outcome = str(error)
+    if isinstance(outcome, str) or door is from_hub or bench.case.run is not converted:
+        assert {path.name: path.read_bytes() for path in output.iterdir()} == EARLIER, "the earlier output was touched"
+    assert sorted(path.name for path in place.iterdir()) == before, "something was left"
+    return outcome
+
+
+def size_of(model: Outcome) -> int:
+    return 0 if isinstance(model, str) else sum(map(len, model.values()))
+
+
+@contextlib.contextmanager
+def peak_below(limit: Callable[[], int]) -> Iterator[None]:
+    """The peak of resident memory meanwhile is at most so many bytes above what it was, refused or not."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        yield  # only Linux tells
+        return
+    ctypes.CDLL(None).malloc_trim(0)  # what was free before is not to hide what is taken now
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status(status, "VmRSS")
+    try:
+        yield
+    finally:
+        above = _status(status, "VmHWM") - before
+        assert above <= limit(), f"took {above / 2**20:.0f} MiB, {limit() / 2**20:.0f} are allowed"
+
+
+def _status(status: Path, field: str) -> int:
+    return int(re.search(rf"{field}:\s+(\d+) kB", status.read_text())[1]) * 1024
+
+
+def judged(bench: Bench, forgery: Forgery, outcome: Outcome) -> str:
+    """The outcome in words, or an AssertionError."""
+    if isinstance(outcome, str):
+        assert outcome.isprintable(), f"no line: {outcome!r}"
+        assert len(outcome) <= LONGEST, f"{len(outcome)} characters: {outcome}"
+        assert names_what_was_given(outcome, forgery, bench), f"names nothing: {outcome}"
+        return "refused"
+    assert not forgery.never, "accepted"
+    if outcome == bench.model:
+        return "same model"
+    if forgery.arrays is not None:
+        assert outcome == model_of(bench, forgery.arrays), "another model than its arrays make"
+        return "the model of the arrays it names"
+    assert forgery.declared is not None, (
+        f"another model: {[name for name in outcome if outcome[name] != bench.model[name]]}"
+    )
+    value = forgery.declared[1]
+    for place, said in differences(bench.model, outcome).items():
+        # Null is what the class defaults to, and what an object does not say any more is gone.
+        silent = value is None and (place.startswith("preprocessor") or "image_" in place or "id2label" in place)
+        gone = said is None and isinstance(value, dict | list)
+        assert silent or gone or said in (value, *leaves(value).values()), f"{forgery.declared}: {place}={said!r}"
+    return "as declared"
+
+
+def names_what_was_given(message: str, forgery: Forgery, bench: Bench) -> bool:
+    files = {str(UserError(part)) for name in forgery.files for part in name.split("/")}
+    return any(name in message for name in (*files, *bench.arrays))
+
+
+def model_of(bench: Bench, arrays: Arrays) -> Outcome:
+    """What these arrays become in a file of numpy's or safetensors' own writing."""
+    with TemporaryDirectory() as place:
+        data = FORMATS[bench.case.formats[0]].dump(arrays)
+        other = bench_of(bench.name, bench.case.formats[0])
+        return put_and_convert(other, other.forged(data), Path(place), convert)
+
+
+def differences(model: Mapping[str, bytes], other: Mapping[str, bytes]) -> dict[str, Any]:
+    """Field of the JSON files -> value in the other model, where they differ; their weights are the same."""
+    assert model["model.safetensors"] == other["model.safetensors"], "other weights"
+    found: dict[str, Any] = {}
+    for name in ("config.json", "preprocessor_config.json"):
+        one, two = leaves(json.loads(model[name])), leaves(json.loads(other[name]))
+        found |= {
+            f"{name}: {place}": two.get(place) for place in one.keys() | two.keys() if one.get(place) != two.get(place)
+        }
+    return {place: value for place, value in found.items() if "label2id" not in place}  # the other way round
+
+
+def leaves(content: Any) -> dict[str, Any]:
+    """Place -> value."""
+    if not isinstance(content, dict | list) or not content:
+        return {"": content}
+    inner = content.items() if isinstance(content, dict) else enumerate(content)
+    return {f"{key}/{place}": value for key, one in inner for place, value in leaves(one).items()}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of forgery: for which checkpoints, how many of each, and how."""
+
+    number: int
+    reader: type[CheckpointReader] | None
+    formats: tuple[str, ...]
+    forge: Callable[[Bench, Payload, random.Random], Forgery]
+    folders: bool = False
+    only: tuple[str, ...] = tuple(CASES)
+
+
+def of_bytes(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
+    return bench.forged(damage_bytes(bench.data, FORMATS[bench.format].checked(bench.data), rng))
+
+
+def of_keys(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
+    form = FORMATS[bench.format]
+    return bench.forged(form.dump(edit_arrays(bench.arrays, form.dtypes, bench.case.silent, rng)))
+
+
+def of_archives(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
+    return bench.forged(forge_archive(bench.data, rng))
+
+
+def of_members(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
+    return bench.forged(forge_npy(bench.data, payload, rng))
+
+
+def of_headers(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
+    return bench.forged(*forge_safetensors(bench.data, bench.arrays, rng))
+
+
+def of_storages(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
+    return bench.forged(*forge_storages(bench.arrays, rng))
+
+
+def of_pickles(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
+    return bench.forged(forge_pickle(bench.arrays, payload, rng))
+
+
+def of_shards(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
+    return forge_shards(bench.files(), bench.arrays, FORMATS[bench.format].dump, bench.suffix, rng)
+
+
+def of_json(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
+    return forge_json(bench.files(), rng.choice([name for name in bench.files() if name.endswith(".json")]), rng)
+
+
+def of_heavy(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
+    return forge_heavy(bench.arrays, rng)
+
+
+def of_places(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
+    return forge_places(bench.files(), bench.source, rng)
+
+
+NPZ, TORCH = ("stored", "deflated"), ("safetensors", "pth")
+KINDS = {
+    "damaged bytes": Kind(55, None, NPZ + TORCH, of_bytes),
+    "edited arrays": Kind(55, None, NPZ + TORCH, of_keys),
+    "archives of npz": Kind(75, NpzReader, NPZ, of_archives),
+    "archives of torch": Kind(80, TorchReader, ("pth",), of_archives),
+    "members of npz": Kind(80, NpzReader, NPZ, of_members),
+    "headers of safetensors": Kind(105, SafetensorsReader, ("safetensors",), of_headers),
+    "storages": Kind(170, TorchReader, ("pth",), of_storages),
+    "pickles": Kind(115, TorchReader, ("pth",), of_pickles),
+    "shards": Kind(85, ShardedReader, TORCH, of_shards, folders=True),
+    "configs and processors": Kind(180, None, TORCH, of_json, folders=True),
+    "heavy": Kind(120, None, ("stored", "pth"), of_heavy, only=("vit_jax", "timm_vit")),
+    "names of files": Kind(15, None, NPZ + TORCH, of_places),
+}
+
+
+def cases() -> list[str]:
+    """Return the names of all cases."""
+    return [
+        f"{kind}/{name}/{form}/{number}"
+        for kind, how in KINDS.items()
+        for name, case in CASES.items()
+        for form in case.formats
+        if form in how.formats and (case.beside is not None or not how.folders) and name in how.only
+        for number in range(how.number)
+    ]
+
+
+def attempt(case: str) -> str:
+    kind, name, form, _ = case.split("/")
+    rng, bench = random.Random(f"{SEED}/{case}"), bench_of(name, form)
+    with TemporaryDirectory() as place:
+        payload = Payload(TRACE)
+        forgery = KINDS[kind].forge(bench, payload, rng)
+        doors = ["convert"] * 8 + ["command", "from_hub"] if bench.case.run is converted else ["convert"]
+        try:
+            outcome = put_and_convert(bench, forgery, Path(place), DOORS[rng.choice(doors)])
+        except AssertionError:
+            raise
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise AssertionError(f"{type(error).__name__}: {error}") from error
+        assert not TRACE.exists(), "a pickle ran"
+    return judged(bench, forgery, outcome)
+
+
+@contextlib.contextmanager
+def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
+    """Yield the function that tries; heavy cases run in a process whose memory nothing else has used."""
+    assert {name.split()[0] for name in CASES} == {origin.name for origin in ORIGINS}, "an origin is not attacked"
+    assert {how.reader for how in KINDS.values()} - {None} == set(CheckpointReader.__subclasses__()), "a reader, too"
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+        yield lambda case: alone.submit(attempt, case).result() if case.startswith("heavy/") else attempt(case)
+
+
+CAMPAIGN = Campaign(
+    name="forged",
+    promise="a damaged or forged checkpoint becomes the same model or one line; no pickle runs, the earlier output "
+    "stays whole, memory stays within three times the file or 64 MiB",
+    cases=cases,
+    prepare=prepare,
+    settings={"seed": SEED},
+    is_quick=lambda case: not case.startswith("heavy/"),
+)

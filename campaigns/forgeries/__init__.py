@@ -1,0 +1,1 @@
+"""Ways to damage and forge checkpoints, used by `campaigns.forged` and by tests of readers."""

@@ -1,0 +1,1 @@
+"""What a hostile repository, data set or server holds, for `campaigns.hostile`."""

@@ -1,0 +1,1 @@
+"""Ordinary things that people do with a model, tried by `campaigns.silent_numbers`."""

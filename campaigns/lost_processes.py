@@ -1,0 +1,239 @@
+"""A training of two processes, of which one is killed, silent or slow, or whose network is cut.
+
+A lost process that torchrun starts again, a slow one and a cable that is plugged in again cost nothing: the weights
+are those of an unbroken training. Otherwise every process that is left says so in one line. The two hosts of a cut
+network are network namespaces of this machine (root and iproute2), joined by a cable.
+"""
+
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from safetensors.torch import load_file
+from training.conftest import make_colour_folder
+from training.rank_jobs import tiny_config
+
+from campaigns.engine import Campaign
+from hf_vit import HfViTForImageClassification
+from hf_vit.data import make_processor
+from hf_vit.training import FinetuneOptions, finetune
+
+# What happens -> how often, and the checkpoints (first, past the last) between which it does.
+KINDS = {
+    "killed": (50, 0, 8), "silent": (10, 1, 8), "slow": (5, 1, 3), "cut for good": (10, 1, 7),
+    "cut a moment": (10, 1, 7),
+}  # fmt: skip
+SILENCE = 30  # seconds that a process waits for the others
+# What torchrun gives processes to end before it kills them, and as much for everything else on a busy machine.
+BOUND = SILENCE + 30 + 240
+SETTINGS: dict[str, Any] = dict(
+    steps=8, evaluations=8, batch_size=16, optimizer="sgd", learning_rate=0.1, mixup_alpha=0, dropout=0, drop_path=0
+)
+HOSTS, CABLE, ADDRESSES = ("hf_vit_a", "hf_vit_b"), ("hfvit0", "hfvit1"), ("10.213.7.1", "10.213.7.2")
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@contextmanager
+def network() -> Iterator[None]:
+    """Make two hosts, joined by a cable."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        raise PermissionError("network namespaces need root and iproute2")
+    try:
+        for host in HOSTS:
+            ip("netns", "add", host)
+        ip("link", "add", CABLE[0], "netns", HOSTS[0], "type", "veth", "peer", "name", CABLE[1], "netns", HOSTS[1])
+        for host, end, address in zip(HOSTS, CABLE, ADDRESSES, strict=True):
+            ip("-n", host, "addr", "add", f"{address}/24", "dev", end)
+            ip("-n", host, "link", "set", "lo", "up")
+            ip("-n", host, "link", "set", end, "up")
+        yield
+    finally:
+        for host in HOSTS:
+            subprocess.run(["ip", "netns", "del", host], capture_output=True)
+
+
+class Launch:
+    """A training by two processes, on this machine or on the two hosts; their disk is one."""
+
+    def __init__(self, place: Path, name: str, kind: str) -> None:
+        self.output, is_cut = place / name, kind.startswith("cut")
+        launchers: list[tuple[Any, ...]] = [
+            ("--standalone", "--nproc-per-node", 2, "--max-restarts", int(kind == "killed"))
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        words = ["--model", place / "model", "--data", place / "colours", "--output", self.output, "--device", "cpu"]
+        words += ["--precision", "fp32", "--process-timeout", BOUND if kind == "slow" else SILENCE]
+        words += [word for key, value in SETTINGS.items() for word in (f"--{key.replace('_', '-')}", value)]
+        if is_cut:
+            at = ("--nproc-per-node", 1, "--master-addr", ADDRESSES[0], "--master-port", 29517)
+            launchers = [("--nnodes", 2, "--node-rank", number, *at) for number in range(2)]
+        else:
+            words.append("--resume")
+        self.processes, self.logs = list[subprocess.Popen[bytes]](), list[Path]()
+        for number, launcher in enumerate(launchers):
+            command = [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "hf_vit", "finetune", *words]
+            if is_cut:
+                command = ["ip", "netns", "exec", HOSTS[number], *command]
+                environment["GLOO_SOCKET_IFNAME"] = CABLE[number]
+            self.logs.append(place / f"{name}-{number}.txt")
+            with self.logs[-1].open("w") as log:
+                self.processes.append(
+                    subprocess.Popen(list(map(str, command)), env=environment, stdout=log, stderr=log)
+                )
+        self.begun = time.monotonic()
+
+    @property
+    def text(self) -> str:
+        return "".join(log.read_text() for log in self.logs)
+
+    def rank(self, number: int) -> psutil.Process | None:
+        """Return the process of that rank, as long as there is one."""
+        for launcher in self.processes:
+            if launcher.poll() is None:
+                for child in psutil.Process(launcher.pid).children(recursive=True):
+                    try:
+                        if child.environ().get("RANK") == str(number):
+                            return child
+                    except psutil.Error:
+                        continue
+        return None
+
+    def saved(self) -> int:
+        """Return the step of its newest checkpoint."""
+        states = (self.output / "checkpoints").glob("checkpoint-*/trainer_state.json")
+        return max((int(path.parent.name.rpartition("-")[2]) for path in states), default=0)
+
+    def wait_until(self, condition: Callable[[], bool]) -> bool:
+        """Return whether the condition came to hold before the training ended."""
+        while all(process.poll() is None for process in self.processes):
+            if condition():
+                return True
+            time.sleep(0.02)
+        return False
+
+    def end(self) -> list[int]:
+        """Return the exit statuses; the launch is bounded in time."""
+        try:
+            return [process.wait(max(1.0, BOUND - (time.monotonic() - self.begun))) for process in self.processes]
+        except subprocess.TimeoutExpired:
+            for process in self.processes:
+                if process.poll() is None:
+                    for each in (*psutil.Process(process.pid).children(recursive=True), process):
+                        each.kill()
+            raise AssertionError(f"it hangs: {self.text[-600:]}") from None
+
+    def check_weights(self, weights: dict[str, torch.Tensor]) -> str:
+        assert not any(self.end()), self.text[-4000:]
+        trained = load_file(self.output / "model.safetensors")
+        for name, weight in weights.items():
+            torch.testing.assert_close(trained[name], weight, atol=1e-6, rtol=0, msg=name)
+        assert sorted(path.name for path in self.output.glob(".*")) == []
+        return "same weights"
+
+    def check_lines(self, ranks: Sequence[int]) -> str:
+        """Assert that each process of these ranks says in one line that it lost the other."""
+        assert 0 not in self.end(), self.text[-600:]
+        lines = [line for line in self.text.splitlines() if line.startswith("hf-vit")]
+        assert len(lines) == len(ranks), self.text[-1500:]
+        for rank in ranks:
+            assert any(f"process {rank} of 2 has lost another one" in line for line in lines), lines
+        return "one line each"
+
+
+def strike(kind: str, rank: int, victim: psutil.Process, launch: Launch, weights: dict[str, torch.Tensor]) -> str:
+    """Let it happen, and return what came of it."""
+    if kind == "killed":
+        victim.kill()
+    elif kind == "slow":
+        while launch.wait_until(victim.is_running) and time.monotonic() - launch.begun < BOUND / 2:
+            try:  # it runs a tenth of the time
+                victim.suspend()
+                time.sleep(0.45)
+                victim.resume()
+                time.sleep(0.05)
+            except psutil.Error:
+                break
+    elif kind == "cut a moment":
+        ip("-n", HOSTS[0], "link", "set", CABLE[0], "down")
+        time.sleep(3)
+        ip("-n", HOSTS[0], "link", "set", CABLE[0], "up")
+    else:
+        if kind == "silent":
+            victim.suspend()
+        else:
+            ip("-n", HOSTS[0], "link", "set", CABLE[0], "down")
+        codes = launch.end()
+        if any(codes):
+            return launch.check_lines([1 - rank] if kind == "silent" else [0, 1])
+        return f"ended, {launch.check_weights(weights)}"  # it was about to
+    return launch.check_weights(weights)
+
+
+def cases() -> list[str]:
+    """What happens to which process, at which checkpoint and how many seconds later."""
+    draw = random.Random(0)
+    return [
+        f"{kind}/{number} rank {draw.randrange(2)} at {draw.randrange(first, last)} + {draw.uniform(0, 0.3):.3f} s"
+        for kind, (count, first, last) in KINDS.items()
+        for number in range(count)
+    ]
+
+
+@contextmanager
+def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
+    make_colour_folder(folder / "colours", 24)
+    torch.manual_seed(0)
+    model = HfViTForImageClassification(tiny_config(hidden_dropout_prob=0.0))
+    model.save_pretrained(folder / "model")
+    make_processor(model.config).save_pretrained(folder / "model")
+    options = FinetuneOptions(device="cpu", precision="fp32")
+    finetune(str(folder / "model"), str(folder / "colours"), folder / "one", options=options, **SETTINGS)
+    weights = load_file(folder / "one" / "model.safetensors")
+
+    with ExitStack() as stack:
+        joined = cache(lambda: stack.enter_context(network()))
+
+        def attempt(case: str) -> str:
+            kind, rank, step, later = re.fullmatch(r"([\w ]+)/\d+ rank (\d) at (\d) \+ (.*) s", case).groups()
+            try:
+                if kind.startswith("cut"):
+                    joined()
+            except PermissionError as error:
+                return f"not tried: {error}"
+            launch = Launch(folder, re.sub(r"\W+", "-", case), kind)
+            try:
+                launch.wait_until(lambda: launch.saved() >= int(step) and launch.rank(int(rank)) is not None)
+                time.sleep(float(later))
+                victim = launch.rank(int(rank))
+                if victim is None:
+                    return f"ended before, {launch.check_weights(weights)}"
+                return strike(kind, int(rank), victim, launch, weights)
+            finally:
+                if kind.startswith("cut"):
+                    ip("-n", HOSTS[0], "link", "set", CABLE[0], "up")
+
+        yield attempt
+
+
+CAMPAIGN = Campaign(
+    name="lost_processes",
+    promise="a training whose process or network is lost ends with the weights of an unbroken one, or in one line",
+    cases=cases,
+    prepare=prepare,
+    settings={"kinds": {kind: count for kind, (count, _, _) in KINDS.items()}},
+    is_quick=lambda case: case.startswith("killed/"),
+)

@@ -1,0 +1,254 @@
+"""`hf-vit embed --runner ray` while its processes, machines and images fail: one row an image, or one line.
+
+A cluster is Ray's own of several nodes on one machine. What is killed is replaced; what ends the command is made good
+by the same command; and the files are those of one process, byte by byte.
+"""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from PIL import Image
+from pyarrow import parquet
+
+from campaigns.engine import Campaign
+from hf_vit import HfViTConfig, HfViTForImageClassification
+from hf_vit.data import make_processor
+from hf_vit.evaluation import embed
+
+BOUND = 600  # seconds for a command on a busy machine
+IMAGES, ROWS_PER_FILE, BATCH = 160, 4, 2
+MOMENTS = 40  # that a run's files are divided into
+SPLIT = ("--split", "train")
+TITLES = {"actor": "ray::_ModelProcess", "reader": "ray::_read"}
+# What fails -> how often.
+KINDS = {
+    "actor": 20, "reader": 20, "driver": 15, "Ctrl-C": 5, "raylet": 10, "store of the cluster": 5, "slow actor": 3,
+    "corrupt image": 5, "node": 15, "two nodes": 2,
+}  # fmt: skip
+SERVERS = {"raylet": "raylet/raylet", "store of the cluster": "gcs/gcs_server"}
+
+
+def make_place(folder: Path) -> Path:
+    """A classifier of 8 px, images of 200 px, and what one process makes of them."""
+    save_classifier(folder / "model", image_size=8, patch_size=4)
+    noise = np.random.RandomState(0)
+    for index in range(IMAGES):
+        kind = folder / "images" / "train" / "ab"[index % 2]
+        kind.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise.randint(0, 256, (200, 200, 3), dtype=np.uint8)).save(kind / f"{index:03d}.png")
+    given: dict[str, Any] = dict(rows_per_file=ROWS_PER_FILE, batch_size=BATCH, splits=["train"])
+    embed(str(folder / "model"), str(folder / "images"), folder / "whole", device="cpu", **given)
+    return folder
+
+
+def save_classifier(folder: Path, **sizes: int) -> None:
+    torch.manual_seed(0)
+    sizes |= dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=2)
+    config = HfViTConfig(**sizes)
+    HfViTForImageClassification(config).save_pretrained(folder)
+    make_processor(config).save_pretrained(folder)
+
+
+class Run:
+    """The command, at work."""
+
+    def __init__(self, place: Path, name: str, *options: str, data: str = "images") -> None:
+        self.place, self.output, self.log = place, place / name, place / f"{name}.txt"
+        words = ["embed", "model", "--data", data, "--output", name, *SPLIT, "--runner", "ray", "--device", "cpu"]
+        words += ["--no-optimize", "--rows-per-file", str(ROWS_PER_FILE), "--batch-size", str(BATCH), *options]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        # What was started in the background ignores a Ctrl-C, and so does what it starts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "hf_vit", *words], cwd=place, env=environment, stdout=log, stderr=log
+            )
+        self.begun = time.monotonic()
+        self.started: set[psutil.Process] = set()
+
+    def children(self) -> list[psutil.Process]:
+        try:
+            found = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.Error:
+            found = []
+        self.started |= set(found)
+        return found
+
+    def wait_for(self, moment: int) -> bool:
+        """Whether so many `MOMENTS` of the files appeared before it ended; at least one."""
+        files = max(1, moment * len(list((self.place / "whole").glob("*.parquet"))) // MOMENTS)
+        return self.wait_until(lambda: len(list(self.output.glob("*.parquet"))) >= files)
+
+    def wait_until(self, is_so: Callable[[], bool]) -> bool:
+        """Whether it came to be so before the command ended."""
+        while self.process.poll() is None and time.monotonic() - self.begun < BOUND:
+            self.children()
+            if is_so():
+                return True
+            time.sleep(0.01)
+        return False
+
+    def end(self) -> int:
+        """Its exit status, within the bound; nothing that it started lives on."""
+        try:
+            code = self.process.wait(max(1.0, BOUND - (time.monotonic() - self.begun)))
+        except subprocess.TimeoutExpired:
+            for process in (*self.children(), self.process):
+                process.kill()
+            raise AssertionError(f"it hangs: {self.log.read_text()[-300:]}") from None
+        _, alive = psutil.wait_procs(self.started, timeout=BOUND / 3)
+        for process in alive:
+            process.kill()
+        assert not alive, f"left behind: {alive[:3]}"
+        return code
+
+    def check_files(self) -> None:
+        whole = {path.name: path.read_bytes() for path in (self.place / "whole").glob("*.parquet")}
+        mine = {path.name: path.read_bytes() for path in self.output.glob("*.parquet")}
+        assert mine.keys() == whole.keys(), f"{len(mine)} of {len(whole)} files: {self.log.read_text()[-300:]}"
+        assert mine == whole, "other bytes"
+        assert (self.output / "manifest.json").is_file()
+
+    def check_done(self) -> str:
+        assert self.end() == 0, self.log.read_text()[-400:]
+        self.check_files()
+        return "same files"
+
+    def check_line(self, said: str) -> str:
+        """One line of ours, whatever Ray's libraries say of a lost cluster besides; then the way on."""
+        assert self.end() != 0, "it says nothing"
+        lines = [line for line in self.log.read_text().splitlines() if line.startswith("hf-vit: ")]
+        assert len(lines) == 1, self.log.read_text()[-400:]
+        assert re.search(said, lines[0]), lines[0]
+        return "one line"
+
+    def check_going_on(self) -> str:
+        """It ended, in whatever way; the same command does the rest."""
+        code = self.end()
+        assert Run(self.place, self.output.name).check_done() == "same files"
+        return f"ended ({'in itself' if code >= 0 else 'killed'}), the same command: same files"
+
+
+def named(processes: list[psutil.Process], beginning: str) -> list[psutil.Process]:
+    """Those whose command line holds that near its beginning."""
+    found = []
+    for process in processes:
+        try:
+            if beginning in "".join(process.cmdline()[:1]):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def strike(place: Path, case: str) -> str:
+    """KIND/number at MOMENT: what is struck when so much of the files is there."""
+    kind, _, moment = case.replace(" at ", "/").split("/")
+    run = Run(place, case.replace("/", "-").replace(" ", "-"))
+    if not run.wait_for(int(moment)):
+        return f"ended before, {run.check_done()}"
+    if kind == "driver":
+        run.process.kill()
+        return run.check_going_on()
+    if kind == "Ctrl-C":
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 130, run.log.read_text()[-400:]
+        assert "the same command goes on" in run.log.read_text()
+        assert Run(place, run.output.name).check_done() == "same files"
+        return "one line, the same command: same files"
+    if kind in SERVERS:
+        for process in named(run.children(), SERVERS[kind]):
+            process.kill()
+        return run.check_going_on()
+    if kind == "slow actor":
+        return slowed(run)
+    for process in named(run.children(), TITLES[kind]):
+        process.kill()
+    return run.check_done()
+
+
+def slowed(run: Run) -> str:
+    """Its actor works a tenth of the time."""
+    while run.process.poll() is None and time.monotonic() - run.begun < BOUND / 2:
+        actors = named(run.children(), TITLES["actor"])
+        for process in actors:
+            process.suspend()
+        time.sleep(0.45)
+        for process in actors:
+            try:
+                process.resume()
+            except psutil.Error:
+                continue
+        time.sleep(0.05)
+    return run.check_done()
+
+
+def corrupt(place: Path, case: str) -> str:
+    """An image is damaged after all were looked at: the part that holds it is told in one line, others stay."""
+    torn = place / "torn"
+    if not torn.exists():
+        subprocess.run(["cp", "-r", str(place / "images"), str(torn)], check=True)
+    last = max((place / "whole").glob("*.parquet"))
+    victim = torn / "train" / parquet.read_table(last).column("image")[0].as_py()
+    whole = victim.read_bytes()
+    run = Run(place, case.replace("/", "-").replace(" ", "-"), data="torn")
+    try:
+        assert run.wait_for(1)
+        victim.write_bytes(whole[:2000])
+        return run.check_line(rf"image '.*{victim.name}'.*(corrupt|cannot be read)")
+    finally:
+        victim.write_bytes(whole)
+
+
+def of_a_cluster(place: Path, case: str) -> str:
+    """Two nodes, of which one may be killed."""
+    from ray.cluster_utils import Cluster
+
+    kind, _, moment = case.replace(" at ", "/").split("/")
+    least = 80 << 20
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": least})
+    try:
+        options = ("--address", cluster.address, "--num-processes", "2")
+        node = cluster.add_node(num_cpus=1, object_store_memory=least)
+        cluster.wait_for_nodes()
+        run = Run(place, case.replace("/", "-").replace(" ", "-"), *options)
+        if kind == "node" and run.wait_for(int(moment)):
+            cluster.remove_node(node, allow_graceful=False)
+        return run.check_done()
+    finally:
+        cluster.shutdown()
+
+
+def cases() -> list[str]:
+    draw = random.Random(0)
+    return [f"{kind}/{number} at {draw.randrange(1, MOMENTS - 2)}" for kind in KINDS for number in range(KINDS[kind])]
+
+
+@contextmanager
+def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
+    place = make_place(folder)
+    special = {"corrupt image": corrupt, "node": of_a_cluster, "two nodes": of_a_cluster}
+    yield lambda case: special.get(case.split("/")[0], strike)(place, case)
+
+
+CAMPAIGN = Campaign(
+    name="ray_faults",
+    promise="whatever fails of Ray, the files are those of one process, byte by byte, or there is one line and the "
+    "same command does the rest",
+    cases=cases,
+    prepare=prepare,
+    settings={"kinds": KINDS},
+    is_quick=lambda case: case.startswith(("driver/", "Ctrl-C/", "corrupt image/")),
+)

@@ -1,0 +1,129 @@
+"""Every plain ViT of timm: converted with exactly its logits, or refused in one line that names what it has.
+
+`docs/timm.md` is made from the recorded result: `python -m campaigns.timm_page`.
+"""
+
+import math
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import timm
+import torch
+from timm.models import save_for_hf
+from torch import nn
+
+import hf_vit.conversion as conversion
+from campaigns.engine import Campaign
+from campaigns.timm_page import EXACT, REFUSED
+from hf_vit.conversion.building.model import build_model
+from hf_vit.conversion.building.weights import load_weights
+from hf_vit.conversion.readers.opening import open_checkpoint
+from hf_vit.errors import UserError
+
+NAMES = [name for name in timm.list_models() if name.startswith(("vit_", "deit", "flexivit", "test_vit"))]
+TOLERANCE = {"plain": {torch.float32: 1e-5, torch.float64: 1e-10}}
+# As everywhere: a stem normalises again and again, and float32 rounds each time.
+TOLERANCE["hybrid"] = TOLERANCE["plain"] | {torch.float32: 6e-5}
+MEMORY = 3e9  # bytes, at any time
+WIDE = 2048  # channels; two blocks of a model that is wider do not fit
+
+
+def weights_that_show(model: nn.Module) -> nn.Module:
+    """Random weights of ordinary size; heads, norms, positions and special tokens too."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(generator=generator)
+            is_matrix = parameter.ndim > 1 and parameter.shape[0] > 1
+            parameter.mul_(1 / math.sqrt(parameter[0].numel()) if is_matrix else 0.3)
+            if parameter.ndim == 1 and name.endswith("weight"):
+                parameter.add_(1)
+    return model.eval()
+
+
+def build(name: str) -> tuple[nn.Module, dict[str, int]]:
+    """The architecture of two blocks, or of one where it is wide; and the arguments that make it so."""
+    with torch.device("meta"):
+        whole = timm.create_model(name)
+    arguments = {"depth": 1 if getattr(whole, "embed_dim", 0) > WIDE else 2}
+    if "sapiens2" in name:  # has an argument with an entry for each of its blocks
+        whole.blocks = whole.blocks[: arguments["depth"]]
+        return whole.to_empty(device="cpu"), arguments
+    return timm.create_model(name, **arguments), arguments
+
+
+def converted_or_refusal(folder: Path) -> conversion.ConversionResult | str:
+    try:
+        return conversion.convert(folder / "saved", folder / "converted")
+    except UserError as error:
+        return str(error)
+
+
+def in_dtype(ours: nn.Module, result: conversion.ConversionResult, source: Path, dtype: torch.dtype) -> nn.Module:
+    """The model that was written; or its plan carried out in the dtype, where it computes what writing rounds."""
+    if dtype == torch.float32 or not any(row.beside for row in result.plan.rows):
+        return ours.to(dtype)
+    with open_checkpoint(source) as reader:
+        return build_model(result.plan, load_weights(reader, result.plan, dtype).state)
+
+
+@torch.no_grad()
+def attempt(name: str, folder: Path) -> str:
+    """Convert one architecture and compare; "exact", or "refused: " and why."""
+    model, arguments = build(name)
+    weights_that_show(model)
+    save_for_hf(model, folder / "saved", model_config={"model_args": arguments}, safe_serialization=True)
+    result = converted_or_refusal(folder)
+    if isinstance(result, str):
+        assert "\n" not in result
+        assert not (folder / "converted").exists()
+        return REFUSED + result.removeprefix("saved: ").replace(f"'{name}'", "architecture")
+    ours = result.plan.model_class.from_pretrained(result.output).eval()
+    pixels = torch.randn(1, *model.pretrained_cfg["input_size"], generator=torch.Generator().manual_seed(1))
+    for dtype, tolerance in TOLERANCE[result.plan.family].items():
+        model.to(dtype)
+        ours = in_dtype(ours, result, folder / "saved", dtype)
+        expected, found = model(pixels.to(dtype)), ours(pixels.to(dtype))
+        found = found.logits if result.plan.has_head else found.pooler_output
+        difference = float((found - expected).abs().max()) / float(expected.abs().max())
+        assert difference <= tolerance, f"{dtype}: {difference:.1e}"
+    return EXACT
+
+
+def peak_memory() -> int:
+    """The most that this process has held at once since `forget_peak`, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+@contextmanager
+def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
+    def alone(name: str) -> str:
+        forget_peak()
+        try:
+            outcome = attempt(name, folder / name)
+        finally:
+            shutil.rmtree(folder / name, ignore_errors=True)
+        assert peak_memory() <= MEMORY, f"{peak_memory() / 1e9:.1f} GB"
+        return outcome
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "images of .* px hold")  # 384 px in patches of 14
+        yield alone
+
+
+CAMPAIGN = Campaign(
+    name="timm_sweep",
+    promise="an architecture of timm converts with exactly its logits, or is refused in one line that says why",
+    cases=lambda: NAMES,
+    prepare=prepare,
+    settings={"timm": timm.__version__, "blocks": 2, "memory_gb": MEMORY / 1e9},
+    is_quick=lambda name: name.startswith("test_vit") or "_tiny_" in name or "_xsmall_" in name,
+)
