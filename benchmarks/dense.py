@@ -1,7 +1,6 @@
 """Masks and boxes from scratch: what every head and family reaches on generated scenes, held out, in equal CPU time.
 
     python benchmarks/dense.py [--part PART] [--only WORD] [--seeds 0 1 2] [--limit N] [--work FOLDER]
-    python benchmarks/dense.py --summary       # the tables and the plot of what is there, no runs
     python benchmarks/dense.py --strides       # what is left of the true masks on maps of a stride, no runs
 
     goals      the two pairs that are to reach mIoU 90 and AP50 80 on the test scenes within 10 CPU minutes each
@@ -22,7 +21,6 @@ import argparse
 import datetime
 import json
 import shutil
-import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -30,13 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tables import TABLES
 
 import hf_vit
 from hf_vit.data import dense_collator, dense_transforms, load_data, transform_split
 from hf_vit.environment import hardware, versions
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.registry import PROTOCOLS, TARGETS
-from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.subjects.subject import open_subject
 from hf_vit.training import finetune
 from hf_vit.training.dense_model import build_dense_model, model_inputs
@@ -245,13 +243,6 @@ def read(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()] if output.exists() else []
 
 
-def finals(output: Path) -> Iterator[tuple[Pair, list[dict[str, Any]]]]:
-    """The pairs that have final runs, and these."""
-    for pair in PAIRS:
-        if runs := [line for line in read(output) if line["pair"] == pair.name and line["final"]]:
-            yield pair, runs
-
-
 def strides_table() -> str:
     """A Markdown table: mIoU of the true masks of 100 validation scenes, made as small as a map and large again."""
     from torch.nn import functional as F
@@ -275,41 +266,6 @@ def strides_table() -> str:
     return "\n".join(lines)
 
 
-def summary(output: Path) -> str:
-    """A Markdown table: of every pair the mean over the seeds, and each."""
-    lines = [
-        "| part | head | backbone | parameters | rate | measure on test | mean, % | of each seed | box AP | CPU s |",
-        "|---|---|---|---:|---:|---|---:|---|---:|---:|",
-    ]
-    for pair, runs in finals(output):
-        scores = [100 * run["headline"][MEASURES[pair.task]] for run in runs]
-        strict = [100 * run["headline"]["box AP"] for run in runs if "box AP" in run["headline"]]
-        cells = [
-            pair.part, pair.head, pair.backbone, f"{runs[0]['parameters']:,}", f"{runs[0]['rate']:g}",
-            MEASURES[pair.task], f"{statistics.mean(scores):.1f}", ", ".join(f"{score:.1f}" for score in scores),
-            f"{statistics.mean(strict):.1f}" if strict else "",
-            f"{statistics.mean(run['cpu_seconds'] for run in runs):.0f}",
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def plot(output: Path) -> None:
-    """The families side by side, a point a seed, into a picture beside the results."""
-    figure = new_figure(10, 4)
-    for place, task in enumerate(MEASURES, start=1):
-        axes = figure.add_subplot(1, 2, place)
-        shown = [(pair, runs) for pair, runs in finals(output) if (pair.part, pair.task) == ("families", task)]
-        for column, (_, runs) in enumerate(shown):
-            scores = [100 * run["headline"][MEASURES[task]] for run in runs]
-            axes.bar(column, statistics.mean(scores), color="lightsteelblue")
-            axes.plot([column] * len(scores), scores, "k.")
-        axes.set_xticks(range(len(shown)), labels=[pair.backbone for pair, _ in shown])
-        axes.set_ylabel(f"{MEASURES[task]} on test scenes (%)")
-        axes.set_title(", ".join({pair.head for pair, _ in shown}))
-    save_figure(figure, output.with_suffix(".png"))
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=DEFAULT)
@@ -324,9 +280,6 @@ if __name__ == "__main__":
     if arguments.strides:
         print(strides_table())
         raise SystemExit
-    if not arguments.summary:
-        chosen = todo(arguments.part, arguments.only, arguments.seeds)
-        measure(arguments.output, arguments.work, arguments.limit, chosen)
-    print(summary(arguments.output))
-    if any(pair.part == "families" for pair, _ in finals(arguments.output)):
-        plot(arguments.output)
+    chosen = todo(arguments.part, arguments.only, arguments.seeds)
+    measure(arguments.output, arguments.work, arguments.limit, chosen)
+    print(TABLES["dense"](arguments.output))

@@ -2,7 +2,6 @@
 
     python benchmarks/distillation.py                          # goes on from the records that are there
     python benchmarks/distillation.py --epochs 160 --varied    # trained to the end
-    python benchmarks/distillation.py [...] --summary          # the table of these, no runs
 
 Data: the UCI digits (1,257 / 180 / 360 for training, validation and test) at 16x16 px. The teacher is a ViT that is
 trained once with the recipe "digits" but for the label smoothing. The student has a seventh of its parameters and is
@@ -21,7 +20,6 @@ not repeated. Start it in as many processes of one thread as you like.
 
 import argparse
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,6 +29,7 @@ from typing import Any
 
 import torch
 from records import PAUSE, Job, Records
+from tables import TABLES
 
 from hf_vit import HfViTConfig
 from hf_vit.training import finetune
@@ -108,37 +107,16 @@ def learn(job: Job, teacher: Path) -> dict[str, Any]:
     }
 
 
-def summary(output: Path, epochs: int = 40, varied: bool = False) -> str:
-    """A Markdown table: mean and standard deviation over the seeds."""
-    records, asked = Records(output), list(jobs(epochs, varied))
-    lines = ["| | runs | test accuracy, % | test loss, nats | calibration error, % |", "|---|---|---|---|---|"]
-    for way in ("teacher", *WAYS):
-        wanted = [job for job in asked if job["way"] == way] or [{"way": way, "seed": 0}]
-        if runs := [run for job in wanted if (run := records.find(job))]:
-            shown = (("accuracy", 100, 1), ("loss", 1, 3), ("ece", 100, 1))
-            cells = [spread([scale * run[name] for run in runs], digits) for name, scale, digits in shown]
-            lines.append(f"| {way} | {len(runs)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def spread(values: list[float], digits: int) -> str:
-    """Mean, and deviation where there are several values."""
-    mean = f"{statistics.mean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--epochs", type=int, default=40)
     options.add_argument("--varied", action="store_true", help="the recipe's variation of the images")
     options.add_argument("--teacher", type=Path, default=Path("build/distillation"), help="made where it is not there")
-    options.add_argument("--summary", action="store_true")
     options.add_argument("--output", type=Path, default=OUTPUT)
     asked = options.parse_args()
     torch.set_num_threads(1)
-    if not asked.summary:
-        work(Records(asked.output), list(jobs(asked.epochs, asked.varied)), asked.teacher)
-    print(summary(asked.output, asked.epochs, asked.varied))
+    work(Records(asked.output), list(jobs(asked.epochs, asked.varied)), asked.teacher)
+    print(TABLES["distillation"](asked.output))
 
 
 if __name__ == "__main__":

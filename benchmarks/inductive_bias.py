@@ -2,7 +2,6 @@
 
     python benchmarks/inductive_bias.py [--output benchmarks/results/inductive_bias.jsonl] [--only recipe|data|patch]
     python benchmarks/inductive_bias.py --only data --steps 1600 --output FILE        # to the end
-    python benchmarks/inductive_bias.py --summary        # tables and plots of what is there, no runs
 
 Data: the UCI digits (8x8, 1,257 / 180 / 360 for training, validation and test), stretched to 32x32 px, one channel.
 Every run takes the same number of optimiser steps, whatever the number of training images, with one recipe for all:
@@ -31,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tables import TABLES
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -44,6 +44,7 @@ from hf_vit import (
 )
 from hf_vit.data import load_data
 from hf_vit.environment import cpu_name
+from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.speed.measuring import others_load
 
 SIDE = 32
@@ -234,66 +235,24 @@ def spread(lines: list[dict[str, Any]], name: str) -> tuple[float, float]:
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def is_of_patch_sweep(line: dict[str, Any], patch: int) -> bool:
-    return (line["family"], line["examples"], line["patch"]) == ("vit", EXAMPLES[-1], patch)
-
-
-def summarise_data(lines: list[dict[str, Any]], axes: Any) -> None:
-    print("| family | parameters | images | test accuracy (%) | seconds (CPU) |\n|---|---|---|---|---|")
+def draw(path: Path) -> None:
+    """Draw accuracy against training images beside the record."""
+    lines = [line for line in read(path) if line["kind"] == "data"]
+    lines = [line for line in lines if line["steps"] == max(line["steps"] for line in lines)]
+    figure = new_figure(6, 4)
+    axes = figure.add_subplot()
     for family in FAMILIES:
         points = []
         for examples in EXAMPLES:
-            own = [x for x in lines if (x["kind"], x["family"], x["examples"]) == ("data", family, examples)]
+            own = [line for line in lines if (line["family"], line["examples"]) == (family, examples)]
             if own:
                 mean, deviation = spread(own, "test_accuracy")
                 points.append((examples, 100 * mean, 100 * deviation))
-                seconds = spread(own, "cpu_seconds")[0]
-                told = f"{100 * mean:.1f} ± {100 * deviation:.1f} ({len(own)} seeds)"
-                print(f"| {family} | {own[0]['parameters']:,} | {examples} | {told} | {seconds:.1f} |")
         if points:
             axes.errorbar(*zip(*points, strict=True), marker="o", capsize=3, label=family)  # x, y, y error
-    axes.set(
-        xscale="log",
-        xlabel="training images",
-        ylabel="test accuracy (%)",
-        title=f"{lines[-1]['steps']:,} steps each" if lines else "",
-    )
+    axes.set(xscale="log", xlabel="training images", ylabel="test accuracy (%)")
     axes.legend()
-
-
-def summarise_patches(lines: list[dict[str, Any]], axes: Any) -> None:
-    print("\n| patch (px) | tokens | MFLOPs | test accuracy (%) | seconds (CPU) |\n|---|---|---|---|---|")
-    points = []
-    for patch in PATCHES:
-        own = [line for line in lines if line["kind"] != "recipe" and is_of_patch_sweep(line, patch)]
-        if own:
-            mean, deviation = spread(own, "test_accuracy")
-            flops, seconds = own[0]["flops_forward_one_image"] / 1e6, spread(own, "cpu_seconds")[0]
-            points.append((flops, 100 * mean, 100 * deviation))
-            axes.annotate(f" {patch} px", (flops, 100 * mean))
-            told = f"{100 * mean:.1f} ± {100 * deviation:.1f} ({len(own)} seeds)"
-            print(f"| {patch} | {(SIDE // patch) ** 2} | {flops:.2f} | {told} | {seconds:.1f} |")
-    if points:
-        axes.errorbar(*zip(*points, strict=True), marker="o", capsize=3)
-    axes.set(xscale="log", xlabel="MFLOPs forward, one image", ylabel="test accuracy (%)", title="one ViT, patch side")
-
-
-def summarise(path: Path) -> None:
-    """Print the tables of the sweeps that are there, and draw them beside the results."""
-    from matplotlib.figure import Figure
-
-    lines = read(path)
-    has_patches = any(line["kind"] == "patch" for line in lines)
-    figure = Figure(figsize=(11 if has_patches else 6, 4), layout="constrained")
-    axes = figure.subplots(1, 1 + has_patches, squeeze=False)[0]
-    summarise_data(lines, axes[0])
-    if has_patches:
-        summarise_patches(lines, axes[1])
-    figure.savefig(path.with_suffix(".png"), dpi=120)
-    print(
-        f"\nThe learning rate was {sorted({x['rate'] for x in lines if x['kind'] != 'recipe'})}; bars are one standard "
-        f"deviation over seeds; plot in {path.with_suffix('.png')}"
-    )
+    save_figure(figure, path.with_suffix(".png"))
 
 
 def main() -> None:
@@ -302,18 +261,18 @@ def main() -> None:
     parser.add_argument("--only", choices=("recipe", "data", "patch"), help="stop after the recipe, or one sweep alone")
     parser.add_argument("--limit", type=int, help="at most this many of the runs that are asked for (a smoke test)")
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--summary", action="store_true", help="tables and plots of the finished runs")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if not options.summary:
-        digits = load_digits()
-        runs = trials(options.steps)[: options.limit]
+    digits = load_digits()
+    runs = trials(options.steps)[: options.limit]
+    carry_out_all(runs, options.output, digits)
+    if options.only != "recipe" and options.limit is None:
+        rate = chosen_rate(read(options.output), options.steps)
+        runs = [run for run in sweeps(rate, options.steps) if options.only in (None, run.kind)]
         carry_out_all(runs, options.output, digits)
-        if options.only != "recipe" and options.limit is None:
-            rate = chosen_rate(read(options.output), options.steps)
-            runs = [run for run in sweeps(rate, options.steps) if options.only in (None, run.kind)]
-            carry_out_all(runs, options.output, digits)
-    summarise(options.output)
+    for name in ("inductive_bias", "patch_side"):
+        print(TABLES[name](options.output))
+    draw(options.output)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from data_scale import MODELS, SIDE
 from records import Job, Records, runner_options
+from tables import TABLES
 from transformers import AutoModelForMaskedImageModeling
 
 from hf_vit.cost.flops import forward_flops
@@ -133,24 +134,6 @@ def law_of(runs: list[dict[str, Any]], shift: bool) -> ScalingLaw:
     return fit_scaling_law([(run["teraflops"], run["loss"]) for run in runs], shift)
 
 
-def summary(plan: Plan, records: Records) -> str:
-    """The runs, the law that was recorded before the largest were looked at, and how far off it was."""
-    sizes: dict[int, list[float]] = {}
-    for job in [*plan.runs(), *plan.held_out()]:
-        if record := records.find(job):
-            sizes.setdefault(job["images"], []).append(record["loss"])
-    told = {
-        images: f"{statistics.fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
-        for images, losses in sizes.items()
-    }
-    rows = [f"| {images:,} | {compute(images):.2f} | {losses} |" for images, losses in told.items()]
-    lines = ["| images | TFLOPs | loss, mean (range) of the seeds |", "|---|---|---|", *rows]
-    if prediction := records.find(plan.prediction()):
-        between = (f"{name} {low:.3g} to {high:.3g}" for name, (low, high) in prediction["intervals"].items())
-        lines += [prediction["law"], f"95%: {', '.join(between)}", f"predicted {prediction['loss']:.3f}"]
-    return "\n".join(lines)
-
-
 def draw(plan: Plan, records: Records, path: Path) -> None:
     """Losses over compute, the law and its floor."""
     runs, held_out = (
@@ -194,10 +177,9 @@ def main() -> None:
     plan = Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()})
     if not figure:
         records.work(list(plan.jobs()), do, runner, address)
-    print(summary(plan, records))
+    print(TABLES["scaling_law"](records.path))
     if figure:
-        longer = "" if plan.shift else "_longer"
-        draw(plan, records, records.path.with_name(f"{records.path.stem}{longer}.png"))
+        draw(plan, records, records.path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Do images without labels help? The digits with 50 labels: a supervised model, noisy students, meta pseudo labels.
 
     python benchmarks/self_training.py [--output benchmarks/results/self_training.jsonl] [--work FOLDER] [--limit N]
-    python benchmarks/self_training.py --summary       # the table of what is there, no runs
 
 Data: of the UCI digits' training images 5 a class have their label, others for every seed: 3 to train on, 2 to validate
 on. The other 1,207 have none. The 360 test images are the built-in ones. One ViT for all, 28,170 parameters, 16x16 px:
@@ -24,7 +23,6 @@ import argparse
 import datetime
 import json
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tables import TABLES
 
 from hf_vit import HfViTConfig
 from hf_vit.data import load_data
@@ -180,30 +179,12 @@ def read(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()] if output.exists() else []
 
 
-def summary(output: Path) -> str:
-    """A Markdown table: of every way the mean over the seeds, and each."""
-    lines = ["| | test accuracy, % | of each seed | test loss, nats | CPU s a run |", "|---|---|---|---|---|"]
-    for way in WAYS:
-        runs = [line for line in read(output) if line["way"] == way and line["final"]]
-        if runs:
-            scores = [100 * run["test"]["accuracy"] for run in runs]
-            losses = [run["test"]["loss"] for run in runs]
-            seconds = statistics.mean(run["cpu_seconds"] for run in runs)
-            lines.append(
-                f"| {way} | {statistics.mean(scores):.1f} | {', '.join(f'{score:.1f}' for score in scores)} | "
-                f"{statistics.mean(losses):.2f} | {seconds:.0f} |"
-            )
-    return "\n".join(lines)
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=DEFAULT)
     parser.add_argument("--work", type=Path, help="where the models are kept; a temporary folder by default")
     parser.add_argument("--limit", type=int, help="make at most so many runs now")
-    parser.add_argument("--summary", action="store_true")
     arguments = parser.parse_args()
-    if not arguments.summary:
-        with tempfile.TemporaryDirectory() as temporary:
-            measure(arguments.output, arguments.work or Path(temporary), arguments.limit)
-    print(summary(arguments.output))
+    with tempfile.TemporaryDirectory() as temporary:
+        measure(arguments.output, arguments.work or Path(temporary), arguments.limit)
+    print(TABLES["self_training"](arguments.output))

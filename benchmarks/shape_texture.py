@@ -1,7 +1,6 @@
 """Shape or texture? A synthetic set where both tell the class, and what models follow where the two disagree.
 
     python benchmarks/shape_texture.py [--output benchmarks/results/shape_texture.jsonl]
-    python benchmarks/shape_texture.py --summary          # table and plot of what is there, no runs
     python benchmarks/shape_texture.py --example DIR      # a trained ViT and its cue conflicts, for hf-vit analyze
 
 It is a toy, and shows nothing about photographs. Four classes of 32x32 px images: a shape (disc, square, triangle,
@@ -31,11 +30,13 @@ from typing import Any
 import numpy as np
 import torch
 from inductive_bias import FAMILIES, SIDE, WIDTHS, read, spread
+from tables import TABLES
 from torch.nn import functional as F
 from torchvision.transforms.v2 import RandomResizedCrop
 
 from hf_vit.analysis.analyses.shape_bias import count_decisions, shape_share
 from hf_vit.environment import cpu_name
+from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.speed.measuring import others_load
 
 CLASSES = ("disc", "square", "triangle", "cross")
@@ -211,12 +212,10 @@ def write_example(folder: Path) -> None:
     print(f"hf-vit analyze {folder}/model --cue-conflict {folder}/conflicts --only shape_bias --output {folder}/out")
 
 
-def summarise(path: Path) -> None:
-    """Print the table, and draw it beside the results, above examples of the images."""
-    from matplotlib.figure import Figure
-
+def draw_biases(path: Path) -> None:
+    """Draw the shares of shape decisions beside the record, above examples of the images."""
     lines = read(path)
-    figure = Figure(figsize=(9, 5.4), layout="constrained")
+    figure = new_figure(9, 5.4)
     grid = figure.add_gridspec(2, 8, height_ratios=(1, 3))
     examples = [(0, 0), (1, 1), (2, 2), (3, 3), (0, 1), (2, 3), (1, None), (None, 2)]
     for place, (image, pair) in enumerate(zip(images(examples, 0, 9), examples, strict=True)):
@@ -228,37 +227,19 @@ def summarise(path: Path) -> None:
         axes.set_title("\n".join(names), fontsize=6)
         axes.set_axis_off()
     axes = figure.add_subplot(grid[1, :])
-    titles = (
-        "family",
-        "varied by",
-        "shape bias (%)",
-        "neither (%)",
-        "accuracy (%)",
-        "shape alone (%)",
-        "texture alone (%)",
-    )
-    print(f"| {' | '.join((*titles, 'seeds'))} |")
-    print("|---|---|---|---|---|---|---|---|")
     for place, family in enumerate(FAMILIES):
         for offset, variation in enumerate(VARIATIONS):
             own = [line for line in lines if (line["family"], line["variation"]) == (family, variation)]
             if not own:
                 continue
-            for line in own:
-                line["other"] = line["decisions"]["other"] / sum(line["decisions"].values())
-            columns = ("shape_bias", "other", "accuracy", "shape_alone", "texture_alone")
-            told = [spread(own, name) for name in columns]
-            spreads = [f" ± {100 * deviation:.1f}" if len(own) > 1 else "" for _, deviation in told]
-            cells = [f"{100 * mean:.1f}{spread}" for (mean, _), spread in zip(told, spreads, strict=True)]
-            print(f"| {family} | {variation} | {' | '.join(cells)} | {len(own)} |")
-            (mean, deviation), x = told[0], place + 0.25 * (offset - 1)
+            (mean, deviation), x = spread(own, "shape_bias"), place + 0.25 * (offset - 1)
             label = variation if place == 0 else None
             axes.bar(x, mean, 0.22, yerr=deviation, capsize=3, color=f"C{offset}", label=label)
             axes.scatter([x] * len(own), [line["shape_bias"] for line in own], s=8, color="black", zorder=3)
     axes.set_xticks(range(len(FAMILIES)), list(FAMILIES))
     axes.set(ylabel="share of shape decisions", ylim=(0, 1), title="cue conflicts of the synthetic set")
     axes.legend(title="training images varied by")
-    figure.savefig(path.with_suffix(".png"), dpi=120)
+    save_figure(figure, path.with_suffix(".png"))
 
 
 def main() -> None:
@@ -266,24 +247,23 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/shape_texture.jsonl"))
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--limit", type=int, help="at most this many runs (a smoke test)")
-    parser.add_argument("--summary", action="store_true", help="table and plot of the finished runs")
     parser.add_argument("--example", type=Path, metavar="DIR", help="write a trained model and cue conflicts instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.example:
         write_example(options.example)
         return
-    if not options.summary:
-        finished = {run_of(line) for line in read(options.output)}
-        runs = [Run(f, v, seed, options.steps) for seed in SEEDS for f in FAMILIES for v in VARIATIONS]
-        for run in [run for run in runs if run not in finished][: options.limit]:
-            torch.manual_seed(run.seed)  # the crops draw from torch's own generator
-            line = carry_out(run)
-            options.output.parent.mkdir(parents=True, exist_ok=True)
-            with options.output.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            print({name: line[name] for name in (*asdict(run), "accuracy", "shape_bias", "cpu_seconds")}, flush=True)
-    summarise(options.output)
+    finished = {run_of(line) for line in read(options.output)}
+    runs = [Run(f, v, seed, options.steps) for seed in SEEDS for f in FAMILIES for v in VARIATIONS]
+    for run in [run for run in runs if run not in finished][: options.limit]:
+        torch.manual_seed(run.seed)  # the crops draw from torch's own generator
+        line = carry_out(run)
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        with options.output.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print({name: line[name] for name in (*asdict(run), "accuracy", "shape_bias", "cpu_seconds")}, flush=True)
+    print(TABLES["shape_texture"](options.output))
+    draw_biases(options.output)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """The recipe `small-data`: plain ViT, by several ways to start, beside a ResNet, at equal CPU seconds on few images.
 
-    python benchmarks/small_data_compare.py --estimate    # CPU hours of what is left, no runs
-    python benchmarks/small_data_compare.py               # goes on from the records that are there
-    python benchmarks/small_data_compare.py --summary     # the tables of these, no runs
+    python benchmarks/small_data_compare.py               # continues from the records that are there
 
 Digits, photographs, and classes of fractals that no pre-training has seen, at 32 px; 50 or 200 images of all classes
 alike, or all. ViT and ResNet are those of data_scale.py, of equal FLOPs. Every start has as many CPU seconds a rate
@@ -16,7 +14,6 @@ Each finished run is a line of the output and is not repeated. Start it in as ma
 """
 
 import argparse
-import math
 import shutil
 import statistics
 import tempfile
@@ -30,6 +27,7 @@ import torch
 from data_scale import MODELS, SIDE, cpu_seconds
 from inductive_bias import subset
 from records import PAUSE, Job, Records
+from tables import TABLES
 
 from hf_vit.data import load_data
 from hf_vit.training import finetune, pretrain
@@ -205,48 +203,6 @@ def step_seconds(model: str, objective: str) -> float:
         return max(1e-3, (more - few) / (_SHORT[1] - _SHORT[0]))
 
 
-def summary(plan: Plan, records: Records) -> str:
-    """Tables of test accuracy, and by how much the ViT is ahead of the ResNet: each by its best start on validation."""
-    lines: list[str] = []
-    for data in plan.data:
-        head = " | ".join(f"{images or 'all'}" for images in plan.images)
-        lines += [f"\n{data}, test accuracy (%)\n", f"| | {head} |", "|---" * (len(plan.images) + 1) + "|"]
-        for start in plan.starts:
-            cells = [told(scores(plan, records, start, data, images, "test_accuracy")) for images in plan.images]
-            lines.append(f"| {start} | {' | '.join(cells)} |")
-        lines.append(f"| best ViT - best ResNet | {' | '.join(lead(plan, records, data, n) for n in plan.images)} |")
-    return "\n".join(lines)
-
-
-def scores(plan: Plan, records: Records, start: str, data: str, images: int, value: str) -> list[float]:
-    """A value of every seed's run that is there, in %."""
-    jobs = [job for job in plan.jobs() if [job.get(k) for k in ("start", "data", "images")] == [start, data, images]]
-    return [100 * record[value] for job in jobs if (record := records.find(job))]
-
-
-def told(values: list[float]) -> str:
-    if len(values) < 2:
-        return f"{values[0]:.1f}" if values else ""
-    return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}"
-
-
-def lead(plan: Plan, records: Records, data: str, images: int) -> str:
-    """Difference of the means over the seeds, and its 95% interval; empty until all are there."""
-    from scipy.stats import t
-
-    best: list[list[float]] = []
-    for word in ("ViT", "ResNet"):
-        starts = [start for start in plan.starts if start.split(",")[0] == word]
-        seeds = {start: scores(plan, records, start, data, images, "validation_accuracy") for start in starts}
-        if not starts or any(len(values) < max(2, len(plan.seeds)) for values in seeds.values()):
-            return ""
-        chosen = max(starts, key=lambda start: statistics.fmean(seeds[start]))
-        best.append(scores(plan, records, chosen, data, images, "test_accuracy"))
-    gaps = [ours - theirs for ours, theirs in zip(*best, strict=True)]
-    margin = float(t.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / math.sqrt(len(gaps))
-    return f"{statistics.fmean(gaps):+.1f} ± {margin:.1f}"
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", nargs="+", default=list(Plan.data))
@@ -255,28 +211,14 @@ def main() -> None:
     options.add_argument("--seeds", type=int, nargs="+", default=list(Plan.seeds))
     options.add_argument("--seconds", type=float, default=Plan.seconds, help="CPU seconds a rate and run")
     options.add_argument("--pretraining-seconds", type=float, default=Plan.pretraining_seconds)
-    options.add_argument("--estimate", action="store_true")
-    options.add_argument("--summary", action="store_true")
     options.add_argument("--kept", type=Path, default=Path("build/small_data"), help="weights learnt on fractals")
     options.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "small_data_compare.jsonl")
     asked = vars(options.parse_args())
-    only_estimate, only_summary, kept = (asked.pop(name) for name in ("estimate", "summary", "kept"))
-    records = Records(asked.pop("output"))
+    kept, records = asked.pop("kept"), Records(asked.pop("output"))
     torch.set_num_threads(1)
     plan = Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()})
-    if only_estimate:
-        left = [job for job in plan.jobs() if "seconds" in job and not is_done(job, records, kept)]
-        # Two rates; half of a pre-training on the same images is shared by them.
-        rates = [
-            1 if j["kind"] == "fractals" else 2 if STARTS[j["start"]][1] in ("scratch", "fractals") else 1.5
-            for j in left
-        ]
-        seconds = sum(job["seconds"] * count for job, count in zip(left, rates, strict=True))
-        print(f"{len(left)} runs, {seconds / 3600:.1f} CPU hours and what evaluations take")
-        return
-    if not only_summary:
-        work(plan, records, kept)
-    print(summary(plan, records))
+    work(plan, records, kept)
+    print(TABLES["small_data_compare"](records.path))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ Two sets judge. Of "new images" neither image nor whole description occurred in 
 there is a colour on a shape that training never had it on (`HELD_OUT`), though it had both.
 
 With `--images 40000 --steps 12000`, 14 CPU-minutes of one core (AMD EPYC, 2026-11-22), what was reloaded said of 500
-scenes each (383,552 parameters; benchmarks/results/image_captioning.json)
+scenes each (383,552 parameters; examples/image_captioning.json)
 
     new images: 92.8% right to the word, BLEU 95.9
     new combinations: 42.4% right to the word, BLEU 78.2

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 CONTENTS = re.findall(r"^ *- [^:\n]+: ([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
 # Pages that docs/hooks.py takes from other folders.
-BORROWED = {"benchmarks.md", "origins.md"}
+BORROWED = {"benchmarks.md", "origins.md", "tables.md"}
 ROOMS = ("data", "training", "evaluation", "analysis", "comparison", "cost", "conversion")
 
 

@@ -100,7 +100,7 @@ def test_the_example_in_small(name, example, tmp_path, capsys):
 
 
 def test_the_figures_told_are_those_recorded(example):
-    records = json.loads((Path(__file__).parents[2] / "benchmarks/results/image_captioning.json").read_text())
+    records = json.loads((Path(__file__).parents[2] / "examples/image_captioning.json").read_text())
     for record, part in itertools.product(records, ("new images", "new combinations")):
         figures = f"{part}: {record[part]['exact_match']:.1%} right to the word, BLEU {100 * record[part]['bleu']:.1f}"
         assert figures in " ".join(example.__doc__.split())

@@ -38,7 +38,7 @@ def test_it_chooses_fits_predicts_and_does_nothing_twice(script, monkeypatch, tm
     assert prediction["loss"] == pytest.approx(float(law.error(runs[8]["teraflops"])))
     assert runs[8]["teraflops"] == pytest.approx(5 * runs[0]["teraflops"])
     printed = capsys.readouterr().out
-    assert f"predicted {prediction['loss']:.3f}" in printed
+    assert f"| {prediction['loss']:.3f} |\n" in printed
     assert path.with_suffix(".png").stat().st_size > 1000
 
     monkeypatch.setattr(sys, "argv", ["scaling_law.py", *small, "--no-shift"])

@@ -1,0 +1,920 @@
+"""Write the tables of the docs from the records in `benchmarks/results`: `make tables`.
+
+    python benchmarks/tables.py                          # rewrites every page that has a table of records
+    python benchmarks/tables.py NAME [--record FILE]     # prints one table, also of a record elsewhere
+
+A page marks a table by `<!-- table: NAME -->` and `<!-- end -->`; whatever is between them is written here.
+"""
+
+import argparse
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
+PROCESSORS = {
+    "amx": "Intel Xeon, AMX", "avx512_bf16": "AMD EPYC, AVX-512 bf16", "zen4": "AMD EPYC, Zen 4",
+    "zen3": "AMD EPYC, Zen 3, AVX2", "avx2": "AMD EPYC, Zen 1, AVX2", "avx512": "Intel Xeon, AVX-512",
+}  # fmt: skip
+PEERS = {"S/16": "transformers", "B/16": "transformers", "R26+S/32": "timm", "R50+B/16": "timm"}
+DTYPES, BATCHES = ("float32", "bfloat16"), (1, 8)
+FORMS = {
+    "hf_vit": "hf_vit as loaded",
+    "hf_vit tanh": "hf_vit as loaded, tanh GELU",
+    "hf_vit eager": "hf_vit as loaded, explicit attention",
+    "hf_vit optimized": "hf_vit optimized by torch",
+    "hf_vit optimized, compiled": "hf_vit optimized, compiled",
+    "hf_vit optimized, openvino": "hf_vit optimized by OpenVINO",
+}
+Table = Callable[[Path | None], str]
+Rows = list[dict[str, Any]]
+TABLES: dict[str, Table] = {}
+RECORDS: dict[Table, str] = {}
+
+
+def table(record: str) -> Callable[[Table], Table]:
+    """Register a function as the table of its name, with the record it reads unless it is given another."""
+
+    def register(function: Table) -> Table:
+        RECORDS[function] = record
+        TABLES[function.__name__] = lambda path: function(path or RESULTS / record)
+        return function
+
+    return register
+
+
+def markdown(header: str | Sequence[str], lines: Iterable[Sequence[str]], caption: str = "") -> str:
+    """Return a Markdown table, a caption in italics below it."""
+    header = header.split(" | ") if isinstance(header, str) else header
+    rows = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    rows += [re.sub(r"  +", " ", f"| {' | '.join(cells)} |") for cells in lines]
+    return "\n".join([*rows, *(["", f"*{caption}*"] if caption else [])]) + "\n"
+
+
+def load(path: Path) -> Any:
+    """Return a record: the object of a JSON file, or the lines of a JSONL file."""
+    return _load(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _load(path: Path, changed: int) -> Any:
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+
+
+def where(runs: Rows, **values: Any) -> Rows:
+    return [run for run in runs if all(run.get(key) == value for key, value in values.items())]
+
+
+def spread(values: Iterable[float], scale: float = 100, digits: int = 1) -> str:
+    """Return mean ± standard deviation, in % by default; nothing for no values."""
+    values = [scale * value for value in values]
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{deviation}" if values else ""
+
+
+def seconds(runs: Rows) -> str:
+    """Return the mean CPU seconds of runs."""
+    return f"{statistics.fmean(run['cpu_seconds'] for run in runs):.0f}"
+
+
+def margin(gaps: Sequence[float]) -> str:
+    """Return the mean of paired differences ± half of its 95% interval, in points; nothing for one."""
+    from scipy.stats import t
+
+    if len(gaps) < 2:
+        return ""
+
+    half = float(t.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / len(gaps) ** 0.5
+    return f"{100 * statistics.fmean(gaps):+.1f} ± {100 * half:.1f}"
+
+
+def quartiles(ratio: dict[str, float] | None) -> str:
+    return "{median:.2f} ({lower:.2f} to {upper:.2f})".format(**ratio) if ratio else ""
+
+
+def median(ratio: dict[str, float] | None) -> str:
+    return f"{ratio['median']:.2f}" if ratio else ""
+
+
+def source(record: Any) -> str:
+    """Return where a record comes from: command, date, processor, and whether the machine was busy."""
+    hardware = record["hardware"]
+    command = record["command"].split(" --output ")[0].replace("python benchmarks/", "").replace("python ", "")
+    busy = "" if record.get("quiet", True) else ", other processes running"
+    return f"`{command}`, {record['date'][:10]}, {hardware.get('name') or hardware.get('cpu')}{busy}"
+
+
+def ran(runs: Rows, script: str) -> str:
+    """Return where resumable runs come from: script, dates, number and CPU time."""
+    hours = sum(run.get("cpu_seconds", 0) for run in runs) / 3600
+    return f"`{script}`, {dated(runs)}, {len(runs)} runs, {hours:.1f} CPU hours"
+
+
+def dated(runs: Rows) -> str:
+    """Return the day of runs, or the first and the last."""
+    days = sorted({run["date"] for run in runs}) or ["no runs"]
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+
+
+# ---- hf-vit bench models: one file a kind of processor
+
+
+def models(kind: str) -> Rows:
+    return load(RESULTS / f"models_{kind}.json")["rows"]
+
+
+def ratio(kind: str, work: str, variant: str, dtype: str, batch: int, name: str, peer: str) -> dict[str, float] | None:
+    """Return how many times as fast a contestant was as a peer of the same run, in the newest run that has both."""
+    for row in reversed(models(kind)):
+        cell, outcome = row["cell"], row["outcomes"].get(name, {"ratios": {}})
+        place = (cell["work"], cell["shape"]["variant"], cell["dtype"], cell["batch"])
+        if place == (work, variant, dtype, batch) and peer in outcome["ratios"]:
+            return outcome["ratios"][peer]
+    return None
+
+
+def dates(*kinds: str) -> str:
+    return f"`hf-vit bench models`, {dated([row for kind in kinds for row in models(kind)])}"
+
+
+def beside_peers(names: dict[str, str], variants: dict[str, str], suffix: str, emphasis: bool = False) -> list[Any]:
+    """Return rows of medians, a row for every processor, contestant and dtype that was measured."""
+    lines = []
+    for kind, processor in PROCESSORS.items():
+        for name, told in names.items():
+            for dtype in DTYPES:
+                cells = [
+                    ratio(kind, "inference", variant, dtype, batch, name.format(peer), peer + suffix * (peer != name))
+                    for variant, peer in variants.items()
+                    for batch in BATCHES
+                ]
+                if any(cells):
+                    behind = [emphasis and cell is not None and round(cell["median"], 2) < 0.95 for cell in cells]
+                    shown = [f"**{median(c)}**" if b else median(c) for c, b in zip(cells, behind, strict=True)]
+                    lines.append((processor, told, dtype, *shown))
+    return lines
+
+
+def headers(variants: Iterable[str]) -> list[str]:
+    return [head for variant in variants for head in (f"{variant}, batch 1", "8")]
+
+
+@table("models_zen4.json")
+def engines(_: Path | None) -> str:
+    names = {name: FORMS[name] for name in list(FORMS)[3:]}
+    names["{}, compiled and frozen"] = "the peer's, compiled and frozen"
+    lines = beside_peers(names, PEERS, ", openvino", emphasis=True)
+    caption = f"Times OpenVINO of the peer's model (hybrids: timm's); bold: below 0.95. {dates(*PROCESSORS)}."
+    return markdown(["processor", "contestant", "dtype", *headers(PEERS)], lines, caption)
+
+
+@table("models_zen4.json")
+def engines_summary(_: Path | None) -> str:
+    """One row a processor and dtype: over all models and batches the median and the range."""
+    forms = ("hf_vit optimized, openvino", "hf_vit optimized", "hf_vit optimized, compiled")
+    lines = []
+    for kind, dtype in ((kind, dtype) for kind in PROCESSORS for dtype in DTYPES):
+        cells = []
+        for name in forms:
+            places = [(variant, dtype, batch) for variant in PEERS for batch in BATCHES]
+            found = [ratio(kind, "inference", *place, name, f"{PEERS[place[0]]}, openvino") for place in places]
+            values = sorted(cell["median"] for cell in found if cell)
+            cells.append(f"{statistics.median(values):.2f} ({values[0]:.2f} to {values[-1]:.2f})" if values else "")
+        if any(cells):
+            lines.append((PROCESSORS[kind], dtype, *cells))
+    caption = f"Median and range over S/16, B/16, R26+S/32 and R50+B/16, batches of 1 and 8. {dates(*PROCESSORS)}."
+    return markdown("processor | dtype | by OpenVINO | by torch | by torch, compiled", lines, caption)
+
+
+@table("models_zen4.json")
+def axial_engines(_: Path | None) -> str:
+    lines = []
+    for kind, processor in PROCESSORS.items():
+        place = [("inference", "Axial-B/16", dtype, batch) for dtype in DTYPES for batch in BATCHES]
+        cells = [ratio(kind, *cell, "hf_vit optimized, openvino", "hf_vit optimized") for cell in place]
+        if any(cells):
+            lines.append((processor, *map(median, cells)))
+    return markdown(
+        ["Axial-B/16, OpenVINO beside torch", *headers(DTYPES)],
+        lines,
+        "Both optimized; `hf-vit bench models Axial-B/16`.",
+    )
+
+
+@table("models_zen4.json")
+def other_engines(_: Path | None) -> str:
+    """ONNX Runtime, timm beside OpenVINO, int8 without VNNI, and what the products alone allow."""
+    ours = "hf_vit optimized, openvino"
+    pairs = [
+        *((kind, ours, "timm, openvino") for kind in PROCESSORS),
+        *(("avx512_bf16", "hf_vit optimized, onnxruntime", p) for p in ("transformers, onnxruntime", ours)),
+        ("avx2", "hf_vit optimized, int8", "hf_vit optimized"),
+        ("avx512_bf16", "products alone, packed by oneDNN", "transformers, openvino"),
+        ("avx512_bf16", "products alone, openvino", "transformers, openvino"),
+    ]  # fmt: skip
+    lines = []
+    for (kind, name, peer), dtype in ((pair, dtype) for pair in pairs for dtype in DTYPES):
+        cells = [ratio(kind, "inference", v, dtype, b, name, peer) for v in ("S/16", "B/16") for b in BATCHES]
+        if any(cells):
+            lines.append((PROCESSORS[kind], name, peer, dtype, *map(median, cells)))
+    return markdown(["processor", "contestant", "beside", "dtype", *headers(["S/16", "B/16"])], lines)
+
+
+@table("models_zen4.json")
+def as_loaded(_: Path | None) -> str:
+    names = FORMS | {"timm": "timm", "vit-pytorch": "vit-pytorch", "torch encoder": "torch encoder"}
+    names |= {
+        "transformers eager": "transformers, explicit attention",
+        "{}, compiled and frozen": "the peer's, compiled and frozen",
+    }
+    names |= {"{}, openvino": "the peer's by OpenVINO", "products alone": "products alone"}
+    caption = (
+        f"Times the peer's model as loaded (S/16, B/16: transformers with sdpa; hybrids: timm). {dates(*PROCESSORS)}."
+    )
+    return markdown(["processor", "contestant", "dtype", *headers(PEERS)], beside_peers(names, PEERS, ""), caption)
+
+
+@table("models_zen4.json")
+def training(_: Path | None) -> str:
+    names = dict.fromkeys(
+        name
+        for kind in PROCESSORS
+        for row in models(kind)
+        if row["cell"]["work"] == "training"
+        for name in row["outcomes"]
+    )
+    lines = []
+    for kind, dtype, name in ((kind, dtype, name) for kind in PROCESSORS for dtype in DTYPES for name in names):
+        cells = [ratio(kind, "training", variant, dtype, 8, name, "transformers") for variant in ("S/16", "B/16")]
+        if any(cells):
+            lines.append((PROCESSORS[kind], dtype, name, *map(quartiles, cells)))
+    caption = f"Times transformers' sdpa, batches of 8; bfloat16 under autocast. {dates(*PROCESSORS)}."
+    return markdown("processor | dtype | contestant | S/16 | B/16", lines, caption)
+
+
+# ---- README and index: the measurements of the first page
+
+
+@table("parity.json")
+def measured(path: Path | None) -> str:
+    rows, seeds = load(path or RESULTS / "parity.json")["rows"], load(RESULTS / "demo.json")["seeds"]
+    cases = {
+        "distance from the original code's logits": "vit_tok",
+        "the same, small tokens (LayerNorm's epsilon shows)": "vit_lneps",
+        "the same, positions resampled from 64 to 96 px": "vit_tok at 96 px",
+    }
+    contestants = ("hf_vit", "transformers", "timm")
+    lines = [(told, *(digits(rows[case][name]) for name in contestants)) for told, case in cases.items()]
+    lines.append(("the same in float64", digits(rows["vit_tok"]["hf_vit, float64"]), "", ""))
+    scores = [seed["test_accuracy"] for seed in seeds]
+    told = f"{statistics.fmean(scores):.2%} ({min(scores):.2%} to {max(scores):.2%}, {len(scores)} seeds)"
+    lines.append(("digits, test accuracy of the demo's model, 360 images", told, "", ""))
+
+    speed = "speed, B/16, float32, one image and eight, times transformers"
+    as_loaded = [pair("avx512_bf16", name) for name in ("hf_vit", "hf_vit tanh", "timm")]
+    lines.append((f"{speed}: as loaded, the peers' GELU", as_loaded[0], "1", as_loaded[2]))
+    lines.append(("as loaded, the original's tanh GELU", as_loaded[1], "", ""))
+    for kind in ("avx512_bf16", "zen4", "avx2", "amx"):
+        frozen = [pair(kind, f"{name}, compiled and frozen") for name in contestants[1:]]
+        told = f"`optimize_for_inference`; peers compiled with frozen weights ({PROCESSORS[kind]})"
+        lines.append((told, pair(kind, "hf_vit optimized"), *frozen))
+    caption = (
+        "Distances: `benchmarks/parity.py`, largest absolute difference of a logit on recorded results of "
+        "Google's JAX code. "
+        f"Speed: {dates('avx512_bf16', 'zen4', 'avx2', 'amx')}; as loaded on {PROCESSORS['avx512_bf16']}."
+    )
+    return markdown(["measured", *contestants], lines, caption)
+
+
+def pair(kind: str, name: str) -> str:
+    """Return both batches of B/16 in float32, beside transformers."""
+    found = [ratio(kind, "inference", "B/16", "float32", batch, name, "transformers") for batch in BATCHES]
+    return ", ".join(map(median, found)) if all(found) else ""
+
+
+def digits(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}" if value > 0.1 else f"{value:.1e}".replace("e-0", "e-")
+
+
+@table("parity.json")
+def parity(path: Path) -> str:
+    record, names = load(path), ("hf_vit", "transformers", "timm", "hf_vit, float64")
+    lines = [(case, *(digits(row[name]) for name in names)) for case, row in record["rows"].items()]
+    return markdown(["case of tests/golden", *names], lines, f"`parity.py`, {record['date']}.")
+
+
+@table("demo.json")
+def demo(path: Path) -> str:
+    record = load(path)
+    wrong = [round(seed["images"] * (1 - seed["test_accuracy"])) for seed in record["seeds"]]
+    lines = [
+        ("the demo's model", f"{len(wrong)} seeds", f"{min(wrong)} to {max(wrong)}", f"{statistics.fmean(wrong):.1f}")
+    ]
+    lines += [(name, "", str(count), f"{count:.1f}") for name, count in record["wrong_of_360"].items()]
+    date = record["seeds"][0]["date"]
+    return markdown(" |  | wrong of 360 | mean", lines, f"`hf-vit demo --seeds 10`, then `demo.py`, {date}.")
+
+
+# ---- speed and memory
+
+
+def kinds_of(script: str) -> dict[str, Any]:
+    """Return the records of a script by kind of processor."""
+    found = {kind: RESULTS / f"{script}_{kind}.json" for kind in PROCESSORS}
+    return {kind: load(path) for kind, path in found.items() if path.exists()}
+
+
+@table("jpeg_zen4.json")
+def jpeg(_: Path | None) -> str:
+    ways = ("transformers", "one_by_one", "in_threads")
+    lines = [
+        (PROCESSORS[kind], row["processor"], "one process" if row["workers"] == 0 else f"{row['workers']} workers",
+         *(quartiles(row.get(f"times_as_fast_as_{way}")) for way in ways), f"{row['images_per_second']:.0f}",
+         quartiles(row.get("draft_times_as_fast")))
+        for kind, record in kinds_of("jpeg").items() for row in record["rows"]
+    ]  # fmt: skip
+    header = (
+        "processor | their processor on |  | whole batches | one by one | in threads | our images/s | ours with draft"
+    )
+    caption = (
+        "Times transformers' processor, files of 512 px; last column: times ours without draft. `jpeg.py --turns 9`."
+    )
+    return markdown(header, lines, caption)
+
+
+@table("axial_amx.json")
+def axial(_: Path | None) -> str:
+    names = {
+        "times_as_fast_as_full": "two full-attention blocks of ours",
+        "times_as_fast_as_transformers": "two of transformers",
+        "share_of_speed_without_attention": "the block without any attention",
+    }
+    sides, lines = (28, 32, 56, 64, 96), []
+    for (kind, record), dtype in ((item, dtype) for item in kinds_of("axial").items() for dtype in DTYPES):
+        found = {row["side"]: row for row in record["rows"] if row["dtype"] == dtype}
+        exponent = record.get("time_exponent", {}).get(dtype)
+        for key, told in names.items():
+            cells = [median(found.get(side, {}).get(key)) for side in sides]
+            growth = f"{exponent:.2f}" if exponent and key == "times_as_fast_as_full" else ""
+            if any(cells):
+                lines.append((PROCESSORS[kind], dtype, told, *cells, growth))
+    header = ["processor", "dtype", "beside", *(f"{side} tokens a side" for side in sides), "time grows as N to the"]
+    return markdown(header, lines, "Speed of an axial block as a multiple; `axial.py --turns 9`.")
+
+
+@table("axial_resnet.json")
+def axial_resnet(path: Path) -> str:
+    record = load(path)
+    parts = list(dict.fromkeys(row["part"] for row in record["rows"]))
+    lines = []
+    for key, told in {"_a_position": "one einsum a position", "": "einsums over all pairs"}.items():
+        for training, batch in ((False, 1), (False, 8), (True, 1), (True, 8)):
+            found = [where(record["rows"], part=part, batch=batch, training=training)[0] for part in parts]
+            cells = [median(row.get(f"times_as_fast_as_einsum{key}")) for row in found]
+            if any(cells):
+                lines.append((told, "training step" if training else "evaluation", str(batch), *cells))
+    return markdown(["times as fast as", "", "batch", *parts], lines, f"{source(record)}.")
+
+
+@table("local.json")
+def local(path: Path) -> str:
+    record = load(path)
+    speeds = [row for row in record["rows"] if "contestant" in row]
+    lines = [
+        (row["contestant"], str(row["threads"]), quartiles(row["block_times_as_fast_as_full"]),
+         quartiles(row.get("attention_alone_times_as_fast_as_full"))) for row in speeds
+    ]  # fmt: skip
+    memory = [
+        f"{row['side']}: {row['peak_memory_MB']:.0f}"
+        for row in where(record["rows"], threads=1)
+        if "bytes_a_token" in row
+    ]
+    caption = (
+        "Times full attention under sdpa, 64x64 tokens, D 384, float32. Memory of the local block beyond weights and "
+        f"input, MB by tokens a side: {', '.join(memory)}. {source(record)}."
+    )
+    return markdown("pattern | threads | block | attention alone", lines, caption)
+
+
+@table("conversion_avx2.json")
+def conversion(_: Path | None) -> str:
+    ways = ("mapping", "checked", "reading")
+    lines = [
+        (PROCESSORS[kind], row["form"], *(quartiles(row[f"{way}_time_of_numpys"]) for way in ways),
+         f"{row['conversion_seconds']:.1f}" if "conversion_seconds" in row else "",
+         str(row.get("peak_megabytes", "")))
+        for kind, record in kinds_of("conversion").items() for row in record["rows"]
+    ]  # fmt: skip
+    header = "processor | B/16 .npz | mapped | mapped with all checks | read | whole conversion, s | peak, MB"
+    return markdown(header, lines, "Time as a share of plain `np.load` (below 1 is faster); `conversion.py`.")
+
+
+@table("loading_zen4.json")
+def loading(_: Path | None) -> str:
+    lines = [
+        (PROCESSORS[kind], row["what"], quartiles(row.get("time_of_transformers") or row["peak"]))
+        for kind, record in kinds_of("loading").items() for row in record["rows"]
+    ]  # fmt: skip
+    caption = (
+        "B/16, time as a share of transformers' (below 1 is faster), memory as a multiple of the weights; `loading.py`."
+    )
+    return markdown("processor |  | hf_vit", lines, caption)
+
+
+@table("step_overhead_avx2.json")
+def step_overhead(_: Path | None) -> str:
+    lines = [
+        (PROCESSORS[kind], row["contestant"], quartiles(row.get("time_of_a_plain_loop")), f"{row['milliseconds']:.1f}")
+        for kind, record in kinds_of("step_overhead").items() for row in record["rows"]
+    ]  # fmt: skip
+    caption = "CPU time of a training step of a tiny model as a multiple of a plain PyTorch loop's; `step_overhead.py`."
+    return markdown("processor |  | times a plain loop | ms a step", lines, caption)
+
+
+@table("scaling_out.json")
+def scaling_out(path: Path) -> str:
+    record = load(path)
+    lines = [(row["contestant"], quartiles(row["share_of_model_alone"])) for row in record["rows"]]
+    return markdown(
+        "`embed` by two workers | share of the model alone",
+        lines,
+        f"{source(record)}; rates were recorded to two decimals.",
+    )
+
+
+@table("growth.json")
+def growth(path: Path) -> str:
+    record = load(path)
+    axes = list(dict.fromkeys(row["axis"] for row in record["rows"]))
+    lines = []
+    for family in dict.fromkeys(row["family"] for row in record["rows"]):
+        found = {row["axis"]: row for row in where(record["rows"], family=family)}
+        cells = [
+            f"{found[axis][f'{of}_exponent']:.2f} ({found[axis][f'{of}_theory']:.2f})" if axis in found else ""
+            for axis in axes for of in ("seconds", "bytes")
+        ]  # fmt: skip
+        lines.append((family, *cells))
+    header = ["family", *(f"{axis}: {of}" for axis in axes for of in ("time", "memory"))]
+    return markdown(header, lines, f"Fitted exponents (theory in brackets). {source(record)}.")
+
+
+@table("mixed_sizes.json")
+def mixed_sizes(path: Path) -> str:
+    record = load(path)
+    lines = [
+        (row["model"], quartiles(row["times_as_fast_as_padded"]), quartiles(row["times_as_fast_as_one_by_one"]),
+         f"{row['patches_of_padded_batch']:.0%}", digits(row["largest_difference"])) for row in record["rows"]
+    ]  # fmt: skip
+    header = "model, `without_padding` | times the padded batch | times one by one | places with a patch | difference"
+    return markdown(header, lines, f"{source(record)}.")
+
+
+@table("import_time.json")
+def import_time(path: Path) -> str:
+    record = load(path)
+    lines = [(name, f"{row['median_s']:.2f}") for name, row in record["rows"].items()]
+    return markdown(
+        " | CPU seconds", lines, f"`import_time.py`, {record['date']}, load before it {record['load_before']:.1f}."
+    )
+
+
+@table("page.json")
+def page_waits(path: Path) -> str:
+    record = load(path)
+    lines = [
+        (row["model"], "{median_s:.2f} ({least_s:.2f} to {most_s:.2f})".format(**row), row["said"], str(row["page_mb"]))
+        for row in record["rows"]
+    ]
+    load_of = max(row["load"] for row in record["rows"])
+    header = "page of | s to the first answer and all maps | later images | MB"
+    return markdown(
+        header,
+        lines,
+        f"Headless Chromium, empty cache, one thread of WebAssembly, load {load_of:.1f}. {source(record)}.",
+    )
+
+
+@table("int8_avx512_bf16.json")
+def int8_speed(path: Path) -> str:
+    cells = load(path)["cells"]
+    ways = {
+        "torch": ("float32", "bfloat16", "int8"), "onnxruntime": ("float32", "int8 dynamic", "int8 static"),
+        "openvino": ("float32", "bfloat16", "int8 static"),
+    }  # fmt: skip
+    places, lines = [(variant, batch) for variant in ("S/16", "B/16") for batch in BATCHES], []
+    for engine, way in ((engine, way) for engine, several in ways.items() for way in several):
+        found = [cells[f"speed {engine} {variant} batch {batch}"][way] for variant, batch in places]
+        shown = [f"{cell['images_per_second']:.1f} ({cell['times_float32']['median']:.2f})" for cell in found]
+        lines.append((engine, way, *shown, f"{found[2]['memory_megabytes']:.0f} MB"))
+    header = ["engine", "", *headers(["S/16", "B/16"]), "memory, B/16, batch 1"]
+    caption = f"Images/s (times the engine's float32). `int8.py speed --threads 2`, {PROCESSORS['avx512_bf16']}."
+    return markdown(header, lines, caption)
+
+
+@table("int8_avx512_bf16.json")
+def int8_agreement(_: Path | None) -> str:
+    lines = []
+    for kind, record in kinds_of("int8").items():
+        shares: dict[tuple[str, str], list[str]] = {}
+        for name, cell in record["cells"].items():
+            if name.startswith("agreement"):
+                engine, _, data = re.fullmatch(r"agreement (.+) (plain|hybrid|axial) mirrored (\w+)", name).groups()  # type: ignore[union-attr]
+                told = f"{cell['agreement']:.2%}" if "agreement" in cell else "refused"
+                shares.setdefault((data, engine), []).append(told)
+        lines += [(PROCESSORS[kind], data, engine, *cells) for (data, engine), cells in shares.items()]
+    header = "processor | images | int8 by | plain | hybrid | axial"
+    return markdown(
+        header,
+        lines,
+        "Share of held-out images answered as in float32; exports below 99.5% are refused. `int8.py agreement`.",
+    )
+
+
+@table("draft.json")
+def draft(path: Path) -> str:
+    record = load(path)
+    lines = [
+        (f"{row['px']} px", f"{row['decoded_px']} px", quartiles(row["times_as_fast"]), f"{row['mean_difference']:.2f}",
+         *(f"{row[f'{split}_accuracy']:.2%}, {row[f'{split}_accuracy_draft']:.2%}" for split in ("validation", "test")),
+         f"{row['test_answers_changed']} of {row['test_images']}") for row in record["rows"]
+    ]  # fmt: skip
+    header = "model | decoded at | times as many files/s | pixels differ by | validation without, with | test | changed"
+    return markdown(header, lines, f"Files of {record['px_of_files']} px. {source(record)}.")
+
+
+@table("freed_memory.json")
+def freed_memory(path: Path) -> str:
+    record = load(path)
+    works, lines = ("as loaded", "optimized", "training"), []
+    for variant, batch in dict.fromkeys((row["variant"], row["batch"]) for row in record["rows"]):
+        found = {row["work"]: row for row in where(record["rows"], variant=variant)}
+        lines.append(
+            (f"{variant}, {batch} images", *(quartiles(found.get(work, {}).get("times_as_fast")) for work in works))
+        )
+    memory = [row["memory"] for row in record["rows"]]
+    caption = f"Times as fast as without; peak memory {min(memory)} to {max(memory)} times. {source(record)}."
+    return markdown(["", *works], lines, caption)
+
+
+@table("token_merging.json")
+def token_merging(path: Path) -> str:
+    record = load(path)
+    merged = [row["merge_tokens"] for row in where(record["rows"], model="digits") if row["merge_tokens"]]
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in record["rows"]):
+        found = {row["merge_tokens"]: row for row in where(record["rows"], model=model)}
+        lines.append(
+            (f"{model}: times as fast", "1", *(median(found[r]["times_as_fast"]) if r in found else "" for r in merged))
+        )
+        for split in ("validation", "test"):
+            if f"{split}_accuracy" in found[None]:
+                lines.append(
+                    (
+                        f"{model}: {split} accuracy, %",
+                        *(f"{100 * found[r][f'{split}_accuracy']:.2f}" for r in (None, *merged)),
+                    )
+                )
+    return markdown(["merged tokens a layer", "0", *map(str, merged)], lines, f"{source(record)}.")
+
+
+@table("data_loading.json")
+def data_loading(path: Path) -> str:
+    record, lines = load(path), []
+    for layout in dict.fromkeys(row["layout"] for row in record["rows"]):
+        found = {row["contestant"]: row for row in where(record["rows"], layout=layout)}
+        epochs, ours = ("first", "later"), found.pop("hf_vit")
+        rates = ", ".join(f"{ours[f'{epoch}_images_per_second']:,.0f}" for epoch in epochs)
+        told = [
+            f"{name}: " + ", ".join(median(row[f"hf_vit_{epoch}"]) for epoch in epochs) for name, row in found.items()
+        ]
+        opened = ", ".join(f"{name} {row['open_seconds']:.1f}" for name, row in {"hf_vit": ours, **found}.items())
+        lines.append((layout, rates, "; ".join(told), opened))
+    header = "layout | images/s, first and later epochs | times the peer's, first and later | s to open"
+    return markdown(header, lines, f"{source(record)}.")
+
+
+@table("embed_memory.json")
+def embed_memory(path: Path) -> str:
+    record = load(path)
+    counts = list(dict.fromkeys(row["images"] for row in record["rows"]))
+    lines = [
+        (runner, *(f"{where(record['rows'], runner=runner, images=count)[0]['mib']:,}" for count in counts))
+        for runner in ("local", "ray")
+    ]  # fmt: skip
+    return markdown(["MiB held at most by", *(f"{count:,} images" for count in counts)], lines, f"{source(record)}.")
+
+
+@table("int8_avx512_bf16.json")
+def billion(path: Path) -> str:
+    cells = load(path)["cells"]["speed openvino B/16 batch 8"]
+    rows = where(load(RESULTS / "jpeg_zen4.json")["rows"], workers=2, processor="Pillow")
+    rates = {
+        "B/16 in float32 (OpenVINO)": cells["float32"]["images_per_second"],
+        "B/16 in int8 (OpenVINO)": cells["int8 static"]["images_per_second"],
+        "JPEG of 512 px decoded and resized (Zen 4)": rows[0]["images_per_second"],
+    }
+    lines = [(name, f"{rate:.1f}", f"{1e9 / rate / 3600:,.0f}") for name, rate in rates.items()]
+    return markdown(
+        "for 1,000,000,000 images | images/s on two cores | hours of two cores",
+        lines,
+        "Divided, not run. From the records of `int8.py` and `jpeg.py`.",
+    )
+
+
+# ---- trainings
+
+
+@table("inductive_bias.jsonl")
+def inductive_bias(path: Path) -> str:
+    runs = where(load(path), kind="data")
+    runs = [run for run in runs if run["steps"] == max(run["steps"] for run in runs)]
+    sizes, lines = sorted({run["examples"] for run in runs}), []
+    for family in dict.fromkeys(run["family"] for run in runs):
+        own = where(runs, family=family)
+        cells = [spread(run["test_accuracy"] for run in where(own, examples=size)) for size in sizes]
+        lines.append((family, f"{own[0]['parameters']:,}", *cells))
+    header = ["family", "parameters", *(f"{size:,} images" for size in sizes)]
+    caption = f"Test accuracy, %, 3 seeds. {ran(runs, 'inductive_bias.py --only data --steps 1600')}."
+    return markdown(header, lines, caption)
+
+
+@table("inductive_bias.jsonl")
+def patch_side(path: Path) -> str:
+    runs = [run for run in load(path) if (run["family"], run["examples"], run["steps"]) == ("vit", 1257, 400)]
+    lines = []
+    for patch in sorted({run["patch"] for run in runs}, reverse=True):
+        own = where(runs, patch=patch)
+        cells = [
+            str((32 // patch) ** 2),
+            f"{own[0]['flops_forward_one_image'] / 1e6:.2f}",
+            spread(run["test_accuracy"] for run in own),
+        ]
+        lines.append((str(patch), *cells, seconds(own)))
+    caption = f"400 steps, all images, 3 seeds. {ran(runs, 'inductive_bias.py --only patch')}."
+    return markdown("patch, px | tokens | MFLOPs | test accuracy, % | CPU seconds", lines, caption)
+
+
+@table("data_scale.jsonl")
+def data_scale(path: Path) -> str:
+    every = load(path)
+    runs = where(every, kind="run")
+    sizes, names = sorted({run["images"] for run in runs}), list(dict.fromkeys(run["model"] for run in every))
+    values = [
+        "test_accuracy",
+        *(f"{data}, {way}" for data in ("digits", "photos") for way in ("25 a class", "fine-tuned")),
+    ]
+
+    def scores(kind: str, name: str, value: str, size: int) -> list[float]:
+        own = sorted(where(every, kind=kind, model=name, images=size), key=lambda run: run["seed"])
+        return [run[value] for run in own if value in run]
+
+    lines: list[Any] = [
+        (f"{'fractals' if value == 'test_accuracy' else value}: {name}",
+         *(spread(scores("run", name, value, size)) for size in sizes))
+        for value in values for name in names if any(value in run for run in runs)
+    ]  # fmt: skip
+    for name in names[1:]:
+        both = [zip(*(scores("run", one, values[0], size) for one in (names[0], name)), strict=True) for size in sizes]
+        gaps = [[first - second for first, second in pairs] for pairs in both]
+        seeds = list(zip(*gaps, strict=True))
+        crossed = f"{sum(min(of_seed) < 0 < max(of_seed) for of_seed in seeds)} of {len(seeds)} seeds cross"
+        lines.append((f"{names[0]} - {name}, points ({crossed})", *map(margin, gaps)))
+    for name in names:
+        plateaus = [spread(scores("plateau", name, values[0], size)) for size in sizes]
+        lines += [(f"constant rate: {name}", *plateaus)] if any(plateaus) else []
+        for law in where(every, kind="prediction", model=name):
+            foreseen = f"{100 * law['predicted_accuracy']:.1f}" if law["law"] else "no law"
+            lines.append((f"foreseen by the first seed's law: {name}", *[""] * (len(sizes) - 1), foreseen))
+    header = ["accuracy, %, by training images", *(f"{size:,}" for size in sizes)]
+    return markdown(header, lines, f"{ran(every, 'data_scale.py')}; ± of differences is half of a 95% interval.")
+
+
+@table("scaling_law.jsonl")
+def scaling_law(path: Path) -> str:
+    runs = load(path)
+    laws = where(runs, kind="prediction")
+    sizes = sorted({run["images"] for run in where(runs, kind="run")})
+    lines = []
+    for size in sizes:
+        own = where(runs, kind="run", images=size)
+        losses = [run["loss"] for run in own]
+        foreseen = [f"{law['loss']:.3f}" for law in laws if law["images"] == size]
+        lines.append(
+            (
+                f"{size:,}",
+                f"{own[0]['teraflops']:.2f}",
+                f"{statistics.fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})",
+                *foreseen,
+                *[""] * (1 - len(foreseen)),
+            )
+        )
+    told = []
+    for law in laws:
+        between = ", ".join(f"{name} {low:.3g} to {high:.3g}" for name, (low, high) in law["intervals"].items())
+        told.append(f"For {law['images']:,} images, recorded before they were looked at: {law['law']} (95%: {between})")
+    return markdown(
+        "images | TFLOPs | loss, mean (range) | foreseen", lines, f"{'. '.join(told)}. {ran(runs, 'scaling_law.py')}."
+    )
+
+
+@table("compare_families.json")
+def compare_families(path: Path) -> str:
+    record = load(path)
+    comparisons = list(record["comparisons"].values())
+    lines = []
+    for place, model in enumerate(comparisons[0]["models"]):
+        name, seeds = model["inputs"]["model"]["name"], [comparison["models"][place] for comparison in comparisons]
+        cells = [f"{record['rates'][name]:g}", f"{model['parameters']:,}", f"{model['flops'] / 1e6:.1f}"]
+        cells += [spread(one["top1"]["value"] for one in seeds), spread(one["ece"] for one in seeds)]
+        cells.append(spread(statistics.mean(one["corruptions"].values()) for one in seeds))
+        cells += [spread(one["fgsm"][size] for one in seeds if one["fgsm"]) for size in ("1", "4")]
+        lines.append((name, *cells, seconds(where(record["runs"], family=name))))
+    header = "model | rate | parameters | MFLOPs | top-1, % | ECE, % | corrupted, % | FGSM 1, % | FGSM 4, % | CPU s"
+    steps = f"{len(record['runs'])} trainings, {len(comparisons)} seeds"
+    return markdown(
+        header, lines, f"`compare_families.py --steps 1600 --seeds 2 --turns 0`, {record['date']}, {steps}."
+    )
+
+
+@table("shape_texture.jsonl")
+def shape_texture(path: Path) -> str:
+    runs = load(path)
+    lines = []
+    for family, variation in dict.fromkeys((run["family"], run["variation"]) for run in runs):
+        own = where(runs, family=family, variation=variation)
+        other = [run["decisions"]["other"] / sum(run["decisions"].values()) for run in own]
+        cells = [
+            spread(run[name] for run in own) for name in ("shape_bias", "accuracy", "shape_alone", "texture_alone")
+        ]
+        lines.append((family, variation, cells[0], spread(other), *cells[1:]))
+    lines.sort()
+    header = "family | varied by | shape bias, % | neither, % | accuracy, % | shape alone, % | texture alone, %"
+    return markdown(header, lines, f"3 seeds. {ran(runs, 'shape_texture.py --steps 3200')}.")
+
+
+@table("pretraining.jsonl")
+def pretraining(path: Path) -> str:
+    runs, lines = load(path), []
+    readings = {"run": "fine-tuned", "probe": "linear probe"}
+    starts = list(dict.fromkeys(run["start"] for run in runs))
+    for data, kind, start in (
+        (data, kind, start) for data in ("digits", "photos") for kind in readings for start in starts
+    ):
+        cells = []
+        for labels in (20, 0):
+            own = where(runs, kind=kind, data=data, start=start, labels=labels)
+            scratch = {
+                run["seed"]: run["accuracy"]
+                for run in where(runs, kind=kind, data=data, start="scratch", labels=labels)
+            }
+            rates = [f"{own[0][name]:g}" for name in ("rate", "tuning_rate") if name in own[0]] if own else []
+            gaps = [run["accuracy"] - scratch[run["seed"]] for run in own]
+            cells += [
+                spread(run["accuracy"] for run in own),
+                margin(gaps) if gaps and start != "scratch" else "",
+                ", ".join(rates),
+            ]
+        if any(cells):
+            lines.append((data, readings[kind], start, *cells))
+    header = "data |  | start | 20 a class | above scratch | rates | all | above scratch | rates"
+    caption = "Test accuracy, %, 5 seeds; rates chosen on validation images; ± of differences: half of a 95% interval."
+    return markdown(header, lines, f"{caption} {ran(runs, 'pretraining.py --scale 4')}.")
+
+
+@table("distillation.jsonl")
+def distillation(path: Path) -> str:
+    runs, lines = load(path), []
+    for epochs, varied, way in dict.fromkeys((run.get("epochs"), run.get("varied"), run["way"]) for run in runs):
+        own = where(runs, way=way, epochs=epochs, varied=varied)
+        cells = [
+            spread((run[name] for run in own), *form)
+            for name, form in {"accuracy": (), "loss": (1, 3), "ece": ()}.items()
+        ]
+        training = f"{epochs}, {'augmented' if varied else 'as they are'}" if epochs else ""
+        lines.append((training, way, str(len(own)), *cells))
+    header = "epochs, images | | runs | test accuracy, % | test loss, nats | calibration error, %"
+    return markdown(header, lines, f"`distillation.py` and `distillation.py --epochs 160 --varied`, {dated(runs)}.")
+
+
+@table("self_training.jsonl")
+def self_training(path: Path) -> str:
+    runs, lines = [run for run in load(path) if run["final"]], []
+    names = {"": "supervised, rate 1.5e-3 (chosen)", "fast": "supervised, rate 5e-3"}
+    steps = {"noisy-1": "noisy student of it", "noisy-2": "noisy student of that"}
+    steps |= {"meta": "meta pseudo labels", "meta-labels": "the same, fine-tuned on the labels"}
+    for first, told in names.items():
+        ways = {first or "supervised": told} | {f"{first}-{way}".strip("-"): told for way, told in steps.items()}
+        for way, name in ways.items():
+            own = where(runs, way=way)
+            if not own:
+                continue
+            each = ", ".join(f"{100 * run['test']['accuracy']:.1f}" for run in own)
+            loss = statistics.fmean(run["test"]["loss"] for run in own)
+            accuracy = spread(run["test"]["accuracy"] for run in own)
+            lines.append((name, accuracy, each, f"{loss:.2f}", seconds(own)))
+    header = " | test accuracy, % | of each seed | test loss, nats | CPU s a run"
+    return markdown(header, lines, f"{ran(runs, 'self_training.py')}.")
+
+
+@table("dense.jsonl")
+def dense(path: Path) -> str:
+    runs, lines = [run for run in load(path) if run["final"]], []
+    order = {part: place for place, part in enumerate(("goals", "clutter", "families", "hours"))}
+    for pair in sorted({run["pair"] for run in runs}, key=lambda pair: (order[pair.split()[0]], pair)):
+        own = sorted(where(runs, pair=pair), key=lambda run: run["seed"])
+        part, task, head, backbone = pair.split()
+        measure = "mean IoU" if task == "segmentation" else "box AP50"
+        scores = [run["headline"][measure] for run in own]
+        strict = spread(run["headline"]["box AP"] for run in own if "box AP" in run["headline"])
+        lines.append(
+            (
+                part,
+                head,
+                backbone,
+                f"{own[0]['parameters']:,}",
+                f"{own[0]['rate']:g}",
+                measure,
+                spread(scores),
+                strict,
+                str(len(own)),
+                seconds(own),
+            )
+        )
+    header = "part | head | backbone | parameters | rate | measure | on test, % | box AP, % | seeds | CPU s"
+    return markdown(header, lines, f"{ran(runs, 'dense.py')}.")
+
+
+@table("small_data.jsonl")
+def small_data(path: Path) -> str:
+    runs = load(path)
+    data = list(dict.fromkeys(run["data"] for run in runs))
+    lines = [
+        (name, *(spread(run["validation_accuracy"] for run in where(runs, candidate=name, data=one)) for one in data))
+        for name in dict.fromkeys(run["candidate"] for run in runs)
+    ]  # fmt: skip
+    return markdown(["candidate", *data], lines, f"Validation accuracy, %, 3 seeds. {ran(runs, 'small_data.py')}.")
+
+
+@table("small_data_compare.jsonl")
+def small_data_compare(path: Path) -> str:
+    every = load(path)
+    runs = where(every, kind="run")
+    counts = sorted({run["images"] for run in runs}, key=lambda images: images or float("inf"))
+    places = [(data, images) for data in dict.fromkeys(run["data"] for run in runs) for images in counts]
+    starts = ("ViT", "ResNet", "ViT, fractals", "ResNet, fractals", "ViT, masked", "ViT, contrast")
+
+    def scores(start: str, data: str, images: int, split: str = "test") -> list[float]:
+        own = sorted(where(runs, start=start, data=data, images=images), key=lambda run: run["seed"])
+        return [run[f"{split}_accuracy"] for run in own]
+
+    lines: list[Any] = [(start, *(spread(scores(start, *place)) for place in places)) for start in starts]
+    leads = []
+    for place in places:
+        best = []
+        for word in ("ViT", "ResNet"):
+            own = [start for start in starts if start.split(",")[0] == word]
+            best.append(
+                scores(max(own, key=lambda start: statistics.fmean(scores(start, *place, "validation"))), *place)
+            )
+        leads.append(margin([ours - theirs for ours, theirs in zip(*best, strict=True)]))
+    lines.append(("best ViT - best ResNet, points", *leads))
+    header = ["", *(f"{data.split(':')[0]}, {images or 'all'}" for data, images in places)]
+    return markdown(
+        header,
+        lines,
+        f"Test accuracy, %, 3 seeds; last ±: half of a 95% interval. {ran(every, 'small_data_compare.py')}.",
+    )
+
+
+def rewrite(text: str) -> str:
+    """Return a page with every marked table as the records have it."""
+    return MARKED.sub(lambda match: f"{match[1]}\n{TABLES[match[2]](None)}\n{match[3]}", text)
+
+
+def pages() -> list[Path]:
+    """Return the pages that have tables of records."""
+    found = [ROOT / "README.md", *(ROOT / "benchmarks").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return [path for path in sorted(found) if MARKED.search(path.read_text(encoding="utf-8"))]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("name", nargs="?", choices=sorted(TABLES), help="print this table instead of writing pages")
+    options.add_argument("--record", type=Path, help="read this file instead of the committed record")
+    asked = options.parse_args()
+    if asked.name:
+        print(TABLES[asked.name](asked.record))
+        return
+    for path in pages():
+        path.write_text(rewrite(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
