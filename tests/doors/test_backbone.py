@@ -114,8 +114,8 @@ def test_tuples_and_attentions(tiny_config):
     backbone.config.return_dict = False
     assert torch.equal(backbone(pixel_values)[0][0], as_tuple[0][0])
     backbone.config.return_dict = True
-    with pytest.raises(ValueError, match="eager"):
-        backbone(pixel_values, output_attentions=True)
+    with pytest.warns(UserWarning, match="eager"):
+        assert backbone(pixel_values, output_attentions=True).attentions == ()
     backbone.set_attn_implementation("eager")
     attentions = backbone(pixel_values, output_attentions=True).attentions
     assert [tuple(attention.shape) for attention in attentions] == [(1, 2, 17, 17)] * 4

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from models.families import ATTENTION, FAMILIES, Family, pad
+from models.families import ATTENTION, FAMILIES, OTHERS, Family, pad
 from models.patterns import pairs_that_see
 from torch.nn import functional as F
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -208,17 +208,21 @@ def test_heads_give_the_maps_of_their_model(family: Family):
     torch.testing.assert_close(given.dense(1), wanted.dense(1), rtol=0, atol=0)
 
 
-def test_attentions_under_sdpa_are_refused_with_advice(family: Family, head: str):
+def test_attentions_under_sdpa_are_missing_with_advice(family: Family, head: str):
+    """As with transformers' ViT: everything else is answered."""
     model = family.build(head, attn_implementation="sdpa")
     images = family.images(model.config)
     advice = r"output_attentions=True.*'sdpa'.*attention_maps\(pixel_values\).*set_attn_implementation\('eager'\)"
-    with pytest.raises(ValueError, match=advice):
-        model(images, output_attentions=True)
+    wanted = model(images)
+    with pytest.warns(UserWarning, match=advice):
+        given = model(images, output_attentions=True)
+    assert given.attentions == ()
+    assert all(torch.equal(given[name], wanted[name]) for name in wanted if isinstance(wanted[name], torch.Tensor))
     model.set_attn_implementation("eager")
     model.config.output_attentions = True
     assert len(model(images).attentions) == 2 * len(family.attentions_of(torch.zeros(1, 1), (1, 1)))
     model.set_attn_implementation("sdpa")
-    with pytest.raises(ValueError, match=advice):
+    with pytest.warns(UserWarning, match=advice):
         model(images)
     assert model(images, output_attentions=False).attentions is None
 
@@ -230,6 +234,20 @@ def test_unknown_implementation_names_the_choices(family: Family, head: str):
     model = family.build(head)
     with pytest.raises(ValueError, match=r'attn_implementation="foo"'):
         model.set_attn_implementation("foo")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_families_without_a_choice_of_attention(name: str):
+    """They answer as they are; a choice is refused in our words, when the model is made and later."""
+    model = OTHERS[name].build("classification", attn_implementation="eager")
+    assert not model(OTHERS[name].images(model.config), output_attentions=True).attentions
+    for implementation in ("sdpa", "flash_attention_2", "flex_attention"):
+        message = f'no choice of attention; leave attn_implementation="{implementation}" out'
+        with pytest.raises(ValueError, match=message):
+            OTHERS[name].build("backbone", attn_implementation=implementation)
+        if name != "axial_resnet":  # which transformers leaves as it is, with a warning
+            with pytest.raises(ValueError, match=message):
+                model.set_attn_implementation(implementation)
 
 
 @pytest.mark.parametrize("kind", ["relative", "relative_bias"])

@@ -56,7 +56,7 @@ class TinyCase:
         return config, {"pixel_values": self.family.images(config, self.batch_size).to(torch_device)}
 
 
-OF_IMAGES = "pad_left_no_attn_mask_sdpa_kernels"
+OF_IMAGES = ("pad_left_no_attn_mask_sdpa_kernels", "output_attentions")
 
 
 class InParts(unittest.TestCase):
@@ -78,8 +78,7 @@ def model_tests(family: Family) -> type:
         all_model_classes = tuple(family.classes.values())
         test_resize_embeddings = False
         # Left out: cases that differ in `attention_mask`, which is for words and changes nothing of an image model's
-        # inputs, or in torch's kernels, all of which are allowed; and `output_attentions` under sdpa, which ours refuse
-        # with advice (test_attention.py).
+        # inputs, or in torch's kernels, all of which are allowed.
         for name in vars(common.ModelTesterMixin):
             if name.startswith("test_eager_matches_sdpa_inference") and not name.endswith(OF_IMAGES):
                 vars()[name] = None

@@ -6,6 +6,7 @@ depth 1603.09382; MAP pooling 2106.04560. The original JAX code fixes what the p
 initialisation).
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
@@ -528,9 +529,12 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             without a pooling layer.
 
         Raises:
-            ValueError: an image is smaller than a patch; `output_attentions` without eager attention.
+            ValueError: an image is smaller than a patch.
+
+        Warns:
+            UserWarning: `output_attentions` under an implementation that gives none; see `attention_maps`.
         """
-        self._refuse_silent_attentions(kwargs.get("output_attentions", self.config.output_attentions))
+        self._warn_without_attentions(kwargs.get("output_attentions", self.config.output_attentions))
         tokens = self.embed(
             pixel_values, patch_attention_mask, bool_masked_pos=bool_masked_pos, patch_sources=patch_sources
         )
@@ -550,13 +554,15 @@ class HfViTBaseModel(HfViTPreTrainedModel):
     def _attention_mask(self, tokens: Tokens) -> Any:
         return attention_mask_of(self.config, tokens.hidden_states, tokens.token_mask)
 
-    def _refuse_silent_attentions(self, output_attentions: bool | None) -> None:
+    def _warn_without_attentions(self, output_attentions: bool | None) -> None:
         implementation = self.config._attn_implementation or "eager"
         if output_attentions and any(word in implementation for word in ("sdpa", "flash", "flex")):
-            raise ValueError(
-                f"output_attentions=True gives nothing under attn_implementation='{implementation}'; use "
+            warnings.warn(
+                f"output_attentions=True gives no attentions under attn_implementation='{implementation}'; use "
                 "model.attention_maps(pixel_values), which works under every implementation, or "
-                "model.set_attn_implementation('eager')"
+                "model.set_attn_implementation('eager')",
+                UserWarning,
+                stacklevel=2,
             )
 
     def _wanted_layers(self, layers: Iterable[int] | None) -> set[int]:

@@ -102,6 +102,19 @@ class HfPreTrainedModel(PreTrainedModel):
         elif not isinstance(module, PreTrainedModel) and hasattr(module, "init_weights"):
             module.init_weights()  # pyright: ignore[reportCallIssue]
 
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """As transformers'; a family without a choice says so, where transformers says to ask it for one.
+
+        Raises:
+            ValueError: the family does not have this implementation.
+        """
+        if not self._supports_sdpa and requested_attention not in (None, "eager"):
+            raise ValueError(
+                f"{type(self).__name__} has no choice of attention; leave "
+                f'attn_implementation="{requested_attention}" out'
+            )
+        return super().get_correct_attn_implementation(requested_attention, is_init_check)
+
     def init_heads(self) -> None:
         """What a class of models initialises otherwise than its parts do; nothing by default."""
 
