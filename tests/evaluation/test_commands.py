@@ -126,6 +126,39 @@ def test_pictures_elsewhere(run, save_classifier: Save, class_folders: Path, tmp
     assert record.data.split == "train"
 
 
+@pytest.mark.parametrize("content", ["mine", "[]", "{}"])
+def test_a_file_of_others_in_the_output_is_refused(
+    content: str, run, save_classifier: Save, class_folders: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "top1.json").write_text(content)
+    _fails(run("evaluate", save_classifier(), "--data", class_folders, "--output", tmp_path), "move it away")
+    assert (tmp_path / "top1.json").read_text() == content
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_pictures_of_others_are_left_alone(
+    elsewhere: bool, run, save_classifier: Save, class_folders: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that an evaluation has drawn are replaced, and removed where there is none any more."""
+    folder = save_classifier()
+    place = tmp_path if elsewhere else folder
+    given = ["evaluate", folder, "--data", class_folders, *(["--output", place] if elsewhere else [])]
+    own = [place / "confusion_matrix.png", place / "wrong_images.png"]
+    for path in own:
+        path.write_bytes(b"mine")
+    assert run(*given)[0] == run(*given)[0] == 0
+    assert [path.read_bytes() for path in own] == [b"mine"] * 2
+    assert [str(path) in caplog.text for path in own] == [True] * 2
+    assert not Facts.load(folder).records[0].values.get("pictures")
+    for path in own:
+        path.unlink()
+    assert run(*given)[0] == 0
+    drawn = own[0].read_bytes()
+    own[0].write_bytes(b"")
+    assert run(*given)[0] == 0
+    assert own[0].read_bytes() == drawn
+
+
 def test_a_card_written_by_hand_is_left_alone(run, save_classifier: Save, class_folders: Path) -> None:
     folder = save_classifier()
     (folder / "README.md").write_text("my own words")

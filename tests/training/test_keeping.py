@@ -165,6 +165,8 @@ def test_a_model_that_has_hardly_learnt_is_told(colours, make_colours, command, 
     assert "train longer" in line
     values = Facts.load(tmp_path / "out").records[0].values
     assert values["validation_accuracy"] <= values["chance_accuracy"] < 1
+    row = f"| validation accuracy that chance explains, at most | {values['chance_accuracy']:.2%} |"
+    assert row in (tmp_path / "out" / "README.md").read_text().replace("\\", "")
     learning = ("--steps", "100", "--learning-rate", "3e-3")
     code, out, _ = command(*arguments, "--data", colours, "--output", tmp_path / "learnt", *learning)
     assert (code, "hardly learnt" in out) == (0, False)

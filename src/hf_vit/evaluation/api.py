@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from hf_vit.data import ImageData
@@ -14,7 +15,7 @@ from hf_vit.evaluation.protocols.registry import ProtocolRun, evaluate_protocol
 from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
 from hf_vit.evaluation.runners import running
-from hf_vit.evaluation.saving import save_protocol
+from hf_vit.evaluation.saving import drawn_before, save_protocol
 from hf_vit.families import DenseTask, dense_head_of
 from hf_vit.hub.card import refresh_card
 from hf_vit.subjects.dense import dense_task_of
@@ -53,7 +54,10 @@ def evaluate(
         UserError: see `evaluate_protocol`; or nothing can be written there: the message tells what was measured.
     """
     refuse_output_in(data, output)
-    run = evaluate_protocol(protocol or _dense_task(model) or "top1", model, data, device=device, **options)
+    protocol = protocol or _dense_task(model) or "top1"
+    if output is not None:
+        drawn_before(Path(output) / f"{protocol.replace('-', '_')}.json")
+    run = evaluate_protocol(protocol, model, data, device=device, **options)
     try:
         run = replace(run, record=save_protocol(run, output, command=command, device=device))
     except UserError as error:

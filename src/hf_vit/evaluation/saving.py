@@ -1,19 +1,22 @@
 """What is kept of an evaluation: a record in facts.json, numbers as JSON, and pictures, which the card shows."""
 
 import json
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.evaluation.result_warnings import replaces_pictures, warnings_of
-from hf_vit.results.facts import Record, append_record, new_record
+from hf_vit.results.facts import Facts, Record, append_record, new_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.writing import write_atomically
 from hf_vit.subjects.optimizing import engine_fact
 
+logger = logging.getLogger(__name__)
 PICTURE_PREFIX = "evaluation_"
 
 
@@ -30,7 +33,8 @@ def save_protocol(
     Args:
         run: from `evaluate_protocol`.
         output: folder for NAME.json and NAME.png. Without one the pictures go beside the weights, where the card
-            shows them, unless they would stand there for what they are not (see `replaces_pictures`).
+            shows them, unless they would stand there for what they are not (see `replaces_pictures`). Pictures that no
+            evaluation has drawn are left as they are.
         folder: the model's; by default the one it was loaded from.
         command: what was typed; this process' own arguments by default.
         device: torch device it ran on.
@@ -44,10 +48,13 @@ def save_protocol(
     name, pictures = run.protocol.replace("-", "_"), list[str]()
     if output is not None:
         Path(output).mkdir(parents=True, exist_ok=True)
-        _draw(run, Path(output), name)
-        write_atomically(Path(output) / f"{name}.json", _document(run))
+        document = Path(output) / f"{name}.json"
+        drawn = _draw(run, Path(output), name, drawn_before(document))
+        write_atomically(document, _document(run, drawn))
     elif home is not None and replaces_pictures(run.examination, run.protocol, home):
-        pictures = _draw(run, home, f"{PICTURE_PREFIX}{name}")
+        drawn = [record.values.get("pictures") for record in Facts.load(home).of_kind("evaluation")]
+        ours = [each for names in drawn if isinstance(names, list | dict) for each in names]
+        pictures = _draw(run, home, f"{PICTURE_PREFIX}{name}", ours)
     if home is None:
         return None
     record = new_record(
@@ -65,18 +72,40 @@ def save_protocol(
     return record
 
 
-def _draw(run: ProtocolRun, folder: Path, stem: str) -> list[str]:
-    """Write the pictures; returns the names of the files. A picture of an earlier run is replaced."""
+def _draw(run: ProtocolRun, folder: Path, stem: str, ours: Collection[object] | None) -> list[str]:
+    """Write the pictures and return the names of the files; of those that exist, replace `ours` (None: all) alone."""
     figures = run.result.figures(stem, f"{run.examination.data.name} {run.examination.split}")
+    written: list[str] = []
     for name, figure in figures.items():
-        if figure is None:
-            (folder / name).unlink(missing_ok=True)
+        path = folder / name
+        if ours is not None and name not in ours and path.exists():
+            logger.warning("%s was drawn by no evaluation and stays as it is; --output FOLDER draws elsewhere", path)
+        elif figure is None:
+            path.unlink(missing_ok=True)
         else:
-            save_figure(figure, folder / name)
-    return [name for name, figure in figures.items() if figure is not None]
+            save_figure(figure, path)
+            written.append(name)
+    return written
 
 
-def _document(run: ProtocolRun) -> str:
+def drawn_before(document: Path) -> Sequence[str] | None:
+    """The pictures beside NAME.json that its evaluation drew; None for all: that of version 0.2 names none.
+
+    Raises:
+        UserError: it is something else.
+    """
+    try:
+        content = json.loads(document.read_text(encoding="utf-8"))
+        return content.get("pictures") if content["protocol"] else None
+    except FileNotFoundError:
+        return ()
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{document} is no result of hf-vit evaluate; move it away, or choose another output"
+        ) from error
+
+
+def _document(run: ProtocolRun, pictures: Sequence[str]) -> str:
     """NAME.json: nothing in it depends on when or where it was made."""
     content: Mapping[str, Any] = {
         "format": 1,
@@ -89,6 +118,7 @@ def _document(run: ProtocolRun) -> str:
         "settings": run.settings,
         "values": run.result.values(),
         "headline": run.result.headline(),
+        "pictures": pictures,
     }
     plain = json.loads(json.dumps(content, allow_nan=False))
     return json.dumps(redact_values(plain), indent=2, ensure_ascii=False) + "\n"

@@ -34,6 +34,8 @@ _PICTURES = {
     "confusion_matrix.png": "Confusion matrix",
     "wrong_images.png": "The most confident mistakes: true → predicted class, its probability, place in the split",
 }
+# Values whose names in facts.json say less than they are.
+_NAMES = {"chance_accuracy": "validation accuracy that chance explains, at most"}
 _MAX_LISTED_CLASSES = 30
 # What is drawn with images of the data in it; other pictures are made of numbers.
 _SHOWING_IMAGES = re.compile(
@@ -198,7 +200,7 @@ def _rows(values: object, prefix: str = "") -> list[tuple[str, str]]:
     """A table of two columns; what is nested becomes one row a value: {"a": {"b_c": 1}} -> ("a b c", "1")."""
     rows: list[tuple[str, str]] = []
     for key, value in values.items() if isinstance(values, Mapping) else ():
-        name = f"{prefix}{key.replace('_', ' ')}"
+        name = f"{prefix}{_NAMES.get(key, key.replace('_', ' '))}"
         if isinstance(value, Mapping):
             rows += _rows(value, f"{name} ")
         elif value is not None:
