@@ -29,6 +29,7 @@ from hf_vit.conversion.verification.comparing import ArrayCheck, Verification, v
 from hf_vit.conversion.verification.recording import Recording
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
+from hf_vit.families import refuse_regression
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import append_record, new_record
@@ -227,6 +228,8 @@ def export(
         arrays = target.arrays_of(loaded)
         if mode is not None and not has_head(loaded):
             raise UserError("--quantize is judged by answers, and a bare model has none; give a classifier")
+        if mode is not None:
+            refuse_regression(loaded, str(model), "--quantize", "leave it out")
         takes = ENCODED if decoding else IMAGES if preprocessing else target.takes
         size, images = as_pair(loaded.config.image_size), None
         if calibrate is not None:

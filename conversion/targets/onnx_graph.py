@@ -18,6 +18,7 @@ from hf_vit.conversion.targets.graphs.runtimes import EXTENSIONS, ONNXRUNTIME, R
 from hf_vit.conversion.targets.graphs.tracing import only_whole_patches, onnx_program, takes_other_sizes
 from hf_vit.conversion.targets.target import OutgoingModel, Target
 from hf_vit.errors import UserError
+from hf_vit.families import problem_type_of
 
 FILE = "model.onnx"
 
@@ -101,12 +102,13 @@ class OnnxGraph(Target):
 
 def about(outgoing: OutgoingModel) -> dict[str, str]:
     """What a graph's file says of itself."""
-    config = outgoing.config
+    config, problem_type = outgoing.config, problem_type_of(outgoing.config)
     return {
         "labels": json.dumps({int(index): label for index, label in config.id2label.items()}, ensure_ascii=False),
         "processor": json.dumps(outgoing.processor.to_dict(), ensure_ascii=False, default=str),
         "image_sizes": _sizes_in_words(outgoing),
         "takes": outgoing.takes,
+        **({"problem_type": problem_type} if problem_type != "single_label_classification" else {}),
         **({"predicts": type(outgoing.model).__name__} if outgoing.is_dense else {}),
         **({"quantize": outgoing.quantize} if outgoing.quantize is not None else {}),
     }

@@ -23,8 +23,8 @@ from hf_vit.conversion.targets.graphs.calibration import Calibration, Mode
 from hf_vit.conversion.targets.graphs.dense import DenseSizes, dense_outputs, refuse_dense
 from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.errors import UserError
-from hf_vit.families import DENSE_HEADS
-from hf_vit.models.configuration_hf_vit import as_pair
+from hf_vit.families import DENSE_HEADS, problem_type_of
+from hf_vit.models.configuration_hf_vit import PROBLEM_TYPES, as_pair
 
 # Settings of training, of feature maps and of pre-training heads: no logits depend on them.
 WITHOUT_EFFECT = frozenset(
@@ -136,6 +136,7 @@ class Target(ABC):
         options: what else `export` takes for this target, by the names of its arguments.
         takes: what its graphs are fed with, see `OutgoingModel`.
         takes_dense: whether models of dense prediction can go there.
+        problem_types: what outputs may be, see `problem_type_of`.
         least_tolerance: of results, for a target that computes by approximations.
     """
 
@@ -148,6 +149,7 @@ class Target(ABC):
     least_tolerance: ClassVar[float] = 0.0
     takes: ClassVar[str] = PIXEL_VALUES
     takes_dense: ClassVar[bool] = False
+    problem_types: ClassVar[tuple[str, ...]] = PROBLEM_TYPES
 
     @abstractmethod
     def write(self, outgoing: OutgoingModel) -> None:
@@ -205,6 +207,11 @@ class Target(ABC):
             return
         if not kind.endswith(("Model", "ForImageClassification")):
             raise UserError(f"{kind} is neither a classifier nor a bare model; only those can be exported")
+        if has_head(model) and (problem_type := problem_type_of(model)) not in self.problem_types:
+            raise UserError(
+                f"{self.title} takes outputs for logits of classes, and those of this model are for problem_type="
+                f"'{problem_type}'; nothing is written: choose --to transformers or onnx"
+            )
         if self.tables is None:
             return
         if config.model_type not in self.tables:

@@ -68,6 +68,8 @@ class TimmFolder(Target):
             "model_args": _arguments(outgoing, num_classes),
             "pretrained_cfg": _pretrained(outgoing, num_classes),
         }
+        if config.problem_type is not None:  # timm passes it over
+            described["problem_type"] = config.problem_type
         arrays = outgoing.arrays
         if config.num_register_tokens and config.has_class_token and config.position_on_class_token is True:
             arrays = _positions_of_patches_alone(arrays)

@@ -25,6 +25,7 @@ class TransformersJsFolder(Target):
     title = "transformers.js"
     libraries = OnnxGraph.libraries
     takes = LEVELS
+    problem_types = ("single_label_classification",)  # its pipeline applies a softmax to all
 
     def write(self, outgoing: OutgoingModel) -> None:
         inside = _inside(outgoing)

@@ -41,6 +41,7 @@ class VitJaxFile(Target):
     tables = _TABLES
     expresses = _EXPRESSED
     options = ("spelling",)
+    problem_types = ("single_label_classification", "multi_label_classification")  # it has no regression
 
     def write(self, outgoing: OutgoingModel) -> None:
         others = _OLDER if outgoing.spelling == "older" else {}

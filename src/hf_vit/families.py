@@ -13,6 +13,7 @@ from typing import Any, Literal, final
 import transformers
 from transformers.modeling_utils import PreTrainedModel
 
+from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_axial_resnet import HfAxialResNetConfig
 from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
 from hf_vit.models.configuration_hf_base import HfBaseConfig
@@ -21,7 +22,7 @@ from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.models.configuration_hf_local_vit import HfLocalViTConfig
 from hf_vit.models.configuration_hf_mixer import HfMixerConfig
 from hf_vit.models.configuration_hf_resnet import HfResNetBaseConfig
-from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, HfViTConfig
+from hf_vit.models.configuration_hf_vit import PROBLEM_TYPES, HfViTBaseConfig, HfViTConfig
 from hf_vit.models.dense_hf_vit import HfDenseConfig
 from hf_vit.models.detection_hf_vit import (
     HfDeformableDetrForObjectDetection,
@@ -189,6 +190,50 @@ DENSE_HEADS: Mapping[str, DenseHead] = {
 def dense_head_of(model_type: object) -> DenseHead | None:
     """The head of dense prediction that config.json calls so; None for anything else."""
     return next((head for head in DENSE_HEADS.values() if head.model_type == model_type), None)
+
+
+def problem_type_of(model: Any) -> str:
+    """Return what the outputs of a classification head are, in transformers' words.
+
+    "single_label_classification": logits of which a softmax makes probabilities; "multi_label_classification": of which
+    a sigmoid does; "regression": values. One output without a `problem_type` is a value, as it is in the losses of
+    transformers and of this package.
+
+    Args:
+        model: a model of any library, its configuration, or its config.json.
+    """
+    config = getattr(model, "config", model)
+    stated = getattr(config, "problem_type", None)
+    if stated in PROBLEM_TYPES:
+        return stated
+    names = getattr(config, "id2label", None)
+    outputs = getattr(config, "num_classes", None) if names is None else len(names)
+    return "regression" if outputs == 1 else "single_label_classification"
+
+
+def regression_reason(model: Any) -> str | None:
+    """Return what says that the outputs of a model are values; None for a classifier."""
+    if problem_type_of(model) != "regression":
+        return None
+    if getattr(getattr(model, "config", model), "problem_type", None) == "regression":
+        return 'problem_type "regression"'
+    return 'one output and no problem_type; "multi_label_classification" in its config would make it a probability'
+
+
+def refuse_regression(model: Any, name: str, what: str, remedy: str = "hf-vit predict gives its values") -> None:
+    """Refuse a model without classes.
+
+    Args:
+        model: see `problem_type_of`.
+        name: of the model.
+        what: needs classes.
+        remedy: what to do instead.
+
+    Raises:
+        UserError: its outputs are values.
+    """
+    if (reason := regression_reason(model)) is not None:
+        raise UserError(f"{what} needs a classifier, and {name} is a regression model ({reason}); {remedy}")
 
 
 def register() -> None:

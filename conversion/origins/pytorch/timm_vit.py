@@ -6,7 +6,7 @@ from the architecture and the arguments that config.json names; the exceptions f
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -168,6 +168,7 @@ class TimmConfig(BaseModel):
     model_args: dict[str, Any] | None = None
     pretrained_cfg: dict[str, Any] | None = None
     label_names: list[Text] | None = None
+    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
 
 
 def recognises(shapes: Mapping[str, Shape]) -> bool:
@@ -326,6 +327,7 @@ def declared_by(beside: TimmConfig, config: Mapping[str, Any], fields: Mapping[s
     pixels = from_timm(pretrained, arguments)
     size = pixels["crop_size"]["height"], pixels["crop_size"]["width"]
     labels = beside.label_names or pretrained.get("label_names")  # the top level's win
+    fields = {**fields, **({} if beside.problem_type is None else {"problem_type": beside.problem_type})}
     return Declared(fields, pair_of(arguments.get("img_size") or size), names_of(labels), pixels)
 
 

@@ -5,11 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, final
 
-import torch
-
 from hf_vit.errors import UserError, one_line
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.top1_figures import draw_images, shortened, thumbnail_of
+from hf_vit.evaluation.reading import scores_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -121,7 +120,7 @@ def _answers(examination: Examination) -> "Iterator[list[tuple[Answer, str, Imag
     """Batch by batch each image's answer, right class, and the image."""
     names: Sequence[str] = list(map(one_line, examination.answers))
     for logits, labels, images in examination.pictured_logits(what=f"asking {examination.subject.name}"):
-        probabilities, classes = torch.softmax(logits.double(), dim=-1).max(dim=-1)
+        probabilities, classes = scores_of(examination.subject.model, logits).max(dim=-1)
         rows = zip(probabilities.tolist(), classes.tolist(), labels.tolist(), images, strict=True)
         yield [(Answer(names[best], value, best == label), names[label], image) for value, best, label, image in rows]
 

@@ -13,7 +13,7 @@ from hf_vit.catalogue.published import TOP1, Score, published_checkpoints, publi
 from hf_vit.cost import find_config, forward_flops
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import family_of
-from hf_vit.hub.card_metadata import indexed_evaluations
+from hf_vit.hub.card_metadata import indexed_evaluations, load_facts
 from hf_vit.hub.model_folder import count_parameters, read_config
 from hf_vit.hub.published_results import ACCURACIES
 from hf_vit.models.configuration_hf_base import HfBaseConfig
@@ -123,7 +123,8 @@ def model_folders(root: Path) -> list[Path]:
 
 def _folder(folder: Path) -> Entry:
     try:
-        config, facts, parameters = read_config(folder), Facts.load(folder), count_parameters(folder)
+        config, parameters = read_config(folder), count_parameters(folder)
+        facts = load_facts(folder, config)
     except (UserError, OSError) as error:
         return Entry("folder", str(folder), problem=one_line(error))
     return Entry("folder", str(folder), one_line(config.model_type), parameters, None, tuple(_scores_in(facts)))

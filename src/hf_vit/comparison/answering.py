@@ -16,6 +16,8 @@ from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe
+from hf_vit.evaluation.result_warnings import EACH_BY_ITSELF
+from hf_vit.families import problem_type_of
 from hf_vit.subjects.features import pre_logits
 from hf_vit.subjects.subject import Subject
 
@@ -52,7 +54,8 @@ def answering(
     For `PROBE` the probe is trained here, on the train split.
     """
     if judge == HEAD:
-        return subject, []
+        is_multi_label = problem_type_of(subject.model) == "multi_label_classification"
+        return subject, [EACH_BY_ITSELF] if is_multi_label else []
     head, strength = fit_probe(examination, probe_images)
     note = f"a linear probe (C = {strength:g}) of {head.in_features} features answers"
     return _probed(subject, head, examination.data.label_names), [note]

@@ -16,7 +16,7 @@ from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
 from hf_vit.evaluation.runners import running
 from hf_vit.evaluation.saving import drawn_before, save_protocol
-from hf_vit.families import DenseTask, dense_head_of
+from hf_vit.families import DenseTask, dense_head_of, regression_reason
 from hf_vit.hub.card import refresh_card
 from hf_vit.subjects.dense import dense_task_of
 from hf_vit.subjects.optimizing import engine_for, engine_note
@@ -104,7 +104,7 @@ def predict(
         runner: "local"; or "ray", of a classifier given by its name: a model on every GPU or machine, which share model
             and images under these names.
         address: HOST:PORT of a cluster of Ray; by default Ray is started on this machine.
-        report: is told, in one line, what computes an optimized model.
+        report: is told, in one line each, what computes an optimized model, and what says that answers are values.
 
     Returns:
         The answers; with `output`, which holds them, those to the images that were passed over as unreadable.
@@ -134,6 +134,8 @@ def predict(
             )
             return list(predictions) if output is None else write_dense_predictions(predictions, output)
         subject = open_subject(model, device if ray is None else "cpu", as_classifier=True)
+        if report is not None and (reason := regression_reason(subject.model)) is not None:
+            report(f"{subject.name} is a regression model ({reason}): its scores are values")
         engine = _engine(subject, paths, report) if optimize and is_named and not (ray and ray.gpus) else None
         remote = None if ray is None else RemoteModel(ray, NamedModel(str(model), None, engine))
         if engine is not None and ray is None:

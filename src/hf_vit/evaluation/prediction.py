@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from hf_vit.errors import UserError
-from hf_vit.evaluation.reading import is_multi_label, largest, probabilities
+from hf_vit.evaluation.reading import largest, scores
 from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
+from hf_vit.families import problem_type_of
 from hf_vit.repositories.stores import StoreError, find, in_store, is_folder, matches, place_of, read, write
 from hf_vit.results.facts import Facts, fraction
 from hf_vit.results.writing import new_file, saying_why, scratch_folder
@@ -33,12 +34,15 @@ class Prediction:
 
     `labels` are the answer of a model of several classes an image: those that reach their threshold, in the order of
     its classes, perhaps none. It is None where an image has one class, which is the first of the scores.
+
+    Where `are_values`, of a regression model, the scores are its values, all of them and in their order.
     """
 
     image: str
     scores: list[tuple[str, float]]
     problem: str | None = None
     labels: list[str] | None = None
+    are_values: bool = False
 
 
 def predict_images(
@@ -133,7 +137,7 @@ class _Predicting:
     def each(self, batches: Iterator[_Opened], subject: Subject) -> Iterator[Prediction]:
         """One after the other."""
         names = subject.label_sets[-1]  # of synonyms the words: timm's first set are WordNet's numbers
-        thresholds = _thresholds(subject, names)
+        thresholds, are_values = _thresholds(subject, names), problem_type_of(subject.model) == "regression"
         for files, problems, pixel_values in batches:
             rows = iter(() if pixel_values is None else _answers(subject, pixel_values))
             for path, problem in zip(files, problems, strict=True):
@@ -141,13 +145,14 @@ class _Predicting:
                     yield Prediction(str(path), [], problem)
                     continue
                 row = next(rows)
-                best = [(names[k], float(row[k])) for k in largest(row[None], self.top)[0].tolist()]
+                places = range(len(row)) if are_values else largest(row[None], self.top)[0].tolist()
+                best = [(names[k], float(row[k])) for k in places]
                 labels = (
                     None
                     if thresholds is None
                     else [name for name, value in zip(names, row, strict=True) if value >= thresholds[name]]
                 )
-                yield Prediction(str(path), best, labels=labels)
+                yield Prediction(str(path), best, labels=labels, are_values=are_values)
 
 
 def write_predictions(
@@ -163,7 +168,8 @@ def write_predictions(
     """Classify image files into a table, a row an image; unreadable ones are passed over, their row has no answer.
 
     The columns are `image`, `label`, `score`, `label_2`, `score_2`, ... and `problem`; for a model of several classes
-    an image `labels`, too: those that reach their thresholds, as a list in JSON.
+    an image `labels`, too: those that reach their thresholds, as a list in JSON. The scores of a regression model are
+    all its values.
 
     Args:
         subject, paths, top, batch_size, remote: as for `each_prediction`.
@@ -185,9 +191,10 @@ def write_predictions(
         subject, paths, top=top, batch_size=batch_size, skip_bad_images=True, draft=draft, remote=remote
     )
     classes = len(subject.label_sets[-1]) if subject.label_sets else 1
-    endings = ["", *(f"_{rank}" for rank in range(2, min(top, classes) + 1))]
+    kind = problem_type_of(subject.model)
+    endings = ["", *(f"_{rank}" for rank in range(2, (classes if kind == "regression" else min(top, classes)) + 1))]
     scored = [column for end in endings for column in ((f"label{end}", pa.string()), (f"score{end}", pa.float64()))]
-    several = [("labels", pa.string())] if is_multi_label(subject.model) else []
+    several = [("labels", pa.string())] if kind == "multi_label_classification" else []
     schema = pa.schema([("image", pa.string()), *scored, *several, ("problem", pa.string())])
     passed_over: list[Prediction] = []
     with _new_table(place) as temporary, writers[place.suffix](temporary, schema) as writer:
@@ -238,12 +245,12 @@ def _answers(subject: Subject, pixel_values: "torch.Tensor") -> "torch.Tensor":
     import torch
 
     with torch.inference_mode():
-        return probabilities(subject.model, pixel_values.to(subject.device, subject.dtype))
+        return scores(subject.model, pixel_values.to(subject.device, subject.dtype))
 
 
 def _thresholds(subject: Subject, names: Sequence[str]) -> dict[str, float] | None:
     """Class -> probability from which on it is answered: the last that were fitted, else a half; None for one class."""
-    if not is_multi_label(subject.model):
+    if problem_type_of(subject.model) != "multi_label_classification":
         return None
     records = Facts.load(subject.folder).records if subject.folder is not None else []
     fitted = [record.values.get("thresholds") for record in records if "mean_average_precision" in record.values]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_vit.errors import UserError, enough_memory, first_line
+from hf_vit.families import problem_type_of
 from hf_vit.repositories.stores import in_store, place_of
 
 if TYPE_CHECKING:
@@ -201,12 +202,14 @@ def largest(values: "torch.Tensor", count: int) -> "torch.Tensor":
     return values.argsort(dim=-1, descending=True, stable=True)[:, :count]
 
 
-def is_multi_label(model: "nn.Module") -> bool:
-    """Whether an image may be of several of a classifier's classes, or of none."""
-    return getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification"
+def scores_of(model: "nn.Module", logits: "torch.Tensor") -> "torch.Tensor":
+    """Return what logits [B, K] of a model mean, in float64: probabilities of classes, or values of a regression."""
+    kind = problem_type_of(model)
+    if kind == "regression":
+        return logits.double()
+    return logits.double().sigmoid() if kind == "multi_label_classification" else logits.double().softmax(-1)
 
 
-def probabilities(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "torch.Tensor":
-    """[B, K] float64 on the CPU: of one class an image, or of each class by itself where an image may have several."""
-    logits = finite_logits(model, pixel_values).double()
-    return (logits.sigmoid() if is_multi_label(model) else logits.softmax(-1)).cpu()
+def scores(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "torch.Tensor":
+    """Return `scores_of` images, [B, K] on the CPU."""
+    return scores_of(model, finite_logits(model, pixel_values)).cpu()

@@ -4,11 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.reading import is_multi_label
+from hf_vit.families import problem_type_of
 from hf_vit.hub.card_metadata import current_records
 from hf_vit.results.facts import Facts, Record
 from hf_vit.results.trained_images import count_trained
 
+EACH_BY_ITSELF = (
+    "the model judges each class by itself, and the loss, the calibration error and what follows from confidence take "
+    "its answers for probabilities of one class an image"
+)
 # How images were fed otherwise than the model's image processor says, by the settings of an evaluation.
 _FED = {
     "max_num_patches": "images were fed in their own size and shape, of {} patches at most",
@@ -37,11 +41,9 @@ def warnings_of(examination: Examination, protocol: str, folder: Any, settings: 
             warnings.append(
                 f"{data.name} has changed since the training (fingerprint {data.fingerprint}, then {before})"
             )
-    if protocol in ("top1", "calibration") and is_multi_label(examination.subject.model):
-        warnings.append(
-            "the model judges each class by itself, and the loss, the calibration error and what follows from "
-            "confidence take its answers for probabilities of one class an image"
-        )
+    kind = problem_type_of(examination.subject.model)
+    if protocol in ("top1", "calibration") and kind == "multi_label_classification":
+        warnings.append(EACH_BY_ITSELF)
     fed = {name: settings[name] for name in _FED if name in settings}
     warnings += [_FED[name].format(value) for name, value in fed.items()]
     found = {"warnings": warnings, "trained_images": known, "fed": fed}

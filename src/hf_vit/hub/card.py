@@ -8,13 +8,13 @@ from importlib import resources
 from pathlib import Path
 
 from hf_vit.errors import one_line
-from hf_vit.hub.card_metadata import check_license, inherited_license, metadata_of
+from hf_vit.hub.card_metadata import check_license, inherited_license, load_facts, metadata_of
 from hf_vit.hub.card_sections import sections
 from hf_vit.hub.example import Architecture, example
 from hf_vit.hub.licenses import declared_license
 from hf_vit.hub.markdown import Markdown, code_block, code_span, text
 from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, example_images, read_config
-from hf_vit.results.facts import Facts, exclusive
+from hf_vit.results.facts import exclusive
 from hf_vit.results.writing import write_atomically
 
 MARKER = "<!-- Rendered by hf-vit from facts.json and config.json; edits here are lost when it is rendered again. -->"
@@ -72,7 +72,8 @@ def render_card(
     folder = Path(folder)
     if license is not None:
         check_license(license)
-    config, facts = read_config(folder), Facts.load(folder)
+    config = read_config(folder)
+    facts = load_facts(folder, config)
     name = one_line(repo_id or _repo_of_present_card(folder) or folder.resolve().name)
     title = name.rpartition("/")[2]
     license = license or declared_license(folder) or inherited_license(facts)
@@ -93,7 +94,7 @@ def _examples(folder: Path, config: ModelConfig, name: str) -> dict[str, object]
     def block(architecture: Architecture) -> Markdown:
         return code_block(example(config, name, architecture), "python")
 
-    has_page = config.is_ours and config.is_classifier
+    has_page = config.is_ours and config.is_classifier and not config.is_regression
     travels = any((folder / f"{target.partition('.')[0]}.py").is_file() for target in config.code_targets)
     return {
         "is_ours": config.is_ours,

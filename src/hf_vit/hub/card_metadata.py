@@ -1,5 +1,6 @@
 """The metadata of a model card, which the Hub reads: made from facts and config, and checked before it is sent."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -10,6 +11,7 @@ from hf_vit.errors import UserError, one_line
 from hf_vit.hub.energy import emissions
 from hf_vit.hub.model_folder import ModelConfig
 from hf_vit.hub.published_results import (
+    ON_FEATURES,
     PUBLISHED,
     TASK_TYPES,
     hub_dataset,
@@ -35,6 +37,15 @@ def check_license(license: str) -> None:
     """
     if not _LICENSE.fullmatch(license):
         raise UserError(f"license '{license}' is no license id of the Hub; give such as apache-2.0, mit or cc-by-4.0")
+
+
+def load_facts(folder: str | os.PathLike[str], config: ModelConfig) -> Facts:
+    """Return the facts of a model folder, of a regression model without accuracies: earlier versions measured some."""
+    facts = Facts.load(folder)
+    if not config.is_regression:
+        return facts
+    kept = [each for each in facts.records if each.kind != "evaluation" or each.values.get("protocol") in ON_FEATURES]
+    return Facts(records=kept)
 
 
 def current_records(facts: Facts) -> list[Record]:
@@ -121,7 +132,7 @@ def metadata_of(
         license=license,
         library_name="transformers",
         pipeline_tag=task,
-        tags=[task, "vision", one_line(config.model_type) or "vit"],
+        tags=[task or "image-regression", "vision", one_line(config.model_type) or "vit"],
         datasets=sorted(datasets) or None,
         base_model=bases[0] if len(bases) == 1 else bases or None,
         base_model_relation=relation if bases else None,
@@ -133,10 +144,12 @@ def metadata_of(
     )
 
 
-def _task_of(config: ModelConfig) -> str:
-    """In the Hub's words."""
+def _task_of(config: ModelConfig) -> str | None:
+    """In the Hub's words, which has none for the regression of images."""
     if config.dense_head is not None:
         return TASK_TYPES[config.dense_head.task]
+    if config.is_regression:
+        return None
     return "image-classification" if config.is_classifier else "image-feature-extraction"
 
 

@@ -79,6 +79,7 @@ def _model(folder: Path, config: ModelConfig) -> dict[str, Any]:
         "family": family.label if family else foreign,
         "is_classifier": config.is_classifier,
         "is_multi_label": config.is_multi_label,
+        "is_regression": config.is_regression,
         "task": None if head is None else head.task,
         "head": None if head is None else head.name,
         "shape": _shape(inside),

@@ -14,7 +14,7 @@ from huggingface_hub.hf_api import RepoFile
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import is_rendered, render_card
-from hf_vit.hub.card_metadata import indexed_evaluations, metadata_errors
+from hf_vit.hub.card_metadata import indexed_evaluations, load_facts, metadata_errors
 from hf_vit.hub.card_sections import shows_images
 from hf_vit.hub.licenses import NO_LICENSE
 from hf_vit.hub.model_folder import (
@@ -276,7 +276,7 @@ def tell_of(folder: Path, repo_id: str, license: str | None, share_images: bool 
         UserError: see `find_card`.
     """
     told = {CARD_NAME: find_card(folder, repo_id, license, share_images).encode()}
-    results = results_file(indexed_evaluations(Facts.load(folder)), repo_id)
+    results = results_file(indexed_evaluations(load_facts(folder, read_config(folder))), repo_id)
     return told if results is None else told | {RESULTS_FILE: results}
 
 

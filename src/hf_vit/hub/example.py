@@ -89,6 +89,8 @@ def _answer(config: ModelConfig) -> str:
         )
     if not config.is_classifier:
         return "print(outputs.pooler_output.shape)"
+    if config.is_regression:
+        return "print({name: outputs.logits[0, number].item() for number, name in model.config.id2label.items()})"
     if config.is_multi_label:
         return "print([name for number, name in model.config.id2label.items() if outputs.logits[0, number] > 0])"
     return "print(model.config.id2label[outputs.logits.argmax(-1).item()])"

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hf_vit.errors import UserError
-from hf_vit.families import DenseHead, dense_head_of, family_of
+from hf_vit.families import DenseHead, dense_head_of, family_of, problem_type_of
 from hf_vit.repositories.reading import check_name, weight_shards
 
 CARD_NAME = "README.md"
@@ -46,7 +46,12 @@ class ModelConfig(BaseModel):
     @property
     def is_multi_label(self) -> bool:
         """Whether an image may have several classes."""
-        return self.problem_type == "multi_label_classification"
+        return problem_type_of(self) == "multi_label_classification"
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the head for images gives values."""
+        return self.is_classifier and problem_type_of(self) == "regression"
 
     @property
     def dense_head(self) -> DenseHead | None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 RESULTS_FILE = ".eval_results/hf_vit.yaml"
 # The measurements of a record that are published -> their names there.
 ACCURACIES = {"top1": "Top-1 accuracy", "top5": "Top-5 accuracy"}
+# Protocols that look at features: their model needs no head.
+ON_FEATURES = ("few-shot", "linear-probe", "knn", "vtab")
 # Protocol -> the Hub's type of its metrics, and its measurements with their names.
 PUBLISHED = {
     "top1": ("accuracy", ACCURACIES),

@@ -7,7 +7,7 @@ from typing import Any
 from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.errors import UserError
-from hf_vit.families import family_of
+from hf_vit.families import family_of, problem_type_of
 from hf_vit.hub.card_metadata import own_evaluation
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.modeling_hf_vit import class_token_index, patch_token_slice
@@ -40,7 +40,7 @@ def description(model: PreTrainedModel, processor: Any, name: str, folder: Path 
         "family": family.label.partition(" ")[2],  # without its article
         "parameters": model.num_parameters(),
         "labels": [str(config.id2label[index]) for index in range(config.num_labels)],
-        "multi_label": config.problem_type == "multi_label_classification",
+        "multi_label": problem_type_of(config) == "multi_label_classification",
         "image_size": list(as_pair(config.image_size)),
         "grid": list(config.grid),
         "patch_px": list(config.patch_stride),

@@ -18,6 +18,7 @@ from hf_vit.data.labels import classes_of
 from hf_vit.data.load import load_data
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
+from hf_vit.families import refuse_regression
 from hf_vit.hub.licenses import common_license
 from hf_vit.hub.model_folder import CARD_NAME, PAGE_NAME
 from hf_vit.hub.page_folder import STATIC
@@ -103,6 +104,7 @@ def _write_model(source: str | Path, name: str, folder: Path, place: Path) -> di
     loaded = loaded.float()  # what a browser computes in, however the weights are stored
     if not has_head(loaded) or not type(loaded).__name__.endswith("ForImageClassification"):
         raise UserError(f"{source} is no image classifier; give one, or fine-tune it (hf-vit finetune)")
+    refuse_regression(loaded, str(source), "a page")
     if loaded.config.num_channels != 3:
         raise UserError(
             f"{source} takes images of {loaded.config.num_channels} channels; the page shows RGB, which has 3"

@@ -79,6 +79,7 @@ class GraphForImageClassification(nn.Module):
         self.config = SimpleNamespace(
             model_type=runtime.target,
             num_labels=len(labels),
+            problem_type=self.graph.about.get("problem_type"),
             id2label={int(index): name for index, name in labels.items()},
         )
         self.dtype_and_device = nn.Parameter(torch.zeros(()), requires_grad=False)

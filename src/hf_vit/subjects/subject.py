@@ -22,12 +22,13 @@ from hf_vit.data import eval_transform
 from hf_vit.data.transforms import input_size as size_of
 from hf_vit.environment import keep_freed_memory
 from hf_vit.errors import UserError
+from hf_vit.families import refuse_regression
 from hf_vit.repositories.reading import CONFIG
 from hf_vit.subjects.device import pick_device
 from hf_vit.subjects.exported_graphs import GraphForImageClassification, canvas, graph_file
 from hf_vit.subjects.image_gpt import ImageGPTFeatures
 from hf_vit.subjects.labels import label_names_of, match_labels
-from hf_vit.subjects.libraries import library_of
+from hf_vit.subjects.libraries import config_in, library_of
 from hf_vit.subjects.timm_models import load_timm, timm_data_config, timm_label_names
 from hf_vit.subjects.transformers_models import load_transformers, stored_config
 
@@ -82,10 +83,11 @@ class Subject:
         """Of the sets of names the one that knows these classes of the data, else the first.
 
         Raises:
-            UserError: the model names no classes.
+            UserError: the model names no classes, or is a regression model.
         """
         if not self.label_sets:
             raise UserError("it has no head with named classes")
+        refuse_regression(self.model, self.name, "judging by classes")
         fitting = [names for names in self.label_sets if set(data_names) <= set(names)]
         return (fitting or self.label_sets)[0]
 
@@ -186,7 +188,8 @@ class Subject:
 
 def _classifies(model: nn.Module) -> bool:
     """A bare model's config names classes too ("LABEL_0"); what counts is its class, and that there is a head."""
-    return "ForImageClassification" in type(model).__name__ and bool(getattr(model.config, "num_labels", 0))
+    names = (each.__name__ for each in type(model).__mro__)  # a derived class may have any name
+    return any("ForImageClassification" in name for name in names) and bool(getattr(model.config, "num_labels", 0))
 
 
 def open_subject(
@@ -280,7 +283,8 @@ def _of_image_gpt(model: nn.Module, processor: Any, name: str, folder: Path | No
 
 
 def _of_timm(source: str, device: str | None, as_classifier: bool) -> Subject:
-    model = load_timm(source, device)
+    model: Any = load_timm(source, device)
+    model.problem_type = config_in(Path(source.removeprefix(TIMM)).expanduser()).get("problem_type")
     if as_classifier and not getattr(model, "num_classes", 0):
         raise UserError(f"{source} is no classifier: it has no head (num_classes 0)")
     from timm.data.transforms_factory import create_transform

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 from hf_vit.conversion.fetch.addresses import TIMM
 from hf_vit.conversion.loading import ForeignCheckpoint, convert_on_the_way
 from hf_vit.errors import UserError, strict_reason
-from hf_vit.families import AUTO_CLASSES, DenseHead, Door, dense_head_of, family_of
+from hf_vit.families import AUTO_CLASSES, DenseHead, Door, dense_head_of, family_of, problem_type_of
 from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 from hf_vit.repositories.reading import CONFIG, check_folder, loading, model_folder, read_object
@@ -153,7 +153,7 @@ def build_classifier(
 
 def rows_of_head(source: ModelSource, label_names: Sequence[str]) -> list[int] | None:
     """For every one of these classes its row in the head of the checkpoint; None where that is for other classes."""
-    if source.door != "classification":
+    if source.door != "classification" or problem_type_of(source.config) == "regression":
         return None
     labels = cast(dict[int, str], source.config.id2label)
     names = [str(labels[row]) for row in sorted(labels)]

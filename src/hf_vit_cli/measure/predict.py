@@ -23,7 +23,12 @@ def predict(
             show_default=False,
         ),
     ],
-    top: Annotated[int, typer.Option(help="Classifier: classes to show for every image.", min=1)] = 5,
+    top: Annotated[
+        int,
+        typer.Option(
+            help="Classifier: classes to show for every image; a regression model gives all its values.", min=1
+        ),
+    ] = 5,
     threshold: Annotated[float, typer.Option(help="Detector: how sure it must be of an object.")] = 0.5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list instead of a table.")] = False,
     output: Annotated[
@@ -111,11 +116,14 @@ def _print(predictions: "list[Prediction]", as_json: bool) -> None:
         typer.echo(json.dumps(listed, indent=2, ensure_ascii=False))
         return
     several = any(each.labels is not None for each in predictions)
-    table = Table("image", "class", "probability", *(["answer"] if several else []))
+    are_values = any(each.are_values for each in predictions)
+    names = ("output", "value") if are_values else ("class", "probability")
+    table = Table("image", *names, *(["answer"] if several else []))
     for each in predictions:
         for rank, (name, score) in enumerate(each.scores):
             answer = ["yes" if name in each.labels else "no"] if each.labels is not None else []
-            table.add_row("" if rank else escape(each.image), escape(name), f"{score:.2%}", *answer)
+            shown = f"{score:.6g}" if are_values else f"{score:.2%}"
+            table.add_row("" if rank else escape(each.image), escape(name), shown, *answer)
         table.add_section()
     Console().print(table)
 

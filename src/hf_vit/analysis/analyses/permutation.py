@@ -11,6 +11,7 @@ import torch
 
 from hf_vit.analysis.analyses.analysis import Arrays, ArraySpec, rounded
 from hf_vit.analysis.analyses.feature_analysis import FeatureAnalysis, MapComparison, curves
+from hf_vit.families import problem_type_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,9 +80,9 @@ class PatchPermutation(FeatureAnalysis):
             # A head as it is initialised answers nothing but zeros: what is left of them is undefined.
             "output_error": np.sqrt(sums[:, 0] / (norm or np.nan)),
         }
-        if classifies:
+        if classifies and problem_type_of(self.context.subject.model) != "regression":
             arrays["same_prediction"] = sums[:, 1] / seen
-        else:
+        elif not classifies:
             self.notes.append("the model has no logits: its output is the mean over places of the last depth")
         return {name: values.astype(np.float32) for name, values in arrays.items()}
 

@@ -13,6 +13,7 @@ import torch
 from hf_vit.analysis.analyses.analysis import Arrays, ArraySpec
 from hf_vit.analysis.analyses.attention_analysis import AttentionAnalysis, shown_pixels
 from hf_vit.evaluation.reading import finite_logits
+from hf_vit.families import problem_type_of
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 from hf_vit.results.figures import new_figure
 
@@ -77,7 +78,7 @@ class AttentionRollout(AttentionAnalysis):
         return {"rollout": torch.cat(self._found).numpy()}
 
     def begin(self, pixel_values: torch.Tensor) -> None:
-        if self.context.subject.label_sets:
+        if self.context.subject.label_sets and problem_type_of(self.context.subject.model) != "regression":
             with torch.inference_mode():
                 best = finite_logits(self.context.subject.model, pixel_values).argmax(-1)
             names = self.context.subject.label_sets[-1]

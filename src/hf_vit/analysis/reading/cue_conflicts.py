@@ -15,6 +15,7 @@ from typing import Self, final
 from hf_vit.analysis.reading.images import AnalysisImages, images_of_files
 from hf_vit.data.sources.data_source import IMAGE_SUFFIXES
 from hf_vit.errors import UserError
+from hf_vit.families import refuse_regression
 from hf_vit.subjects.subject import Subject
 
 _NAME = re.compile(r"(?P<shape>[^\d\W][^\-]*?)\d*-(?P<texture>[^\d\W][^\-]*?)\d*")
@@ -46,6 +47,7 @@ class CueConflicts:
         """
         if not subject.label_sets:
             raise UserError(f"{subject.name} names no classes; cue conflicts need a classifier whose labels have names")
+        refuse_regression(subject.model, subject.name, "shape_bias")
         chosen, lacking = _read_map(class_map), [""]
         for names in subject.label_sets:
             places = _places(names)

@@ -23,6 +23,7 @@ from hf_vit.evaluation.embedding.processes import MANIFEST_NAME, Job, Part, Sett
 from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.evaluation.remote_model import NamedModel
 from hf_vit.evaluation.runners import running
+from hf_vit.families import refuse_regression
 from hf_vit.results.redaction import redact_values
 from hf_vit.subjects.optimizing import engine_for
 from hf_vit.subjects.optimizing import optimize as make_faster
@@ -205,6 +206,9 @@ def _open(model: NamedModel, predictions: bool, device: str | None) -> "Subject"
         raise UserError(
             f"{model.model} is no classifier, so it predicts no classes; leave --predictions out for embeddings"
         )
+    if predictions:
+        remedy = "hf-vit predict gives its values; leave --predictions out for embeddings"
+        refuse_regression(subject.model, model.model, "--predictions", remedy)
     return subject
 
 

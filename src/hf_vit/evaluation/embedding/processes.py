@@ -272,9 +272,9 @@ def _embeddings(subject: "Subject", pixel_values: "torch.Tensor | BatchFeature")
 
 
 def _predictions(subject: "Subject", pixel_values: "torch.Tensor | BatchFeature", top: int) -> dict[str, list[Any]]:
-    from hf_vit.evaluation.reading import largest, probabilities
+    from hf_vit.evaluation.reading import largest, scores
 
-    names, found = subject.label_sets[0], probabilities(subject.model, pixel_values)
+    names, found = subject.label_sets[0], scores(subject.model, pixel_values)
     best = largest(found, top)
     labels = [[names[index] for index in row] for row in best.tolist()]
     return {"labels": labels, "probabilities": found.gather(1, best).tolist()}

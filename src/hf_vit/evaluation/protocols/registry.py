@@ -31,6 +31,8 @@ from hf_vit.evaluation.protocols.vtab.protocol import vtab
 from hf_vit.evaluation.reading import evaluating
 from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
 from hf_vit.evaluation.runners import running
+from hf_vit.families import refuse_regression
+from hf_vit.hub.published_results import ON_FEATURES
 from hf_vit.results.facts import Facts, Record
 from hf_vit.subjects.optimizing import engine_for
 from hf_vit.subjects.optimizing import optimize as make_faster
@@ -55,8 +57,6 @@ PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
 }
 # Those of other than labels -> what their images bear, see `ImageData`.
 TARGETS: dict[str, Target] = {"segmentation": "mask", "detection": "objects"}
-# Those that look at features: their model needs no head.
-ON_FEATURES = ("few-shot", "linear-probe", "knn", "vtab")
 # Those that look at every depth or change pixels, or are defined for one size.
 OF_ONE_SIZE = ("linear-probe", "robustness", "corruptions", "patch-drop", "vtab", *TARGETS)
 
@@ -157,6 +157,11 @@ def evaluate_protocol(
     ):
         of_classes = protocol not in (*ON_FEATURES, *TARGETS)
         subject = open_subject(model, device if ray is None else "cpu", as_classifier=of_classes)
+        if of_classes:
+            remedy = (
+                "hf-vit predict gives its values, or choose few-shot, linear-probe or knn, which need features only"
+            )
+            refuse_regression(subject.model, subject.name, f"protocol {protocol}", remedy)
         if max_num_patches is not None:
             subject = at_own_size(subject, max_num_patches)
         if subject.folder is not None:

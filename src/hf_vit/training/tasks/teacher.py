@@ -12,6 +12,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 from hf_vit.errors import UserError
+from hf_vit.families import problem_type_of, refuse_regression
 from hf_vit.subjects.pixels import PixelScale
 from hf_vit.subjects.subject import Subject, open_subject
 from hf_vit.subjects.timm_models import timm_data_config
@@ -89,10 +90,17 @@ def open_teacher(source: Any, device: str | None = None) -> Teacher:
         device: torch device; by default a GPU where there is one. Models made in Python stay where they are.
 
     Raises:
-        UserError: there is no such model, it is no classifier, or it does not load.
+        UserError: there is no such model, it is no classifier of one class an image, or it does not load.
     """
     teacher = source if isinstance(source, Teacher) else _wrapped(open_subject(source, device, as_classifier=True))
-    teacher.subject.model.eval().requires_grad_(False)
+    model, name = teacher.subject.model, teacher.subject.name
+    refuse_regression(model, name, "a teacher's place")
+    if problem_type_of(model) == "multi_label_classification":
+        raise UserError(
+            f"{name} judges each class by itself (multi-label), and students learn from a softmax over the classes; "
+            "give a teacher that was trained with one class an image"
+        )
+    model.eval().requires_grad_(False)
     return teacher
 
 

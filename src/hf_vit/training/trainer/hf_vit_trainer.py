@@ -16,7 +16,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils.import_utils import is_in_notebook
 
 from hf_vit.errors import DivergedError, UserError
-from hf_vit.families import family_of
+from hf_vit.families import family_of, problem_type_of
 from hf_vit.training.processes import need_same
 from hf_vit.training.trainer.callbacks.progress import LiveProgress, LoggedProgress
 from hf_vit.training.trainer.layer_decay import parameter_groups
@@ -303,8 +303,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         return int(self.accelerator.unwrap_model(self.model).config.num_labels)
 
     def _takes_probabilities(self) -> bool:
-        config = self.accelerator.unwrap_model(self.model).config
-        return getattr(config, "problem_type", None) in (None, "single_label_classification")
+        return problem_type_of(self.accelerator.unwrap_model(self.model)) == "single_label_classification"
 
 
 def _is_of_transformers(model: Any) -> bool:

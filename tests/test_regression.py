@@ -1,0 +1,216 @@
+"""Regression models answer with values, never with probabilities, in every command; where classes are needed they are
+refused in one line."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from evaluation.tiny import make_classifier, make_processor
+from models.families import FAMILIES
+from PIL import Image
+from pyarrow import csv, parquet
+from training.conftest import make_colour_folder
+from transformers import TimmWrapperConfig, TimmWrapperForImageClassification, pipeline
+
+import hf_vit
+from hf_vit import conversion
+from hf_vit.data import make_processor as processor_of
+from hf_vit.results.facts import append_record, new_record
+from hf_vit.training.model_source import build_classifier, find_model
+from hf_vit_cli.main import main
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ARCHITECTURE = {"embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 32, "patch_size": 16}
+NAMES = ("blue", "green", "red")
+MULTI_LABEL = "multi_label_classification"
+
+
+class Derived(hf_vit.HfViTForImageClassification):
+    """A user's own class."""
+
+
+def build(kind: str, outputs: int, problem_type: str | None) -> tuple[Any, Any]:
+    """A classification head with its processor, whose outputs are far from probabilities."""
+    names = {n: f"y{n}" for n in range(outputs)}
+    fields: dict[str, Any] = {"id2label": names, "num_labels": outputs, "problem_type": problem_type}
+    if kind == "vit":
+        model, processor = make_classifier([f"y{n}" for n in range(outputs)], **fields), make_processor()
+    elif kind == "timm":
+        pretrained = {"input_size": [3, 32, 32], "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"}
+        config = TimmWrapperConfig(
+            architecture="vit_tiny_patch16_224", pretrained_cfg=pretrained, model_args=ARCHITECTURE, **fields
+        )
+        model, processor = TimmWrapperForImageClassification(config), processor_of(FAMILIES["plain"].config())
+        processor.size = {"height": 32, "width": 32}
+    elif kind == "derived":
+        plain = FAMILIES["plain"].build("classification", **fields)
+        model = Derived(plain.config)
+        model.load_state_dict(plain.state_dict())
+        processor = processor_of(model.config)
+    else:
+        model = FAMILIES[kind].build("classification", **fields)
+        processor = processor_of(model.config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("classifier.bias", "head.bias")):
+                parameter += torch.linspace(12.5, -3, outputs)
+    return model.eval(), processor
+
+
+def values_of(model: Any, processor: Any, image: Path) -> list[float]:
+    """By a plain pass."""
+    with torch.no_grad():
+        return model(**processor(images=Image.open(image), return_tensors="pt")).logits[0].tolist()
+
+
+def run(*words: object) -> Any:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    return ended.value.code
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_colour_folder(tmp_path_factory.mktemp("images") / "colours", count=10)
+
+
+@pytest.fixture(scope="module")
+def image(data: Path) -> Path:
+    return min(data.rglob("*.png"))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A regression of ours, with outputs by the names of the data's classes, and an accuracy that 0.2 measured."""
+    folder = tmp_path_factory.mktemp("saved") / "heights"
+    names = {"id2label": dict(enumerate(NAMES)), "problem_type": "regression"}
+    model = FAMILIES["plain"].build("classification", **names)
+    model.save_pretrained(folder)
+    processor_of(model.config).save_pretrained(folder)
+    append_record(folder, new_record("evaluation", values={"top1": 0.4375, "loss": 1.0}, command="hf-vit evaluate"))
+    return folder
+
+
+@pytest.mark.parametrize("problem_type", ["regression", None])
+@pytest.mark.parametrize("outputs", [1, 7])
+@pytest.mark.parametrize("kind", [*FAMILIES, "vit", "timm", "derived"])
+def test_values(kind: str, outputs: int, problem_type: str | None, image: Path):
+    """One output without a problem type is a value, as the losses have it; several are classes."""
+    model, processor = build(kind, outputs, problem_type)
+    (found,) = hf_vit.predict((model, processor), image)
+    values = values_of(model, processor, image)
+    if problem_type is None and outputs > 1:
+        assert sum(score for _, score in found.scores) < 1
+        assert not found.are_values
+        return
+    assert [name for name, _ in found.scores] == [f"y{n}" for n in range(outputs)]
+    assert [score for _, score in found.scores] == pytest.approx(values, abs=1e-5)
+    assert max(map(abs, values)) > 1, "a model whose values could be probabilities would prove little"
+    if kind == "vit" and problem_type == "regression":
+        piped = pipeline("image-classification", model=model, image_processor=processor)(str(image), top_k=outputs)
+        assert {each["label"]: each["score"] for each in piped} == pytest.approx(dict(found.scores), abs=1e-4)
+
+
+def test_one_output_of_several_labels_is_a_probability(image: Path):
+    model, processor = build("plain", 1, MULTI_LABEL)
+    (found,) = hf_vit.predict((model, processor), image)
+    (value,) = values_of(model, processor, image)
+    assert found.scores == [("y0", pytest.approx(torch.tensor(value).sigmoid().item()))]
+    assert not found.are_values
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv", "parquet"])
+def test_the_command(form: str, tmp_path: Path, image: Path, saved: Path, capsys: pytest.CaptureFixture[str]):
+    place = tmp_path / f"rows.{form}"
+    options = {"table": (), "json": ("--json",)}.get(form, ("--output", place))
+    assert not run("predict", saved, image, "--top", 1, *options)
+    told = capsys.readouterr()
+    assert 'regression model (problem_type "regression")' in told.err
+    if form == "table":
+        assert all(word in told.out for word in ("value", *NAMES))
+        assert "%" not in told.out
+        return
+    if form == "json":
+        found = [(each["label"], each["score"]) for each in json.loads(told.out)[0]["predictions"]]
+    else:
+        (row,) = (csv.read_csv if form == "csv" else parquet.read_table)(place).to_pylist()
+        found = [(row[f"label{end}"], row[f"score{end}"]) for end in ("", "_2", "_3")]
+    model = hf_vit.HfViTForImageClassification.from_pretrained(saved).eval()
+    values = values_of(model, processor_of(model.config), image)
+    assert found == [(name, pytest.approx(value, abs=1e-5)) for name, value in zip(NAMES, values, strict=True)]
+
+
+@pytest.mark.parametrize("problem_type", ["regression", MULTI_LABEL])
+@pytest.mark.parametrize("target", ["onnx", "openvino", "transformers", "timm"])
+def test_what_was_exported_answers_alike(target: str, problem_type: str, tmp_path: Path, image: Path, saved: Path):
+    model = hf_vit.HfViTForImageClassification.from_pretrained(saved, problem_type=problem_type).eval()
+    model.save_pretrained(tmp_path / "model")
+    processor_of(model.config).save_pretrained(tmp_path / "model")
+    conversion.export(tmp_path / "model", tmp_path / "out", target)
+    values = torch.tensor(values_of(model, processor_of(model.config), image))
+    values = values if problem_type == "regression" else values.sigmoid()
+    (found,) = hf_vit.predict(tmp_path / "out", image)
+    assert dict(found.scores) == pytest.approx(dict(zip(NAMES, values.tolist(), strict=True)), abs=1e-4)
+    if target in ("timm", "transformers"):  # and back again
+        assert hf_vit.from_hub(tmp_path / "out").config.problem_type == problem_type
+
+
+PROTOCOLS = ("top1", "calibration", "robustness", "corruptions", "patch-drop", "multi-label", "real", "objectnet")
+LEARN = ("finetune", "--model", "Ti/16", "--data", "DATA", "--output", "OUT")
+REFUSED = {
+    **{protocol: ("evaluate", "MODEL", "--data", "DATA", "--protocol", protocol) for protocol in PROTOCOLS},
+    "compare": ("compare", "MODEL", "OTHER", "--data", "DATA", "--output", "OUT"),
+    "diff": ("diff", "MODEL", "OTHER", "--data", "DATA"),
+    "embed": ("embed", "MODEL", "--data", "DATA", "--output", "OUT", "--predictions"),
+    "page": ("page", "MODEL", "--output", "OUT"),
+    "quantize": ("export", "MODEL", "--to", "onnx", "--quantize", "dynamic", "--calibrate", "DATA", "--output", "OUT"),
+    "vit_jax": ("export", "MODEL", "--to", "vit_jax", "--output", "OUT"),
+    "transformers.js": ("export", "MODEL", "--to", "transformers.js", "--output", "OUT"),
+    "soup": ("soup", "MODEL", "OTHER", "--data", "DATA", "--output", "OUT"),
+    "teacher": (*LEARN, "--teacher", "MODEL"),
+    "self-training": (*LEARN, "--teacher", "MODEL", "--unlabelled", "DATA"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_where_classes_are_needed(
+    case: str, saved: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    other = tmp_path / "other"
+    places = {"MODEL": saved, "DATA": data, "OUT": tmp_path / "out", "OTHER": other}
+    if "OTHER" in REFUSED[case]:
+        model = hf_vit.HfViTForImageClassification.from_pretrained(saved)
+        model.save_pretrained(other)
+        processor_of(model.config).save_pretrained(other)
+    assert run(*(places.get(word, word) for word in REFUSED[case])) != 0
+    *_, last = capsys.readouterr().err.strip().splitlines()
+    assert "regression" in last
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_the_card(saved: Path):
+    assert not run("card", saved)
+    card = (saved / "README.md").read_text(encoding="utf-8")
+    assert "3 values for every image (regression)" in card
+    assert "- image-regression" in card
+    for word in ("accuracy", "43.75", "pipeline_tag", "argmax", "sorts images", "model-index"):
+        assert word not in card, word
+
+
+def test_a_classifier_starts_with_a_new_head(saved: Path):
+    model = build_classifier(find_model(str(saved)), NAMES)
+    assert model.config.problem_type is None
+    assert not model.classifier.weight.any()
+
+
+def test_several_labels_teach_no_softmax(saved: Path, tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]):
+    model = hf_vit.HfViTForImageClassification.from_pretrained(saved, problem_type=MULTI_LABEL)
+    model.save_pretrained(tmp_path / "model")
+    processor_of(model.config).save_pretrained(tmp_path / "model")
+    places = {"MODEL": tmp_path / "model", "DATA": data, "OUT": tmp_path / "out"}
+    for case in ("teacher", "transformers.js"):
+        assert run(*(places.get(word, word) for word in REFUSED[case])) != 0
+        assert re.search("multi.label", capsys.readouterr().err.strip().splitlines()[-1])
