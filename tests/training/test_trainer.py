@@ -140,7 +140,7 @@ def test_on_an_accelerator_a_loss_that_is_no_number_is_seen_when_it_is_logged(ma
     trainer = make_trainer(max_steps=9, logging_steps=4, save_strategy="no")
     trainer.train_dataset.pixels[:] = torch.nan
     trainer._looks_later = True
-    with pytest.raises(UserError, match=r"became no number at step 1 \(seen at step 4, when it is logged, .*--resume"):
+    with pytest.raises(UserError, match=r"became no number at step 1 \(seen at step 4, when it is logged"):
         trainer.train()
     assert not [entry for entry in trainer.state.log_history if "loss" in entry]
     trainer = make_trainer(max_steps=3, logging_steps=500, save_strategy="no")
@@ -148,19 +148,6 @@ def test_on_an_accelerator_a_loss_that_is_no_number_is_seen_when_it_is_logged(ma
     trainer._looks_later = True
     with pytest.raises(UserError, match=r"at step 1 \(seen at step 3"):
         trainer.train()
-
-
-@pytest.mark.parametrize(("device", "step", "later"), [("cpu", 0, False), ("meta", 0, True), ("meta", 5, False)])
-def test_who_looks_later(make_trainer, device, step, later):
-    trainer = make_trainer()
-    trainer.state.global_step = step
-    loss = torch.zeros((), device=device)
-    if device == "meta" and not later:
-        with pytest.raises(RuntimeError, match="meta tensors"):  # torch's, of a value that is asked for
-            trainer._checked(loss, {})
-    else:
-        assert trainer._checked(loss, {}) is loss
-    assert trainer._looks_later is later
 
 
 def test_nothing_shared_is_a_pickle(make_trainer, tmp_path):

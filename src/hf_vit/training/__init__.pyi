@@ -7,7 +7,6 @@ from .tasks.distillation import DistillationOptions, DistillationTrainer
 from .tasks.pretext import PretrainResult
 from .tasks.self_training import SelfTrainingOptions
 from .trainer.hf_vit_trainer import HfViTTrainer
-from .trainer.replaying import Replay, replay
 
 __all__ = [
     "RECIPES",
@@ -18,10 +17,8 @@ __all__ = [
     "HfViTTrainer",
     "PretrainResult",
     "Recipe",
-    "Replay",
     "SelfTrainingOptions",
     "find_recipe",
     "finetune",
     "pretrain",
-    "replay",
 ]

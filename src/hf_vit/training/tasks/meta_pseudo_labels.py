@@ -191,7 +191,7 @@ class MetaPseudoLabelsTrainer(HfViTTrainer):
         weight = chosen["uda_weight"] * self.state.global_step / self.state.max_steps
         own = F.cross_entropy(known, labels, label_smoothing=self.args.label_smoothing_factor)
         own = own + weight * consistency_loss(weak, strong, chosen["uda_temperature"], chosen["uda_threshold"])
-        self._checked(own.detach(), inputs)
+        self._checked(own.detach())
         guesses = torch.multinomial(strong.detach().softmax(dim=1), 1)[:, 0]
         share = self._share(labels)
         self.lesson.add(share * own, share * F.cross_entropy(strong, guesses))

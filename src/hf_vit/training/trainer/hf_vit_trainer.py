@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import torch
 from accelerate.data_loader import prepare_data_loader
-from safetensors import SafetensorError
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, ProgressCallback
@@ -22,7 +21,6 @@ from hf_vit.training.trainer.callbacks.progress import LiveProgress, LoggedProgr
 from hf_vit.training.trainer.layer_decay import parameter_groups
 from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy, smooth_labels, soft_cross_entropy
 from hf_vit.training.trainer.released import ReleasingTrainer
-from hf_vit.training.trainer.replaying import save_replay
 from hf_vit.training.trainer.sam import SharpnessAware
 from hf_vit.training.trainer.sampling import EpochBatches, EpochSampler, SeededDataset, as_is
 from hf_vit.training.trainer.sharding import check_sharding
@@ -78,10 +76,11 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         self.layer_decay, self.sampling_weights, self.sharpness = layer_decay, sampling_weights, sharpness
         self._step_loss: torch.Tensor | float = 0.0  # of the micro-batches of one step
         self._mean_count: torch.Tensor | float | None = None  # of the micro-batches of one step, see `_count`
-        self._looks_later: bool | None = None  # whether losses are looked at when they are logged; decided at the start
         self._diverged_at: torch.Tensor | None = None  # the first step whose loss was no number, or 0, on the device
         self._flops_per_value: int | None = None
         super().__init__(*args, **kwargs)
+        # An accelerator would wait for every loss that is read: there it is read when it is logged.
+        self._looks_later = self.args.device.type != "cpu"
         if (strategy := self.args.train_sampling_strategy) != "random":
             raise UserError(
                 f"HfViTTrainer has a seeded order of its own and no train_sampling_strategy={strategy!r}; leave that "
@@ -240,16 +239,14 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         learn = super().training_step
 
         def run(batch: dict[str, Any]) -> torch.Tensor:
-            return self._checked(learn(model, batch, num_items_in_batch), batch)
+            return self._checked(learn(model, batch, num_items_in_batch))
 
         loss = run(inputs) if self.sharpness is None else self.sharpness.backward(model, inputs, run)
         self._step_loss = self._step_loss + loss
         return loss
 
-    def _checked(self, loss: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+    def _checked(self, loss: torch.Tensor) -> torch.Tensor:
         is_finite, step = torch.isfinite(loss).all(), self.state.global_step + 1
-        if self._looks_later is None:
-            self._looks_later = loss.device.type != "cpu" and step == 1
         if self._looks_later:
             now = step * ~is_finite
             before = self._diverged_at
@@ -257,18 +254,9 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
             return loss
         if bool(is_finite):
             return loss
-        rate, number = self._get_learning_rate(), float(loss.mean())
-        process = f"-process-{self.args.process_index}" if self.args.world_size > 1 else ""
-        folder = Path(str(self.args.output_dir)) / f"replay-{step}{process}"
-        model = self.accelerator.unwrap_model(self.model)
-        saved = f"; hf_vit.training.replay('{folder}') looks into the batch and the weights, which are kept there"
-        try:
-            save_replay(folder, model, batch, step=step, learning_rate=rate, loss=number, bf16=self.args.bf16)
-        except (OSError, SafetensorError):
-            saved = ""
         raise DivergedError(
-            f"the loss became {number} at step {step} (learning rate {rate:.3g}, gradients clipped at "
-            f"{self.args.max_grad_norm:g}); {_CALMER}{saved}"
+            f"the loss became {float(loss.mean())} at step {step} (learning rate {self._get_learning_rate():.3g}, "
+            f"gradients clipped at {self.args.max_grad_norm:g}); {_CALMER}"
         )
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
@@ -277,8 +265,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         if looks and self._diverged_at is not None and (step := int(self._diverged_at)):
             raise DivergedError(
                 f"the loss became no number at step {step} (seen at step {self.state.global_step}, when it is logged, "
-                f"gradients clipped at {self.args.max_grad_norm:g}); {_CALMER}; going on from the last checkpoint "
-                "(--resume) looks at every step, and keeps batch and weights"
+                f"gradients clipped at {self.args.max_grad_norm:g}); {_CALMER}"
             )
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
