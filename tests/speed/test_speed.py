@@ -11,8 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vit.errors import UserError
-from hf_vit.speed.cells import Cell, MeasuredCell, Outcome, best_peer, measure_cell
-from hf_vit.speed.measuring import Quartiles
+from hf_vit.speed.cells import Cell, MeasuredCell, Outcome, measure_cell
 from hf_vit.speed.peers import COMPILED, FROZEN, OURS, PACKED, PEERS, PRODUCTS, Shape, build, engine_forms, obstacle
 from hf_vit.speed.speed_file import SpeedFile
 from hf_vit_cli.main import main
@@ -88,13 +87,6 @@ def test_every_cell_compiles_afresh():
     with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
         for batch in (1, 2):
             measure_cell(Cell("inference", SHAPE, batch=batch), ["hf_vit, compiled"], 1)
-
-
-def test_the_best_peer_is_the_one_that_is_hardest_to_beat():
-    ratios = {name: Quartiles(value, value, value) for name, value in (("timm", 1.2), ("transformers", 0.9))}
-    ratios |= {"hf_vit tanh": Quartiles(0.5, 0.5, 0.5), PRODUCTS: Quartiles(0.4, 0.4, 0.4)}
-    made = MeasuredCell(Cell("inference", SHAPE), {"hf_vit": Outcome(1.0, ratios)})
-    assert best_peer(made, "hf_vit") == ("transformers", ratios["transformers"])
 
 
 def test_who_cannot_take_part_is_told():

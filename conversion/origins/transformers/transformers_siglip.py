@@ -12,7 +12,6 @@ from hf_vit.conversion.readers.checkpoint import Companions, Shape
 from hf_vit.conversion.sizes import Pair, Patches, table_size
 
 _HEAD, _MAP = "head", "pooler.map"
-_IN_PROJ = f"{_MAP}.attention.{{q,k,v}}_proj"
 UNUSED_HEAD = "attention pooling that the classifier does not use"
 
 MAP_RULES = (

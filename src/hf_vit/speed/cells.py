@@ -20,7 +20,7 @@ from hf_vit.speed.measuring import (
     speed_ratio,
     take_turns,
 )
-from hf_vit.speed.peers import NUM_LABELS, PRODUCTS, Shape, build, obstacle
+from hf_vit.speed.peers import NUM_LABELS, Shape, build, obstacle
 
 Work = Literal["inference", "training"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -198,14 +198,3 @@ def _step_flops(cell: Cell, *, optimized: bool) -> float:
             plan_for(model, torch.float32).carry_out()
     images = torch.empty(1, 3, cell.shape.image_size, cell.shape.image_size, device="meta")
     return counted_flops(model, lambda: model(images)) * (3 if cell.work == "training" else 1)
-
-
-def best_peer(measured: MeasuredCell, name: str) -> tuple[str, Quartiles]:
-    """The fastest other package of a cell, and how many times as fast as it the named contestant is."""
-    ratios = {
-        other: ratio
-        for other, ratio in measured.outcomes[name].ratios.items()
-        if not other.startswith("hf_vit") and not other.startswith(PRODUCTS)
-    }
-    slowest = min(ratios, key=lambda other: ratios[other].median)
-    return slowest, ratios[slowest]
