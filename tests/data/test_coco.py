@@ -262,3 +262,22 @@ def test_broken_json_is_no_traceback(coco):
     place.write_text(place.read_text()[:-40])
     with pytest.raises(UserError, match=r"instances_val2017\.json of 'beasts' cannot be read as JSON"):
         load_data(str(coco), target="objects")
+
+
+def test_names_are_found_in_either_unicode_form(coco):
+    """Of images on the disk, and of categories in two files."""
+    before = load_data(str(coco), target="objects")
+    name, other = "cr\u00e8me", "cre\u0300me"
+    for split, spelled in (("train2017", name), ("val2017", other)):
+
+        def spell(told, spelled=spelled):
+            told["categories"] = [{**CATEGORIES[0], "name": f"{spelled} "}, *CATEGORIES[1:]]
+            for image in told["images"]:
+                image["file_name"] = name + image["file_name"]
+
+        rewrite(coco, spell, split)
+        for path in list((coco / split).iterdir()):
+            path.rename(path.with_name(other + path.name))
+    data = load_data(str(coco), target="objects")
+    assert sorted(data.label_names) == sorted([name, *(each["name"] for each in CATEGORIES[1:])])
+    assert [len(table) for table in data.splits.values()] == [len(table) for table in before.splits.values()]

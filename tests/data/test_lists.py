@@ -134,3 +134,109 @@ def test_what_a_list_lacks_is_named(flat):
     path.write_text("")
     with pytest.raises(UserError, match=r"metadata\.csv of 'flat' cannot be read as a list"):
         load_data(str(place))
+
+
+NFC, NFD = "cr\u00e8me", "cre\u0300me"
+
+
+def named_images(make, root, names):
+    """Make a folder with four images for each name, and return (file, name) of each."""
+    root.mkdir(parents=True)
+    rows = [(f"{number}-{copy}.png", name) for number, name in enumerate(names) for copy in range(4)]
+    for seed, (file, _) in enumerate(rows):
+        make.picture(seed).save(root / file)
+    return rows
+
+
+@pytest.mark.parametrize("write", [write_csv, write_jsonl])
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["1", "01", "2"], ["01", "1", "2"]),
+        (["001", "0x1", "true"], ["001", "0x1", "true"]),
+        (["NA", "null", "nan"], ["NA", "nan", "null"]),
+        (["2", "10", "1"], ["1", "2", "10"]),
+        (["1.0", "2", "other"], ["1.0", "2", "other"]),
+        (["9" * 20, "1e5"], ["1e5", "9" * 20]),
+        ([NFC, NFD, " b ", "b"], ["b", NFC]),
+    ],
+)
+def test_labels_are_text_and_numbers_where_all_are(make, tmp_path, write, labels, names):
+    rows = named_images(make, tmp_path / "d", labels)
+    path = write(tmp_path / "d" / f"metadata.{write.__name__[6:]}", ("file_name", "label"), rows)
+    assert load_data(str(path)).label_names == names
+
+
+@pytest.mark.parametrize(
+    ("write", "train", "test", "names"),
+    [
+        (write_csv, ["1", "2", "other"], ["1", "2"], ["1", "2", "other"]),
+        (write_csv, ["a", "b"], ["-1"], ["a", "b"]),
+        (write_jsonl, [1, 2, 10], ["2", "1"], ["1", "2", "10"]),
+        (write_jsonl, [1, "x", True], [1, "true"], ["1", "true", "x"]),
+        (write_jsonl, [["a"], ["b", "a"]], ["b", None], ["a", "b"]),
+    ],
+)
+def test_the_labels_of_all_lists_are_typed_together(make, tmp_path, write, train, test, names):
+    suffix = write.__name__[6:]
+    for split, labels in (("train", train), ("test", test)):
+        rows = named_images(make, tmp_path / split, [label for label in labels if label is not None])
+        write(tmp_path / split / f"metadata.{suffix}", ("file_name", "label"), rows)
+    data = load_data(str(tmp_path), multi_label=True)
+    assert data.label_names == names
+    if "-1" not in test:
+        each = [label if isinstance(label, list) else [label] for label in data.splits["test"]["label"]]
+        told = [str(label).lower() for label in test if label is not None for _ in range(4)]
+        assert [names[label] for (label,) in each] == told
+
+
+def test_decimal_labels_are_refused_with_a_remedy(make, tmp_path):
+    path = write_csv(tmp_path / "l.csv", ("file_name", "label"), named_images(make, tmp_path / "d", ["1.0", "2"]))
+    with pytest.raises(UserError, match=r"are of type float; needed: whole numbers or names \(write 1 for 1\.0, or"):
+        load_data(str(path))
+
+
+def test_lists_and_folders_of_names_that_look_alike_are_the_same_data(make, look, tmp_path):
+    """A model of one is evaluated on the other: zeros in front, either Unicode form, and blanks."""
+    rows = []
+    for number, (split, name) in enumerate([(s, n) for s in ("train", "test") for n in ("01", "10", "c", "e")]):
+        spelled = {"c": (NFC, NFD)[split == "test"], "e": ("e ", " e")[split == "test"]}.get(name, name)
+        make.folder(tmp_path / "d" / split, {spelled: 4}, seed=100 * number)
+        rows += [(f"{split}/{spelled.strip().replace(NFD, NFC)}/{copy:03d}.png", spelled) for copy in range(4)]
+    folder = load_data(str(tmp_path / "d"))
+    assert folder.label_names == ["01", "10", NFC, "e"]
+    listed = load_data(str(write_csv(tmp_path / "d" / "l.csv", ("file_name", "label"), rows)))
+    assert listed.fingerprint == folder.fingerprint
+    assert look.contents(listed, "test") == look.contents(folder, "test")
+
+
+@pytest.mark.parametrize("column", ["label", "file_name", "split", " label"])
+def test_a_column_that_is_there_twice_is_refused_if_it_counts(flat, column):
+    place, rows = flat
+    header = ("file_name", "label", "split", "note", "note", column)
+    rows = [(*row, "train", "x", "y", row[0] if column == "file_name" else "train") for row in rows]
+    with pytest.raises(UserError, match=rf"^l\.csv, row 1: '{column.strip()}' is there twice; remove or rename one$"):
+        load_data(str(write_csv(place / "l.csv", header, rows)))
+    fields = ", ".join(f'"{name}": "{value}"' for name, value in zip(header, rows[0], strict=True))
+    (place / "l.jsonl").write_text(f"{{{fields}}}\n")
+    with pytest.raises(UserError, match=rf"^l\.jsonl, row 1: '{column.strip()}' is there twice; remove or rename one$"):
+        load_data(str(place / "l.jsonl"))
+    plain = [row[:-1] for row in rows]
+    assert load_data(str(write_csv(place / "l.csv", header[:-1], plain))).label_names == ["cat", "dog", "owl"]
+
+
+def test_other_columns_and_line_ends_do_not_count(flat, look, folder):
+    """Megabytes in a cell or line, mixed types, line breaks in quotes, CRLF and a byte order mark."""
+    place, rows = flat
+    notes = ['"two\nlines, ""quoted"""', "x" * 3_000_000, *[""] * 38]
+    lines = [
+        "file_name,label,note",
+        *(f"{file}, {label},{note}" for (file, label), note in zip(rows, notes, strict=True)),
+    ]
+    (place / "l.csv").write_bytes("\r\n".join(["\ufeff" + lines[0], *lines[1:], ""]).encode())
+    mixed = [1, "a", None, {"b": [1]}, [2, "c"], "x" * 3_000_000, True, *[0.5] * 33]
+    write_jsonl(
+        place / "l.jsonl", ("file_name", "label", "note"), [(*row, note) for row, note in zip(rows, mixed, strict=True)]
+    )
+    for name in ("l.csv", "l.jsonl"):
+        assert look.everything(load_data(str(place / name))) == look.everything(load_data(str(folder)))

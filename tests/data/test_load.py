@@ -5,10 +5,12 @@ import logging
 import os
 import shutil
 
+import numpy as np
 import pytest
+from datasets import Array2D, Array3D, Dataset, Features, LargeList, List, Value
 from PIL import Image
 
-from hf_vit.data import load_data
+from hf_vit.data import load_data, to_rgb
 from hf_vit.errors import UserError
 
 NAMES = ["cat", "dog", "owl"]
@@ -283,3 +285,81 @@ def test_a_test_split_without_labels_is_left_out(folder, tmp_path, make):
     data = load_data(str(tmp_path / "d"))
     assert "split 'test' of 'd' has no labels and was left out" in data.notes
     assert [data.num_examples(split) for split in ("train", "validation", "test")] == [33, 5, 2]
+
+
+def numbers_table(path, pixels, feature=None):
+    """Write images as lists of numbers, of the classes 0 and 1 in turn."""
+    features = feature and Features({"image": feature, "label": Value("int64")})
+    columns = {"image": [image.tolist() for image in pixels], "label": [row % 2 for row in range(len(pixels))]}
+    Dataset.from_dict(columns, features=features).to_parquet(str(path))
+    return str(path)
+
+
+def as_read(source, streaming):
+    """The pixels of all images, as RGB."""
+    splits = load_data(source, streaming=streaming).splits.values()
+    return sorted(np.asarray(row["image"].convert("RGB")).tobytes() for split in splits for row in split)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "feature"),
+    [
+        ((8, 8), None),
+        ((8, 8), List(List(Value("uint8")))),
+        ((8, 8), List(List(Value("int32"), length=8), length=8)),
+        ((8, 8), LargeList(LargeList(Value("uint16")))),
+        ((8, 8), Array2D((8, 8), "int64")),
+        ((8, 8, 1), None),
+        ((1, 8, 8), None),
+        ((8, 8, 3), Array3D((8, 8, 3), "int64")),
+        ((3, 8, 8), None),
+    ],
+)
+def test_lists_of_0_to_255_are_pixels_of_8_bits(tmp_path, shape, feature, streaming):
+    pixels = np.random.RandomState(0).randint(0, 256, (24, *shape))
+    source = numbers_table(tmp_path / "x.parquet", pixels, feature)
+    last = np.moveaxis(pixels, 1, -1) if shape[0] in (1, 3) else pixels.reshape(24, 8, 8, -1)
+    expected = np.broadcast_to(last, (24, 8, 8, 3)).astype(np.uint8)
+    assert as_read(source, streaming) == sorted(image.tobytes() for image in expected)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_lists_with_a_number_above_255_are_of_16_bits(tmp_path, streaming):
+    """In whichever split it is."""
+    pixels = np.random.RandomState(0).randint(0, 256, (48, 8, 8))
+    pixels[-1, 0, 0] = 65535
+    for split, part in (("train", pixels[:24]), ("test", pixels[24:])):
+        numbers_table(tmp_path / f"{split}.parquet", part)
+    splits = load_data(str(tmp_path), streaming=streaming).splits
+    brightest = {split: max(np.asarray(to_rgb(row["image"])).max() for row in rows) for split, rows in splits.items()}
+    assert brightest["train"] == 1
+    assert brightest["test"] == 255
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("pixels", "match"),
+    [
+        (np.ones((24, 784), int), r"lists of 784, numbers from 1 to 1; needed: height x width .* such as 28x28x1"),
+        (np.ones((24, 3072), int), r"lists of 3072, .* such as 32x32x3"),
+        (np.ones((24, 10), int), r"lists of 10, .* from 0 to 255; change them$"),
+        (np.ones((24, 5, 8, 8), int), "lists of 5x8x8, "),
+        (np.full((24, 8, 8, 3), 256), "lists of 8x8x3, numbers from 256 to 256"),
+        (np.full((24, 8, 8, 3), 0.5), r"lists of 8x8x3 \(float64\)"),
+    ],
+)
+def test_lists_that_are_no_images_are_refused(tmp_path, pixels, match, streaming):
+    source = numbers_table(tmp_path / "x.parquet", pixels)
+    with pytest.raises(UserError, match=rf"^the column 'image' of 'x\.parquet' holds {match}"):
+        as_read(source, streaming)
+
+
+@pytest.mark.parametrize(("highest", "bits", "full"), [(16, 8, "255"), (4095, 16, "65,535")])
+def test_dark_numbers_are_told(tmp_path, highest, bits, full):
+    pixels = np.random.RandomState(0).randint(0, highest + 1, (24, 8, 8))
+    pixels[0, 0, 0] = highest
+    notes = load_data(numbers_table(tmp_path / "x.parquet", pixels)).notes
+    assert (
+        sum(f"images of {bits} bits reach {highest:,} of {full}, so they are seen in 6%" in note for note in notes) == 1
+    )

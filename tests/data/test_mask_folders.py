@@ -222,3 +222,10 @@ def test_other_tasks_and_streams_are_refused_in_one_line(ade, folder):
 
 def test_masks_are_no_images_to_learn_from(ade):
     assert len(load_unlabelled(str(ade)).table) == 12
+
+
+def test_masks_are_found_in_either_unicode_form(ade):
+    before = load_data(str(ade), target="mask").fingerprint
+    for path in list(ade.glob("*/*/*.*")):
+        path.rename(path.with_name(("cr\u00e8me" if path.suffix == ".jpg" else "cre\u0300me") + path.name))
+    assert load_data(str(ade), target="mask").fingerprint == before

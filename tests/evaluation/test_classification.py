@@ -135,6 +135,12 @@ def test_names_that_occur_twice() -> None:
     assert unique_names(imagenet) == ["crane (0)", "heron", "crane (2)"]
 
 
+def test_names_match_in_either_unicode_form_and_with_blanks() -> None:
+    assert match_labels(["cr\u00e8me", "bee"], ["bee ", "cre\u0300me"]) == [1, 0]
+    with pytest.raises(UserError, match="several classes called 'cr\u00e8me'"):
+        match_labels(["cr\u00e8me"], ["cr\u00e8me", "cre\u0300me"])
+
+
 def test_the_label_check_comes_before_the_work() -> None:
     class Untouchable:
         def __len__(self) -> int:

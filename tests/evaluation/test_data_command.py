@@ -10,6 +10,8 @@ from evaluation.tiny import make_images
 from PIL import Image
 
 from hf_vit.data import load_data
+from hf_vit.training import FinetuneOptions
+from hf_vit.training.run.data import load_images
 from hf_vit_cli.main import main
 
 
@@ -59,6 +61,15 @@ def test_dark_scans_are_told(told):
     assert "kinds: RGB 39, I;16 1 of those looked into" in out
     assert "images of 16 bits reach 4,095 of 65,535, so they are seen in 6% of the brightness" in out
     assert "contact_sheet" not in out
+
+
+def test_finetune_repeats_the_notes(told, tmp_path):
+    """Whatever `data` notes, dark scans and uneven classes among it, is said before a training."""
+    notes = re.findall(r"^note: (.*)$", told(), re.MULTILINE)
+    said: list[str] = []
+    load_images(str(tmp_path / "pets"), (4, 4), (12, 12), FinetuneOptions(skip_bad_images=True), said.append)
+    assert len(notes) == 4
+    assert said[:4] == [f"note: {note}" for note in notes]
 
 
 @pytest.mark.parametrize(("target", "unit"), [("mask", "pixels"), ("objects", "objects")])

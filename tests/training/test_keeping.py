@@ -54,6 +54,13 @@ def test_the_same_classes_keep_their_head_in_any_order(saved, fields):
         assert torch.equal(after.distillation_logits, before.distillation_logits[:, [1, 2, 0]])
 
 
+def test_names_in_another_unicode_form_keep_their_head(saved):
+    folder, old = saved("red ", "cre\u0300me", "green")
+    new = build_classifier(find_model(str(folder)), ["cr\u00e8me", "green", "red"]).eval()
+    with torch.no_grad():
+        assert torch.equal(new(PIXELS).logits, old(PIXELS).logits[:, [1, 2, 0]])
+
+
 def test_two_classes_of_one_name_keep_a_row_each(saved):
     names = ["crane", "owl", "crane"]
     folder, old = saved(*names)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 from PIL import Image
 
 from hf_vit.data.dense.annotations import Annotation
@@ -26,8 +27,8 @@ _REMEDY = "replace or remove it, or pass skip_bad_images (--skip-bad-images) to 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the scan learnt of one image: name, content hash, size in px, what is wrong with it if anything is, and of
-    dense data its mask or objects."""
+    """What the scan learnt of one image: name, content hash, size in px, what is wrong with it if anything is, of dense
+    data its mask or objects, and the brightest pixel of 16 bits."""
 
     name: str
     digest: str
@@ -35,6 +36,7 @@ class Seen:
     width: int = 0
     problem: str | None = None
     annotation: Annotation | None = None
+    peak: int = 0
 
     def problem_below(self, min_size: tuple[int, int]) -> str | None:
         """The problem, given that the image must have at least min_size (height, width) px."""
@@ -72,6 +74,7 @@ def open_image(stored: Mapping[str, Any], place: str, draft_side: int | None = N
         digest = hashlib.sha256(content).hexdigest()
         with opened(io.BytesIO(content), draft_side) as picture:
             image = to_rgb(picture)
+            peak = int(np.asarray(picture).max()) if picture.mode.startswith("I") else 0
     except Image.UnidentifiedImageError:
         return Seen(name, digest, problem="is not an image, or of a format that Pillow does not know"), None
     except StoreError:
@@ -83,7 +86,7 @@ def open_image(stored: Mapping[str, Any], place: str, draft_side: int | None = N
     except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
         detail = " ".join(str(error).split()) or type(error).__name__
         return Seen(name, digest, problem=f"is corrupt or cannot be read ({detail})"), None
-    return Seen(name, digest, image.height, image.width), image
+    return Seen(name, digest, image.height, image.width, peak=peak), image
 
 
 def scan(table: "Dataset", split: str, annotate: Callable[[int, Seen], Seen] | None = None) -> list[Seen]:

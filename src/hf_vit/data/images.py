@@ -87,6 +87,17 @@ def opened(file: "str | os.PathLike[str] | io.BytesIO", draft_side: int | None =
         return image.resize(image.size, Image.Resampling.BILINEAR, box=drafted[1])
 
 
+def tell_dark(highest: int, bits: int) -> list[str]:
+    """Return a note if no pixel of so many bits uses the upper two of them; an image that is all black has none."""
+    full = (1 << bits) - 1
+    if not 0 < highest <= full >> 2:
+        return []
+    return [
+        f"images of {bits} bits reach {highest:,} of {full:,}, so they are seen in {highest / full:.0%} of the "
+        f"brightness; multiply them (all by the same number) if their full range is less than {bits} bits"
+    ]
+
+
 def _from_integers(image: Image.Image) -> Image.Image:
     # Modes I;16, I;16L, I;16B; and I, in which Pillow also opens some 16-bit files.
     values = np.asarray(image).astype(np.int64)

@@ -1,10 +1,52 @@
 """Raw labels (class numbers, plain integers or names) made class numbers, or one clear error."""
 
-from collections.abc import Sequence
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hf_vit.errors import UserError
+
+# Text that is str(int(text)), as far as 64 bits reach; and text of any number.
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def plain_name(text: str) -> str:
+    """Return the one spelling of names that look alike: composed (Unicode's NFC), without blanks around it."""
+    return unicodedata.normalize("NFC", text).strip()
+
+
+def plain_label(raw: Any) -> Any:
+    """Return a raw label, or a list of them, with its names in their plain spelling; None for an empty name."""
+    if isinstance(raw, list):
+        return [plain_label(each) for each in raw]  # pyright: ignore[reportUnknownVariableType]
+    return plain_name(raw) or None if isinstance(raw, str) else raw
+
+
+def typed_labels(splits: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """Type the labels that lists hold as text, all splits alike.
+
+    Whole numbers become integers where every label is written as Python writes it ("1", not "01"). Other numbers become
+    floats, which no class is, where every label is a number and one has a decimal point. All else stays text. Where an
+    image has a list of labels, every image gets one.
+    """
+    each = [one for labels in splits.values() for one in _flat(labels) if one is not None]
+    kind: type = str
+    if all(isinstance(one, str) and _NUMBER.fullmatch(one) for one in each):
+        kind = int if all(map(_WHOLE.fullmatch, each)) else float if any("." in one for one in each) else str
+    is_multi = any(map(is_multi_label, splits.values()))
+
+    def typed(label: Any) -> Any:
+        if isinstance(label, list):
+            return list(map(typed, label))  # pyright: ignore[reportUnknownArgumentType]
+        return kind(label) if isinstance(label, str) else label
+
+    return {
+        split: [typed([label] if is_multi and not isinstance(label, list) else label) for label in labels]
+        for split, labels in splits.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -22,8 +64,9 @@ class LabelMap:
     @classmethod
     def of_names(cls, names: Sequence[str]) -> "LabelMap":
         """For a source that names its classes: raw labels are their numbers, or the names themselves."""
-        by_number: dict[Any, int] = {number: number for number in range(len(names))}
-        return cls(list(names), by_number | {name: number for number, name in enumerate(names)})
+        plain = [plain_name(name) or name for name in names]
+        numbers: dict[Any, int] = {name: number for number, name in enumerate(dict.fromkeys(plain))}
+        return cls(list(numbers), numbers | {number: numbers[name] for number, name in enumerate(plain)})
 
     @classmethod
     def of_values(cls, values: Sequence[Any], data_name: str) -> "LabelMap":
@@ -32,13 +75,14 @@ class LabelMap:
         Raises:
             UserError: a missing or negative label, or one that is neither a whole number nor a name.
         """
-        each = [value for one in values for value in one] if is_multi_label(values) else values
+        each = _flat(values)
         if any(value is None for value in each):
             raise UserError(f"'{data_name}' has images without a label; label them or remove them")
         kinds = {type(value) for value in each}
         if len(kinds) > 1 or not kinds <= {int, str, bool}:
             names = ", ".join(sorted(kind.__name__ for kind in kinds))
-            raise UserError(f"the labels of '{data_name}' are of type {names}; needed: whole numbers or names")
+            remedy = " (write 1 for 1.0, or names such as 'grade 1.5')" if float in kinds else ""
+            raise UserError(f"the labels of '{data_name}' are of type {names}; needed: whole numbers or names{remedy}")
         ordered = sorted(set(each))
         if ordered and not isinstance(ordered[0], str) and ordered[0] < 0:
             raise UserError(f"'{data_name}' has the label {ordered[0]}; classes are numbered from 0")
@@ -79,6 +123,10 @@ def is_multi_label(labels: Sequence[Any]) -> bool:
     return any(isinstance(label, list) for label in labels)
 
 
+def _flat(labels: Sequence[Any]) -> list[Any]:
+    return [one for label in labels for one in (label if isinstance(label, list) else [label])]
+
+
 def classes_of(label: "int | Sequence[int]") -> list[int]:
     """The classes of one image: its label, or those of the list that is its label."""
     return [label] if isinstance(label, int) else list(label)
@@ -86,7 +134,7 @@ def classes_of(label: "int | Sequence[int]") -> list[int]:
 
 def is_unlabelled(raw_labels: Sequence[Any]) -> bool:
     """Whether a split hides its labels, as published test splits do: all of them -1 or missing."""
-    return all(label is None or (isinstance(label, int) and label == -1) for label in raw_labels)
+    return all(label in (None, -1, "-1") for label in raw_labels)
 
 
 def first_of(names: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from hf_vit.data.dense.reading import read_dense
 from hf_vit.data.dense.tables import DenseTables, tell_unseen
 from hf_vit.data.fingerprints import content_fingerprint, digests_of, file_states, states_fingerprint
 from hf_vit.data.image_data import ImageData
+from hf_vit.data.images import tell_dark
 from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabelled
 from hf_vit.data.sources.data_source import DataSource, image_files, is_builtin, resolve_source
 from hf_vit.data.sources.reading import (
@@ -26,6 +27,7 @@ from hf_vit.data.sources.reading import (
     Tables,
     broken_file,
     hub_commit,
+    image_table,
     read_files,
     read_folder,
     read_hub,
@@ -160,13 +162,12 @@ def load_unlabelled(
     Raises:
         UserError: there are none, or one cannot be read.
     """
-    from datasets import Dataset, Features, Image, concatenate_datasets
+    from datasets import Image, concatenate_datasets
 
     root = place_of(source).expanduser()
     paths = image_files(root) if source.strip() and not is_builtin(source) and is_folder(root) else []
     if paths:
-        stored = {"image": [{"bytes": None, "path": str(path)} for path in paths]}
-        table = Dataset.from_dict(stored, features=Features({"image": Image(decode=False)}))
+        table = image_table(paths)
         name, seen, skipped = root.resolve().name, scan(table, "unlabelled"), 0
     else:
         data = load_data(
@@ -283,6 +284,7 @@ def _deal_out(data: ImageData, splits: "dict[str, Dataset]", seed: int) -> None:
     if data.cut:
         _cut(data, splits, seed)
     data.notes += tell_copies(data.splits, data.seen, data.label_names)  # pyright: ignore[reportArgumentType]
+    data.notes += tell_dark(max((image.peak for seen in data.seen.values() for image in seen), default=0), 16)
 
 
 def _decoded(data: ImageData) -> ImageData:
@@ -300,7 +302,9 @@ def _labelled(name: str, tables: Tables) -> "tuple[dict[str, Dataset], list[str]
 
     column, labelling = tables.columns.image, tables.columns.labelling
     read = cast("dict[str, Dataset]", tables.splits)
-    raw = {split: tables.columns.labels(table.select_columns(labelling)[:]) for split, table in read.items()}
+    raw = tables.labels
+    if raw is None:
+        raw = {split: tables.columns.labels(table.select_columns(labelling)[:]) for split, table in read.items()}
     for split in [split for split in raw if split != "train" and is_unlabelled(raw[split])]:
         tables.notes.append(f"split '{split}' of '{name}' has no labels and was left out")
         del raw[split]

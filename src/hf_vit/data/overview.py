@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -33,14 +33,12 @@ class Overview:
         sizes: smallest, middle and largest (height, width) px, by the number of pixels.
         modes: Pillow's mode ("RGB", "L", "I;16", ...) -> how many of the images that were looked into.
         unit: what is counted.
-        remarks: what may surprise.
     """
 
     counts: dict[str, dict[str, int]]
     sizes: list[tuple[int, int]]
     modes: dict[str, int]
     unit: str = "images"
-    remarks: list[str] = field(default_factory=list[str])
 
 
 def overview(data: ImageData) -> Overview:
@@ -54,16 +52,24 @@ def overview(data: ImageData) -> Overview:
         ((image.height, image.width) for seen in data.seen.values() for image in seen),
         key=lambda size: size[0] * size[1],
     )
-    modes, remarks = _look_into([table.select_columns(["image"]) for table in tables.values()])
-    totals = {name: sum(parts.values()) for name, parts in counts.items()}
-    most, least = max(totals, key=lambda name: totals[name]), min(totals, key=lambda name: totals[name])
+    modes = _modes([table.select_columns(["image"]) for table in tables.values()])
     unit = {"label": "images", "mask": "pixels", "objects": "objects"}[data.target]
-    if data.target == "label" and totals[most] > _UNEVEN * totals[least]:
-        remarks.append(
-            f"class '{most}' has {totals[most]:,} images and '{least}' {totals[least]:,}: look at every class, "
-            "and see --class-weights and --balanced-sampling of hf-vit finetune"
-        )
-    return Overview(counts, [sizes[0], sizes[len(sizes) // 2], sizes[-1]], modes, unit, remarks)
+    return Overview(counts, [sizes[0], sizes[len(sizes) // 2], sizes[-1]], modes, unit)
+
+
+def tell_uneven(data: ImageData) -> list[str]:
+    """Return a note if a class has several times the images of another; none of streams, masks and objects."""
+    if data.target != "label" or data.readers:
+        return []
+    amounts = sum((_amounts(data, split) for split in data.splits), Counter[int]())
+    numbers = range(len(data.label_names))
+    most, least = max(numbers, key=lambda number: amounts[number]), min(numbers, key=lambda number: amounts[number])
+    if amounts[most] <= _UNEVEN * amounts[least]:
+        return []
+    return [
+        f"class '{data.label_names[most]}' has {amounts[most]:,} images and '{data.label_names[least]}' "
+        f"{amounts[least]:,}: look at every class, and see --class-weights and --balanced-sampling of hf-vit finetune"
+    ]
 
 
 def _amounts(data: ImageData, split: str) -> Counter[int]:
@@ -77,23 +83,10 @@ def _amounts(data: ImageData, split: str) -> Counter[int]:
     return amounts
 
 
-def _look_into(tables: "Sequence[Dataset]") -> tuple[dict[str, int], list[str]]:
-    """The modes of some images of each table, evenly spaced; and whether those of 16 bits use them."""
-    modes: Counter[str] = Counter()
-    brightest = 0
+def _modes(tables: "Sequence[Dataset]") -> dict[str, int]:
+    """The modes of some images of each table, evenly spaced."""
     chosen = [(table, row) for table in tables for row in range(0, len(table), max(1, len(table) // _LOOKED_INTO))]
-    for table, row in chosen:
-        image: Image.Image = table[row]["image"]
-        modes[image.mode] += 1
-        if image.mode.startswith("I"):
-            brightest = max(brightest, int(np.asarray(image).max()))
-    remarks: list[str] = []
-    if 0 < brightest < 1 << 14:
-        remarks.append(
-            f"images of 16 bits reach {brightest:,} of 65,535, so they are seen in {brightest / 65535:.0%} of the "
-            "brightness; multiply them (all by the same number) if their full range is less than 16 bits"
-        )
-    return dict(modes), remarks
+    return dict(Counter(table[row]["image"].mode for table, row in chosen))
 
 
 def contact_sheet(data: ImageData, columns: int = 8, side: int = 96) -> Image.Image:

@@ -38,7 +38,7 @@ _SYNONYMS = {
 
 def split_name(text: str) -> str | None:
     """The split that a folder's or a Hub split's name means ("Val" is "validation"), or None."""
-    return _SYNONYMS.get(text.lower())
+    return _SYNONYMS.get(text.strip().lower())
 
 
 def stratified_parts(

@@ -89,7 +89,7 @@ def sizes(files: Iterable[Path]) -> dict[Path, int]:
     found: dict[Path, int] = {}
     for folder, inside in groupby(sorted(files, key=str), key=attrgetter("parent")):
         if not in_store(folder):
-            found |= {path: path.stat().st_size for path in inside if path.is_file()}
+            found |= {path: path.stat().st_size for path in inside if os.path.isfile(path)}
             continue
         store: Any = folder
         with saying_what(folder, "listed"):

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hf_vit.data.labels import plain_name
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,13 +18,14 @@ def label_names_of(model: "nn.Module") -> list[str]:
 
 
 def match_labels(data_names: Sequence[str], model_names: Sequence[str]) -> list[int]:
-    """For every class of the data, the index of the model's class of that name.
+    """For every class of the data, the index of the model's class of that name, in whichever Unicode form.
 
     Raises:
         UserError: the model has no class of that name, or several.
     """
     if list(data_names) == list(model_names):
         return list(range(len(model_names)))
+    data_names, model_names = list(map(plain_name, data_names)), list(map(plain_name, model_names))
     index = {name: position for position, name in enumerate(model_names)}
     if unknown := [name for name in data_names if name not in index]:
         raise UserError(

@@ -19,6 +19,7 @@ from hf_vit.conversion.loading import convert_on_the_way
 from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.conversion.targets.graphs.runtimes import Runtime
 from hf_vit.data import eval_transform
+from hf_vit.data.labels import plain_name
 from hf_vit.data.transforms import input_size as size_of
 from hf_vit.environment import keep_freed_memory
 from hf_vit.errors import UserError
@@ -88,7 +89,8 @@ class Subject:
         if not self.label_sets:
             raise UserError("it has no head with named classes")
         refuse_regression(self.model, self.name, "judging by classes")
-        fitting = [names for names in self.label_sets if set(data_names) <= set(names)]
+        wanted = set(map(plain_name, data_names))
+        fitting = [names for names in self.label_sets if wanted <= set(map(plain_name, names))]
         return (fitting or self.label_sets)[0]
 
     def classes_of(self, data_names: Sequence[str]) -> list[int]:

@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from hf_vit.conversion.fetch.addresses import TIMM
 from hf_vit.conversion.loading import ForeignCheckpoint, convert_on_the_way
+from hf_vit.data.labels import plain_name
 from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import AUTO_CLASSES, DenseHead, Door, dense_head_of, family_of, problem_type_of
 from hf_vit.models.configuration_hf_base import HfBaseConfig
@@ -156,11 +157,12 @@ def rows_of_head(source: ModelSource, label_names: Sequence[str]) -> list[int] |
     if source.door != "classification" or problem_type_of(source.config) == "regression":
         return None
     labels = cast(dict[int, str], source.config.id2label)
-    names = [str(labels[row]) for row in sorted(labels)]
-    if names == list(label_names):  # in which a name may stand twice
+    names = [plain_name(str(labels[row])) for row in sorted(labels)]
+    wanted = list(map(plain_name, label_names))
+    if names == wanted:  # in which a name may stand twice
         return list(range(len(names)))
     rows = {name: row for row, name in enumerate(names)}
-    return [rows[name] for name in label_names] if sorted(rows) == sorted(label_names) else None
+    return [rows[name] for name in wanted] if sorted(rows) == sorted(wanted) else None
 
 
 def _start_head(head: nn.Linear, rows: list[int] | None, bias: float) -> None:

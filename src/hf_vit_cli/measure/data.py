@@ -34,7 +34,7 @@ def data(
     from rich.table import Table
 
     from hf_vit.data import load_data
-    from hf_vit.data.overview import contact_sheet, overview
+    from hf_vit.data.overview import contact_sheet, overview, tell_uneven
     from hf_vit.results.writing import write_atomically
 
     images = load_data(
@@ -61,7 +61,7 @@ def data(
     smallest, middle, largest = (f"{height}x{width}" for height, width in seen.sizes)
     typer.echo(f"sizes: {smallest} to {largest} px (height x width), the middle one {middle}")
     typer.echo(f"kinds: {', '.join(f'{mode} {count:,}' for mode, count in seen.modes.items())} of those looked into")
-    for remark in (*images.notes, *seen.remarks):
+    for remark in (*images.notes, *tell_uneven(images)):
         typer.echo(f"note: {remark}")
     if images.skipped:
         more = ", ..." if len(images.skipped) > _LISTED else ""

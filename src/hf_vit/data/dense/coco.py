@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hf_vit.data.dense.tables import ObjectTables, RawObjects
-from hf_vit.data.sources.data_source import DataSource
+from hf_vit.data.labels import plain_name
+from hf_vit.data.sources.data_source import DataSource, Listing, find_file
+from hf_vit.data.sources.reading import image_table
 from hf_vit.data.splits import SPLITS, split_name
 from hf_vit.errors import UserError
 
@@ -18,24 +20,23 @@ def read_coco(source: DataSource) -> ObjectTables:
     Raises:
         UserError: a file is not as COCO's, or the images are not there.
     """
-    from datasets import Dataset, Features, Image
-
     assert source.root is not None
-    images: dict[str, Dataset] = {}
+    images: dict[str, Any] = {}
     objects: dict[str, list[RawObjects | str]] = {}
     sizes: dict[str, list[tuple[int, int] | None]] = {}
     categories: dict[Any, str] = {}
+    folders: dict[Path, Listing] = {}
     for split in (name for name in SPLITS if name in source.files):
         place = source.files[split][0]
         where = place.name if place.name == source.name else f"{place.name} of '{source.name}'"
         read = _parsed(place, where)
         _add_categories(categories, read["categories"], where)
         listed = _listed_images(read["images"], where)
-        folder = _image_folder(source.root, place, split, [image["file_name"] for image in listed.values()], where)
-        paths = [folder / image["file_name"] for image in listed.values()]
+        names = [image["file_name"] for image in listed.values()]
+        folder = _image_folder(source.root, place, split, names, where, folders)
+        paths = [find_file(folder / name, folders) for name in names]
         source.folder[split] = {"": paths}
-        stored = [{"bytes": None, "path": str(path)} for path in paths]
-        images[split] = Dataset.from_dict({"image": stored}, features=Features({"image": Image(decode=False)}))
+        images[split] = image_table(paths)
         objects[split] = _objects(read["annotations"], listed, where)
         sizes[split] = [_size(image) for image in listed.values()]
     numbers = {category: number for number, category in enumerate(sorted(categories))}
@@ -88,7 +89,7 @@ def _parsed(place: Path, where: str) -> Mapping[str, list[Any]]:
 def _add_categories(categories: dict[Any, str], entries: Sequence[Mapping[str, Any]], where: str) -> None:
     """Of all splits together: an id has one name, and a name one id."""
     for entry in entries:
-        number, name = entry["id"], str(entry["name"])
+        number, name = entry["id"], plain_name(str(entry["name"]))
         if not isinstance(number, int):
             raise UserError(f"{where}: the category '{name}' has the id {number!r}; needed: a whole number")
         if categories.setdefault(number, name) != name:
@@ -137,7 +138,9 @@ def _objects(entries: Sequence[Mapping[str, Any]], listed: Mapping[Any, Any], wh
     return list(rows.values())
 
 
-def _image_folder(root: Path, place: Path, split: str, names: Sequence[str], where: str) -> Path:
+def _image_folder(
+    root: Path, place: Path, split: str, names: Sequence[str], where: str, folders: dict[Path, Listing]
+) -> Path:
     """Where the images of a file of annotations lie: the place that has most of the first hundred.
 
     Raises:
@@ -150,7 +153,9 @@ def _image_folder(root: Path, place: Path, split: str, names: Sequence[str], whe
         for folder in inside
         if folder.name in place.stem or split_name(folder.name.rstrip("0123456789")) == split
     ]
-    counts = {folder: sum((folder / name).is_file() for name in names[:100]) for folder in (*beside, *named)}
+    counts = {
+        folder: sum(find_file(folder / name, folders).is_file() for name in names[:100]) for folder in (*beside, *named)
+    }
     best = max(counts, key=lambda folder: counts[folder])
     if not counts[best]:
         raise UserError(

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from hf_vit.data.dense.annotations import Target
 from hf_vit.data.dense.coco import decide_on_masks
 from hf_vit.data.dense.tables import DenseTables, MaskTables, ObjectTables, RawObjects
-from hf_vit.data.sources.reading import NamedColumns
+from hf_vit.data.labels import plain_label
+from hf_vit.data.sources.reading import NamedColumns, undecoded
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _masks(
         for split, table in splits.items()
     }
     decoded = {split: table.cast_column("mask", mask_features()["mask"]) for split, table in masks.items()}
-    return MaskTables(_images(splits, image), None, notes, masks=decoded)
+    return MaskTables(_images(splits, image, name, notes), None, notes, masks=decoded)
 
 
 def _objects(
@@ -95,7 +96,9 @@ def _objects(
         names, numbers = [str(value) for value in ordered], {value: number for number, value in enumerate(ordered)}
     else:
         numbers = {number: number for number in range(len(names))}
-    tables = ObjectTables(_images(splits, image), list(names), notes, objects=raw, numbers=numbers)
+    tables = ObjectTables(
+        _images(splits, image, name, notes), plain_label(list(names)), notes, objects=raw, numbers=numbers
+    )
     decide_on_masks(tables)
     return tables
 
@@ -130,6 +133,7 @@ def _row(objects: Any, fields: Mapping[str, tuple[str, Any]]) -> RawObjects | st
         lists = {key: list(objects[column] or []) for key, (column, _) in fields.items()}
     else:
         lists = {key: [entry.get(column) for entry in objects] for key, (column, _) in fields.items()}
+    lists["category"] = plain_label(lists["category"])
     count = len(lists["bbox"])
     for key in _FIELDS:
         lists.setdefault(key, [None] * count)
@@ -138,14 +142,12 @@ def _row(objects: Any, fields: Mapping[str, tuple[str, Any]]) -> RawObjects | st
     return lists
 
 
-def _images(splits: "Mapping[str, Dataset]", column: str) -> "dict[str, Dataset]":
-    from datasets import Image
-
+def _images(splits: "Mapping[str, Dataset]", column: str, name: str, notes: list[str]) -> "dict[str, Dataset]":
     renamed = {
         split: table.select_columns([column]).rename_columns({} if column == "image" else {column: "image"})
         for split, table in splits.items()
     }
-    return {split: table.cast_column("image", Image(decode=False)) for split, table in renamed.items()}
+    return undecoded(renamed, "image", name, notes)
 
 
 def _mask_columns(features: "Features", name: str, named: NamedColumns) -> tuple[str, str]:

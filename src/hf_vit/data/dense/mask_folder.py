@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from hf_vit.data.dense.tables import MaskTables
+from hf_vit.data.labels import plain_name
 from hf_vit.data.sources.data_source import DataSource
+from hf_vit.data.sources.reading import image_table
 from hf_vit.data.splits import SPLITS
 from hf_vit.errors import UserError
 
@@ -20,7 +22,7 @@ def read_mask_folder(source: DataSource) -> MaskTables:
     Raises:
         UserError: the file of classes cannot be read.
     """
-    from datasets import Dataset, Features, Image
+    from datasets import Dataset, Features
 
     from hf_vit.data.dense.features import mask_features
 
@@ -36,25 +38,17 @@ def read_mask_folder(source: DataSource) -> MaskTables:
         paths = [beside.pop(key(path), None) for path in pictures]
         if beside:
             notes.append(f"{len(beside)} masks of {split} have no image, such as {min(beside.values()).name}")
-        images[split] = Dataset.from_dict(
-            {"image": [_stored(path) for path in pictures]}, features=Features({"image": Image(decode=False)})
-        )
-        masks[split] = Dataset.from_dict(
-            {"mask": [None if path is None else _stored(path) for path in paths]},
-            features=Features({"mask": features["mask"]}),
-        )
+        images[split] = image_table(pictures)
+        stored = [None if path is None else {"bytes": None, "path": str(path)} for path in paths]
+        masks[split] = Dataset.from_dict({"mask": stored}, features=Features({"mask": features["mask"]}))
     return MaskTables(images, names, notes, masks=masks)
 
 
 def _key_of(root: Path | None, *folders: Sequence[Path]) -> Callable[[Path], str]:
     """What an image and its mask share: the name without its suffix; with the folders above where names repeat."""
-    if all(len({path.stem for path in paths}) == len(paths) for paths in folders):
-        return lambda path: path.stem
-    return lambda path: "/".join(path.relative_to(root or "").with_suffix("").parts[1:])
-
-
-def _stored(path: Path) -> dict[str, Any]:
-    return {"bytes": None, "path": str(path)}
+    if all(len({plain_name(path.stem) for path in paths}) == len(paths) for paths in folders):
+        return lambda path: plain_name(path.stem)
+    return lambda path: plain_name("/".join(path.relative_to(root or "").with_suffix("").parts[1:]))
 
 
 def _class_names(root: Path | None) -> tuple[list[str] | None, bool]:
@@ -64,12 +58,12 @@ def _class_names(root: Path | None) -> tuple[list[str] | None, bool]:
     if told:
         return _ade20k_names(told[0]), True
     if (root / "classes.txt").is_file():
-        names = [line.strip() for line in _text(root / "classes.txt").splitlines()]
+        names = [plain_name(line) for line in _text(root / "classes.txt").splitlines()]
         return [name for name in names if name], False
     if (root / "id2label.json").is_file():
         try:
             read: Any = json.loads(_text(root / "id2label.json"))
-            return [str(read[str(number)]) for number in range(len(read))], False
+            return [plain_name(str(read[str(number)])) for number in range(len(read))], False
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(
                 'id2label.json cannot be read; needed: {"0": name, "1": name, ...} without a gap'
@@ -80,7 +74,7 @@ def _class_names(root: Path | None) -> tuple[list[str] | None, bool]:
 def _ade20k_names(path: Path) -> list[str]:
     """The first of the names in the last column, line by line below the heading."""
     lines = [line.rstrip().split("\t") for line in _text(path).splitlines() if line.strip()]
-    names = [line[-1].split(",")[0].strip() for line in lines if line[0].strip().isdigit()]
+    names = [plain_name(line[-1].split(",")[0]) for line in lines if line[0].strip().isdigit()]
     if not names:
         raise UserError(f"{path.name} names no classes; needed: a line a class, its number first and its name last")
     return names

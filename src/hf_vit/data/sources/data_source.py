@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 from hf_vit.data.dense.layouts import Layout, coco_layout, dense_layout, is_coco
+from hf_vit.data.labels import plain_name
 from hf_vit.data.splits import split_name
 from hf_vit.errors import UserError
-from hf_vit.repositories.stores import find, in_store, is_folder, matches, place_of, sizes
+from hf_vit.repositories.stores import find, in_store, is_folder, matches, place_of, saying_what, sizes
 
 BUILTIN_NAMES = ("digits", "photos", "fractals", "scenes")
 IMAGE_SUFFIXES = (
@@ -145,6 +146,39 @@ def image_files(root: Path) -> list[Path]:
     return [root.joinpath(*parts) for parts in images]
 
 
+Listing = tuple[Path | None, dict[str, str]]
+
+
+def find_file(path: Path, folders: dict[Path, Listing]) -> Path:
+    """Return the file that looks like this path, in whichever Unicode form and with blanks; the path if there is none.
+
+    Args:
+        path: as a list or a file of annotations names it.
+        folders: what was listed so far: how a folder is spelled if otherwise, and its contents by their names.
+    """
+    folder = path.parent
+    if (listing := folders.get(folder)) is None:
+        listing = folders[folder] = _listing(folder)
+    other, names = listing
+    name = names.get(path.name) or names.get(plain_name(path.name))
+    return path if name is None or (name == path.name and other is None) else (other or folder) / name
+
+
+def _listing(folder: Path) -> Listing:
+    there = Path.is_dir if in_store(folder) else os.path.isdir  # which has no error of a name that is too long
+    with saying_what(folder, "listed"):
+        found = next(place for place in (folder, *folder.parents) if there(place) or place == place.parent)
+        for part in folder.parts[len(found.parts) :]:
+            names = _names_in(found)
+            found = found / (names.get(part) or names.get(plain_name(part), part))
+        return None if found == folder else found, _names_in(found) if there(found) else {}
+
+
+def _names_in(folder: Path) -> dict[str, str]:
+    names = [place.name for place in folder.iterdir()]
+    return {plain_name(name): name for name in names} | {name: name for name in names}
+
+
 def _from_layout(layout: Layout, name: str) -> DataSource:
     return DataSource(layout.kind, name, layout.files, layout.folder, layout.notes, layout.root)
 
@@ -227,13 +261,12 @@ def _classes(
         raise UserError(f"'{place}' holds {instead}; put the images of every class into a folder with the class's name")
     if loose:
         notes.append(f"{_count(len(loose), 'image')} beside the class folders in '{place}' were ignored")
-    classes: dict[str, list[Path]] = {name: [] for name in names}
-    for parts in inside:
-        if len(parts) > depth + 1:
-            classes[parts[depth]].append(root.joinpath(*parts))
-    empty = [name for name, paths in classes.items() if not paths]
-    if empty:
+    inside = [parts for parts in inside if len(parts) > depth + 1]
+    if empty := sorted(set(names) - {parts[depth] for parts in inside}):
         raise UserError(f"class folder '{place}/{empty[0]}' holds no images; add some or remove the folder")
+    classes: dict[str, list[Path]] = {}
+    for parts in inside:
+        classes.setdefault(plain_name(parts[depth]) or parts[depth], []).append(root.joinpath(*parts))
     return classes
 
 

@@ -1,22 +1,30 @@
 """Reading a source into `datasets` tables or streams, and finding the image and the label among their columns."""
 
+import csv
 import functools
 import glob
 import hashlib
+import json
+import math
 import os
 import tarfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_vit.data.labels import first_of
-from hf_vit.data.sources.data_source import DataSource
+import numpy as np
+
+from hf_vit.data.images import tell_dark
+from hf_vit.data.labels import first_of, plain_label, plain_name, typed_labels
+from hf_vit.data.sources.data_source import DataSource, Listing, find_file
 from hf_vit.data.sources.hub_data import load_hub, refuse_places
 from hf_vit.data.splits import SPLITS, split_name
 from hf_vit.errors import UserError
 from hf_vit.repositories.reading import reading
-from hf_vit.repositories.stores import in_store, place_of, sizes
+from hf_vit.repositories.stores import in_store, sizes
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features, IterableDataset
@@ -27,6 +35,14 @@ _LABEL_NAMES = ("label", "labels", "cls", "class", "target", "fine_label", "cls.
 _NESTED = ("json", "jsn")
 # A stream that is larger is not read again to tell where a bad image stands.
 _SEARCHED_BYTES = 1 << 30
+# Characters that a cell of a list may have; the csv module stops at 131,072.
+_CELL = (1 << 31) - 1
+# Red, green, blue and opacity.
+_CHANNELS = 4
+# Stands for the value of a column that a row of a list has more than once.
+_TWICE = object()
+# What a column of a class of its own may hold, as pandas and others write it.
+_INDICATORS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 
 
 @dataclass(frozen=True)
@@ -55,18 +71,19 @@ class Columns:
             UserError: an indicator is neither 0 nor 1.
         """
         if self.indicators:
-            for name in self.indicators:
-                if wrong := [value for value in batch[name] if value not in (0, 1)]:
+            columns = typed_labels({name: plain_label(list(batch[name])) for name in self.indicators})
+            for name, values in columns.items():
+                if wrong := [value for value in values if str(value).lower() not in _INDICATORS]:
                     raise UserError(
                         f"the column {name} holds {wrong[0]!r}; needed, of several label columns: 1 where an image has "
                         "the class and 0 where not"
                     )
-            rows = zip(*(batch[name] for name in self.indicators), strict=True)
-            return [[name for name, value in zip(self.indicators, row, strict=True) if value] for row in rows]
+            rows = ((_INDICATORS[str(value).lower()] for value in row) for row in zip(*columns.values(), strict=True))
+            return [[name for name, has in zip(columns, row, strict=True) if has] for row in rows]
         values: list[Any] = list(batch[self.label[0]])
         for key in self.label[1:]:
             values = [None if value is None else value.get(key) for value in values]
-        return values
+        return plain_label(values)
 
 
 @dataclass(frozen=True)
@@ -99,7 +116,8 @@ class NamedColumns:
 class Tables:
     """Splits as they were read: `columns.image` undecoded ({"bytes", "path"}), labels raw.
 
-    `label_names` is None where the source does not name its classes, `revision` where it has no commit.
+    `label_names` is None where the source does not name its classes, `revision` where it has no commit. `labels` are
+    those of lists, which are no column of the tables.
     """
 
     splits: "dict[str, Dataset] | dict[str, IterableDataset]"
@@ -107,11 +125,20 @@ class Tables:
     label_names: list[str] | None
     notes: list[str] = field(default_factory=list[str])
     revision: str | None = None
+    labels: dict[str, list[Any]] | None = None
+
+
+def image_table(paths: "Iterable[str | Path]") -> "Dataset":
+    """Return a table with the column "image", undecoded, whose rows name these files."""
+    from datasets import Dataset, Features, Image
+
+    stored = [{"bytes": None, "path": str(path)} for path in paths]
+    return Dataset.from_dict({"image": stored}, features=Features({"image": Image(decode=False)}))
 
 
 def read_folder(source: DataSource) -> Tables:
     """Tables of a folder of class folders; nothing is decoded or copied, the rows name the files."""
-    from datasets import ClassLabel, Dataset, Features, Image
+    from datasets import ClassLabel
 
     names = sorted({label for classes in source.folder.values() for label in classes})
     untrained = [label for label in names if "train" in source.folder and label not in source.folder["train"]]
@@ -121,13 +148,12 @@ def read_folder(source: DataSource) -> Tables:
             f"class '{untrained[0]}' of '{source.name}' is in {split} but not in train; add a folder of that name to "
             "train, or remove the other"
         )
-    features = Features({"image": Image(decode=False), "label": ClassLabel(names=names)})
     splits: dict[str, Dataset] = {}
     for split in (name for name in SPLITS if name in source.folder):
-        rows = [(str(path), label) for label, paths in sorted(source.folder[split].items()) for path in sorted(paths)]
-        images = [{"bytes": None, "path": path} for path, _ in rows]
-        labels = [names.index(label) for _, label in rows]
-        splits[split] = Dataset.from_dict({"image": images, "label": labels}, features=features)
+        rows = [(path, label) for label, paths in sorted(source.folder[split].items()) for path in sorted(paths)]
+        numbers: Any = [names.index(label) for _, label in rows]
+        table = image_table(path for path, _ in rows)
+        splits[split] = table.add_column("label", numbers, feature=ClassLabel(names=names))  # pyright: ignore[reportArgumentType]
     return Tables(splits, Columns("image", ("label",)), names)
 
 
@@ -181,7 +207,7 @@ def _named_classes(path: Path) -> Iterator[tuple[str, list[str]]]:
     while waiting:
         column, feature = waiting.pop()
         if isinstance(names := getattr(feature, "names", None), list):
-            yield column, names
+            yield column, list(map(plain_name, names))
         inner = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]
         waiting += [(column, each) for each in inner if each is not None]
 
@@ -189,28 +215,26 @@ def _named_classes(path: Path) -> Iterator[tuple[str, list[str]]]:
 def read_list(source: DataSource, named: NamedColumns) -> Tables:
     """Tables of CSV files or lines of JSON that name image files, from where they lie, and their labels.
 
-    A column "split" deals the rows out; without one the list's own place does, or the folder of the image.
+    A column "split" deals the rows out; without one the list's own place does, or the folder of the image. Cells are
+    text until all lists are read; then `typed_labels` types the labels.
     """
-    from datasets import Dataset, Features, Image
-
-    rows: dict[str, list[tuple[str, Any]]] = {}
-    for split, lists in source.files.items():
-        for place in lists:
-            for path, label, told in _listed(place, source.name, named):
-                part = split_name(str(told)) if told is not None else _split_of(path, split)
-                if part is None:
-                    raise UserError(f"{place.name}: split '{told}' is none; needed: train, validation or test")
-                if in_store(place) and (path.startswith("/") or "://" in path or ".." in path.split("/")):
-                    raise UserError(f"{place.name} names {path[:80]!r}, which is not below it; correct it")
-                rows.setdefault(part, []).append((str(place.parent / path), label))
-    features = Features({"image": Image(decode=False)})
-    splits: dict[str, Dataset] = {}
-    for split in (name for name in SPLITS if name in rows):
-        images = [{"bytes": None, "path": path} for path, _ in rows[split]]
-        table = Dataset.from_dict({"image": images}, features=features)
-        splits[split] = table.add_column("label", [label for _, label in rows[split]])  # pyright: ignore[reportArgumentType, reportCallIssue]
-        source.folder[split] = {"": [place_of(path) for path, _ in rows[split]]}
-    return Tables(splits, Columns("image", ("label",)), list(named.indicators) or None)
+    paths: dict[str, list[Path]] = {}
+    labels: dict[str, list[Any]] = {}
+    folders: dict[Path, Listing] = {}
+    for listed, place in ((split, place) for split, places in source.files.items() for place in places):
+        folder, is_remote = place.parent, in_store(place)
+        for path, label, told in _listed(place, source.name, named):
+            part = _split_of(path, listed) if told is None else split_name(str(told))
+            if part is None:
+                raise UserError(f"{place.name}: split '{told}' is none; needed: train, validation or test")
+            if is_remote and (path.startswith("/") or "://" in path or ".." in path.split("/")):
+                raise UserError(f"{place.name} names {path[:80]!r}, which is not below it; correct it")
+            paths.setdefault(part, []).append(find_file(folder / path, folders))
+            labels.setdefault(part, []).append(label)
+    source.folder.update({split: {"": paths[split]} for split in SPLITS if split in paths})
+    splits = {split: image_table(paths[split]) for split in SPLITS if split in paths}
+    typed = labels if named.indicators else typed_labels(labels)
+    return Tables(splits, Columns("image", ("label",)), list(named.indicators) or None, labels=typed)
 
 
 def _split_of(path: str, listed: str) -> str | None:
@@ -220,24 +244,23 @@ def _split_of(path: str, listed: str) -> str | None:
 
 def _listed(place: Path, name: str, named: NamedColumns) -> Iterator[tuple[str, Any, Any]]:
     """(image's path, label, split or None) of every row of a list."""
-    import pyarrow.csv
-    import pyarrow.json
-
+    named = NamedColumns(*(plain_label(each) for each in (named.image, named.label)))
+    kept = {named.image or "", named.label or "", *named.indicators, *_PATH_NAMES, *_LABEL_NAMES, "split"}
+    have: dict[str, None] = {}
+    rows: list[dict[str, Any]] = []
+    limit = csv.field_size_limit(_CELL)
     try:
-        if place.suffix.lower() == ".jsonl":
-            with place.open("rb") as content:
-                table = pyarrow.json.read_json(content)
-        else:
-            with place.open(encoding="utf-8-sig") as file:
-                first = file.readline()
-            delimiter = max("\t;,", key=first.count)
-            options = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
-            parsing = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-            with place.open("rb") as content:
-                table = pyarrow.csv.read_csv(content, parse_options=parsing, convert_options=options)
-    except (OSError, ValueError) as error:  # pyarrow's own are of ValueError
-        raise UserError(f"{place.name} of '{name}' cannot be read as a list: {_one_line(error)}") from error
-    have = table.column_names
+        for row in (_json_rows if place.suffix.lower() == ".jsonl" else _csv_rows)(place):
+            if not row.keys() <= have.keys():
+                have |= dict.fromkeys(row)
+            rows.append({column: row[column] for column in kept & row.keys()})
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        remedy = "; save it in UTF-8" if isinstance(error, UnicodeError) else ""
+        raise UserError(f"{place.name} of '{name}' cannot be read as a list: {_one_line(error)}{remedy}") from error
+    finally:
+        csv.field_size_limit(limit)
+    if not rows:
+        return
     image = named.image or next((column for column in _PATH_NAMES if column in have), None)
     label = named.label or next((column for column in _LABEL_NAMES if column in have), None)
     named.check(have, place.name)
@@ -247,14 +270,69 @@ def _listed(place: Path, name: str, named: NamedColumns) -> Iterator[tuple[str, 
         raise UserError(
             f"{place.name} has the columns {', '.join(have)}; needed: one of {what}, or name it by {option}"
         )
-    told = table["split"].to_pylist() if "split" in have else [None] * len(table)
-    labels = Columns(image, (label,), named.indicators).labels(table.to_pydict())
-    for row, (path, value, split) in enumerate(zip(table[image].to_pylist(), labels, told, strict=True)):
-        if not isinstance(path, str):
+    columns = Columns(image, (label,), named.indicators)
+    for number, row in enumerate(rows, start=1):
+        for column in (image, *columns.labelling, "split"):
+            if row.get(column) is _TWICE:
+                raise UserError(f"{place.name}, row {number}: '{column}' is there twice; remove or rename one")
+        if not isinstance(row.get(image), str) or not row[image]:
             raise UserError(
-                f"{place.name}, row {row + 1}: {path!r} in the column {image} is no file's name; correct it"
+                f"{place.name}, row {number}: {row.get(image)!r} in the column {image} is no file's name; correct it"
             )
-        yield path, value, split
+    labels = columns.labels({column: [row.get(column) for row in rows] for column in columns.labelling})
+    for row, value in zip(rows, labels, strict=True):
+        yield row[image], value, plain_label(row.get("split"))
+
+
+def _csv_rows(place: Path) -> Iterator[dict[str, Any]]:
+    """Every row of a CSV file by its columns, as text.
+
+    Raises:
+        ValueError: there is no header, or a row has not as many cells.
+    """
+    with place.open(encoding="utf-8-sig", newline="") as file:
+        first = next((line for line in file if line.strip()), "")
+        delimiter = max("\t;,", key=first.count)
+        cells = csv.reader(chain([first], file), delimiter=delimiter, skipinitialspace=True, strict=True)
+        header = [plain_name(name) for name in next(cells)]
+        if not header:
+            raise ValueError("it is empty")
+        twice = {name: _TWICE for name, count in Counter(header).items() if count > 1}
+        for number, row in enumerate(filter(None, cells), start=1):
+            if len(row) != len(header):
+                raise ValueError(f"row {number} has {len(row)} cells, the header {len(header)}")
+            yield {**dict(zip(header, row, strict=True)), **twice}
+
+
+def _json_rows(place: Path) -> Iterator[dict[str, Any]]:
+    """Every object of a file of lines of JSON, with numbers and truth values as text.
+
+    Raises:
+        ValueError: a line holds none.
+    """
+    with place.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(filter(str.strip, file), start=1):
+            try:
+                row = json.loads(line, object_pairs_hook=_fields, parse_int=str, parse_float=str, parse_constant=str)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"row {number}: {error.msg} at character {error.pos}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"row {number} is no object, {{...}}")
+            yield row
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = {plain_name(name): _text_of(value) for name, value in pairs}
+    if len(fields) < len(pairs):
+        counts = Counter(plain_name(name) for name, _ in pairs)
+        fields |= {name: _TWICE for name, count in counts.items() if count > 1}
+    return fields
+
+
+def _text_of(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_text_of(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def broken_file(source: DataSource) -> str | None:
@@ -288,7 +366,7 @@ def read_hub(source: DataSource, named: NamedColumns, *, streaming: bool) -> Tab
     """Tables or streams of a Hub data set: `user/name`, or `user/name:configuration`."""
     splits, notes, commit = open_hub(source, streaming=streaming)
     tables = _tables(splits, source, named, streaming)
-    return Tables(tables.splits, tables.columns, tables.label_names, notes, commit)
+    return replace(tables, notes=[*notes, *tables.notes], revision=commit)
 
 
 def open_hub(source: DataSource, *, streaming: bool) -> tuple[dict[str, Any], list[str], str | None]:
@@ -358,7 +436,8 @@ def _parquet_images(path: Path, column: str) -> Iterator[tuple[str, bytes]]:
         for batch in parquet.ParquetFile(file).iter_batches(batch_size=64, columns=[column]):
             for stored in batch.column(0).to_pylist():
                 content = stored.get("bytes") if isinstance(stored, dict) else stored
-                yield f"row {row}", content if isinstance(content, bytes) else b""
+                if not isinstance(content, list):  # of pixels, which is no file
+                    yield f"row {row}", content if isinstance(content, bytes) else b""
                 row += 1
 
 
@@ -386,22 +465,105 @@ def _is_cached(repo: str) -> bool:
 
 
 def _tables(read: dict[str, Any], source: DataSource, named: NamedColumns, streaming: bool) -> Tables:
-    from datasets import Image
-
     name = source.name
     features: Features | None = next(iter(read.values())).features
     if features is None:
         raise UserError(f"'{name}' does not tell its columns as a stream; load it without streaming")
     columns = find_columns(features, name, named)
-    splits: dict[str, Any] = {}
-    for split in (known for known in SPLITS if known in read):
-        table = read[split].select_columns([columns.image, *columns.labelling])
-        splits[split] = table.cast_column(columns.image, Image(decode=False))
-        if not streaming:  # of a stream every row is looked at as it comes
-            refuse_places(splits[split], columns.image, source)
+    chosen = [columns.image, *columns.labelling]
+    selected = {split: read[split].select_columns(chosen) for split in SPLITS if split in read}
+    notes: list[str] = []
+    splits = undecoded(selected, columns.image, name, notes, may_read_twice=not streaming or source.kind != "hub")
+    for table in () if streaming else splits.values():  # of a stream every row is looked at as it comes
+        refuse_places(table, columns.image, source)
     label = features[columns.labelling[0]]
     names: Iterable[str] | None = columns.indicators or getattr(getattr(label, "feature", label), "names", None)
-    return Tables(splits, columns, None if names is None else list(names))
+    return Tables(splits, columns, None if names is None else list(names), notes)
+
+
+def undecoded(
+    splits: Mapping[str, Any], column: str, name: str, notes: list[str], *, may_read_twice: bool = True
+) -> dict[str, Any]:
+    """Return tables or streams with an undecoded column of images; lists of pixels become PNG or TIFF files.
+
+    Integers are 8-bit values where no split has one outside of 0..255, however wide their type is.
+
+    Args:
+        splits: as `datasets` reads them.
+        column: with the images.
+        name: of the data, for errors.
+        notes: what is to be told of them.
+        may_read_twice: whether a first pass may look for the highest number.
+
+    Raises:
+        UserError: the lists are no images.
+    """
+    import pyarrow as pa
+    import pyarrow.compute
+    from datasets import Dataset, Features, Image
+
+    pc: Any = pyarrow.compute  # whose functions are made when it is imported
+    features: Features = next(iter(splits.values())).features
+    kind: Any = features.arrow_schema.field(column).type
+    kind = leaf = getattr(kind, "storage_type", kind)  # of Array2D and Array3D
+    while pa.types.is_list(leaf) or pa.types.is_large_list(leaf) or pa.types.is_fixed_size_list(leaf):
+        leaf = leaf.value_type
+    image = Image(decode=False)
+    if leaf == kind:
+        return {split: table.cast_column(column, image) for split, table in splits.items()}
+    where, low, high = f"the column '{column}' of '{name}'", 0, 255
+    if not may_read_twice and pa.types.is_integer(leaf) and leaf != pa.uint8():
+        raise UserError(f"{where} holds pixels as numbers of 8 or of 16 bits; load it without streaming")
+    if may_read_twice and pa.types.is_integer(leaf):
+        stored = (part for table in splits.values() for part in table.with_format("arrow").iter(1000))
+        flat = (pc.list_flatten(part.column(column).cast(kind), recursive=True) for part in stored)
+        ends = [end for part in flat for end in pc.min_max(part).as_py().values() if end is not None]
+        low, high = min(ends, default=0), max(ends, default=0)
+        notes += tell_dark(high, 8)
+    encode = functools.partial(_encoded, column=column, where=where, low=low, high=high)
+    encoded: dict[str, Any] = {}
+    for split, table in splits.items():
+        if isinstance(table, Dataset):
+            batches: Any = table.iter(1000)
+            images = [each for batch in batches for each in encode(batch)[column]]
+            encoded[split] = table.remove_columns([column]).add_column(column, images, feature=image)  # pyright: ignore[reportArgumentType]
+        else:
+            encoded[split] = table.map(encode, batched=True, features=Features({**features, column: image}))
+    return encoded
+
+
+def _encoded(batch: Mapping[str, Any], *, column: str, where: str, low: int, high: int) -> dict[str, list[Any]]:
+    from datasets.features.image import encode_np_array
+
+    images: list[Any] = []
+    for numbers in batch[column]:
+        if numbers is None:
+            images.append({"bytes": None, "path": None})
+            continue
+        try:
+            pixels = np.array(numbers)
+        except ValueError:  # rows of different lengths
+            pixels = np.array(None)
+        if pixels.ndim == 3 and pixels.shape[2] > _CHANNELS and pixels.shape[0] in (1, 3, _CHANNELS):
+            pixels = np.moveaxis(pixels, 0, 2)
+        if pixels.ndim == 3 and pixels.shape[2] == 1:
+            pixels = pixels[:, :, 0]
+        is_whole, is_byte = pixels.dtype.kind in "ui", low >= 0 and high <= 255
+        has_colors = pixels.ndim == 3 and pixels.shape[2] <= _CHANNELS and is_whole and is_byte
+        if not (has_colors or (pixels.ndim == 2 and pixels.dtype.kind in "uifb")) or not pixels.size:
+            shape = "x".join(map(str, pixels.shape)) or "different lengths"
+            ends = f", numbers from {low:,} to {high:,}" if is_whole else f" ({pixels.dtype})"
+            sides = ((math.isqrt(pixels.size // depth), depth) for depth in (1, 3))
+            fit = [f"{side}x{side}x{depth}" for side, depth in sides if side * side * depth == pixels.size]
+            raise UserError(
+                f"{where} holds lists of {shape}{ends}; needed: height x width numbers, or height x width x channels "
+                f"whole numbers from 0 to 255{f', such as {fit[0]}' if pixels.ndim == 1 and fit else ''}; change them"
+            )
+        if is_whole:
+            whole = np.iinfo(np.int32)
+            pixels = pixels.astype(np.uint8) if is_byte else pixels.clip(whole.min, whole.max).astype(np.int32)
+        images.append(encode_np_array(pixels))
+    return {column: images}
 
 
 def find_columns(features: "Features", name: str, named: NamedColumns | None = None) -> Columns:

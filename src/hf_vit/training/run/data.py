@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from hf_vit.data import ImageData, check_images, load_data
 from hf_vit.data.dense.annotations import Target
+from hf_vit.data.overview import tell_uneven
 from hf_vit.training.run.options import FinetuneOptions
 
 
@@ -41,7 +42,7 @@ def load_images(
         target=target,
     )
     images = check_images(images, min_size, options.skip_bad_images)
-    for note in images.notes:
+    for note in (*images.notes, *tell_uneven(images)):
         say(f"note: {note}")
     if images.skipped:
         say(f"left out {len(images.skipped)} unreadable images")
