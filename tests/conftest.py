@@ -3,7 +3,7 @@
 import gc
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from zygote import SEARCH_PATH, Zygote
@@ -67,3 +67,19 @@ def _seeded():
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that sets what torch reports of the processor; choices by its kind are tested both ways."""
+    import platform
+
+    import torch
+
+    def report(level: str = "AVX512", machine: str = "x86_64", **capabilities: object) -> None:
+        known = {"architecture": machine, **capabilities}
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: level)
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
+        monkeypatch.setattr(platform, "machine", lambda: machine)
+
+    return report

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 from types import SimpleNamespace
@@ -24,7 +25,6 @@ from hf_vit.conversion.targets.graphs.quantizing import choose
 from hf_vit.conversion.targets.graphs.runtimes import openvino_core
 from hf_vit.data import make_processor
 from hf_vit.errors import UserError
-from hf_vit.subjects import exported_graphs
 from hf_vit.subjects.subject import open_subject
 from hf_vit_cli.main import main
 
@@ -158,11 +158,10 @@ def int8_weights(folder: Path) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(("to", "mode"), [("onnx", "dynamic"), ("onnx", "static"), ("openvino", "static")])
 def test_without_vnni_sums_of_two_products_fit_into_16_bits(
-    to: str, mode: Any, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    to: str, mode: Any, places: dict[str, Path], tmp_path: Path, processor: Callable[..., None]
 ):
     """Processors with AVX2 or AVX-512 alone cut them off: a third of the logits' length, in this model."""
-    for module in (quantizing, exported_graphs):
-        monkeypatch.setattr(module, "sums_int8_in_16_bits", lambda: True)
+    processor()
     export(places["model"], tmp_path / "out", to, static=True, quantize=mode, calibrate=str(places["data"]))
     weights = int8_weights(tmp_path / "out")
     assert len(weights) >= 12  # of 13; a part may stay in float
@@ -178,7 +177,7 @@ def test_without_vnni_sums_of_two_products_fit_into_16_bits(
         UserError, match=r"is in int8, .* no export\.json of it lies beside it .* export the model again"
     ):
         open_subject(tmp_path / "out")
-    monkeypatch.setattr(exported_graphs, "sums_int8_in_16_bits", lambda: False)
+    processor(avx512_vnni=True)
     open_subject(tmp_path / "out")
 
 

@@ -19,7 +19,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_vit.conversion.api import export
-from hf_vit.conversion.targets.graphs import runtimes
 from hf_vit.conversion.targets.graphs.runtimes import OPENVINO, openvino_core
 from hf_vit.data import make_processor
 
@@ -78,10 +77,10 @@ def test_a_graph_whose_operators_do_not_keep_nan_is_certified_without(tmp_path: 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("gelu", [partial(operators.gelu, approximation_mode="erf"), older_operators.gelu])
 def test_gelus_of_other_graphs_are_computed_apart(
-    gelu: Callable[..., Any], dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gelu: Callable[..., Any], dtype: Any, tmp_path: Path, processor: Callable[..., None]
 ):
     """Of other dtypes than ours, and of the operator that has no approximation."""
-    monkeypatch.setattr(runtimes, "has_avx2_alone", lambda: True)
+    processor("AVX2")
     given = operators.parameter([1, 8], dtype)
     last = gelu(given)
     last.output(0).set_names({"logits"})

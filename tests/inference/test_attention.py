@@ -1,14 +1,16 @@
 """Attention by explicit products in bfloat16: the formula's numbers for any batch, and elsewhere torch's kernel."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from inference.test_packing import CAN_PACK
 from models.families import FAMILIES
 
 import hf_vit
-from hf_vit.inference import attention, packing
+from hf_vit.inference import attention
 from hf_vit.inference.attention import ProductAttention, attend_by_products
 from hf_vit.rewriting.transformer import FusedAttention
 
@@ -16,7 +18,7 @@ BFLOAT16 = {"avx512_bf16": True, "amx_bf16": False}
 
 
 @pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def products(processor: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """As on a processor with instructions for bfloat16; how many images each portion had."""
     portions: list[int] = []
     attended = attention._attended
@@ -25,7 +27,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         portions.append(len(query))
         return attended(query, *others)
 
-    monkeypatch.setattr(attention, "cpu_capabilities", lambda: BFLOAT16)
+    processor(**BFLOAT16)
     monkeypatch.setattr(attention, "_attended", watched)
     monkeypatch.setattr(attention, "_FEWEST_PAIRS", 0)
     return portions
@@ -84,7 +86,7 @@ def test_what_is_masked_biased_explicit_large_or_small_is_not_its_matter(product
 @pytest.mark.parametrize(
     ("known", "quantize", "dtype", "is_used"),
     [
-        (BFLOAT16, None, torch.bfloat16, True),
+        pytest.param(BFLOAT16, None, torch.bfloat16, True, marks=CAN_PACK),
         (BFLOAT16, "int8", torch.float32, True),
         (BFLOAT16, None, torch.float32, False),
         (BFLOAT16 | {"amx_bf16": True}, "int8", torch.bfloat16, False),
@@ -92,15 +94,13 @@ def test_what_is_masked_biased_explicit_large_or_small_is_not_its_matter(product
     ],
 )
 @torch.no_grad()
-def test_where_it_was_measured_to_be_faster(known, quantize, dtype, is_used, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(attention, "cpu_capabilities", lambda: known)
-    monkeypatch.setattr("hf_vit.inference.optimize.emulates_bfloat16", lambda: False)
+def test_where_it_was_measured_to_be_faster(known, quantize, dtype, is_used, processor: Callable[..., None]):
+    processor(**known)
     model = FAMILIES["plain"].build("classification", dtype=dtype)
     images = FAMILIES["plain"].images(model.config, dtype=dtype)
     fast = hf_vit.optimize_for_inference(copy.deepcopy(model), engine="torch", quantize=quantize)
     kinds = [isinstance(module, ProductAttention) for module in fast.modules() if isinstance(module, FusedAttention)]
-    can_pack = dtype != torch.bfloat16 or packing._TAKES_BFLOAT16()  # not with AVX2
-    assert kinds == [is_used and can_pack] * len(model.vit.layers)
+    assert kinds == [is_used] * len(model.vit.layers)
     assert (fast(images).logits - model(images).logits).norm() < 0.15 * model(images).logits.norm()
 
 

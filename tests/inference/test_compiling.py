@@ -52,9 +52,11 @@ def test_group_norms_are_computed_in_float32_in_channels_last_layout(with_norms:
         ({}, False),
     ],
 )
-def test_products_by_onednn_are_of_processors_without_lower_precision(monkeypatch, known: dict[str, object], is_slow):
+def test_products_by_onednn_are_of_processors_without_lower_precision(
+    monkeypatch, processor, known: dict[str, object], is_slow
+):
     """And the setting, which is the process's, lasts as long as a pass, one that fails too."""
-    monkeypatch.setattr(compiling, "cpu_capabilities", lambda: known)
+    processor(**known)
     before, seen = PRECISION.fp32_precision, []
 
     def passed(images: torch.Tensor) -> None:

@@ -1,5 +1,6 @@
 """`optimize_for_inference(model, quantize="int8")`: the sums that int8 means, and answers close to the model's."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ from models.families import FAMILIES, OTHERS
 
 import hf_vit
 from hf_vit import environment
-from hf_vit.inference import int8
 from hf_vit.inference.int8 import QuantizedDense
 from hf_vit.rewriting.dense import Dense
 
@@ -26,11 +26,11 @@ def by_definition(inputs: np.ndarray, weight: np.ndarray, bias: np.ndarray, leve
 
 @pytest.mark.parametrize("narrow", [None, True], ids=["this processor", "without VNNI"])
 @pytest.mark.parametrize("shift", [0.0, 5.0, -5.0])
-def test_a_layer_is_what_int8_means(shift: float, narrow: bool | None, monkeypatch: pytest.MonkeyPatch):
+def test_a_layer_is_what_int8_means(shift: float, narrow: bool | None, processor: Callable[..., None]):
     """On every processor: where two products have to fit into 16 bits, weights are of fewer steps."""
     if narrow:
-        monkeypatch.setattr(int8, "sums_int8_in_16_bits", lambda: True)
-    levels = 64 if int8.sums_int8_in_16_bits() else 127
+        processor()
+    levels = 64 if environment.sums_int8_in_16_bits() else 127
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(2, 7, 24, generator=generator) + shift
     weight, bias = torch.randn(40, 24, generator=generator), torch.randn(40, generator=generator)
@@ -55,9 +55,8 @@ def test_a_layer_is_what_int8_means(shift: float, narrow: bool | None, monkeypat
         ("aarch64", {}, False),
     ],
 )
-def test_which_processors_sum_in_16_bits(machine: str, known: dict[str, bool], is_narrow: bool, monkeypatch):
-    monkeypatch.setattr(environment, "cpu_capabilities", lambda: known)
-    monkeypatch.setattr(environment.platform, "machine", lambda: machine)
+def test_which_processors_sum_in_16_bits(machine: str, known: dict[str, bool], is_narrow: bool, processor):
+    processor(machine=machine, **known)
     assert environment.sums_int8_in_16_bits() == is_narrow
 
 

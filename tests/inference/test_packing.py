@@ -1,6 +1,7 @@
 """Packed products against the formula, and what is left of them where torch has other names."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,19 +17,24 @@ from hf_vit.rewriting.convolutions import StandardizedConv2d
 from hf_vit.rewriting.dense import Dense
 
 PLAIN = FAMILIES["plain"]
-# oneDNN has no bfloat16 on processors without AVX-512; nothing in it is packed there.
-IS_PACKED = {torch.float32: True, torch.bfloat16: bool(packing._TAKES_BFLOAT16())}
+# Where oneDNN has no bfloat16, nothing in it is packed.
+CAN_PACK = pytest.mark.skipif(not packing._TAKES_BFLOAT16(), reason="oneDNN has no bfloat16 on this processor")
+DTYPES = pytest.mark.parametrize(
+    ("dtype", "packs_bfloat16"),
+    [(torch.float32, False), (torch.bfloat16, False), pytest.param(torch.bfloat16, True, marks=CAN_PACK)],
+)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@DTYPES
 @pytest.mark.parametrize("fuses_gelu", [True, False])
 @pytest.mark.parametrize("then", ["nothing", "tanh", "none", "residual"])
 @torch.no_grad()
 def test_dense_layers_equal_the_formula(
-    then: str, fuses_gelu: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    then: str, fuses_gelu: bool, dtype: torch.dtype, packs_bfloat16: bool, processor: Callable[..., None], monkeypatch
 ):
     """With and without a bias, for any number of axes, and of weights in float32 for bfloat16 inputs."""
-    monkeypatch.setattr(packing, "has_avx2_alone", lambda: not fuses_gelu)
+    processor("AVX512" if fuses_gelu else "AVX2")
+    monkeypatch.setattr(packing, "_TAKES_BFLOAT16", lambda: packs_bfloat16)
     approximate = then if then in ("tanh", "none") else None
     for bias, shape, wide in ((True, (3, 8), dtype), (False, (2, 5, 8), torch.float32), (True, (2, 3, 4, 8), dtype)):
         weight, inputs = torch.randn(6, 8).to(wide), torch.randn(shape).to(dtype)
@@ -39,7 +45,7 @@ def test_dense_layers_equal_the_formula(
         exact = exact if residual is None else exact + residual.double()
         plain = Dense(weight, offset, approximate)
         packed = pack(copy.deepcopy(plain))
-        assert isinstance(packed, PackedDense) == IS_PACKED[wide]
+        assert isinstance(packed, PackedDense) == (wide == torch.float32 or packs_bfloat16)
         for dense in (plain, packed):
             outputs = dense(inputs, residual)
             assert outputs.dtype == dtype
@@ -47,17 +53,21 @@ def test_dense_layers_equal_the_formula(
             torch.testing.assert_close(outputs.double(), exact, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@DTYPES
 @pytest.mark.parametrize("padding", ["same", "even"])
 @pytest.mark.parametrize(
     ("side", "stride", "groups"), [(1, 1, 1), (1, 2, 1), (3, 1, 1), (3, 2, 1), (7, 2, 1), (3, 1, 2)]
 )
 @torch.no_grad()
-def test_convolutions_equal_the_formula(side: int, stride: int, groups: int, padding: str, dtype: torch.dtype):
+def test_convolutions_equal_the_formula(
+    side: int, stride: int, groups: int, padding: str, dtype: torch.dtype, packs_bfloat16: bool, monkeypatch
+):
     """Of one map and of several, of uneven sides, in both layouts of memory."""
+    monkeypatch.setattr(packing, "_TAKES_BFLOAT16", lambda: packs_bfloat16)
     plain = StdConv2d(8, 6, side, stride, padding, groups, bias=True, standardization="paper").to(dtype)
     exact, packed = copy.deepcopy(plain).double(), pack(StandardizedConv2d.of(plain, dtype))
-    assert isinstance(packed, PackedPointwise if side == 1 else PackedConv2d) == IS_PACKED[dtype]
+    is_packed = isinstance(packed, PackedPointwise if side == 1 else PackedConv2d)
+    assert is_packed == (dtype == torch.float32 or packs_bfloat16)
     for batch, layout in ((1, torch.contiguous_format), (3, torch.channels_last)):
         maps = torch.randn(batch, 8, 9, 12).to(dtype).contiguous(memory_format=layout)
         outputs = packed(maps)

@@ -1,6 +1,7 @@
 """An optimized model computes what the plain one does: every family, choice, head, size and dtype."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +9,6 @@ import torch
 from models.families import FAMILIES, OTHERS, Family, assert_near, pad, tensors_of
 
 import hf_vit
-from hf_vit.inference import optimize, packing
 from hf_vit.inference.packing import PackedConv2d, PackedDense
 from hf_vit.models.modeling_hf_vit import HfViTPooler
 
@@ -124,16 +124,17 @@ def test_a_head_of_a_users_own_may_read_all_tokens():
 
 @pytest.mark.parametrize("emulated", [False, True])
 @torch.no_grad()
-def test_bfloat16_is_as_near_to_float64_as_the_plain_model(family: Family, emulated: bool, monkeypatch):
+def test_bfloat16_is_as_near_to_float64_as_the_plain_model(
+    family: Family, emulated: bool, processor: Callable[..., None]
+):
     """Where the processor only emulates bfloat16, products and convolutions in float32 are nearer.
 
-    Where oneDNN has none at all, as with AVX2, nothing in bfloat16 is packed.
+    Where oneDNN has none at all, nothing in bfloat16 is packed.
     """
-    monkeypatch.setattr(optimize, "emulates_bfloat16", lambda: emulated)
+    processor(avx512_bf16=not emulated)
     model, fast = both(family, dtype=torch.bfloat16)
     computed_in = {m.computed_in for m in fast.modules() if isinstance(m, PackedDense | PackedConv2d)}
-    of_onednn = {torch.bfloat16} if packing._TAKES_BFLOAT16() else set()
-    assert computed_in == ({torch.float32} if emulated else of_onednn)
+    assert computed_in == {torch.float32} if emulated else computed_in <= {torch.bfloat16}
     images = family.images(model.config, batch=8)
     exact = copy.deepcopy(model).double()(images.double()).logits
     plain, given = (each(images.bfloat16()).logits for each in (model, fast))

@@ -19,6 +19,7 @@ from hf_vit.models.positions_hf_vit import resample_position_table
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
 from hf_vit.training.model_source import build_classifier, build_processor, find_model
+from hf_vit.training.run.decisions import use_bf16
 from hf_vit_cli.main import main
 
 SHORT = ("--steps", "24", "--evaluations", "4", "--batch-size", "12", "--learning-rate", "2e-3", "--precision", "fp32")
@@ -62,9 +63,11 @@ def test_fine_tuning_a_checkpoint_by_command(tuned, colours):
 
 
 @pytest.mark.parametrize(("emulated", "attention"), [(False, "eager"), (True, "sdpa")])
-def test_bfloat16_on_a_cpu(emulated: bool, attention: str, tiny_checkpoint, colours, tmp_path, command, monkeypatch):
+def test_bfloat16_on_a_cpu(
+    emulated: bool, attention: str, tiny_checkpoint, colours, tmp_path, command, processor, monkeypatch
+):
     """Explicit attention where the processor has instructions for it; the saved model has torch's own again."""
-    monkeypatch.setattr("hf_vit.training.run.arguments.emulates_bfloat16", lambda: emulated)
+    processor(avx512_bf16=not emulated)
     used: list[str] = []
     attend = HfViTAttention.attend
 
@@ -83,9 +86,9 @@ def test_bfloat16_on_a_cpu(emulated: bool, attention: str, tiny_checkpoint, colo
 
 
 @pytest.mark.parametrize("settings", [{}, {"average_decay": 0.9}, {"tune": "lora"}, {"task": "segmentation"}], ids=str)
-def test_after_bfloat16_the_saved_model_is_judged(settings, tiny_checkpoint, colours, tmp_path, monkeypatch):
+def test_after_bfloat16_the_saved_model_is_judged(settings, tiny_checkpoint, colours, tmp_path, processor, monkeypatch):
     """`evaluate` of the saved folder gives the same digits; the record says what the validation was computed in."""
-    monkeypatch.setattr("hf_vit.training.run.arguments.emulates_bfloat16", lambda: False)
+    processor(avx512_bf16=True)
     monkeypatch.setattr("hf_vit.data.builtin.scenes.HELD_OUT", 6)
     data = "scenes:images=16,size=32" if "task" in settings else str(colours)
     quick = dict(steps=4, evaluations=2, batch_size=8, learning_rate=1e-3, precision="bf16", device="cpu")
@@ -93,6 +96,20 @@ def test_after_bfloat16_the_saved_model_is_judged(settings, tiny_checkpoint, col
     judged = evaluate(str(tmp_path / "out"), data, device="cpu", progress=False).result.values()
     assert judged == done.test.values()
     assert Facts.load(tmp_path / "out").records[0].values["validation_precision"] == "bf16"
+
+
+AMX, WITHOUT = {"amx_bf16": True}, {"avx512_bf16": True}
+CHOICES = [("auto", 128, AMX, True), ("auto", 64, AMX, False), ("auto", 768, WITHOUT, False)]
+CHOICES += [("fp32", 768, AMX, False), ("bf16", 64, WITHOUT, True)]
+
+
+@pytest.mark.parametrize(("precision", "width", "capabilities", "is_bf16"), CHOICES)
+def test_precision_auto_is_bfloat16_for_wide_models_with_matrix_units(
+    precision, width, capabilities, is_bf16, processor, tiny_config
+):
+    processor(**capabilities)
+    options = FinetuneOptions(device="cpu", precision=precision)
+    assert use_bf16(options, tiny_config(hidden_size=width)) == is_bf16
 
 
 def test_facts_record_what_was_used_and_found(tuned, colours):
