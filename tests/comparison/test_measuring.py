@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from hf_vit.speed import measuring
 from hf_vit.speed.measuring import counted_flops, others_load, peak_memory, quartiles, speed_ratio, take_turns
 
 
@@ -54,9 +55,11 @@ def test_own_work_is_not_the_load_of_others(monkeypatch: pytest.MonkeyPatch):
 
     import psutil
 
+    clock = iter([3.0, 5.0])
     system = iter([Times(user=10, system=1, iowait=5), Times(user=13, system=2, iowait=50)])
     own = iter([Times(user=1, system=0), Times(user=2, system=0.5)])
     monkeypatch.setattr(psutil, "cpu_times", lambda: next(system))
     monkeypatch.setattr(os, "times", lambda: next(own))
-    # 4 s were busy, 1.5 s of them own, in about a second.
-    assert others_load(1.0) == pytest.approx(2.5, rel=0.1)
+    monkeypatch.setattr(measuring, "time", Times(perf_counter=lambda: next(clock), sleep=lambda seconds: None))
+    # 4 s were busy, 1.5 s of them own, in two.
+    assert others_load(2.0) == 1.25

@@ -1,8 +1,10 @@
 """Time, money, and the two published prices, number by number."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from hf_vit.cost import blog_estimate, corrected_estimate, estimate, matmul_flops_per_second
 from hf_vit.errors import UserError
@@ -80,20 +82,19 @@ def test_only_runs_with_published_days_have_a_published_price(price) -> None:
         price("B/16")
 
 
-def test_a_device_is_measured() -> None:
-    """The rate that the test's own clock finds, within a factor of ten on a busy machine."""
-    import time
+def test_a_device_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the fastest of its products but the first, within 0.3 s of a clock that products move."""
+    now, seconds, sides = 0.0, iter([0.03125, 0.125, 0.0625, 0.125, 0.125]), list[int]()
 
-    import torch
+    def multiply(left: torch.Tensor, right: torch.Tensor) -> None:
+        nonlocal now
+        now += next(seconds)
+        sides.append(*{*left.shape, *right.shape})
 
-    rate = matmul_flops_per_second("cpu")
-    matrix = torch.ones(1024, 1024)
-    torch.mm(matrix, matrix)
-    start = time.perf_counter()
-    for _ in range(5):
-        torch.mm(matrix, matrix)
-    seen = 5 * 2 * 1024**3 / (time.perf_counter() - start)
-    assert seen / 10 < rate < seen * 10
+    monkeypatch.setattr(torch, "mm", multiply)
+    monkeypatch.setattr("hf_vit.cost.device._SECONDS", 0.3)
+    monkeypatch.setattr("hf_vit.cost.device.time", SimpleNamespace(perf_counter=lambda: now))
+    assert matmul_flops_per_second("cpu") == 2 * sides[0] ** 3 / 0.0625
 
 
 @pytest.mark.gpu

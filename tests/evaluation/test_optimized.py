@@ -77,7 +77,7 @@ def test_evaluate(folder: Path, data: Path, engine: str, capfd: pytest.CaptureFi
     plain, fast = (record.values for record in Facts.load(folder).of_kind("evaluation"))
     assert "engine" not in plain
     assert fast.pop("engine").startswith(f"{engine} ")
-    assert fast.pop("images_per_second") != plain.pop("images_per_second")
+    assert min(each.pop("images_per_second") for each in (fast, plain)) > 0
     close(fast, plain)
 
 

@@ -148,11 +148,11 @@ def test_what_was_uploaded_is_not_sent_again(hub: Loopback, client: Client, save
 def test_somebody_else_was_faster(hub: Loopback, client: Client, make_model: Callable[..., Path]) -> None:
     first, slow, fast = (make_model(name, seed=seed) for seed, name in enumerate(("first", "slow", "fast")))
     client.run("hub.jobs:push", folder=str(first))
-    hub.fault("/preupload/", "slow", seconds=1.5)
+    hub.fault("/preupload/", "held")
     late = client.start("hub.jobs:push", folder=str(slow))
-    while hub.fired() == 0:
-        time.sleep(0.01)
+    hub.wait_for_fault(late)
     winner = client.run("hub.jobs:push", folder=str(fast))
+    hub.clear_faults()
     loser = late.wait().answer
     assert "somebody else changed main" in loser["error"]
     assert hub.head(REPO) == winner["commit"]
@@ -179,13 +179,13 @@ def test_two_writers_at_once_make_a_new_repository(
 
 def kill_while(hub: Loopback, client: Client, folder: Path, path: str) -> None:
     """Kill a push when it is in the middle of a request."""
-    hub.fault(path, "slow", seconds=0.5)
+    hub.fault(path, "held")
     job = client.start("hub.jobs:push", folder=str(folder))
-    while hub.fired() == 0:
-        time.sleep(0.005)
+    hub.wait_for_fault(job)
     job.kill()
     assert job.wait().code == -9
     hub.clear_faults()
+    hub.settle()  # the server goes on with what it has
 
 
 @MOSTLY_XET
@@ -194,7 +194,6 @@ def test_killed_in_the_middle(path: str, hub: Loopback, client: Client, make_mod
     old, new = make_model("old", seed=1), make_model("new", seed=2)
     first = client.run("hub.jobs:push", folder=str(old))["commit"]
     kill_while(hub, client, new, path)
-    time.sleep(0.7)  # the server goes on with what it has
     if hub.head(REPO) == first:
         assert client.run("hub.jobs:logits", repo_id=REPO) == local_logits(old)
     else:
@@ -215,7 +214,7 @@ def test_killed_at_a_random_moment(number: int, hub: Loopback, client: Client, m
     time.sleep(moment)
     job.kill()
     job.wait()
-    time.sleep(0.2)
+    hub.settle()
     wanted = old if hub.head(REPO) == first else new
     assert client.run("hub.jobs:logits", repo_id=REPO) == local_logits(wanted)
     done, found = push_and_load(client, new)

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from hf_vit.results.facts import Facts
 
 REPO = "alice/my-vit"
 WEIGHTS = "model.safetensors"
+UPLOADS = r"^/lfs/|^/xet/v1/(xorbs|shards)"
 
 
 def local_logits(folder: Path) -> list[float]:
@@ -163,12 +163,12 @@ def test_a_push_that_is_told_to_end_leaves_nothing(
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    hub.fault(r"^/lfs/|^/xet/v1/(xorbs|shards)", "slow", seconds=1)
+    hub.fault(UPLOADS, "held")
     job = client.start("hub.jobs:push_from", scratch=str(scratch), folder=str(model_folder), max_shard_size="8KB")
-    while hub.fired() == 0:
-        time.sleep(0.005)
+    hub.wait_for_fault(job)
     assert list(scratch.rglob("*.safetensors"))
     os.kill(job.pid, signal.SIGTERM)
+    hub.clear_faults()
     assert job.wait().code == 128 + signal.SIGTERM
     assert list(scratch.iterdir()) == []
 
@@ -304,11 +304,12 @@ def test_what_a_killed_push_left_is_removed_by_the_next(
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    job = xet_client.start("hub.jobs:push_from", scratch=str(scratch), folder=str(model_folder), max_shard_size="1KB")
-    while not list(scratch.glob("*/shards/*")) and not list(scratch.glob(".*/shards/*")):
-        time.sleep(0.001)
+    hub.fault(UPLOADS, "held")
+    job = xet_client.start("hub.jobs:push_from", scratch=str(scratch), folder=str(model_folder), max_shard_size="8KB")
+    hub.wait_for_fault(job)
     job.kill()
     job.wait()
+    hub.clear_faults()
     assert list(scratch.iterdir())
     xet_client.run("hub.jobs:push_from", scratch=str(scratch), folder=str(model_folder))
     assert list(scratch.iterdir()) == []

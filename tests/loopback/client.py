@@ -67,6 +67,17 @@ class Loopback:
     def clear_faults(self) -> None:
         self._control("DELETE", "faults")
 
+    def settle(self) -> None:
+        """Wait until the Hub has answered every request, those of killed clients, too."""
+        while any(entry["status"] is None and "bug" not in entry for entry in self.log()):
+            time.sleep(0.01)
+
+    def wait_for_fault(self, job: "Job") -> None:
+        """Wait until a job has met a fault."""
+        while self.fired() == 0:
+            os.kill(job.pid, 0)
+            time.sleep(0.005)
+
     def reset(self) -> None:
         """An empty Hub."""
         self._control("DELETE", "all")

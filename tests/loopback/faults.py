@@ -7,6 +7,7 @@ The actions:
 
 status            this status instead of an answer: status, headers, body, message
 slow              the answer comes late: seconds
+held              the answer comes when the faults are cleared
 cut_request       the connection breaks while the body is read: after (bytes)
 cut_response      the connection breaks while the answer is sent: after (bytes)
 lost_reply        the work is done, the connection breaks instead of an answer

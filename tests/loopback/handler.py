@@ -232,6 +232,9 @@ class Handler(BaseHTTPRequestHandler):
             self.record["fault"] = action
         if action == "slow":
             time.sleep(self.fault["seconds"])
+        elif action == "held":
+            while self.fault in self.hub.faults.active:
+                time.sleep(0.01)
         elif action == "status":
             message = self.fault.get("message", "injected fault")
             raise Refusal(self.fault["status"], message, body=self.fault.get("body"), headers=self.fault.get("headers"))

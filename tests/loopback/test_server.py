@@ -128,9 +128,9 @@ def test_clients_start_from_nothing(client: Client, stranger: Client, monkeypatc
 
 
 def test_a_killed_job_is_told(client: Client, hub: Loopback) -> None:
-    hub.fault("/preupload/", "slow", seconds=5, times=-1)
+    hub.fault("/preupload/", "held")
     job = client.start("loopback.jobs:upload", files={"a.txt": 5})
-    while not any("/preupload/" in entry["path"] for entry in hub.log()):
-        pass
+    hub.wait_for_fault(job)
     job.kill()
     assert job.wait().code == -9
+    hub.clear_faults()

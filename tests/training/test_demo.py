@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -71,11 +70,10 @@ def test_fresh_program_would_notice_an_importable_package(tmp_path):
 
 
 @pytest.mark.slow
-def test_promised_accuracy_and_time(tmp_path):
-    """Over three seeds at least 99% of the test images on average; one run takes at most two minutes on two cores."""
-    accuracies, seconds = [], []
+def test_promised_accuracy(tmp_path):
+    """Over three seeds at least 99% of the test images on average."""
+    accuracies = []
     for seed in range(3):
-        start = time.perf_counter()
         done = subprocess.run(
             [sys.executable, "-m", "hf_vit", "demo", "--output", str(tmp_path / "demo")]
             if seed == 0
@@ -85,11 +83,9 @@ def test_promised_accuracy_and_time(tmp_path):
             env=os.environ,
             check=True,
         )
-        seconds.append(time.perf_counter() - start)
         accuracies.append(float(re.search(r"accuracy ([\d.]+)%", done.stdout)[1]))
-    print(accuracies, seconds)
+    print(accuracies)
     assert sum(accuracies) / 3 >= 99.0
-    assert seconds[0] <= 120
 
 
 PROGRAM = """
