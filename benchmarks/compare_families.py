@@ -22,20 +22,18 @@ Runs are kept in `--models`; what is there is not made again. About 8 minutes of
 import argparse
 import datetime
 import json
-import math
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
-from inductive_bias import SIDE, WEIGHT_DECAY, batches, shifted
+from inductive_bias import SIDE, batches, optimise, shifted
+from pretraining import Images, load
 from tables import TABLES
 from torch import nn
 from torch.nn import functional as F
@@ -43,7 +41,7 @@ from torch.nn import functional as F
 import hf_vit
 from hf_vit import UserError
 from hf_vit.comparison import ComparisonSettings, compare
-from hf_vit.data import load_data, make_processor
+from hf_vit.data import make_processor
 from hf_vit.environment import cpu_name
 
 SEEDS, RATES, STEPS = (0, 1, 2), (1e-3, 4e-3), 100
@@ -124,23 +122,6 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
 TIMM = ("cait", "mixer", "coatnet", "nfnet", "tresnet", "efficientnet", "skresnet", "halonet", "coat")
 
 
-@dataclass(frozen=True)
-class Digits:
-    """Images [n, 3, 32, 32] in [-1, 1] and labels [n] of training and validation."""
-
-    images: dict[str, torch.Tensor]
-    labels: dict[str, torch.Tensor]
-
-
-def load_digits() -> Digits:
-    found, images, labels = load_data("digits", image_size=(SIDE, SIDE)), {}, {}
-    for name in ("train", "validation"):
-        split: Any = found.splits[name]
-        pixels = torch.from_numpy(np.stack([np.asarray(image.convert("RGB")) for image in split["image"]]))
-        images[name], labels[name] = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1, torch.tensor(split["label"])
-    return Digits(images, labels)
-
-
 def loss_of(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Of the digit; of an ImageGPT, of every next pixel."""
     if isinstance(model, transformers.ImageGPTForCausalImageModeling):
@@ -155,22 +136,18 @@ def logits_of(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     return getattr(output, "logits", output)
 
 
-def train(model: nn.Module, digits: Digits, rate: float, seed: int, steps: int) -> None:
+def train(model: nn.Module, digits: Images, rate: float, seed: int, steps: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=WEIGHT_DECAY)
-    warm_up = steps // 10
-    for step, batch in enumerate(batches(torch.arange(len(digits.labels["train"])), steps, generator)):
-        done = (step - warm_up) / (steps - warm_up)
-        factor = (step + 1) / warm_up if step < warm_up else 0.5 * (1 + math.cos(math.pi * done))
-        optimizer.param_groups[0]["lr"] = rate * factor
-        images = shifted(digits.images["train"][batch], generator)
-        loss_of(model, images, digits.labels["train"][batch]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    order = batches(torch.arange(len(digits.labels["train"])), steps, generator)
+
+    def loss_of_batch(batch: torch.Tensor) -> torch.Tensor:
+        return loss_of(model, shifted(digits.images["train"][batch], generator), digits.labels["train"][batch])
+
+    optimise(model, loss_of_batch, order, steps, rate)
 
 
 @torch.no_grad()
-def judge(model: nn.Module, digits: Digits) -> float:
+def judge(model: nn.Module, digits: Images) -> float:
     """What chooses the rate: accuracy on the validation images, or less the loss of the next pixel."""
     images, labels = digits.images["validation"], digits.labels["validation"]
     if isinstance(model, transformers.ImageGPTForCausalImageModeling):
@@ -206,7 +183,7 @@ def folder_of(root: Path, family: str, rate: float, seed: int) -> Path:
     return root / f"seed-{seed}" / f"rate-{rate:g}" / family
 
 
-def carry_out(root: Path, family: str, rate: float, seed: int, digits: Digits, steps: int) -> dict[str, Any]:
+def carry_out(root: Path, family: str, rate: float, seed: int, digits: Images, steps: int) -> dict[str, Any]:
     """Train one model and keep it, unless it is there; what is told of its training."""
     folder = folder_of(root, family, rate, seed)
     record = folder / "training.json"
@@ -229,7 +206,7 @@ def carry_out(root: Path, family: str, rate: float, seed: int, digits: Digits, s
 
 def train_all(root: Path, seeds: int, steps: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """All runs, and the chosen rate of every family."""
-    run = partial(carry_out, digits=load_digits(), steps=steps)
+    run = partial(carry_out, digits=load("digits"), steps=steps)
     runs = [run(root, family, rate, 0) for rate in RATES for family in FAMILIES]
     judged = {(done["family"], done["rate"]): done["validation"] for done in runs}
     chosen = {family: max(RATES, key=lambda rate: judged[family, rate]) for family in FAMILIES}

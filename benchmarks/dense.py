@@ -1,7 +1,6 @@
 """Masks and boxes from scratch: what every head and family reaches on generated scenes, held out, in equal CPU time.
 
     python benchmarks/dense.py [--part PART] [--only WORD] [--seeds 0 1 2] [--limit N] [--work FOLDER]
-    python benchmarks/dense.py --strides       # what is left of the true masks on maps of a stride, no runs
 
     goals      the two pairs that are to reach mIoU 90 and AP50 80 on the test scenes within 10 CPU minutes each
     clutter    Mask R-CNN on scenes with clutter, as long
@@ -18,21 +17,20 @@ finished run; what is in the file is not run again.
 """
 
 import argparse
-import datetime
-import json
 import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from records import Job, Needing, Records
 from tables import TABLES
 
 import hf_vit
 from hf_vit.data import dense_collator, dense_transforms, load_data, transform_split
-from hf_vit.environment import hardware, versions
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.registry import PROTOCOLS, TARGETS
 from hf_vit.subjects.subject import open_subject
@@ -165,12 +163,15 @@ def recipe_of(pair: Pair, rate: float, steps: int) -> Recipe:
     return small.override(**settings).model_copy(update={"architecture": pair.fields})
 
 
-def train(pair: Pair, seed: int, rate: float, minutes: float, folder: Path) -> dict[str, Any]:
-    """One run from scratch."""
+def train(work: Path, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
+    """One run from scratch: a trial at its rate for a quarter of the time, others at the best rate on validation."""
+    pair = next(pair for pair in PAIRS if pair.name == job["pair"])
+    best = max(trials, key=lambda run: next(iter(run["validation"].values())), default={"rate": pair.rates[0]})
+    rate, minutes = job.get("rate", best["rate"]), pair.minutes / (1 if job["final"] else 4)
     step, judging = costs(pair)
     steps = max(EVALUATIONS, int((60 * minutes * 0.95 - (EVALUATIONS + 1) * judging) / step))
+    folder = work / pair.task
     shutil.rmtree(folder, ignore_errors=True)
-    start, wall = time.process_time(), time.perf_counter()
     result = finetune(
         BACKBONES[pair.backbone](pair.size),
         pair.data,
@@ -179,91 +180,30 @@ def train(pair: Pair, seed: int, rate: float, minutes: float, folder: Path) -> d
         head=pair.head,
         head_width=pair.width,
         recipe=recipe_of(pair, rate, steps),
-        seed=seed,
+        seed=job["seed"],
         device="cpu",
         precision="fp32",
     )
-    return {
-        "pair": pair.name,
-        "seed": seed,
+    found = {
         "rate": rate,
         "minutes": minutes,
         "steps": steps,
-        "cpu_seconds": round(time.process_time() - start, 1),
-        "seconds": round(time.perf_counter() - wall, 1),
         "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
         "best_step": result.best_step,
         "validation": result.validation,
-        "test": result.test.values(),
-        "headline": result.test.headline(),
     }
+    # By the test scenes nothing is to be chosen.
+    return found | ({"test": result.test.values(), "headline": result.test.headline()} if job["final"] else {})
 
 
-def todo(part: str | None, only: str, seeds: list[int]) -> Iterator[tuple[Pair, int, float | None]]:
-    """(pair, seed, rate) in their order; the rate None is the best of those tried."""
+def jobs(part: str | None, only: str, seeds: list[int]) -> Iterator[Needing]:
+    """Pair by pair, each run with the trials that choose its rate."""
     for pair in PAIRS:
-        if part not in (None, pair.part) or only not in pair.name:
-            continue
-        yield from ((pair, 0, rate) for rate in pair.rates if len(pair.rates) > 1)
-        yield from ((pair, seed, None) for seed in seeds)
-
-
-def measure(output: Path, work: Path, limit: int | None, chosen: Iterator[tuple[Pair, int, float | None]]) -> None:
-    """Make at most `limit` of the runs that the file does not hold yet."""
-    torch.set_num_threads(1)
-    machine = {"date": f"{datetime.date.today()}", "hardware": hardware("cpu"), "versions": versions()}
-    for pair, seed, rate in chosen:
-        of_pair = [line for line in read(output) if line["pair"] == pair.name and line["final"] == (rate is None)]
-        if any(line["seed"] == seed and rate in (None, line["rate"]) for line in of_pair):
-            continue
-        if limit == 0:
-            return
-        if rate is None:
-            rate = pair.rates[0] if len(pair.rates) == 1 else best_rate(output, pair)
-            found = train(pair, seed, rate, pair.minutes, work / pair.task) | {"final": True}
-        else:
-            found = train(pair, seed, rate, pair.minutes / 4, work / pair.task) | {"final": False}
-            del found["test"], found["headline"]  # by which nothing is to be chosen
-        with output.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(found | machine) + "\n")
-        said = found["headline"] if found["final"] else found["validation"]
-        print(f"{pair.name}, seed {seed}, rate {found['rate']:g}: {said}, {found['cpu_seconds']} CPU s", flush=True)
-        limit = None if limit is None else limit - 1
-
-
-def best_rate(output: Path, pair: Pair) -> float:
-    """Which learning rate did best on the validation scenes of seed 0: by mIoU, or AP."""
-    tried = [line for line in read(output) if line["pair"] == pair.name and not line["final"]]
-    best = max(tried, key=lambda line: next(iter(line["validation"].values())))
-    return float(best["rate"])
-
-
-def read(output: Path) -> list[dict[str, Any]]:
-    """The finished runs."""
-    return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()] if output.exists() else []
-
-
-def strides_table() -> str:
-    """A Markdown table: mIoU of the true masks of 100 validation scenes, made as small as a map and large again."""
-    from torch.nn import functional as F
-
-    from hf_vit.data.builtin.scenes import SHAPES, Scenes
-    from hf_vit.evaluation.protocols.dense.meters import SegmentationMeter
-
-    strides, classes = (2, 4, 8), 1 + len(SHAPES)
-    lines = [f"| px | {' | '.join(f'stride {stride}' for stride in strides)} |", "|---:" * (1 + len(strides)) + "|"]
-    for size in (64, 96, 128):
-        masks = [torch.tensor(Scenes().render("validation", number, size).classes).long() for number in range(100)]
-        shares = [F.one_hot(mask, classes).permute(2, 0, 1)[None].float() for mask in masks]
-        cells = list[str]()
-        for stride in strides:
-            meter = SegmentationMeter(classes)
-            for mask, share in zip(masks, shares, strict=True):
-                enlarged = F.interpolate(F.avg_pool2d(share, stride), (size, size), mode="bilinear")
-                meter.update(enlarged[0].argmax(0), mask)
-            cells.append(f"{100 * meter.values(['background', *SHAPES])['mean_iou']:.1f}")
-        lines.append(f"| {size} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        if part in (None, pair.part) and only in pair.name:
+            rates = pair.rates if len(pair.rates) > 1 else ()
+            tried = [{"pair": pair.name, "seed": 0, "final": False, "rate": rate} for rate in rates]
+            yield from ((job, []) for job in tried)
+            yield from (({"pair": pair.name, "seed": seed, "final": True}, tried) for seed in seeds)
 
 
 if __name__ == "__main__":
@@ -273,13 +213,9 @@ if __name__ == "__main__":
     parser.add_argument("--part", choices=["goals", "clutter", "families", "hours"])
     parser.add_argument("--only", default="", help="pairs whose name has this word")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--limit", type=int, help="at most so many runs")
-    parser.add_argument("--summary", action="store_true")
-    parser.add_argument("--strides", action="store_true")
+    parser.add_argument("--limit", type=int, help="of these runs the first")
     arguments = parser.parse_args()
-    if arguments.strides:
-        print(strides_table())
-        raise SystemExit
-    chosen = todo(arguments.part, arguments.only, arguments.seeds)
-    measure(arguments.output, arguments.work, arguments.limit, chosen)
+    torch.set_num_threads(1)
+    chosen = list(jobs(arguments.part, arguments.only, arguments.seeds))[: arguments.limit]
+    Records(arguments.output).work(chosen, partial(train, arguments.work))
     print(TABLES["dense"](arguments.output))

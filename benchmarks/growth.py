@@ -22,7 +22,6 @@ import torch
 from hf_vit.cost.flops import forward_flops
 from hf_vit.environment import keep_freed_memory
 from hf_vit.families import FAMILIES
-from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.speed.measuring import peak_memory
 from hf_vit.speed.script import Script, parser
 
@@ -87,44 +86,22 @@ def exponents(name: str, axis: str, rows: list[dict[str, Any]]) -> dict[str, Any
     return found
 
 
-def draw(rows: dict[tuple[str, str], list[dict[str, Any]]], fits: list[dict[str, Any]], path: Any) -> None:
-    figure = new_figure(16, 8)
-    panels = figure.subplots(2, len(AXES))
-    for column, axis in enumerate(AXES):
-        for panel, (what, unit, factor) in zip(
-            panels[:, column], (("seconds", "CPU s", 1), ("bytes", "MB", 1e-6)), strict=True
-        ):
-            for fit in (each for each in fits if each["axis"] == axis):
-                line = rows[fit["family"], axis]
-                label = f"{fit['family']}: {fit[f'{what}_exponent']:.2f} (theory {fit[f'{what}_theory']:.2f})"
-                panel.plot([row[axis] for row in line], [row[what] * factor for row in line], marker="o", label=label)
-            panel.set(xscale="log", yscale="log", xlabel=axis, ylabel=unit)
-            panel.set_xticks(AXES[axis], AXES[axis], minor=False)
-            panel.set_xticks([], minor=True)
-            panel.grid(alpha=0.3)
-            panel.legend(fontsize=7)
-    save_figure(figure, path)
-
-
 def main() -> None:
     options = parser(__doc__, turns=5)
     options.add_argument("--points", type=int, default=4, help="values of every axis, the first ones")
     options.set_defaults(threads=1)
     report = Script(options.parse_args())
     keep_freed_memory()
-    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
     fits: list[dict[str, Any]] = []
     for name in FAMILIES:
         for axis, values in AXES.items():
             points = [{**BASE, axis: value} for value in values[: report.options.points]]
-            rows[name, axis] = [measured(name, point, report.options.turns) for point in points]
-            fits.append(exponents(name, axis, rows[name, axis]))
-            report.add(**fits[-1], points=rows[name, axis])
+            rows = [measured(name, point, report.options.turns) for point in points]
+            fits.append(exponents(name, axis, rows))
+            report.add(**fits[-1], points=rows)
     report.finish(
         worse=[f"{fit['family']}, {fit['axis']}" for fit in fits if fit["seconds_worse"] or fit["bytes_worse"]]
     )
-    if report.options.output is not None:
-        draw(rows, fits, report.options.output.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -1,35 +1,31 @@
-"""Does it learn, and from how little? ViT, Hybrid and Axial of about equal size on few digits; and one ViT, cut finer.
+"""Does it learn, and from how little? ViT, Hybrid and Axial of about equal size on few digits.
 
-    python benchmarks/inductive_bias.py [--output benchmarks/results/inductive_bias.jsonl] [--only recipe|data|patch]
-    python benchmarks/inductive_bias.py --only data --steps 1600 --output FILE        # to the end
+    python benchmarks/inductive_bias.py [--output benchmarks/results/inductive_bias.jsonl]
 
 Data: the UCI digits (8x8, 1,257 / 180 / 360 for training, validation and test), stretched to 32x32 px, one channel.
 Every run takes the same number of optimiser steps, whatever the number of training images, with one recipe for all:
 AdamW, batch 32, weight decay 0.05, cosine after 10% warm-up, random shifts by up to 4 px. Its learning rate is the one
 of `RATES` with the best mean accuracy of the three models on the VALIDATION images (200 training images, one seed);
-those runs are the first that are made. The test images are looked at once by each run of the two sweeps, after its
-last step. Nested subsets: the 50 images of a seed are among its 100, and so on; all classes are equally frequent.
+those runs are the first that are made. The test images are looked at once by each of the others, after its last step.
+Nested subsets: the 50 images of a seed are among its 100, and so on; all classes are equally frequent.
 
-The sweeps: accuracy against the number of training images (3 families, 5 sizes, 3 seeds), and against the patch side
-of one ViT (2 to 32 px, all images, 3 seeds) with its compute. One JSON line is written for each finished run, and what
-is in the file is not run again: stop and start as you like. About 40 minutes of one core.
+One JSON line is written for each finished run, and what is in the file is not run again: stop and start as you like,
+in as many processes of one thread as you like.
 """
 
 import argparse
-import contextlib
-import datetime
-import json
+import itertools
 import math
 import statistics
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from records import Job, Needing, Records, read
 from tables import TABLES
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -43,9 +39,7 @@ from hf_vit import (
     HfViTForImageClassification,
 )
 from hf_vit.data import load_data
-from hf_vit.environment import cpu_name
 from hf_vit.results.figures import new_figure, save_figure
-from hf_vit.speed.measuring import others_load
 
 SIDE = 32
 WIDTHS: dict[str, Any] = {
@@ -69,17 +63,16 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "axial": (HfAxialViTConfig, HfAxialViTForImageClassification, {"patch_size": 4, "num_hidden_layers": 2}),
 }
 EXAMPLES = (50, 100, 200, 400, 1257)
-PATCHES = (32, 16, 8, 4, 2)
 SEEDS = (0, 1, 2)
 RATES = (1e-3, 2e-3, 4e-3)
-BATCH, STEPS, WEIGHT_DECAY, SHIFT = 32, 400, 0.05, 4
+BATCH, STEPS, WEIGHT_DECAY, SHIFT = 32, 1600, 0.05, 4
 
 
 @dataclass(frozen=True)
 class Run:
     """What is trained; two runs are the same if these are."""
 
-    kind: str  # recipe: judged on validation images; data, patch: on test images
+    kind: str  # recipe: judged on validation images; data: on test images
     family: str
     examples: int
     seed: int
@@ -94,16 +87,16 @@ class Digits:
 
     images: dict[str, torch.Tensor]
     labels: dict[str, torch.Tensor]
-    fingerprint: str
 
 
+@cache
 def load_digits() -> Digits:
     found, images, labels = load_data("digits"), {}, {}
     for name, split in found.splits.items():
         pixels = torch.tensor(np.stack([np.asarray(image.convert("L")) for image in split["image"]])).float()
         images[name] = F.interpolate(pixels[:, None] / 127.5 - 1, size=(SIDE, SIDE), mode="bilinear", antialias=False)
         labels[name] = torch.tensor(split["label"])
-    return Digits(images, labels, found.fingerprint)
+    return Digits(images, labels)
 
 
 def subset(labels: torch.Tensor, examples: int, seed: int) -> torch.Tensor:
@@ -117,14 +110,14 @@ def subset(labels: torch.Tensor, examples: int, seed: int) -> torch.Tensor:
     return ranks.argsort()[:examples]
 
 
-def batches(indices: torch.Tensor, steps: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+def batches(indices: torch.Tensor, steps: int, generator: torch.Generator, size: int = BATCH) -> Iterator[torch.Tensor]:
     """`steps` batches of indices, every image once before any is seen again."""
     waiting = indices[:0]
     for _ in range(steps):
-        while len(waiting) < BATCH:
+        while len(waiting) < size:
             waiting = torch.cat([waiting, indices[torch.randperm(len(indices), generator=generator)]])
-        yield waiting[:BATCH]
-        waiting = waiting[BATCH:]
+        yield waiting[:size]
+        waiting = waiting[size:]
 
 
 def shifted(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -144,17 +137,34 @@ def build(run: Run) -> torch.nn.Module:
 def train(model: torch.nn.Module, digits: Digits, run: Run) -> None:
     generator = torch.Generator().manual_seed(run.seed)
     indices = subset(digits.labels["train"], run.examples, run.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=run.rate, weight_decay=WEIGHT_DECAY)
-    warm_up = max(run.steps // 10, 1)
-    for step, batch in enumerate(batches(indices, run.steps, generator)):
-        done = (step - warm_up) / max(run.steps - warm_up, 1)
-        factor = (step + 1) / warm_up if step < warm_up else 0.5 * (1 + math.cos(math.pi * done))
-        optimizer.param_groups[0]["lr"] = run.rate * factor
+
+    def loss_of(batch: torch.Tensor) -> torch.Tensor:
         images = shifted(digits.images["train"][batch], generator)
-        loss = model(images, labels=digits.labels["train"][batch]).loss
-        loss.backward()
-        optimizer.step()
+        return model(images, labels=digits.labels["train"][batch]).loss
+
+    optimise(model, loss_of, batches(indices, run.steps, generator), run.steps, run.rate)
+
+
+def optimise(
+    model: torch.nn.Module,
+    loss_of: Callable[[torch.Tensor], torch.Tensor],
+    order: Iterable[torch.Tensor],
+    steps: int,
+    rate: float,
+    after: Callable[[int], None] = lambda step: None,
+    **settings: Any,
+) -> None:
+    """AdamW, a tenth of the steps warm-up, cosine to 0; `after` is called after every step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=WEIGHT_DECAY, **settings)
+    warm_up = max(steps // 10, 1)
+    for step, batch in enumerate(order):
+        done = (step - warm_up) / max(steps - warm_up, 1)
+        factor = (step + 1) / warm_up if step < warm_up else 0.5 * (1 + math.cos(math.pi * done))
+        optimizer.param_groups[0]["lr"] = rate * factor
         optimizer.zero_grad()
+        loss_of(batch).backward()
+        optimizer.step()
+        after(step + 1)
 
 
 @torch.no_grad()
@@ -163,70 +173,40 @@ def accuracy(model: torch.nn.Module, digits: Digits, split: str) -> float:
     return float((found == digits.labels[split]).float().mean())
 
 
-def carry_out(run: Run, digits: Digits) -> dict[str, Any]:
+def carry_out(job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
+    """Train at the job's rate, or at the one that is best in these trials."""
+    digits, rate = load_digits(), job.get("rate") or chosen_rate(trials)
+    run = Run(**(job | {"rate": rate}))
     model = build(run)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(digits.images["train"][:1])
-    started, started_cpu = time.perf_counter(), time.process_time()
     train(model.train(), digits, run)
-    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - started_cpu
     split = "validation" if run.kind == "recipe" else "test"
     return {
-        **asdict(run),
+        "rate": rate,
         f"{split}_accuracy": round(accuracy(model, digits, split), 4),
-        "seconds": round(seconds, 2),
-        "cpu_seconds": round(cpu_seconds, 2),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "flops_forward_one_image": counter.get_total_flops(),
-        "others_load": round(others_load(), 2),
-        "date": datetime.date.today().isoformat(),
-        "cpu": cpu_name(),
-        "versions": {package: version(package) for package in ("torch", "transformers")},
-        "data": digits.fingerprint,
     }
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """All finished runs; a line cut off by a crash is no finished run."""
-    found: list[dict[str, Any]] = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        with contextlib.suppress(json.JSONDecodeError):
-            found.append(json.loads(line))
-    return found
-
-
-def run_of(line: dict[str, Any]) -> Run:
-    return Run(**{name: line[name] for name in Run.__dataclass_fields__})
 
 
 def trials(steps: int) -> list[Run]:
     return [Run("recipe", family, 200, 0, 4, rate, steps) for rate in RATES for family in FAMILIES]
 
 
-def chosen_rate(lines: list[dict[str, Any]], steps: int) -> float:
+def chosen_rate(trials: list[dict[str, Any]]) -> float:
     """The rate with the best mean validation accuracy of the three models; the lower one of equals."""
-    found = {run_of(line): line["validation_accuracy"] for line in lines if line["kind"] == "recipe"}
-    means = {rate: statistics.mean(found[run] for run in trials(steps) if run.rate == rate) for rate in RATES}
-    return max(RATES, key=lambda rate: means[rate])
+    scores = {rate: [run["validation_accuracy"] for run in trials if run["rate"] == rate] for rate in RATES}
+    return max(RATES, key=lambda rate: statistics.mean(scores[rate]))
 
 
-def sweeps(rate: float, steps: int) -> list[Run]:
-    data = [Run("data", family, n, seed, 4, rate, steps) for seed in SEEDS for n in EXAMPLES for family in FAMILIES]
-    others = [patch for patch in PATCHES if patch != 4]  # 4 px is in the first sweep
-    return data + [Run("patch", "vit", EXAMPLES[-1], seed, patch, rate, steps) for seed in SEEDS for patch in others]
-
-
-def carry_out_all(runs: list[Run], path: Path, digits: Digits) -> None:
-    finished = {run_of(line) for line in read(path)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for run in runs:
-        if run in finished:
-            continue
-        line = carry_out(run, digits)
-        broken = path.exists() and not path.read_text().endswith("\n") and path.stat().st_size
-        with path.open("a") as file:
-            file.write(("\n" if broken else "") + json.dumps(line) + "\n")
-        print({name: value for name, value in line.items() if name not in ("versions", "cpu", "data")}, flush=True)
+def jobs(steps: int) -> Iterator[Needing]:
+    """The trials, and the runs, which wait for these."""
+    tried = [asdict(run) for run in trials(steps)]
+    yield from ((job, []) for job in tried)
+    for seed, examples, family in itertools.product(SEEDS, EXAMPLES, FAMILIES):
+        job = asdict(Run("data", family, examples, seed, 4, 0, steps))
+        yield {name: value for name, value in job.items() if name != "rate"}, tried
 
 
 def spread(lines: list[dict[str, Any]], name: str) -> tuple[float, float]:
@@ -238,7 +218,6 @@ def spread(lines: list[dict[str, Any]], name: str) -> tuple[float, float]:
 def draw(path: Path) -> None:
     """Draw accuracy against training images beside the record."""
     lines = [line for line in read(path) if line["kind"] == "data"]
-    lines = [line for line in lines if line["steps"] == max(line["steps"] for line in lines)]
     figure = new_figure(6, 4)
     axes = figure.add_subplot()
     for family in FAMILIES:
@@ -258,20 +237,12 @@ def draw(path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/inductive_bias.jsonl"))
-    parser.add_argument("--only", choices=("recipe", "data", "patch"), help="stop after the recipe, or one sweep alone")
-    parser.add_argument("--limit", type=int, help="at most this many of the runs that are asked for (a smoke test)")
+    parser.add_argument("--limit", type=int, help="of these runs the first (a smoke test)")
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    digits = load_digits()
-    runs = trials(options.steps)[: options.limit]
-    carry_out_all(runs, options.output, digits)
-    if options.only != "recipe" and options.limit is None:
-        rate = chosen_rate(read(options.output), options.steps)
-        runs = [run for run in sweeps(rate, options.steps) if options.only in (None, run.kind)]
-        carry_out_all(runs, options.output, digits)
-    for name in ("inductive_bias", "patch_side"):
-        print(TABLES[name](options.output))
+    Records(options.output).work(list(jobs(options.steps))[: options.limit], carry_out)
+    print(TABLES["inductive_bias"](options.output))
     draw(options.output)
 
 

@@ -1,16 +1,14 @@
 """ViTs in int8 beside bfloat16 and float32, in torch, ONNX Runtime and OpenVINO: speed, memory, size, agreement.
 
-    python benchmarks/int8.py agreement [--work build/int8] [--output benchmarks/results/int8.json] [--development]
+    python benchmarks/int8.py agreement [--work build/int8] [--output build/int8/int8.json] [--development]
     python benchmarks/int8.py speed [--variants S/16 B/16] [--batches 1 8] [--turns 15]
-    python benchmarks/int8.py operators --threads 1 [--variants S/16] [--batches 1 8] [--turns 15]
 
 "agreement" trains a ViT, a Hybrid and an Axial-ViT on digits and on crops of photographs (minutes, once; they stay in
 --work), exports each to every runtime in int8, and asks both about more than 1,000 images of the test split, which
 neither training nor quantising saw. Nor did whoever chose how to quantise: that is done with --development, which takes
-other models of other images (not mirrored, so that the parts of a photograph that are tests are others). "speed" times
-random weights at 224 px in turns, float32 of the same runtime beside every other form. "operators" says where a pass
-of torch or ONNX Runtime spends its time. All go on where they were stopped: cells that the output holds are not
-measured again.
+other models of other images (not mirrored, so that the parts of a photograph that are tests are others). "speed"
+times random weights at 224 px in turns, float32 of the same runtime beside every other form. Both continue where they
+were stopped: cells that the output holds are not measured again.
 """
 
 import argparse
@@ -18,7 +16,6 @@ import itertools
 import json
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -257,49 +254,6 @@ def folder_of(runtime: str, form: str, variant: str, work: Path) -> Path:
     return exported(random_model(variant, work), to, None, None, work)
 
 
-def torch_passes(step: Callable[[], Any], turns: int) -> list[list[tuple[str, float]]]:
-    """(operator, microseconds) of every operation, pass by pass."""
-    passes: list[list[tuple[str, float]]] = []
-    for _ in range(turns + 1):
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            step()
-        events = sorted(profile.events() or (), key=lambda event: event.time_range.start)
-        passes.append([(event.name, event.self_cpu_time_total) for event in events])
-    return passes[1:]
-
-
-def onnx_passes(file: Path, images: torch.Tensor, threads: int, turns: int) -> list[list[tuple[str, float]]]:
-    """The same of a graph."""
-    import onnxruntime
-
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads, settings.enable_profiling = threads, True
-    settings.profile_file_prefix = str(file.with_name("profile"))
-    session = onnxruntime.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
-    for _ in range(turns):
-        session.run(["logits"], {"pixel_values": images.numpy()})
-    events = json.loads(Path(session.end_profiling()).read_text())
-    nodes = [(event["args"]["op_name"], event["dur"]) for event in events if event["name"].endswith("_kernel_time")]
-    count = len(nodes) // turns
-    return [nodes[start : start + count] for start in range(0, len(nodes), count)]
-
-
-def operators(runtime: str, form: str, variant: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds an image by operators; of every operation the fastest pass counts."""
-    images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    step = step_of(runtime, form, variant, images, options.threads, options.work)
-    if runtime == "torch":
-        passes = torch_passes(step, options.turns)
-    else:
-        file = folder_of(runtime, form, variant, options.work) / "model.onnx"
-        passes = onnx_passes(file, images, options.threads, options.turns)
-    totals = Counter[str]()
-    for (name, _), *times in zip(passes[0], *([time for _, time in one] for one in passes), strict=True):
-        totals[name] += min(times) / 1000 / batch
-    kinds = {name: round(time, 2) for name, time in totals.most_common() if time >= 0.05}
-    return {"threads": options.threads, "total": round(totals.total(), 2), "milliseconds": kinds}
-
-
 def resident_megabytes(arguments: Sequence[str]) -> float:
     """MB that a fresh process holds at most for a form, beyond what it held with its libraries imported."""
     command = [sys.executable, __file__, "memory", *arguments]
@@ -370,12 +324,12 @@ def main() -> None:
         print_memory(sys.argv[2:])
         return
     options = parser(__doc__, turns=15)
-    options.add_argument("part", choices=("agreement", "speed", "operators"))
+    options.add_argument("part", choices=("agreement", "speed"))
     options.add_argument("--work", type=Path, default=Path("build/int8"))
     options.add_argument("--variants", nargs="+", default=["S/16", "B/16"])
     options.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     options.add_argument("--development", action="store_true")
-    options.set_defaults(output=Path("benchmarks/results/int8.json"))
+    options.set_defaults(output=Path("build/int8/int8.json"))
     chosen = options.parse_args()
     torch.set_num_threads(chosen.threads)
     record = Record(chosen.output)
@@ -383,12 +337,6 @@ def main() -> None:
         for variant, batch, runtime in itertools.product(chosen.variants, chosen.batches, FORMS):
             cell = partial(time_forms, runtime, variant, batch, chosen)
             record.measure(f"speed {runtime} {variant} batch {batch}", cell)
-        return
-    if chosen.part == "operators":
-        for variant, batch, runtime in itertools.product(chosen.variants, chosen.batches, ("torch", "onnxruntime")):
-            for form in FORMS[runtime]:
-                cell = partial(operators, runtime, form, variant, batch, chosen)
-                record.measure(f"operators {runtime} {form} {variant} batch {batch}", cell)
         return
     for name, family in itertools.product(DEVELOPMENT if chosen.development else JUDGING, FAMILIES):
         record.measure(f"agreement torch {family} {name}", partial(judge_torch, family, name, chosen.work))

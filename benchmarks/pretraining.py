@@ -22,15 +22,14 @@ import argparse
 import copy
 import functools
 import itertools
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from inductive_bias import subset
+from inductive_bias import batches, optimise, subset
 from records import Job, Records, runner_options
 from tables import TABLES
 from torch.nn import functional as F
@@ -50,7 +49,7 @@ WIDTHS: dict[str, Any] = {
     "num_attention_heads": 4,
     "intermediate_size": 128,
 }
-STEPS, TUNING_STEPS, BATCH, TUNING_BATCH, WEIGHT_DECAY = 200, 200, 64, 32, 0.05
+STEPS, TUNING_STEPS, BATCH, TUNING_BATCH = 200, 200, 64, 32
 # Ways to start: name -> (objective, fields of the configuration).
 STARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scratch": ("none", {}),
@@ -115,38 +114,6 @@ def varied(images: torch.Tensor, generator: torch.Generator, colours: bool = Fal
     return images
 
 
-def batches(indices: torch.Tensor, size: int, steps: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """`steps` batches of indices, every image once before any is seen again."""
-    waiting = indices[:0]
-    for _ in range(steps):
-        while len(waiting) < size:
-            waiting = torch.cat([waiting, indices[torch.randperm(len(indices), generator=generator)]])
-        yield waiting[:size]
-        waiting = waiting[size:]
-
-
-def optimise(
-    model: torch.nn.Module,
-    loss_of: Callable[[torch.Tensor], torch.Tensor],
-    order: Iterator[torch.Tensor],
-    steps: int,
-    rate: float,
-    after: Callable[[int], None] = lambda step: None,
-) -> None:
-    """AdamW, a tenth of the steps warm-up, cosine to 0."""
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(learning, lr=rate, weight_decay=WEIGHT_DECAY, fused=True)
-    warm_up = max(steps // 10, 1)
-    for step, batch in enumerate(order):
-        done = (step - warm_up) / max(steps - warm_up, 1)
-        factor = (step + 1) / warm_up if step < warm_up else 0.5 * (1 + math.cos(math.pi * done))
-        optimizer.param_groups[0]["lr"] = rate * factor
-        optimizer.zero_grad()
-        loss_of(batch).backward()
-        optimizer.step()
-        after(step + 1)
-
-
 def config_of(run: Run, data: Images) -> HfViTConfig:
     return HfViTConfig(**WIDTHS, **STARTS[run.start][1], num_labels=data.classes)
 
@@ -157,7 +124,7 @@ def pretrain(run: Run, data: Images, steps: int, rate: float) -> Any:
     config, images = config_of(run, data), data.images["train"]
     torch.manual_seed(run.seed)
     generator = torch.Generator().manual_seed(run.seed)
-    order = batches(torch.arange(len(images)), BATCH, steps, generator)
+    order = batches(torch.arange(len(images)), steps, generator, BATCH)
     if objective == "contrast":
         return contrast(HfViTModel(config), images, order, generator, steps, rate)
     if objective in ("none", "labels"):
@@ -169,7 +136,7 @@ def pretrain(run: Run, data: Images, steps: int, rate: float) -> Any:
         seen = varied(images[batch], generator)
         return model(seen, *policy.draw(len(batch), PATCHES, generator)).loss
 
-    optimise(model, loss_of, order, steps, rate)
+    optimise(model, loss_of, order, steps, rate, fused=True)
     return model.vit
 
 
@@ -186,7 +153,7 @@ def contrast(
     def after(step: int) -> None:
         model.update_momentum(momentum_at(step, steps, options.momentum))
 
-    optimise(model, loss_of, order, steps, rate, after)
+    optimise(model, loss_of, order, steps, rate, after, fused=True)
     return encoder
 
 
@@ -200,12 +167,12 @@ def fine_tune(
     assert not [name for name in missing if not name.startswith("pooler.")], missing
     generator = torch.Generator().manual_seed(run.seed + 1)
     chosen = subset(data.labels["train"], labels * data.classes or len(data.labels["train"]), run.seed)
-    order = batches(chosen, TUNING_BATCH, steps, generator)
+    order = batches(chosen, steps, generator, TUNING_BATCH)
 
     def loss_of(batch: torch.Tensor) -> torch.Tensor:
         return model(varied(data.images["train"][batch], generator), labels=data.labels["train"][batch]).loss
 
-    optimise(model.train(), loss_of, order, steps, rate)
+    optimise(model.train(), loss_of, order, steps, rate, fused=True)
     return model.eval()
 
 

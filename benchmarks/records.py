@@ -8,12 +8,10 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
-
-from inductive_bias import read
 
 from hf_vit.environment import hardware, versions
 from hf_vit.evaluation.runners import RUNNERS, running
@@ -28,6 +26,15 @@ def runner_options(options: argparse.ArgumentParser) -> None:
     """Where the jobs run."""
     options.add_argument("--runner", choices=RUNNERS, default=RUNNERS[0])
     options.add_argument("--address", help="HOST:PORT of Ray's cluster; by default it is started on this machine")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All finished runs; a line cut off by a crash is no finished run."""
+    found: list[dict[str, Any]] = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
 
 
 class Records:

@@ -20,22 +20,20 @@ its 30 images more often. One JSON line a finished run; what is in the file is n
 """
 
 import argparse
-import datetime
-import json
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from records import Job, Records
 from tables import TABLES
 
 from hf_vit import HfViTConfig
 from hf_vit.data import load_data
-from hf_vit.environment import hardware, versions
 from hf_vit.training import FinetuneOptions, SelfTrainingOptions, finetune
 
 SEEDS = (0, 1, 2)
@@ -91,9 +89,10 @@ def write_data(root: Path, seed: int) -> None:
         row["image"].save(folder / f"{number}.png")
 
 
-def train(work: Path, way: str, seed: int, choice: int, folder: Path) -> dict[str, Any]:
-    """One run, with the `choice`-th settings of its grid."""
-    grid, teacher, begin, steps = WAYS[way]
+def train(work: Path, job: Job, records: Records, folder: Path) -> dict[str, Any]:
+    """One run, with the settings of its grid that the job names, or the best of those tried."""
+    grid, teacher, begin, steps = WAYS[job["way"]]
+    seed, choice = job["seed"], job["choice"] if "choice" in job else best(records, grid)
     changes, told = GRIDS[grid][choice]
     data = work / f"data-{seed}"
     if not data.exists():
@@ -102,7 +101,7 @@ def train(work: Path, way: str, seed: int, choice: int, folder: Path) -> dict[st
     if teacher is not None:
         kind: Any = "noisy-student" if grid == "noisy" else "meta-pseudo-labels"
         learning = SelfTrainingOptions(work / f"{teacher}-{seed}", str(data / "unlabelled"), kind, **told)
-    start = time.process_time()
+    shutil.rmtree(folder, ignore_errors=True)
     result = finetune(
         HfViTConfig(**MODEL) if begin is None else str(work / f"{begin}-{seed}"),
         str(data / "labelled"),
@@ -115,76 +114,46 @@ def train(work: Path, way: str, seed: int, choice: int, folder: Path) -> dict[st
         evaluations=10,
         **changes,
     )
-    return {
-        "way": way,
-        "seed": seed,
-        "choice": choice,
-        "validation": result.validation,
-        "test": {"accuracy": result.test.top1, "loss": result.test.loss},
-        "settings": changes | ({} if learning is None else learning.settings()),
-        "steps": steps,
-        "cpu_seconds": round(time.process_time() - start, 1),
-    }
+    settings = changes | ({} if learning is None else learning.settings())
+    found = {"choice": choice, "validation": result.validation, "settings": settings, "steps": steps}
+    # By the test images nothing is to be chosen.
+    return found | ({"test": {"accuracy": result.test.top1, "loss": result.test.loss}} if job["final"] else {})
 
 
-def todo() -> Iterator[tuple[str, int, int | None]]:
-    """(way, seed, choice) in their order; the choice None is the best of those tried."""
+def jobs() -> Iterator[Job]:
+    """Seed by seed, the trials before the runs whose settings they choose."""
     for seed in SEEDS:
         for way, (grid, *_) in WAYS.items():
             if seed == 0 and way in CHOOSING:
-                yield from ((way, seed, choice) for choice in range(len(GRIDS[grid])))
-            yield way, seed, None
+                yield from ({"way": way, "seed": seed, "final": False, "choice": n} for n in range(len(GRIDS[grid])))
+            yield {"way": way, "seed": seed, "final": True}
 
 
-def measure(output: Path, work: Path, limit: int | None) -> None:
-    """Make at most `limit` of the runs that the file does not hold yet. Models are made again where they are gone."""
-    torch.set_num_threads(1)
-    machine = {"date": f"{datetime.date.today()}", "hardware": hardware("cpu"), "versions": versions()}
-    with output.open("a", encoding="utf-8") as file:
-        for way, seed, choice in todo():
-            tried = [line for line in read(output) if (line["way"], line["seed"]) == (way, seed)]
-            if limit == 0:
-                return
-            if choice is None:
-                folder, chosen = work / f"{way}-{seed}", best(output, WAYS[way][0])
-                if any(line["final"] for line in tried) and folder.exists():
-                    continue
-            else:
-                folder, chosen = work / "tried", choice
-                if any(line["choice"] == choice for line in tried):
-                    continue
-            shutil.rmtree(folder, ignore_errors=True)
-            found = train(work, way, seed, chosen, folder) | {"final": choice is None}
-            if choice is not None:
-                del found["test"]  # which nothing is to be chosen by
-            if not (choice is None and any(line["final"] for line in tried)):
-                file.write(json.dumps(found | machine) + "\n")
-                file.flush()
-            said = found["validation"] if choice is not None else found["test"]
-            print(f"{way} {seed} {chosen}: {said}, {found['cpu_seconds']} s", flush=True)
-            limit = None if limit is None else limit - 1
+def measure(records: Records, work: Path, limit: int | None) -> None:
+    """Do the first jobs that are left. Models are made again where they are gone, without a second record."""
+    for job in list(jobs())[:limit]:
+        folder = work / (f"{job['way']}-{job['seed']}" if job["final"] else "tried")
+        is_there = partial(folder.exists) if job["final"] else None
+        if records.find(job) is None or (is_there and not is_there()):
+            records.attempt(job, partial(train, work, job, records, folder), is_there)
 
 
-def best(output: Path, grid: str) -> int:
+def best(records: Records, grid: str) -> int:
     """Which settings of a grid did best on the validation images of seed 0."""
     if len(GRIDS[grid]) == 1:
         return 0
-    tried = [line for line in read(output) if WAYS[line["way"]][0] == grid and not line["final"]]
-    found = max(tried, key=lambda line: (line["validation"]["accuracy"], -line["validation"]["loss"]))
+    tried = [run for job in jobs() if not job["final"] and WAYS[job["way"]][0] == grid and (run := records.find(job))]
+    found = max(tried, key=lambda run: (run["validation"]["accuracy"], -run["validation"]["loss"]))
     return int(found["choice"])
-
-
-def read(output: Path) -> list[dict[str, Any]]:
-    """The finished runs."""
-    return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()] if output.exists() else []
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=DEFAULT)
     parser.add_argument("--work", type=Path, help="where the models are kept; a temporary folder by default")
-    parser.add_argument("--limit", type=int, help="make at most so many runs now")
+    parser.add_argument("--limit", type=int, help="of these runs the first")
     arguments = parser.parse_args()
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
-        measure(arguments.output, arguments.work or Path(temporary), arguments.limit)
+        measure(Records(arguments.output), arguments.work or Path(temporary), arguments.limit)
     print(TABLES["self_training"](arguments.output))

@@ -17,31 +17,25 @@ with one ViT, so that the set can be learnt in these steps; all test images are 
 """
 
 import argparse
-import datetime
-import json
-import math
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from inductive_bias import FAMILIES, SIDE, WIDTHS, read, spread
+from inductive_bias import FAMILIES, SIDE, WIDTHS, optimise, spread
+from records import Job, Records, read
 from tables import TABLES
 from torch.nn import functional as F
 from torchvision.transforms.v2 import RandomResizedCrop
 
 from hf_vit.analysis.analyses.shape_bias import count_decisions, shape_share
-from hf_vit.environment import cpu_name
 from hf_vit.results.figures import new_figure, save_figure
-from hf_vit.speed.measuring import others_load
 
 CLASSES = ("disc", "square", "triangle", "cross")
 SEEDS = (0, 1, 2)
-STEPS, BATCH, RATE, WEIGHT_DECAY = 400, 32, 1e-3, 0.05
+STEPS, BATCH, RATE = 400, 32, 1e-3
 EXAMPLES = 500  # training images a class
 LEVEL, CONTRAST = 0.3, 0.35  # a shape against the ground, and its texture's amplitude; an image runs from 0 to 1
 SIZES: dict[str, Any] = {**WIDTHS, "num_channels": 3, "num_labels": len(CLASSES)}
@@ -134,17 +128,12 @@ def train(run: Run) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(run.seed)
     classes = torch.arange(len(CLASSES)).repeat_interleave(EXAMPLES)
     examples = images([(label, label) for label in classes.tolist()], run.seed, 10)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=WEIGHT_DECAY)
-    warm_up = run.steps // 10
-    for step in range(run.steps):
-        done = (step - warm_up) / (run.steps - warm_up)
-        factor = (step + 1) / warm_up if step < warm_up else 0.5 * (1 + math.cos(math.pi * done))
-        optimizer.param_groups[0]["lr"] = RATE * factor
-        chosen = torch.randint(len(classes), (BATCH,), generator=generator)
-        batch = VARIATIONS[run.variation](examples[chosen], generator)
-        model(batch, labels=classes[chosen]).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+
+    def loss_of(batch: torch.Tensor) -> torch.Tensor:
+        return model(VARIATIONS[run.variation](examples[batch], generator), labels=classes[batch]).loss
+
+    order = (torch.randint(len(classes), (BATCH,), generator=generator) for _ in range(run.steps))
+    optimise(model, loss_of, order, run.steps, RATE)
     return model.eval()
 
 
@@ -173,24 +162,10 @@ def judge(model: torch.nn.Module, seed: int) -> dict[str, Any]:
     }
 
 
-def carry_out(run: Run) -> dict[str, Any]:
-    started = time.process_time()
-    model = train(run)
-    seconds = time.process_time() - started
-    return {
-        **asdict(run),
-        **judge(model, run.seed),
-        "cpu_seconds": round(seconds, 1),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "others_load": round(others_load(), 2),
-        "date": datetime.date.today().isoformat(),
-        "cpu": cpu_name(),
-        "versions": {package: version(package) for package in ("torch", "transformers")},
-    }
-
-
-def run_of(line: dict[str, Any]) -> Run:
-    return Run(**{name: line[name] for name in Run.__dataclass_fields__})
+def carry_out(job: Job, _: Any) -> dict[str, Any]:
+    torch.manual_seed(job["seed"])  # the crops draw from torch's own generator
+    model = train(Run(**job))
+    return judge(model, job["seed"]) | {"parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 
 def write_example(folder: Path) -> None:
@@ -246,22 +221,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/shape_texture.jsonl"))
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--limit", type=int, help="at most this many runs (a smoke test)")
+    parser.add_argument("--limit", type=int, help="of these runs the first (a smoke test)")
     parser.add_argument("--example", type=Path, metavar="DIR", help="write a trained model and cue conflicts instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.example:
         write_example(options.example)
         return
-    finished = {run_of(line) for line in read(options.output)}
     runs = [Run(f, v, seed, options.steps) for seed in SEEDS for f in FAMILIES for v in VARIATIONS]
-    for run in [run for run in runs if run not in finished][: options.limit]:
-        torch.manual_seed(run.seed)  # the crops draw from torch's own generator
-        line = carry_out(run)
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        with options.output.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        print({name: line[name] for name in (*asdict(run), "accuracy", "shape_bias", "cpu_seconds")}, flush=True)
+    Records(options.output).work([(asdict(run), []) for run in runs[: options.limit]], carry_out)
     print(TABLES["shape_texture"](options.output))
     draw_biases(options.output)
 

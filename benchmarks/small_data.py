@@ -7,16 +7,16 @@ parameters learns from scratch at 32 px, always for as many steps of 64 images. 
 """
 
 import argparse
-import json
+import itertools
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from records import Job, Records
+from tables import TABLES
 
 from hf_vit import HfViTConfig
-from hf_vit.environment import hardware, versions
 from hf_vit.training import finetune
 
 DATA = ("digits", "photos", "fractals:classes=20,images=50,seed=1")
@@ -52,40 +52,24 @@ def main() -> None:
     options.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "small_data.jsonl")
     chosen = options.parse_args()
     torch.set_num_threads(1)
-    lines = chosen.output.read_text().splitlines() if chosen.output.exists() else []
-    done = {tuple(json.loads(line)[key] for key in ("candidate", "data", "seed", "steps")) for line in lines}
-    for seed in chosen.seeds:
-        for data in chosen.data:
-            for candidate in chosen.candidates:
-                if (candidate, data, seed, chosen.steps) not in done:
-                    run(candidate, data, seed, chosen.steps, chosen.output)
+    records = Records(chosen.output)
+    places = itertools.product(chosen.seeds, chosen.data, chosen.candidates)
+    jobs = [{"candidate": one, "data": data, "seed": seed, "steps": chosen.steps} for seed, data, one in places]
+    records.work([(job, []) for job in jobs], train)
+    print(TABLES["small_data"](chosen.output))
 
 
-def run(candidate: str, data: str, seed: int, steps: int, output: Path) -> None:
-    """Train once, and add a line."""
-    begun = time.process_time()
+def train(job: Job, _: Any) -> dict[str, Any]:
+    """Train once; return how good it is on validation images."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"steps": steps, "evaluations": 4} | CANDIDATES[candidate]
-        result = finetune(model(), data, Path(folder) / "out", seed=seed, device="cpu", precision="fp32", **settings)
-    record = {
-        "candidate": candidate,
-        "data": data,
-        "seed": seed,
-        "steps": steps,
+        settings = {"steps": job["steps"], "evaluations": 4} | CANDIDATES[job["candidate"]]
+        same: dict[str, Any] = {"seed": job["seed"], "device": "cpu", "precision": "fp32"}
+        result = finetune(model(), job["data"], Path(folder) / "out", **same, **settings)
+    return {
         "validation_accuracy": result.validation["accuracy"],
         "validation_loss": result.validation["loss"],
         "best_step": result.best_step,
-        "cpu_seconds": round(time.process_time() - begun, 1),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "hardware": hardware("cpu"),
-        "versions": versions(),
     }
-    with output.open("a") as file:
-        file.write(json.dumps(record) + "\n")
-    print(
-        f"{candidate}, {data}, seed {seed}: {record['validation_accuracy']:.2%} in {record['cpu_seconds']} s",
-        flush=True,
-    )
 
 
 if __name__ == "__main__":

@@ -114,7 +114,8 @@ def source(record: Any) -> str:
 def ran(runs: Rows, script: str) -> str:
     """Return where resumable runs come from: script, dates, number and CPU time."""
     hours = sum(run.get("cpu_seconds", 0) for run in runs) / 3600
-    return f"`{script}`, {dated(runs)}, {len(runs)} runs, {hours:.1f} CPU hours"
+    seeds = len({run["seed"] for run in runs if "seed" in run})
+    return f"`{script}`, {dated(runs)}, {len(runs)} runs, {seeds} seeds, {hours:.1f} CPU hours"
 
 
 def dated(runs: Rows) -> str:
@@ -322,7 +323,16 @@ def demo(path: Path) -> str:
     return markdown(" |  | wrong of 360 | mean", lines, f"`hf-vit demo --seeds 10`, then `demo.py`, {date}.")
 
 
-# ---- speed and memory
+# ---- speed and memory: tables whose rows are the rows of a record
+
+
+def show(value: Any) -> str:
+    """Return a value as a cell: quartiles, three digits of a number, nothing for nothing."""
+    if value is None or isinstance(value, str | bool):
+        return {None: "", True: "yes", False: "no"}.get(value, value)
+    if isinstance(value, dict):
+        return quartiles(value)
+    return f"{value:,.0f}" if isinstance(value, int) or value >= 100 else f"{value + 0:.3g}"
 
 
 def kinds_of(script: str) -> dict[str, Any]:
@@ -331,149 +341,135 @@ def kinds_of(script: str) -> dict[str, Any]:
     return {kind: load(path) for kind, path in found.items() if path.exists()}
 
 
-@table("jpeg_zen4.json")
-def jpeg(_: Path | None) -> str:
-    ways = ("transformers", "one_by_one", "in_threads")
-    lines = [
-        (PROCESSORS[kind], row["processor"], "one process" if row["workers"] == 0 else f"{row['workers']} workers",
-         *(quartiles(row.get(f"times_as_fast_as_{way}")) for way in ways), f"{row['images_per_second']:.0f}",
-         quartiles(row.get("draft_times_as_fast")))
-        for kind, record in kinds_of("jpeg").items() for row in record["rows"]
-    ]  # fmt: skip
-    header = (
-        "processor | their processor on |  | whole batches | one by one | in threads | our images/s | ours with draft"
-    )
-    caption = (
-        "Times transformers' processor, files of 512 px; last column: times ours without draft. `jpeg.py --turns 9`."
-    )
-    return markdown(header, lines, caption)
+def rows_of(script: str, columns: dict[str, str], *caption: str) -> Table:
+    """Return a table with a row for each row of a record, or of the records of every kind of processor.
+
+    Args:
+        columns: header -> name of the value.
+    """
+
+    def write(path: Path | None) -> str:
+        single = path or RESULTS / f"{script}.json"
+        records = {"": load(single)} if single.exists() else kinds_of(script)
+        first = [] if "" in records else ["processor"]
+        lines = [
+            [*[PROCESSORS[kind] for _ in first], *(show(row.get(name)) for name in columns.values())]
+            for kind, record in records.items()
+            for row in record["rows"]
+        ]
+        return markdown([*first, *columns], lines, " ".join([*caption, *(f"{source(r)}." for r in records.values())]))
+
+    return write
 
 
-@table("axial_amx.json")
-def axial(_: Path | None) -> str:
-    names = {
-        "times_as_fast_as_full": "two full-attention blocks of ours",
-        "times_as_fast_as_transformers": "two of transformers",
-        "share_of_speed_without_attention": "the block without any attention",
-    }
-    sides, lines = (28, 32, 56, 64, 96), []
-    for (kind, record), dtype in ((item, dtype) for item in kinds_of("axial").items() for dtype in DTYPES):
-        found = {row["side"]: row for row in record["rows"] if row["dtype"] == dtype}
-        exponent = record.get("time_exponent", {}).get(dtype)
-        for key, told in names.items():
-            cells = [median(found.get(side, {}).get(key)) for side in sides]
-            growth = f"{exponent:.2f}" if exponent and key == "times_as_fast_as_full" else ""
-            if any(cells):
-                lines.append((PROCESSORS[kind], dtype, told, *cells, growth))
-    header = ["processor", "dtype", "beside", *(f"{side} tokens a side" for side in sides), "time grows as N to the"]
-    return markdown(header, lines, "Speed of an axial block as a multiple; `axial.py --turns 9`.")
+def columns(names: str, values: str) -> dict[str, str]:
+    """Return header -> name of the value, of two lines of a table."""
+    return dict(zip(names.split(" | "), values.split(" | "), strict=True))
 
 
-@table("axial_resnet.json")
-def axial_resnet(path: Path) -> str:
-    record = load(path)
-    parts = list(dict.fromkeys(row["part"] for row in record["rows"]))
-    lines = []
-    for key, told in {"_a_position": "one einsum a position", "": "einsums over all pairs"}.items():
-        for training, batch in ((False, 1), (False, 8), (True, 1), (True, 8)):
-            found = [where(record["rows"], part=part, batch=batch, training=training)[0] for part in parts]
-            cells = [median(row.get(f"times_as_fast_as_einsum{key}")) for row in found]
-            if any(cells):
-                lines.append((told, "training step" if training else "evaluation", str(batch), *cells))
-    return markdown(["times as fast as", "", "batch", *parts], lines, f"{source(record)}.")
-
-
-@table("local.json")
-def local(path: Path) -> str:
-    record = load(path)
-    speeds = [row for row in record["rows"] if "contestant" in row]
-    lines = [
-        (row["contestant"], str(row["threads"]), quartiles(row["block_times_as_fast_as_full"]),
-         quartiles(row.get("attention_alone_times_as_fast_as_full"))) for row in speeds
-    ]  # fmt: skip
-    memory = [
-        f"{row['side']}: {row['peak_memory_MB']:.0f}"
-        for row in where(record["rows"], threads=1)
-        if "bytes_a_token" in row
-    ]
-    caption = (
-        "Times full attention under sdpa, 64x64 tokens, D 384, float32. Memory of the local block beyond weights and "
-        f"input, MB by tokens a side: {', '.join(memory)}. {source(record)}."
-    )
-    return markdown("pattern | threads | block | attention alone", lines, caption)
-
-
-@table("conversion_avx2.json")
-def conversion(_: Path | None) -> str:
-    ways = ("mapping", "checked", "reading")
-    lines = [
-        (PROCESSORS[kind], row["form"], *(quartiles(row[f"{way}_time_of_numpys"]) for way in ways),
-         f"{row['conversion_seconds']:.1f}" if "conversion_seconds" in row else "",
-         str(row.get("peak_megabytes", "")))
-        for kind, record in kinds_of("conversion").items() for row in record["rows"]
-    ]  # fmt: skip
-    header = "processor | B/16 .npz | mapped | mapped with all checks | read | whole conversion, s | peak, MB"
-    return markdown(header, lines, "Time as a share of plain `np.load` (below 1 is faster); `conversion.py`.")
-
-
-@table("loading_zen4.json")
-def loading(_: Path | None) -> str:
-    lines = [
-        (PROCESSORS[kind], row["what"], quartiles(row.get("time_of_transformers") or row["peak"]))
-        for kind, record in kinds_of("loading").items() for row in record["rows"]
-    ]  # fmt: skip
-    caption = (
-        "B/16, time as a share of transformers' (below 1 is faster), memory as a multiple of the weights; `loading.py`."
-    )
-    return markdown("processor |  | hf_vit", lines, caption)
-
-
-@table("step_overhead_avx2.json")
-def step_overhead(_: Path | None) -> str:
-    lines = [
-        (PROCESSORS[kind], row["contestant"], quartiles(row.get("time_of_a_plain_loop")), f"{row['milliseconds']:.1f}")
-        for kind, record in kinds_of("step_overhead").items() for row in record["rows"]
-    ]  # fmt: skip
-    caption = "CPU time of a training step of a tiny model as a multiple of a plain PyTorch loop's; `step_overhead.py`."
-    return markdown("processor |  | times a plain loop | ms a step", lines, caption)
-
-
-@table("scaling_out.json")
-def scaling_out(path: Path) -> str:
-    record = load(path)
-    lines = [(row["contestant"], quartiles(row["share_of_model_alone"])) for row in record["rows"]]
-    return markdown(
-        "`embed` by two workers | share of the model alone",
-        lines,
-        f"{source(record)}; rates were recorded to two decimals.",
-    )
-
-
-@table("growth.json")
-def growth(path: Path) -> str:
-    record = load(path)
-    axes = list(dict.fromkeys(row["axis"] for row in record["rows"]))
-    lines = []
-    for family in dict.fromkeys(row["family"] for row in record["rows"]):
-        found = {row["axis"]: row for row in where(record["rows"], family=family)}
-        cells = [
-            f"{found[axis][f'{of}_exponent']:.2f} ({found[axis][f'{of}_theory']:.2f})" if axis in found else ""
-            for axis in axes for of in ("seconds", "bytes")
-        ]  # fmt: skip
-        lines.append((family, *cells))
-    header = ["family", *(f"{axis}: {of}" for axis in axes for of in ("time", "memory"))]
-    return markdown(header, lines, f"Fitted exponents (theory in brackets). {source(record)}.")
-
-
-@table("mixed_sizes.json")
-def mixed_sizes(path: Path) -> str:
-    record = load(path)
-    lines = [
-        (row["model"], quartiles(row["times_as_fast_as_padded"]), quartiles(row["times_as_fast_as_one_by_one"]),
-         f"{row['patches_of_padded_batch']:.0%}", digits(row["largest_difference"])) for row in record["rows"]
-    ]  # fmt: skip
-    header = "model, `without_padding` | times the padded batch | times one by one | places with a patch | difference"
-    return markdown(header, lines, f"{source(record)}.")
+TABLES["jpeg"] = rows_of(
+    "jpeg",
+    columns(
+        "their processor on | workers | whole batches | one by one | in threads | our images/s | ours with draft",
+        "processor | workers | times_as_fast_as_transformers | times_as_fast_as_one_by_one"
+        " | times_as_fast_as_in_threads | images_per_second | draft_times_as_fast",
+    ),
+    "Times transformers' processor (0 workers: in one process); last column: times ours without draft.",
+)
+TABLES["axial"] = rows_of(
+    "axial",
+    columns(
+        "dtype | tokens a side | two full-attention blocks of ours | two of transformers | the block without attention",
+        "dtype | side | times_as_fast_as_full | times_as_fast_as_transformers | share_of_speed_without_attention",
+    ),
+    "Speed of an axial block as a multiple.",
+)
+TABLES["local"] = rows_of(
+    "local",
+    columns(
+        "pattern | threads | tokens a side | block | attention alone | local block beyond weights, MB",
+        "contestant | threads | side | block_times_as_fast_as_full | attention_alone_times_as_fast_as_full"
+        " | peak_memory_MB",
+    ),
+    "Times full attention under sdpa, D 384, float32.",
+)
+TABLES["conversion"] = rows_of(
+    "conversion",
+    columns(
+        "B/16 .npz | mapped | mapped with all checks | read | whole conversion, s | peak, MB",
+        "form | mapping_time_of_numpys | checked_time_of_numpys | reading_time_of_numpys | conversion_seconds"
+        " | peak_megabytes",
+    ),
+    "Time as a share of plain `np.load` (below 1 is faster).",
+)
+TABLES["loading"] = rows_of(
+    "loading",
+    columns("B/16 | time | memory, times the weights", "what | time_of_transformers | peak"),
+    "Time as a share of transformers' (below 1 is faster).",
+)
+TABLES["step_overhead"] = rows_of(
+    "step_overhead",
+    columns("a step by | times a plain loop | ms a step", "contestant | time_of_a_plain_loop | milliseconds"),
+    "CPU time of a training step of a tiny model.",
+)
+TABLES["scaling_out"] = rows_of(
+    "scaling_out",
+    columns("`embed` by two workers | share of the model alone", "contestant | share_of_model_alone"),
+    "Recorded to two decimals.",
+)
+TABLES["growth"] = rows_of(
+    "growth",
+    columns(
+        "family | against | exponent of time | theory | exponent of memory | its theory",
+        "family | axis | seconds_exponent | seconds_theory | bytes_exponent | bytes_theory",
+    ),
+)
+TABLES["mixed_sizes"] = rows_of(
+    "mixed_sizes",
+    columns(
+        "`without_padding` | times the padded batch | times one by one | places with a patch | largest difference",
+        "model | times_as_fast_as_padded | times_as_fast_as_one_by_one | patches_of_padded_batch | largest_difference",
+    ),
+)
+TABLES["page_waits"] = rows_of(
+    "page",
+    columns(
+        "page of | s to the first answer and all maps | least | most | later images | MB | load",
+        "model | median_s | least_s | most_s | said | page_mb | load",
+    ),
+    "Headless Chromium, empty cache, one thread of WebAssembly.",
+)
+TABLES["draft"] = rows_of(
+    "draft",
+    columns(
+        "model, px | decoded at, px | times as many files/s | pixels differ by | validation | with draft | test"
+        " | test with draft | test answers changed | of",
+        "px | decoded_px | times_as_fast | mean_difference | validation_accuracy | validation_accuracy_draft"
+        " | test_accuracy | test_accuracy_draft | test_answers_changed | test_images",
+    ),
+    "Files of 384 px.",
+)
+TABLES["freed_memory"] = rows_of(
+    "freed_memory",
+    columns("model | images | work | times as fast | peak memory", "variant | batch | work | times_as_fast | memory"),
+    "As multiples of the same without.",
+)
+TABLES["token_merging"] = rows_of(
+    "token_merging",
+    columns(
+        "model | merged tokens a layer | times as fast | validation accuracy | test accuracy",
+        "model | merge_tokens | times_as_fast | validation_accuracy | test_accuracy",
+    ),
+)
+TABLES["data_loading"] = rows_of(
+    "data_loading",
+    columns(
+        "layout | loader | images/s, first epoch | later | hf_vit's times its, first | later epochs | s to open",
+        "layout | contestant | first_images_per_second | later_images_per_second | hf_vit_first | hf_vit_later"
+        " | open_seconds",
+    ),
+)
+TABLES["embed_memory"] = rows_of("embed_memory", columns("runner | images | MiB held at most", "runner | images | mib"))
 
 
 @table("import_time.json")
@@ -482,22 +478,6 @@ def import_time(path: Path) -> str:
     lines = [(name, f"{row['median_s']:.2f}") for name, row in record["rows"].items()]
     return markdown(
         " | CPU seconds", lines, f"`import_time.py`, {record['date']}, load before it {record['load_before']:.1f}."
-    )
-
-
-@table("page.json")
-def page_waits(path: Path) -> str:
-    record = load(path)
-    lines = [
-        (row["model"], "{median_s:.2f} ({least_s:.2f} to {most_s:.2f})".format(**row), row["said"], str(row["page_mb"]))
-        for row in record["rows"]
-    ]
-    load_of = max(row["load"] for row in record["rows"])
-    header = "page of | s to the first answer and all maps | later images | MB"
-    return markdown(
-        header,
-        lines,
-        f"Headless Chromium, empty cache, one thread of WebAssembly, load {load_of:.1f}. {source(record)}.",
     )
 
 
@@ -537,80 +517,6 @@ def int8_agreement(_: Path | None) -> str:
     )
 
 
-@table("draft.json")
-def draft(path: Path) -> str:
-    record = load(path)
-    lines = [
-        (f"{row['px']} px", f"{row['decoded_px']} px", quartiles(row["times_as_fast"]), f"{row['mean_difference']:.2f}",
-         *(f"{row[f'{split}_accuracy']:.2%}, {row[f'{split}_accuracy_draft']:.2%}" for split in ("validation", "test")),
-         f"{row['test_answers_changed']} of {row['test_images']}") for row in record["rows"]
-    ]  # fmt: skip
-    header = "model | decoded at | times as many files/s | pixels differ by | validation without, with | test | changed"
-    return markdown(header, lines, f"Files of {record['px_of_files']} px. {source(record)}.")
-
-
-@table("freed_memory.json")
-def freed_memory(path: Path) -> str:
-    record = load(path)
-    works, lines = ("as loaded", "optimized", "training"), []
-    for variant, batch in dict.fromkeys((row["variant"], row["batch"]) for row in record["rows"]):
-        found = {row["work"]: row for row in where(record["rows"], variant=variant)}
-        lines.append(
-            (f"{variant}, {batch} images", *(quartiles(found.get(work, {}).get("times_as_fast")) for work in works))
-        )
-    memory = [row["memory"] for row in record["rows"]]
-    caption = f"Times as fast as without; peak memory {min(memory)} to {max(memory)} times. {source(record)}."
-    return markdown(["", *works], lines, caption)
-
-
-@table("token_merging.json")
-def token_merging(path: Path) -> str:
-    record = load(path)
-    merged = [row["merge_tokens"] for row in where(record["rows"], model="digits") if row["merge_tokens"]]
-    lines = []
-    for model in dict.fromkeys(row["model"] for row in record["rows"]):
-        found = {row["merge_tokens"]: row for row in where(record["rows"], model=model)}
-        lines.append(
-            (f"{model}: times as fast", "1", *(median(found[r]["times_as_fast"]) if r in found else "" for r in merged))
-        )
-        for split in ("validation", "test"):
-            if f"{split}_accuracy" in found[None]:
-                lines.append(
-                    (
-                        f"{model}: {split} accuracy, %",
-                        *(f"{100 * found[r][f'{split}_accuracy']:.2f}" for r in (None, *merged)),
-                    )
-                )
-    return markdown(["merged tokens a layer", "0", *map(str, merged)], lines, f"{source(record)}.")
-
-
-@table("data_loading.json")
-def data_loading(path: Path) -> str:
-    record, lines = load(path), []
-    for layout in dict.fromkeys(row["layout"] for row in record["rows"]):
-        found = {row["contestant"]: row for row in where(record["rows"], layout=layout)}
-        epochs, ours = ("first", "later"), found.pop("hf_vit")
-        rates = ", ".join(f"{ours[f'{epoch}_images_per_second']:,.0f}" for epoch in epochs)
-        told = [
-            f"{name}: " + ", ".join(median(row[f"hf_vit_{epoch}"]) for epoch in epochs) for name, row in found.items()
-        ]
-        opened = ", ".join(f"{name} {row['open_seconds']:.1f}" for name, row in {"hf_vit": ours, **found}.items())
-        lines.append((layout, rates, "; ".join(told), opened))
-    header = "layout | images/s, first and later epochs | times the peer's, first and later | s to open"
-    return markdown(header, lines, f"{source(record)}.")
-
-
-@table("embed_memory.json")
-def embed_memory(path: Path) -> str:
-    record = load(path)
-    counts = list(dict.fromkeys(row["images"] for row in record["rows"]))
-    lines = [
-        (runner, *(f"{where(record['rows'], runner=runner, images=count)[0]['mib']:,}" for count in counts))
-        for runner in ("local", "ray")
-    ]  # fmt: skip
-    return markdown(["MiB held at most by", *(f"{count:,} images" for count in counts)], lines, f"{source(record)}.")
-
-
 @table("int8_avx512_bf16.json")
 def billion(path: Path) -> str:
     cells = load(path)["cells"]["speed openvino B/16 batch 8"]
@@ -634,31 +540,14 @@ def billion(path: Path) -> str:
 @table("inductive_bias.jsonl")
 def inductive_bias(path: Path) -> str:
     runs = where(load(path), kind="data")
-    runs = [run for run in runs if run["steps"] == max(run["steps"] for run in runs)]
     sizes, lines = sorted({run["examples"] for run in runs}), []
     for family in dict.fromkeys(run["family"] for run in runs):
         own = where(runs, family=family)
         cells = [spread(run["test_accuracy"] for run in where(own, examples=size)) for size in sizes]
         lines.append((family, f"{own[0]['parameters']:,}", *cells))
     header = ["family", "parameters", *(f"{size:,} images" for size in sizes)]
-    caption = f"Test accuracy, %, 3 seeds. {ran(runs, 'inductive_bias.py --only data --steps 1600')}."
+    caption = f"Test accuracy, %. {ran(runs, 'inductive_bias.py')}."
     return markdown(header, lines, caption)
-
-
-@table("inductive_bias.jsonl")
-def patch_side(path: Path) -> str:
-    runs = [run for run in load(path) if (run["family"], run["examples"], run["steps"]) == ("vit", 1257, 400)]
-    lines = []
-    for patch in sorted({run["patch"] for run in runs}, reverse=True):
-        own = where(runs, patch=patch)
-        cells = [
-            str((32 // patch) ** 2),
-            f"{own[0]['flops_forward_one_image'] / 1e6:.2f}",
-            spread(run["test_accuracy"] for run in own),
-        ]
-        lines.append((str(patch), *cells, seconds(own)))
-    caption = f"400 steps, all images, 3 seeds. {ran(runs, 'inductive_bias.py --only patch')}."
-    return markdown("patch, px | tokens | MFLOPs | test accuracy, % | CPU seconds", lines, caption)
 
 
 @table("data_scale.jsonl")
@@ -756,7 +645,7 @@ def shape_texture(path: Path) -> str:
         lines.append((family, variation, cells[0], spread(other), *cells[1:]))
     lines.sort()
     header = "family | varied by | shape bias, % | neither, % | accuracy, % | shape alone, % | texture alone, %"
-    return markdown(header, lines, f"3 seeds. {ran(runs, 'shape_texture.py --steps 3200')}.")
+    return markdown(header, lines, f"{ran(runs, 'shape_texture.py --steps 3200')}.")
 
 
 @table("pretraining.jsonl")
@@ -784,7 +673,7 @@ def pretraining(path: Path) -> str:
         if any(cells):
             lines.append((data, readings[kind], start, *cells))
     header = "data |  | start | 20 a class | above scratch | rates | all | above scratch | rates"
-    caption = "Test accuracy, %, 5 seeds; rates chosen on validation images; ± of differences: half of a 95% interval."
+    caption = "Test accuracy, %; rates chosen on validation images; ± of differences: half of a 95% interval."
     return markdown(header, lines, f"{caption} {ran(runs, 'pretraining.py --scale 4')}.")
 
 
@@ -859,7 +748,7 @@ def small_data(path: Path) -> str:
         (name, *(spread(run["validation_accuracy"] for run in where(runs, candidate=name, data=one)) for one in data))
         for name in dict.fromkeys(run["candidate"] for run in runs)
     ]  # fmt: skip
-    return markdown(["candidate", *data], lines, f"Validation accuracy, %, 3 seeds. {ran(runs, 'small_data.py')}.")
+    return markdown(["candidate", *data], lines, f"Validation accuracy, %. {ran(runs, 'small_data.py')}.")
 
 
 @table("small_data_compare.jsonl")
@@ -889,7 +778,7 @@ def small_data_compare(path: Path) -> str:
     return markdown(
         header,
         lines,
-        f"Test accuracy, %, 3 seeds; last ±: half of a 95% interval. {ran(every, 'small_data_compare.py')}.",
+        f"Test accuracy, %; last ±: half of a 95% interval. {ran(every, 'small_data_compare.py')}.",
     )
 
 

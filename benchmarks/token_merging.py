@@ -16,7 +16,6 @@ import torch
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, optimize_for_inference
 from hf_vit.data import load_data, make_processor
-from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.speed.measuring import speed_ratio, take_turns
 from hf_vit.speed.peers import Shape, build
 from hf_vit.speed.script import Script, parser
@@ -90,28 +89,6 @@ def chosen(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Accuracy of the digits and speed of all models against r."""
-    figure = new_figure(9, 3.6)
-    left, right = figure.subplots(1, 2)
-    for name in dict.fromkeys(row["model"] for row in rows):
-        mine = [row for row in rows if row["model"] == name]
-        merged = [row["merge_tokens"] or 0 for row in mine]
-        right.plot(merged, [row["times_as_fast"].median for row in mine], marker="o", label=name)
-        if name == "digits":
-            speeds = [row["times_as_fast"].median for row in mine]
-            for part, sign in (("validation", "o"), ("test", "x")):
-                left.plot(speeds, [100 * row[f"{part}_accuracy"] for row in mine], sign, label=part)
-            for speed, row in zip(speeds, mine, strict=True):
-                left.annotate(str(row["merge_tokens"] or 0), (speed, 100 * row["test_accuracy"]), fontsize=7)
-    left.set(xlabel="times as fast", ylabel="accuracy of the digits (%), by r")
-    right.set(xlabel="tokens that a block merges (r)", ylabel="times as fast")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.legend()
-    save_figure(figure, path)
-
-
 def main() -> None:
     options = parser(__doc__, turns=9)
     options.add_argument("--train", type=Path, default=Path("out/tokens"))
@@ -128,8 +105,6 @@ def main() -> None:
             report.add(**row)
     report.finish(chosen=chosen(rows))
     print(chosen(rows))
-    if report.options.output is not None:
-        draw(rows, report.options.output.with_suffix(".png"))
 
 
 if __name__ == "__main__":
