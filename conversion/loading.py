@@ -18,7 +18,7 @@ from hf_vit.conversion.progress import without_transformers_bars, without_transf
 from hf_vit.conversion.readers.json import read_json
 from hf_vit.conversion.readers.opening import CONFIG
 from hf_vit.errors import UserError
-from hf_vit.families import Door, dense_head_of, family_of
+from hf_vit.families import Door, dense_head_of, family_of, refuse_own_class
 from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.repositories.reading import check_folder, loading
 
@@ -183,6 +183,7 @@ def _class_of_this_package(checkpoint: LocalCheckpoint) -> type[PreTrainedModel]
         return None
     check_folder(checkpoint.path, checkpoint.name)
     config = read_json(checkpoint.path / CONFIG)
+    refuse_own_class(config, checkpoint.name)
     kind: object = config.get("model_type")
     if (head := dense_head_of(kind)) is not None:
         return head.model_class

@@ -5,12 +5,14 @@ A family has up to four doors, one for each task class; what stands behind them 
 configuration. Where a door makes no sense for a family, the table says why.
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, final
 
 import transformers
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.errors import UserError
@@ -29,6 +31,7 @@ from hf_vit.models.detection_hf_vit import (
     HfDetrForObjectDetection,
     HfMaskRCNNForObjectDetection,
 )
+from hf_vit.models.pretrained_hf_vit import HUB_KEYS, HfPublishedMixin
 from hf_vit.models.segmentation_hf_vit import (
     HfLinearForSemanticSegmentation,
     HfMask2FormerForUniversalSegmentation,
@@ -236,8 +239,82 @@ def refuse_regression(model: Any, name: str, what: str, remedy: str = "hf-vit pr
         raise UserError(f"{what} needs a classifier, and {name} is a regression model ({reason}); {remedy}")
 
 
+def own_class(config: Mapping[str, Any], model_class: type[PreTrainedModel] | None = None) -> str | None:
+    """Return the class outside this package that a config.json names; None where it names the package's.
+
+    Args:
+        config: its fields.
+        model_class: of the package, which an Auto class is to load; by default the one that was saved.
+    """
+    family, head = family_of(config.get("model_type")), dense_head_of(config.get("model_type"))
+    classes = tuple(family.classes.values()) if family else (head.model_class,) if head else ()
+    names, given = config.get("architectures"), config.get("auto_map")
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+    saved = next((each for each in classes if each.__name__ == name), None)
+    wanted, auto_map = model_class or saved, given if isinstance(given, dict) else {}
+    target = auto_map.get(_AUTO_CLASS_OF.get(wanted))
+    if isinstance(target, str) and wanted is not None:
+        module, _, named = target.rpartition("--")[2].rpartition(".")
+        return None if named == wanted.__name__ and "_hf_" in module else target
+    if not classes or saved is not None:
+        return None
+    with_code = next((str(each) for each in auto_map.values() if str(each).endswith(f".{name}")), None)
+    return with_code or name if model_class is None else None if with_code else name
+
+
+def refuse_own_class(config: Mapping[str, Any], name: str) -> None:
+    """Refuse a checkpoint of a class outside this package, whose numbers none of the package's gives.
+
+    Raises:
+        UserError: names it.
+    """
+    own = own_class(config)
+    if own is not None:
+        raise UserError(
+            f"config.json of {name} names no class of hf_vit but {own}, whose code is not run here; load it in Python "
+            "(trust_remote_code=True), or, where hf_vit's class gives the same numbers, load and save it with that"
+        )
+
+
+def _find_class(model_class: Any, source: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return what an Auto class is to load, and with which options: a checkpoint's own class, where it is trusted.
+
+    With the package imported, transformers takes its classes for what the checkpoint's code defines. Auto classes
+    always pass `trust_remote_code`, and nobody else does.
+    """
+    config = options.get("config")
+    is_auto = "trust_remote_code" in options and config is not None and source is not None
+    if not is_auto or model_class not in _AUTO_CLASS_OF:
+        return model_class, options
+    fields = {name: getattr(config, name, None) for name in ("model_type", "architectures", "auto_map")}
+    own = own_class(fields, model_class)
+    if own is None:
+        return model_class, options
+    if not options.get("trust_remote_code") or "." not in own:
+        remedy = "pass trust_remote_code=True for its code" if "." in own else "it came without code"
+        warnings.warn(
+            f"{source} was saved by {own} and is loaded as {model_class.__name__}, whose numbers may differ; {remedy}",
+            UserWarning,
+            stacklevel=4,
+        )
+        return model_class, options
+    place = {name: options[name] for name in HUB_KEYS if name in options}
+    loaded = get_class_from_dynamic_module(own, source, **place)
+    loaded.register_for_auto_class(_AUTO_CLASS_OF[model_class])
+    if loaded.config_class.__name__ != type(config).__name__:
+        stored, _ = loaded.config_class.get_config_dict(source, **place)
+        config = loaded.config_class.from_dict({**stored, **config.to_dict()}, name_or_path=str(source))
+    return loaded, {**options, "config": config}
+
+
+_AUTO_CLASS_OF: Mapping[object, str] = {
+    model_class: AUTO_CLASSES[door] for family in FAMILIES.values() for door, model_class in family.classes.items()
+} | {head.model_class: head.auto_class for head in DENSE_HEADS.values()}
+
+
 def register() -> None:
     """Make every family and every head of dense prediction known to transformers' Auto classes."""
+    HfPublishedMixin.find_class = staticmethod(_find_class)
     processors = {"torchvision": transformers.ViTImageProcessor, "pil": transformers.ViTImageProcessorPil}
     for family in FAMILIES.values():
         transformers.AutoConfig.register(family.model_type, family.config_class)

@@ -17,7 +17,9 @@ def load(source: str, auto_class: str) -> Any:
     """By the code that travels with the weights."""
     if auto_class == "AutoBackbone" and Path(source).is_dir():  # transformers' own does not read folders
         names = json.loads(Path(source, "config.json").read_text())["auto_map"]
-        return get_class_from_dynamic_module(names[auto_class], source).from_pretrained(source)
+        model_class = get_class_from_dynamic_module(names[auto_class], source)
+        model_class.register_for_auto_class(auto_class)  # as Auto classes do
+        return model_class.from_pretrained(source)
     return getattr(transformers, auto_class).from_pretrained(source, trust_remote_code=True)
 
 

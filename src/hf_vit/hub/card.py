@@ -94,7 +94,8 @@ def _examples(folder: Path, config: ModelConfig, name: str) -> dict[str, object]
     def block(architecture: Architecture) -> Markdown:
         return code_block(example(config, name, architecture), "python")
 
-    has_page = config.is_ours and config.is_classifier and not config.is_regression
+    runs = config.own_class is None  # by commands, which run no code of a folder
+    has_page = config.is_ours and config.is_classifier and not config.is_regression and runs
     travels = any((folder / f"{target.partition('.')[0]}.py").is_file() for target in config.code_targets)
     return {
         "is_ours": config.is_ours,
@@ -102,7 +103,7 @@ def _examples(folder: Path, config: ModelConfig, name: str) -> dict[str, object]
         "example_without_package": block("travelling") if config.is_ours and travels else None,
         "verify_command": code_span(shlex.join(["hf-vit", "verify", name, "--results"])) if "/" in name else None,
         "page_command": code_span(shlex.join(["hf-vit", "page", name, "--output", "page"])) if has_page else None,
-        "predict_command": code_span(shlex.join(["hf-vit", "predict", name, "image.png"])),
+        "predict_command": code_span(shlex.join(["hf-vit", "predict", name, "image.png"])) if runs else None,
     }
 
 

@@ -20,6 +20,7 @@ from hf_vit.hub.licenses import NO_LICENSE
 from hf_vit.hub.model_folder import (
     CARD_NAME,
     INDEX,
+    PROCESSOR,
     SINGLE,
     check_inside,
     count_parameters,
@@ -33,7 +34,6 @@ from hf_vit.repositories.reading import check_name
 from hf_vit.results.facts import FACTS_NAME, Facts
 from hf_vit.results.redaction import redact_text, secret_in
 
-PROCESSOR = "preprocessor_config.json"
 # The Hub's own limits for one file, in bytes (https://huggingface.co/docs/hub/storage-limits): what git itself keeps,
 # and what goes to its storage.
 LARGEST_TEXT = 10 * 1024**2

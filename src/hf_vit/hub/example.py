@@ -14,7 +14,7 @@ _EXAMPLE = """\
 from transformers import AutoImageProcessor, {auto_class}
 
 repo = {repo}
-processor = AutoImageProcessor.from_pretrained(repo)
+processor = AutoImageProcessor.from_pretrained(repo{processor_trust})
 model = {auto_class}.from_pretrained(repo{trust})
 
 {image}
@@ -62,12 +62,14 @@ def example(config: ModelConfig, repo: str, architecture: Architecture) -> str:
     Every word of them is this package's own but for the name of the repository or folder, which is one string.
     """
     imports, image = _WITH_PACKAGE if architecture == "hf_vit" else _WITHOUT
+    trust = ", trust_remote_code=True" if architecture == "travelling" or config.own_class else ""
     return _EXAMPLE.format(
         imports=imports,
         image=image,
         auto_class=_auto_class(config),
         repo=json.dumps(one_line(repo), ensure_ascii=False),
-        trust=", trust_remote_code=True" if architecture == "travelling" else "",
+        trust=trust,
+        processor_trust=trust if config.own_class else "",
         answer=_answer(config),
     )
 

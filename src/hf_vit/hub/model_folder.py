@@ -8,10 +8,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hf_vit.errors import UserError
-from hf_vit.families import DenseHead, dense_head_of, family_of, problem_type_of
-from hf_vit.repositories.reading import check_name, weight_shards
+from hf_vit.families import DenseHead, dense_head_of, family_of, own_class, problem_type_of
+from hf_vit.repositories.reading import check_name, read_object, weight_shards
 
 CARD_NAME = "README.md"
+PROCESSOR = "preprocessor_config.json"
 PAGE_NAME = "page.json"  # in its place, of a page that runs models
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 Size = int | tuple[int, int]
@@ -68,6 +69,11 @@ class ModelConfig(BaseModel):
     def is_ours(self) -> bool:
         """Whether the architecture is one of this package."""
         return family_of(self.model_type) is not None or self.dense_head is not None
+
+    @property
+    def own_class(self) -> str | None:
+        """A class outside this package that was saved; see `families.own_class`."""
+        return own_class(self.model_dump())
 
     @property
     def code_targets(self) -> list[str]:
@@ -158,19 +164,28 @@ def example_images(folder: Path) -> list[str]:
 
 
 def travelling_code(folder: Path, config: ModelConfig) -> set[str]:
-    """The files of code that `auto_map` names, and the siblings these import.
+    """The files of code that `auto_map` of the model and of its image processor name, and the siblings these import.
 
     Raises:
         UserError: `auto_map` or the code is incomplete, so that the model would not load without this package.
     """
+    own = config.own_class
     if config.is_ours:
         classes = {target.rpartition(".")[2] for target in config.code_targets}
-        wanted = ("AutoConfig", "AutoModel" if config.dense_head is None else config.dense_head.auto_class)
-        missing = [name for name in wanted if name not in (config.auto_map or {})]
+        auto_class = "AutoModel" if config.dense_head is None else config.dense_head.auto_class
+        missing = [name for name in ("AutoConfig", auto_class) if name not in (config.auto_map or {}) and not own]
         missing += [] if config.architecture in classes else [config.architecture]
         if missing:
-            raise UserError(f"auto_map in the config.json of {folder} lacks {', '.join(missing)}; save the model again")
-    waiting = [target.rpartition(".")[0] for target in config.code_targets]
+            raise UserError(
+                f"auto_map in the config.json of {folder} lacks {', '.join(missing)}; "
+                + (f"call {own}.register_for_auto_class and " if own in missing else "")
+                + "save the model again"
+            )
+    targets = config.code_targets
+    if (folder / PROCESSOR).is_file():
+        processor = read_object(folder / PROCESSOR, str(folder)).get("auto_map")
+        targets = [*targets, *ModelConfig.model_validate({"auto_map": processor}).code_targets]
+    waiting = [target.rpartition(".")[0] for target in targets]
     files: set[str] = set()
     while waiting:
         module = waiting.pop()

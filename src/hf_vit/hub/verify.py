@@ -183,10 +183,10 @@ def _card_examples(repo_id: str, folder: Path) -> list[str]:
 
 
 def _own_example(config: ModelConfig, folder: Path) -> str | None:
-    """Our own code for a model whose architecture this package or transformers has; None for others."""
+    """Our own code for a model whose class this package or transformers has; None for others."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    if config.model_type not in CONFIG_MAPPING:
+    if config.model_type not in CONFIG_MAPPING or config.own_class is not None:
         return None
     architecture = "hf_vit" if config.is_ours else "transformers"
     return example_code(config, str(folder), architecture)

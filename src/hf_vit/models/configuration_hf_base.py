@@ -77,16 +77,16 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
         """As transformers', with code and `auto_map`.
 
-        A model that was loaded without the package brought along what its own class needs; the siblings are fetched
-        from where it came. Where that is gone, `auto_map` leaves out the classes that could not be loaded again.
+        Classes of another module that `auto_map` names stay in it where their code stands in the folder; the family's
+        fill in the others. A model that was loaded without the package brought along what its own class needs; the
+        siblings are fetched from where it came. Where that is gone, `auto_map` leaves out the classes that could not
+        be loaded again.
         """
-        Path(save_directory).mkdir(parents=True, exist_ok=True)
-        missing = [name for name in self.code_files if not self._copy_code(f"{name}.py", Path(save_directory))]
-        self.auto_map = {
-            auto_class: target
-            for auto_class, target in self.auto_classes.items()
-            if target.partition(".")[0] not in missing
-        }
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        family = next(base for base in type(self).__mro__ if "auto_classes" in vars(base))
+        missing = [name for name in self.code_files if not self._copy_code(f"{name}.py", folder, family)]
+        self.auto_map = self._classes_in(folder, family, missing)
         if missing:
             warnings.warn(
                 f"{', '.join(f'{name}.py' for name in missing)} could not be fetched from {self.name_or_path!r}; "
@@ -96,11 +96,47 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
             )
         super().save_pretrained(save_directory)
         if push_to_hub:
-            self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
+            self.push_to_hub(kwargs.pop("repo_id", folder.name), **kwargs)
 
-    def _copy_code(self, name: str, folder: Path) -> bool:
-        """Whether the file now stands in the folder: from beside this class, else from where the config came."""
-        here = Path(str(sys.modules[type(self).__module__].__file__)).parent
+    def _classes_in(self, folder: Path, family: type, missing: list[str]) -> dict[str, str]:
+        """What `auto_map` says of a folder: its own classes, and those of the family that load beside them."""
+        given: Any = getattr(self, "auto_map", None)
+        given = given if isinstance(given, dict) else {}
+        own = {auto_class: target for auto_class, target in given.items() if self._is_own(target, folder)}
+        module, name = type(self).__module__.rpartition(".")[2], type(self).__name__
+        is_registered = self._auto_class is not None and module != "__main__"
+        if type(self) is not family and (is_registered or (folder / f"{module}.py").is_file()):
+            own["AutoConfig"] = f"{module}.{name}"
+        elif type(self) is not family:
+            warnings.warn(
+                f"{name} is not registered, so {folder} loads with {family.__name__} in its place; call "
+                f"{name}.register_for_auto_class() before saving",
+                UserWarning,
+                stacklevel=3,
+            )
+        ours = {key: target for key, target in self.auto_classes.items() if target.partition(".")[0] not in missing}
+        if "AutoConfig" in given:  # a place that is not ours there, or empty, was left to another class
+            ours = {auto_class: target for auto_class, target in ours.items() if given.get(auto_class) == target}
+        if own.get("AutoConfig", family.__name__).rpartition(".")[2] != family.__name__:
+            ours = {}  # transformers refuses models of a configuration of another name
+            if not own.keys() - {"AutoConfig"}:
+                warnings.warn(
+                    f"no model of {name} is registered, so {folder} loads no model without the package; derive one "
+                    f"with config_class = {name} and call its register_for_auto_class before saving",
+                    UserWarning,
+                    stacklevel=3,
+                )
+        return ours | own
+
+    def _is_own(self, target: object, folder: Path) -> bool:
+        """Whether `auto_map` names a class whose code is no part of the family and stands in the folder."""
+        module, _, name = str(target).partition(".")
+        is_name = module.isidentifier() and name.isidentifier()
+        return is_name and module not in self.code_files and (folder / f"{module}.py").is_file()
+
+    def _copy_code(self, name: str, folder: Path, family: type) -> bool:
+        """Whether the file now stands in the folder: from beside the family's class, or where the config came from."""
+        here = Path(str(sys.modules[family.__module__].__file__)).parent
         source = here / name
         if not source.is_file():
             # Code of the Hub is kept under its commit, which is the one to go on with.

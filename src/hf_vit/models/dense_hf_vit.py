@@ -17,6 +17,7 @@ from .modeling_hf_bit import HfBitBackbone
 from .modeling_hf_hybrid_vit import HfHybridViTBackbone
 from .modeling_hf_local_vit import HfLocalViTBackbone
 from .modeling_hf_mixer import HfMixerBackbone
+from .pretrained_hf_vit import HfPublishedMixin
 
 KNOWN: tuple[Any, ...] = (
     HfViTBackbone,
@@ -58,19 +59,9 @@ class HfDenseConfig(PreTrainedConfig):
         return self.backbone_config.image_size
 
 
-class HfDenseMixin:
+class HfDenseMixin(HfPublishedMixin):
     """Abstract: how a head is initialised, saved and trained."""
 
     main_input_name = "pixel_values"
     input_modalities = "image"
     accepts_loss_kwargs: ClassVar[bool] = False  # the mean over a batch is the loss; the Trainer scales it
-
-    @classmethod
-    def is_custom_code(cls) -> bool:
-        """False: initialise as transformers' own models; see `HfPreTrainedModel`."""
-        return False
-
-    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """As transformers', under the names that the parameters have."""
-        kwargs.setdefault("save_original_format", False)
-        super().save_pretrained(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]

@@ -5,7 +5,8 @@ Sources: the original code's initialisation (arXiv 2010.11929); resizing: 2010.1
 """
 
 import copy
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Self, Unpack
 
@@ -58,7 +59,71 @@ def check_images(pixel_values: torch.Tensor, num_channels: int) -> None:
         )
 
 
-class HfPreTrainedModel(PreTrainedModel):
+class HfPublishedMixin:
+    """Abstract: what is saved is published as the class that it is, and loaded as that.
+
+    Class attributes:
+        find_class: what the package adds for its Auto classes, which know no class but its own: (class, source, options
+            of `from_pretrained`) -> (class to load, its options).
+    """
+
+    config: Any
+    find_class: ClassVar[Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]] | None] = None
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """False: initialise as transformers' own models.
+
+        For what it takes for custom code, transformers passes over modules without parameters of their own, so that
+        their `init_weights` would never run. That guards code that writes weights in place; this one keeps to
+        `transformers.initialization`, which leaves loaded weights alone.
+        """
+        return False
+
+    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
+        """As transformers'; the configuration takes the code along (see `HfBaseConfig`).
+
+        A class of another module is published in the place of the one that it is derived from, by its own code where
+        it is registered (`register_for_auto_class`); else that place stays empty.
+        """
+        kwargs.setdefault("save_original_format", False)
+        self.config.auto_map = self._published()
+        super().save_pretrained(save_directory, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _published(self) -> dict[str, str]:
+        """The family's classes by Auto class, with this model's own in its place."""
+        name = type(self).__name__.removeprefix("FSDP")  # of a sharded model, whose class torch derives
+        own = next((base for base in type(self).__mro__ if base.__name__ == name), type(self))
+        names = [f"{base.__module__.rpartition('.')[2]}.{base.__name__}" for base in own.__mro__]
+        classes: dict[str, str] = dict(getattr(self.config, "auto_classes", {}))
+        place = next((key for each in names for key, target in classes.items() if target == each), own._auto_class)
+        if place is None or classes.get(place) == names[0]:
+            return classes
+        if own._auto_class is not None and own.__module__ != "__main__":
+            return {**classes, place: names[0]}
+        if own.__module__ == "__main__" or place in classes:
+            warnings.warn(
+                f"the code of {name} is not saved, so {place} does not load it; put the class in a module of its own "
+                f'and call {name}.register_for_auto_class("{place}") before saving',
+                UserWarning,
+                stacklevel=3,
+            )
+            classes.pop(place, None)
+        return classes
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path | None, *args: Any, **kwargs: Any) -> Self:
+        """As transformers'; an Auto class loads a checkpoint's own class, where its code is trusted."""
+        if cls.find_class is not None:
+            model_class, kwargs = cls.find_class(cls, pretrained_model_name_or_path, kwargs)
+            if model_class is not cls:
+                return model_class.from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        return super().from_pretrained(  # pyright: ignore[reportAttributeAccessIssue]
+            pretrained_model_name_or_path, *args, **kwargs
+        )
+
+
+class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
     """Abstract: initialisation, sharing and resizing for every model of the package."""
 
     config: Any
@@ -73,16 +138,6 @@ class HfPreTrainedModel(PreTrainedModel):
             config.id2label = {int(i) if str(i).isdecimal() else i: name for i, name in names.items()}
         config.validate()
         super().__init__(config)
-
-    @classmethod
-    def is_custom_code(cls) -> bool:
-        """False: initialise as transformers' own models.
-
-        For what it takes for custom code, transformers passes over modules without parameters of their own, so that
-        their `init_weights` would never run. That guards code that writes weights in place; this one keeps to
-        `transformers.initialization`, which leaves loaded weights alone.
-        """
-        return False
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -117,11 +172,6 @@ class HfPreTrainedModel(PreTrainedModel):
 
     def init_heads(self) -> None:
         """What a class of models initialises otherwise than its parts do; nothing by default."""
-
-    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
-        """As transformers'; the configuration takes the code along (see `HfBaseConfig`)."""
-        kwargs.setdefault("save_original_format", False)
-        super().save_pretrained(save_directory, *args, **kwargs)
 
     @classmethod
     def from_pretrained(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.conversion.fetch.addresses import TIMM
 from hf_vit.errors import UserError, first_line
-from hf_vit.repositories.reading import CONFIG, WEIGHTS, check_folder, loading, model_folder
+from hf_vit.families import refuse_own_class
+from hf_vit.repositories.reading import CONFIG, WEIGHTS, check_folder, loading, model_folder, read_object
 from hf_vit.subjects.dense import TASKS
 from hf_vit.subjects.device import pick_device
 from hf_vit.subjects.libraries import config_in
@@ -100,6 +101,7 @@ def _require_model(folder: Path, name: str) -> None:
         hint = f"did you mean {inside[-1]}?" if inside else "give the folder of a saved model"
         raise UserError(f"{name} holds no model: there is no config.json in it; {hint}")
     check_folder(folder, name)
+    refuse_own_class(read_object(folder / CONFIG, name), name)
     if not any((folder / f"{weights}{index}").is_file() for weights in WEIGHTS for index in ("", ".index.json")):
         raise UserError(
             f"{name} holds no weights: model.safetensors is not in it; copy it there or save the model again"

@@ -18,7 +18,7 @@ from hf_vit.conversion.fetch.addresses import TIMM
 from hf_vit.conversion.loading import ForeignCheckpoint, convert_on_the_way
 from hf_vit.data.labels import plain_name
 from hf_vit.errors import UserError, strict_reason
-from hf_vit.families import AUTO_CLASSES, DenseHead, Door, dense_head_of, family_of, problem_type_of
+from hf_vit.families import AUTO_CLASSES, DenseHead, Door, dense_head_of, family_of, problem_type_of, refuse_own_class
 from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 from hf_vit.repositories.reading import CONFIG, check_folder, loading, model_folder, read_object
@@ -300,6 +300,7 @@ def _of_checkpoint(folder: Path, name: str) -> ModelSource:
         raise UserError(f"{name} holds no model (no config.json); give another, or a variant such as S/16")
     check_folder(folder, name)
     stored = read_object(folder / CONFIG, name)
+    refuse_own_class(stored, name)
     kind = stored.get("model_type")
     dense = dense_head_of(kind)
     if dense is not None:
