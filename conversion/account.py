@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_vit.conversion.building.weights import Weights
-from hf_vit.conversion.planning.plan import Plan
+from hf_vit.conversion.planning.plan import DECLARED, Plan
 from hf_vit.conversion.readers.checkpoint import CheckpointReader, Shape
 from hf_vit.conversion.sizes import size_text
 from hf_vit.conversion.verification.comparing import PRECISION, Verification
@@ -120,10 +120,12 @@ def assumption(plan: Plan) -> str | None:
     """What was assumed and may be wrong, in one line; None where nothing was."""
     if not plan.assumed:
         return None
-    return (
-        "assumed, as no config.json tells: " + "; ".join(plan.assumed.values()) + "; where that is wrong, declare it "
-        "(--num-heads, --hidden-act, --pooling) or give the folder with the config.json"
-    )
+    options = [option for name, option in (DECLARED | {"image_size": "--image-size"}).items() if name in plan.assumed]
+    remedies = [f"declare it ({', '.join(options)})"] if options else []
+    if "layer_norm_eps" in plan.assumed or "hidden_act" in plan.assumed:
+        remedies.append("give the folder with the config.json")
+    where = f"; where that is wrong, {' or '.join(remedies)}" if remedies else ""
+    return f"assumed, as the source does not tell: {'; '.join(plan.assumed.values())}{where}"
 
 
 def _network(plan: Plan) -> str:

@@ -91,7 +91,10 @@ def _origin(origin: Origin) -> list[str]:
         told = "; ".join(origin.foreign_heads.values())
         lines += [f"Replaced by a new head (`--num-labels`, `--labels`), or refused: {told}.", ""]
     if origin.assumed:
-        lines += ["Assumed, and said so, where no config.json tells: " + "; ".join(origin.assumed.values()) + ".", ""]
+        lines += [
+            "Assumed, and printed, where the source does not tell: " + "; ".join(origin.assumed.values()) + ".",
+            "",
+        ]
     return lines
 
 

@@ -122,7 +122,9 @@ class Origin:
             a block's number says. None: they are the same for every file.
         declared: (what lies beside the weights, key -> shape) -> what it says. Raises UserError where it asks for
             what no model here does.
-        assumed: field of the config -> what is assumed of it where no config.json tells.
+        assumed: field of the config -> what is assumed of it where neither a config.json nor the parts in `told` tell.
+        told: field of the config -> optional parts, each of which tells it.
+        first_patch: whether a model without a class token may read its first patch in its place.
         refused: regular expression of a normal key -> what of the source's model has no counterpart here.
         lacking: regular expression of normal keys -> what it means where a file lacks all of them.
         foreign_heads: regular expression of a normal key -> which head it is of, that no model here has; a new one may
@@ -146,6 +148,8 @@ class Origin:
     notes: tuple[str, ...] = field(default=())
     declared: Callable[[Companions, Mapping[str, Shape]], Declared] | None = None
     assumed: Mapping[str, str] = field(default_factory=dict[str, str])
+    told: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    first_patch: bool = False
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
     lacking: Mapping[str, str] = field(default_factory=dict[str, str])
     foreign_heads: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -13,6 +13,9 @@ from hf_vit.errors import UserError
 RESAMPLE = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
+# What Google's code makes, and most others.
+ORIGINAL_PIXELS = "pixels in [-1, 1], resized bilinearly"
+
 _Size = Count | dict[str, Count]
 
 

@@ -17,6 +17,14 @@ POSITION_TABLE = "embeddings.position_embeddings"
 HEADS = ("classifier.", "distillation_classifier.")
 REPRESENTATION = "pooler.dense."
 
+# Field of the config -> the option that declares it.
+DECLARED = {
+    "num_attention_heads": "--num-heads",
+    "hidden_act": "--hidden-act",
+    "pooling": "--pooling",
+    "position_embedding": "--position-embedding",
+}
+
 
 class PlanOptions(TypedDict, total=False):
     """What people may say about a conversion; see `Wishes`."""
@@ -29,6 +37,7 @@ class PlanOptions(TypedDict, total=False):
     num_heads: int | None
     hidden_act: str | None
     pooling: str | None
+    position_embedding: str | None
     prefix: str | None
 
 
@@ -43,8 +52,9 @@ class Wishes:
         labels: names of the classes of a new, zero head.
         drop_pre_logits: leave out the representation layer, as the original's fine-tuning does; the source's head was
             made for it and goes too, so that without a new one the result is the bare model.
-        num_heads, hidden_act, pooling: of the source's network ("token", "gap", "map"), where neither its weights nor
-            a file beside them say it.
+        num_heads, hidden_act, pooling, position_embedding: of the source's network ("token", "gap", "map"; "sincos_2d",
+            "none"), where neither its weights nor a file beside them say it. "token" without a class token is the first
+            patch's.
         prefix: what the model's keys begin with, where something unknown is wrapped around it; others are left out.
 
     Raises:
@@ -59,6 +69,7 @@ class Wishes:
     num_heads: int | None = None
     hidden_act: str | None = None
     pooling: str | None = None
+    position_embedding: str | None = None
     prefix: str | None = None
 
     def __post_init__(self) -> None:
@@ -122,7 +133,7 @@ class Plan:
         has_head: whether there is a classifier.
         new_head: whether the classifier is new (zeros).
         processor: see `Declared.processor`.
-        assumed: field of the config -> what was assumed, as nothing beside the weights said it.
+        assumed: field of the config, "labels" or "processor" -> what was assumed, as the source does not tell it.
     """
 
     origin: str

@@ -16,6 +16,7 @@ from hf_vit.conversion.origins.transforms import COMPUTATIONS, TRANSFORMS
 from hf_vit.conversion.planning.accounting import check_accounting
 from hf_vit.conversion.planning.layout import Layout, naming
 from hf_vit.conversion.planning.plan import (
+    DECLARED,
     HEADS,
     POSITION_TABLE,
     REPRESENTATION,
@@ -26,15 +27,14 @@ from hf_vit.conversion.planning.plan import (
     Wishes,
 )
 from hf_vit.conversion.readers.checkpoint import NOTHING_BESIDE, Companions, Shape
-from hf_vit.conversion.sizes import Pair, square_or_pair
+from hf_vit.conversion.sizes import Pair, size_text, square_or_pair
 from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import FAMILIES
 from hf_vit.models.configuration_hf_base import HfBaseConfig
+from hf_vit.models.configuration_hf_vit import as_pair
 
 REPLACED = "replaced by a new head"
 MISFIT = "config.json does not fit the weights beside it"
-# Field of the config -> the option that declares it.
-DECLARED = {"num_attention_heads": "--num-heads", "hidden_act": "--hidden-act", "pooling": "--pooling"}
 
 
 def plan(
@@ -77,7 +77,8 @@ def _make_plan(shapes: Mapping[str, Shape], wishes: Wishes, companions: Companio
     layout.refuse_misfits()
     _refuse_pointless(wishes, layout)
     source_has_head = "head" in layout.parts and not wishes.drop_pre_logits
-    fields = _fields(layout, declared, wishes)
+    assumed = {name: text for name, text in origin.assumed.items() if not layout.parts & origin.told.get(name, set())}
+    fields = _fields(layout, declared, wishes, assumed)
     fields |= _label_fields(layout.dims["L"] if source_has_head else None, declared, wishes)
     has_head = source_has_head or wishes.new_head
     config, resample = _config(origin.family, fields, wishes.resize_to)
@@ -88,7 +89,6 @@ def _make_plan(shapes: Mapping[str, Shape], wishes: Wishes, companions: Companio
     if wishes.new_head:
         zeros = [name for name in parameters if name.startswith(HEADS)]
     rows += [Row(name, parameters[name], None, None, "zeros") for name in zeros if name in parameters]
-    assumed = origin.assumed if companions.config is None else dict[str, str]()
     plan = Plan(
         origin.name,
         origin.family,
@@ -99,7 +99,7 @@ def _make_plan(shapes: Mapping[str, Shape], wishes: Wishes, companions: Companio
         has_head,
         wishes.new_head,
         declared.processor,
-        {name: text for name, text in assumed.items() if name not in _declared_by_people(wishes)},
+        _assumed(assumed, companions, wishes, fields, source_has_head and not wishes.new_head and not origin.zeros),
     )
     check_accounting(plan, shapes, parameters)
     return plan
@@ -175,7 +175,12 @@ def _representation(layout: Layout) -> set[str]:
 
 def _declared_by_people(wishes: Wishes) -> dict[str, Any]:
     """Field of the config -> value, where an option gives one."""
-    given = {"num_attention_heads": wishes.num_heads, "hidden_act": wishes.hidden_act, "pooling": wishes.pooling}
+    given = {
+        "num_attention_heads": wishes.num_heads,
+        "hidden_act": wishes.hidden_act,
+        "pooling": wishes.pooling,
+        "position_embedding": wishes.position_embedding,
+    }
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -218,7 +223,22 @@ def _reason_to_leave(rule: KeyRule, wishes: Wishes) -> str | None:
     return None
 
 
-def _fields(layout: Layout, declared: Declared, wishes: Wishes) -> dict[str, Any]:
+def _assumed(
+    assumed: Mapping[str, str], companions: Companions, wishes: Wishes, fields: Mapping[str, Any], has_names: bool
+) -> dict[str, str]:
+    """Field of the config, "labels" or "processor" -> what neither the source nor people say of it."""
+    if companions.config is not None:
+        has_pixels = companions.processor is not None or "model_type" not in companions.config
+        return {} if has_pixels else {"processor": "the pixels of released models (no preprocessor_config.json)"}
+    found = {name: text for name, text in assumed.items() if name not in _declared_by_people(wishes)}
+    if wishes.image_size is None:
+        found["image_size"] = f"images of {size_text(as_pair(fields['image_size']))} px"
+    if has_names:
+        found["labels"] = "no names of the classes (LABEL_0, ...)"
+    return found
+
+
+def _fields(layout: Layout, declared: Declared, wishes: Wishes, assumed: Mapping[str, str]) -> dict[str, Any]:
     """Fields of the config, as shapes, the files beside the weights, and people say."""
     origin, parts = layout.origin, layout.parts
     if wishes.drop_pre_logits:
@@ -232,8 +252,11 @@ def _fields(layout: Layout, declared: Declared, wishes: Wishes) -> dict[str, Any
         raise UserError(f"{MISFIT}: {str(error).replace('--image-size', 'image_size')}") from error
     if origin.has_blocks:
         fields |= {"num_hidden_layers": layout.depth}
-    fields |= agreed(fields, declared, origin.assumed)
-    fields |= _undisputed(_declared_by_people(wishes), fields, declared, origin)
+    fields |= agreed(fields, declared, assumed)
+    by_people = _declared_by_people(wishes)
+    if by_people.get("pooling") == "token" and origin.first_patch and "cls" not in parts:
+        by_people["pooling"] = "first_patch"  # without a class token, the first token is a patch's
+    fields |= _undisputed(by_people, fields, declared, origin, assumed)
     scale = declared.processor or {}  # of pixels; a head that predicts colours goes by it
     for name in ("image_mean", "image_std"):
         if name in scale:
@@ -268,7 +291,11 @@ def agreed(fields: Mapping[str, Any], declared: Declared, assumed: Mapping[str, 
 
 
 def _undisputed(
-    by_people: Mapping[str, Any], fields: Mapping[str, Any], declared: Declared, origin: Origin
+    by_people: Mapping[str, Any],
+    fields: Mapping[str, Any],
+    declared: Declared,
+    origin: Origin,
+    assumed: Mapping[str, str],
 ) -> Mapping[str, Any]:
     """What people declare.
 
@@ -276,7 +303,7 @@ def _undisputed(
         UserError: a file beside the weights, the weights, or the origin's code say otherwise.
     """
     for name, value in by_people.items():
-        is_known = name in declared.fields or name not in origin.assumed
+        is_known = name in declared.fields or name not in assumed
         if is_known and name in fields and fields[name] != value:
             source = "config.json says" if name in declared.fields else f"files of {origin.name} have"
             raise UserError(f"{DECLARED[name]} {value}: {source} {name}={fields[name]!r}; leave the option out")

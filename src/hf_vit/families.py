@@ -314,7 +314,7 @@ _AUTO_CLASS_OF: Mapping[object, str] = {
 
 def register() -> None:
     """Make every family and every head of dense prediction known to transformers' Auto classes."""
-    HfPublishedMixin.find_class = staticmethod(_find_class)
+    HfPublishedMixin._find_class = staticmethod(_find_class)  # pyright: ignore[reportPrivateUsage]
     processors = {"torchvision": transformers.ViTImageProcessor, "pil": transformers.ViTImageProcessorPil}
     for family in FAMILIES.values():
         transformers.AutoConfig.register(family.model_type, family.config_class)

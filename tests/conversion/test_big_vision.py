@@ -13,6 +13,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 import hf_vit.conversion as conversion
 from hf_vit.errors import UserError
+from hf_vit_cli.main import main
 
 # Case -> the size that must be declared, because the file has no position table.
 CASES = {
@@ -284,3 +285,65 @@ def test_rectangular_table_needs_its_size_declared(small):
     assert conversion.plan(shapes, image_size=(8, 12)).config.grid == (2, 3)
     with pytest.raises(UserError, match="9 patches of 4x4 px, but the position table has 6"):
         conversion.plan(shapes, image_size=(12, 12))
+
+
+@pytest.mark.parametrize("table", ["pos_embedding", "Transformer/posembed_input/pos_embedding"])
+@pytest.mark.parametrize("pooling", ["token", "first_patch"])
+def test_first_patch_is_declared(pooling: str, table: str, golden: Path, write_npz, tmp_path: Path):
+    """big_vision's pool_type "0": the head on the first of the tokens that the original recorded."""
+    arrays, recorded = dict(np.load(golden / "bv_gap_learn.ckpt.npz")), np.load(golden / "bv_gap_learn.io.npz")
+    source = write_npz(renamed(arrays, ("pos_embedding", table)))
+    result = conversion.convert(source, tmp_path / "model", pooling=pooling)
+    assert "pooling" not in result.plan.assumed
+    wanted = recorded["encoded"][:, 0] @ arrays["params/head/kernel"] + arrays["params/head/bias"]
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path / "model").eval()
+    with torch.no_grad():
+        assert largest_difference(loaded(pixels(recorded["images"])).logits, wanted) <= 1e-5
+    mean = conversion.convert(source, tmp_path / "mean", pooling="gap")
+    assert "pooling" not in mean.plan.assumed
+
+
+def test_no_positions_are_declared(golden: Path, write_npz, tmp_path: Path):
+    """vit_jax's add_position_embedding=False: as a table of zeros."""
+    arrays = dict(np.load(golden / "vit_tok.ckpt.npz"))
+    name = next(key for key in arrays if key.endswith("pos_embedding"))
+    images, logits = pixels(np.load(golden / "vit_tok.io.npz")["images"]), {}
+    without_table = {key: value for key, value in arrays.items() if key != name}
+    forms = {"zeros": (arrays | {name: np.zeros_like(arrays[name])}, {})}
+    forms["none"] = (without_table, {"image_size": (64, 64), "position_embedding": "none"})
+    forms["sincos_2d"] = (without_table, {"image_size": (64, 64), "position_embedding": "sincos_2d"})
+    for form, (held, options) in forms.items():
+        result = conversion.convert(write_npz(held, f"{form}.npz"), tmp_path / form, **options)
+        assert "position_embedding" not in result.plan.assumed
+        with torch.no_grad():
+            logits[form] = AutoModelForImageClassification.from_pretrained(tmp_path / form).eval()(images).logits
+    assert torch.equal(logits["none"], logits["zeros"])
+    assert not torch.allclose(logits["sincos_2d"], logits["zeros"], atol=1e-3)
+    with pytest.raises(UserError, match="--position-embedding none: files of vit_jax have position_embedding='learned'"):
+        conversion.convert(golden / "vit_tok.ckpt.npz", tmp_path / "out", position_embedding="none")
+
+
+@pytest.mark.parametrize(
+    ("case", "declared", "assumed"),
+    [
+        ("bv_gap_sincos_rep", [], ["sincos2d positions", "the mean of the patches", "pixels in [-1, 1]", "no names"]),
+        ("bv_gap_sincos_rep", ["--position-embedding", "sincos_2d", "--pooling", "gap"], ["pixels in", "no names"]),
+        ("bv_map_learn", [], ["pixels in", "images of 64x64 px", "no names"]),
+        ("bv_map_learn", ["--image-size", "64", "--num-labels", "3"], ["pixels in"]),
+        ("vit_tok", [], ["pixels in", "images of 64x64 px", "no names"]),
+        ("vit_gap", [], ["the mean of the patches", "pixels in", "images of 64x64 px", "no names"]),
+        ("hybrid_rti", [], ["pixels in", "images of 64x64 px", "no names"]),
+        ("mixer", [], ["pixels in", "images of 64x64 px", "no names"]),
+        ("bit_v1", [], ["pixels in", "images of 224x224 px", "no names"]),
+    ],
+)
+def test_command_prints_what_files_of_google_do_not_tell(case, declared, assumed, golden: Path, tmp_path: Path, capsys):
+    size = ["--image-size", "48x80"] if case == "bv_gap_sincos_rep" else []
+    with pytest.raises(SystemExit, match="0"):
+        main(["convert", str(golden / f"{case}.ckpt.npz"), str(tmp_path / "out"), *size, *declared])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("assumed, ")]
+    texts = line.removeprefix("assumed, as the source does not tell: ").partition("; where that is wrong")[0].split("; ")
+    assert len(texts) == len(assumed)
+    assert all(text.startswith(begin) for text, begin in zip(texts, assumed, strict=True))
+    facts = json.loads((tmp_path / "out" / "facts.json").read_text())[0]["values"]
+    assert sorted(facts["assumed"].values()) == sorted(texts)

@@ -126,7 +126,7 @@ def test_a_mixer_of_timm(tmp_path: Path):
     assert list(AutoImageProcessor.from_pretrained(result.output).image_mean) == list(stored["mean"])
     save_file(model.float().state_dict(), tmp_path / "alone.safetensors")
     alone = conversion.convert(tmp_path / "alone.safetensors", tmp_path / "alone")
-    assert set(alone.plan.assumed) == {"hidden_act", "processor"}
+    assert set(alone.plan.assumed) == {"hidden_act", "processor", "image_size", "labels"}
     hold(model, AutoModelForImageClassification.from_pretrained(alone.output), 16)
 
 

@@ -12,7 +12,7 @@ import torch
 from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, save_timm, vit_hybrid_parts
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import ViTModel
+from transformers import ViTImageProcessor, ViTModel
 
 import hf_vit.conversion as conversion
 from hf_vit.errors import UserError
@@ -188,12 +188,16 @@ def test_file_without_config_says_what_is_assumed(tmp_path: Path):
     model = of_transformers("ViTForImageClassification", hidden_size=64, num_attention_heads=1)
     model.save_pretrained(tmp_path / "saved")
     result = convert(tmp_path / "saved" / "model.safetensors")
-    assert "assumed, as no config.json tells: heads of 64; the exact GELU; eps 1e-12" in conversion.assumption(
+    assert "assumed, as the source does not tell: heads of 64; the exact GELU; eps 1e-12" in conversion.assumption(
         result.plan
     )
     facts = json.loads((result.output / "facts.json").read_text())[0]["values"]
-    assert set(facts["assumed"]) == {"num_attention_heads", "hidden_act", "layer_norm_eps", "processor"}
+    assert set(facts["assumed"]) == {
+        *("num_attention_heads", "hidden_act", "layer_norm_eps", "processor", "image_size", "labels")
+    }
     hold(model, load(result), (12, 12), transformers_tokens, transformers_outcome)
+    assert set(convert(tmp_path / "saved").plan.assumed) == {"processor"}
+    ViTImageProcessor().save_pretrained(tmp_path / "saved")
     with_config = convert(tmp_path / "saved")
     assert not with_config.plan.assumed
     assert conversion.assumption(with_config.plan) is None
@@ -204,7 +208,7 @@ def test_what_a_bare_file_does_not_say_is_declared(tmp_path: Path, capsys):
     torch.save(model.state_dict(), tmp_path / "model.pth")
     options = {"num_heads": 3, "hidden_act": "quick_gelu", "pooling": "gap"}
     result = convert(tmp_path / "model.pth", **options)
-    assert set(result.plan.assumed) == {"layer_norm_eps", "position_embedding", "processor"}
+    assert set(result.plan.assumed) == {"layer_norm_eps", "position_embedding", "processor", "image_size", "labels"}
     hold(model, load(result), (12, 12), timm_tokens, timm_outcome)
     with pytest.raises(UserError, match=r"do not tell the number of heads, .* declare it with --num-heads"):
         conversion.convert(tmp_path / "model.pth", tmp_path / "out")
@@ -220,7 +224,7 @@ def test_what_a_bare_file_does_not_say_is_declared(tmp_path: Path, capsys):
     outcome = capsys.readouterr()
     assert "assumed" not in outcome.out
     assert "the class token read, where there is one" in outcome.err
-    assumed = {"layer_norm_eps", "position_embedding", "pooling", "processor"}
+    assumed = {"layer_norm_eps", "position_embedding", "pooling", "processor", "image_size", "labels"}
     assert set(json.loads(report.read_text())["assumed"]) == assumed
 
 

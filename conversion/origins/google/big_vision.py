@@ -13,6 +13,7 @@ from typing import Any
 
 from hf_vit.conversion.origins.google import vit_jax
 from hf_vit.conversion.origins.origin import BLOCK, Dims, KeyNames, KeyRule, Origin
+from hf_vit.conversion.origins.preprocessing import ORIGINAL_PIXELS
 from hf_vit.conversion.readers.checkpoint import Shape
 from hf_vit.conversion.sizes import Pair, Patches, fits, square_or_pair, table_size
 from hf_vit.errors import UserError
@@ -142,8 +143,8 @@ def _table(rows: int | None, token: bool, patches: Patches, image_size: Pair | N
     if rows is None:
         if image_size is None:
             raise UserError(
-                "the file holds no position table, so its positions are sincos2d (or it is damaged); declare the "
-                "image size the checkpoint was trained at with --image-size HxW"
+                "the file holds no position table, so its positions are sincos2d (or none: --position-embedding none; "
+                "or it is damaged); declare the image size the checkpoint was trained at with --image-size HxW"
             )
         patches.grid_of(image_size)
         return image_size, False
@@ -163,13 +164,22 @@ ORIGIN = Origin(
     names=names,
     configure=configure,
     rules_of=rules_of,
+    assumed={
+        "position_embedding": "sincos2d positions, as there is no table",
+        "pooling": "the mean of the patches, as there is neither class token nor MAP head",
+        "processor": ORIGINAL_PIXELS,
+    },
+    told={"position_embedding": frozenset({"table"}), "pooling": frozenset({"cls", "map"})},
+    first_patch=True,
     notes=(
         "Prefixes that are taken off: " + ", ".join(f"`{prefix}`" for prefix in PREFIXES if prefix) + ". Below `img/` "
         "is the image tower of a contrastive model; its `head` gives the embedding that is compared with the text's.",
-        "`cls` or `MAPHead_0` decide about the pooling; without either it is the mean (GAP).",
+        "`cls` or `MAPHead_0` decide about the pooling; without either it is the mean (GAP), unless `--pooling token` "
+        'declares the first patch\'s token (`pool_type="0"`).',
         "The position table is added before the class token is attached. A table that has a row more than a square is "
         "of an older file whose first row is the class token's; it stays in its place.",
-        "Without a position table the positions are sincos2d; `--image-size` declares the size.",
+        "Without a position table the positions are sincos2d, unless `--position-embedding none` declares that there "
+        "are none (vit_jax's `add_position_embedding=False`); `--image-size` declares the size.",
         "Blocks that are stacked in one array (`Transformer/encoderblock/...`, first axis N) are taken apart.",
         "Older places: `Transformer/pos_embedding` and `Transformer/posembed_input/pos_embedding` for the table, and "
         "the parts of `MAPHead_0` outside of it. Modules are renumbered as those of vit_jax.",

@@ -17,6 +17,7 @@ from hf_vit.conversion.origins.google.vit_jax_hybrid import (
     with_leading_ones,
 )
 from hf_vit.conversion.origins.origin import NO_BLOCKS, Dims, KeyNames, KeyRule, Origin
+from hf_vit.conversion.origins.preprocessing import ORIGINAL_PIXELS
 from hf_vit.conversion.readers.checkpoint import Shape
 from hf_vit.conversion.sizes import Pair, square_or_pair
 from hf_vit.errors import UserError
@@ -107,6 +108,7 @@ ORIGIN = Origin(
     configure=configure,
     family="bit",
     rules_of=rules_of,
+    assumed={"processor": ORIGINAL_PIXELS},
     notes=(
         "Becomes an `HfBitForImageClassification`. `hf_vit.conversion.load_stem(model, file)` fills the stem of a "
         "hybrid with it instead; its head is then left out.",

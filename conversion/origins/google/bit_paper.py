@@ -12,6 +12,7 @@ from hf_vit.conversion.origins.google import vit_jax
 from hf_vit.conversion.origins.google.bit import IMAGE_SIZE, LEGEND, configure, only_prefix, rules_of
 from hf_vit.conversion.origins.google.vit_jax_hybrid import norm_rules
 from hf_vit.conversion.origins.origin import NO_BLOCKS, KeyNames, KeyRule, Origin
+from hf_vit.conversion.origins.preprocessing import ORIGINAL_PIXELS
 from hf_vit.conversion.readers.checkpoint import Shape
 from hf_vit.errors import UserError
 
@@ -107,6 +108,11 @@ ORIGIN = Origin(
     configure=partial(configure, pre_activation=True),
     family="bit",
     rules_of=partial(rules_of, unit_rules=UNIT_RULES),
+    assumed={
+        "zero_padded_pool": "the root pools what lies within the map, as in big_vision (big_transfer pads with zeros: "
+        "from_pretrained(folder, zero_padded_pool=True))",
+        "processor": ORIGINAL_PIXELS,
+    },
     notes=(
         "Becomes an `HfBitForImageClassification`.",
         "big_transfer's keys begin with `resnet/` and are named `a`, `b`, `c`, `standardized_conv2d` or "

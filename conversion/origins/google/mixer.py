@@ -6,6 +6,7 @@ from typing import Any
 from hf_vit.conversion.origins.google import vit_jax
 from hf_vit.conversion.origins.google.bit import only_prefix
 from hf_vit.conversion.origins.origin import Dims, KeyNames, KeyRule, Origin
+from hf_vit.conversion.origins.preprocessing import ORIGINAL_PIXELS
 from hf_vit.conversion.readers.checkpoint import Shape
 from hf_vit.conversion.sizes import Pair, Patches, square_or_pair, table_size
 
@@ -86,6 +87,7 @@ ORIGIN = Origin(
     names=names,
     configure=configure,
     family="mixer",
+    assumed={"processor": ORIGINAL_PIXELS},
     notes=(
         "Becomes an `HfMixerForImageClassification`; `head` may be missing.",
         "Prefixes that are taken off: " + ", ".join(f"`{prefix}`" for prefix in vit_jax.PREFIXES if prefix) + ".",

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hf_vit.conversion.origins.origin import Dims, KeyNames, KeyRule, Origin
+from hf_vit.conversion.origins.preprocessing import ORIGINAL_PIXELS
 from hf_vit.conversion.readers.checkpoint import Shape
 from hf_vit.conversion.sizes import Pair, Patches, square_or_pair, table_size
 from hf_vit.errors import UserError
@@ -185,6 +186,8 @@ def common_fields(dims: Dims, parts: frozenset[str], image_size: Pair) -> dict[s
     }
 
 
+ASSUMED = {"pooling": "the mean of the patches, as there is no class token", "processor": ORIGINAL_PIXELS}
+
 ORIGIN = Origin(
     name="vit_jax",
     title="Google vision_transformer (vit_jax) .npz: ImageNet-21k, fine-tuned, AugReg and SAM files",
@@ -196,6 +199,9 @@ ORIGIN = Origin(
     recognises=recognises,
     names=names,
     configure=configure,
+    assumed=ASSUMED,
+    told={"pooling": frozenset({"cls"})},
+    first_patch=True,
     notes=(
         "Prefixes that are taken off: " + ", ".join(f"`{prefix}`" for prefix in PREFIXES if prefix) + ".",
         "Numbers of `LayerNorm_`, `MultiHeadDotProductAttention_` and `MlpBlock_` are those of the newer (linen) form; "

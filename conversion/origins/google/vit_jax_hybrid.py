@@ -151,6 +151,9 @@ ORIGIN = Origin(
     configure=configure,
     family="hybrid",
     rules_of=rules_of,
+    assumed=vit_jax.ASSUMED,
+    told=vit_jax.ORIGIN.told,
+    first_patch=True,
     notes=(
         "`{s}` and `{u}` are the numbers of a stage and of a unit in it, counted from 1; without any, the stem is the "
         "root alone (R+Ti/16, whose true stride is 32 px).",

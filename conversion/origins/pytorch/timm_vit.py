@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from hf_vit.conversion.labels import names_of
 from hf_vit.conversion.origins.beside import Text, checked, pair_of
 from hf_vit.conversion.origins.origin import Declared, Dims, KeyNames, KeyRule, Origin
-from hf_vit.conversion.origins.preprocessing import from_timm
+from hf_vit.conversion.origins.preprocessing import ORIGINAL_PIXELS, from_timm
 from hf_vit.conversion.origins.pytorch.timm_architectures import (
     HEADS_OF_WIDTH,
     arguments_of,
@@ -156,7 +156,7 @@ ASSUMED = {
     "layer_norm_eps": "LayerNorms before attention and MLP, eps 1e-6 (1e-5 with a norm before the blocks)",
     "position_embedding": "positions added to the tokens once (no RoPE)",
     "pooling": "the class token read, where there is one and no norm after pooling, else the mean",
-    "processor": "pixels in [-1, 1], resized bilinearly",
+    "processor": ORIGINAL_PIXELS,
 }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_vit.conversion.origins.origin import Declared, Dims, KeyNames, KeyRule, Origin
+from hf_vit.conversion.origins.preprocessing import ORIGINAL_PIXELS
 from hf_vit.conversion.origins.transformers.configs import read_config
 from hf_vit.conversion.origins.wrapped import BESIDE, prefixes, unwrapped
 from hf_vit.conversion.readers.checkpoint import Companions, Shape
@@ -92,7 +93,7 @@ ASSUMED = {
     "num_attention_heads": "heads of 64",
     "hidden_act": "the exact GELU",
     "layer_norm_eps": "eps 1e-12",
-    "processor": "pixels in [-1, 1], resized bilinearly",
+    "processor": ORIGINAL_PIXELS,
 }
 
 

@@ -36,7 +36,7 @@ PYRAMID_STRIDES = (4, 8, 16, 32)  # px of the image behind one place of a map
 MAX_LAYERS = 10_000  # what a crafted config may ask for before anything is built
 
 PositionEmbedding = Literal["learned", "learned_2d", "sincos_2d", "sincos_1d", "relative", "relative_bias", "none"]
-Pooling = Literal["token", "gap", "map", "map_with_registers"]
+Pooling = Literal["token", "gap", "map", "map_with_registers", "first_patch"]
 
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
@@ -370,7 +370,7 @@ class HfViTConfig(HfViTBaseConfig):
             registers. "flexivit" (arXiv 2212.08013), bilinear without aligned corners, also fits patch kernels to a
             resize without antialiasing, as that code does.
         pooling: "token" (class token), "gap" (mean of the patch tokens), "map" (attention pooling of all tokens but
-            registers) or "map_with_registers" (of all tokens).
+            registers), "map_with_registers" (of all tokens) or "first_patch" (big_vision's pool_type "0").
         use_class_token: None means pooling == "token".
         representation_size: width of the tanh layer before the head (`pre_logits`), or None.
         layer_scale_init_value: initial LayerScale (CaiT, arXiv 2103.17239), or None for no LayerScale.

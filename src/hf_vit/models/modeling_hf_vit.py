@@ -380,6 +380,17 @@ class HfViTMeanPooler(HfViTPooler):
         return (patches * weight).sum(dim=1) / weight.sum(dim=1)
 
 
+class HfViTFirstPatchPooler(HfViTPooler):
+    """The token of the first patch, as big_vision's pool_type "0"."""
+
+    def __init__(self, config: HfViTBaseConfig) -> None:
+        super().__init__(config)
+        self.patch_tokens = patch_token_slice(config)
+
+    def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
+        return hidden_states[:, self.patch_tokens][:, 0]
+
+
 class HfViTAttentionPooler(HfViTPooler):
     """A learned query attends to all tokens, or to all but registers, which stand first (MAP)."""
 
@@ -395,6 +406,7 @@ class HfViTAttentionPooler(HfViTPooler):
 POOLERS: dict[str, type[HfViTPooler]] = {
     "token": HfViTTokenPooler,
     "gap": HfViTMeanPooler,
+    "first_patch": HfViTFirstPatchPooler,
     "map": HfViTAttentionPooler,
     "map_with_registers": HfViTAttentionPooler,
 }

@@ -63,12 +63,12 @@ class HfPublishedMixin:
     """Abstract: what is saved is published as the class that it is, and loaded as that.
 
     Class attributes:
-        find_class: what the package adds for its Auto classes, which know no class but its own: (class, source, options
+        _find_class: what the package adds for its Auto classes, which know no class but its own: (class, source, options
             of `from_pretrained`) -> (class to load, its options).
     """
 
     config: Any
-    find_class: ClassVar[Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]] | None] = None
+    _find_class: ClassVar[Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]] | None] = None
 
     @classmethod
     def is_custom_code(cls) -> bool:
@@ -114,8 +114,8 @@ class HfPublishedMixin:
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path | None, *args: Any, **kwargs: Any) -> Self:
         """As transformers'; an Auto class loads a checkpoint's own class, where its code is trusted."""
-        if cls.find_class is not None:
-            model_class, kwargs = cls.find_class(cls, pretrained_model_name_or_path, kwargs)
+        if cls._find_class is not None:
+            model_class, kwargs = cls._find_class(cls, pretrained_model_name_or_path, kwargs)
             if model_class is not cls:
                 return model_class.from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         return super().from_pretrained(  # pyright: ignore[reportAttributeAccessIssue]

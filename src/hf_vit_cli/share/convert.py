@@ -39,7 +39,14 @@ def convert(
     hidden_act: Annotated[
         str | None, typer.Option(metavar="NAME", help="Declare its activation: gelu, gelu_pytorch_tanh, quick_gelu ...")
     ] = None,
-    pooling: Annotated[str | None, typer.Option(metavar="NAME", help="Declare its pooling: token, gap or map.")] = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Declare its pooling: token (without a class token: first patch), gap, map."),
+    ] = None,
+    position_embedding: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Declare its positions, where there is no table: sincos_2d or none."),
+    ] = None,
     prefix: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Declare what the model's keys begin with, where something is around it."),
@@ -73,6 +80,7 @@ def convert(
         num_heads=num_heads,
         hidden_act=hidden_act,
         pooling=pooling,
+        position_embedding=position_embedding,
         prefix=prefix,
         recording=verify,
         report=report,
