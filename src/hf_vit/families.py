@@ -282,9 +282,9 @@ def _find_class(model_class: Any, source: Any, options: dict[str, Any]) -> tuple
     With the package imported, transformers takes its classes for what the checkpoint's code defines. Auto classes
     always pass `trust_remote_code`, and nobody else does.
     """
-    config = options.get("config")
-    is_auto = "trust_remote_code" in options and config is not None and source is not None
-    if not is_auto or model_class not in _AUTO_CLASS_OF:
+    config: Any = options.get("config")
+    is_auto = "trust_remote_code" in options and config is not None
+    if not is_auto or source is None or model_class not in _AUTO_CLASS_OF:
         return model_class, options
     fields = {name: getattr(config, name, None) for name in ("model_type", "architectures", "auto_map")}
     own = own_class(fields, model_class)
@@ -307,7 +307,7 @@ def _find_class(model_class: Any, source: Any, options: dict[str, Any]) -> tuple
     return loaded, {**options, "config": config}
 
 
-_AUTO_CLASS_OF: Mapping[object, str] = {
+_AUTO_CLASS_OF: Mapping[Any, str] = {
     model_class: AUTO_CLASSES[door] for family in FAMILIES.values() for door, model_class in family.classes.items()
 } | {head.model_class: head.auto_class for head in DENSE_HEADS.values()}
 

@@ -319,7 +319,9 @@ def test_no_positions_are_declared(golden: Path, write_npz, tmp_path: Path):
             logits[form] = AutoModelForImageClassification.from_pretrained(tmp_path / form).eval()(images).logits
     assert torch.equal(logits["none"], logits["zeros"])
     assert not torch.allclose(logits["sincos_2d"], logits["zeros"], atol=1e-3)
-    with pytest.raises(UserError, match="--position-embedding none: files of vit_jax have position_embedding='learned'"):
+    with pytest.raises(
+        UserError, match="--position-embedding none: files of vit_jax have position_embedding='learned'"
+    ):
         conversion.convert(golden / "vit_tok.ckpt.npz", tmp_path / "out", position_embedding="none")
 
 
@@ -342,7 +344,9 @@ def test_command_prints_what_files_of_google_do_not_tell(case, declared, assumed
     with pytest.raises(SystemExit, match="0"):
         main(["convert", str(golden / f"{case}.ckpt.npz"), str(tmp_path / "out"), *size, *declared])
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("assumed, ")]
-    texts = line.removeprefix("assumed, as the source does not tell: ").partition("; where that is wrong")[0].split("; ")
+    texts = (
+        line.removeprefix("assumed, as the source does not tell: ").partition("; where that is wrong")[0].split("; ")
+    )
     assert len(texts) == len(assumed)
     assert all(text.startswith(begin) for text, begin in zip(texts, assumed, strict=True))
     facts = json.loads((tmp_path / "out" / "facts.json").read_text())[0]["values"]

@@ -198,7 +198,7 @@ def test_file_without_config_says_what_is_assumed(tmp_path: Path):
     hold(model, load(result), (12, 12), transformers_tokens, transformers_outcome)
     assert set(convert(tmp_path / "saved").plan.assumed) == {"processor"}
     ViTImageProcessor().save_pretrained(tmp_path / "saved")
-    with_config = convert(tmp_path / "saved")
+    with_config = convert(tmp_path / "saved", force=True)
     assert not with_config.plan.assumed
     assert conversion.assumption(with_config.plan) is None
 

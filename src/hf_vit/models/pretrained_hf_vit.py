@@ -93,7 +93,7 @@ class HfPublishedMixin:
     def _published(self) -> dict[str, str]:
         """The family's classes by Auto class, with this model's own in its place."""
         name = type(self).__name__.removeprefix("FSDP")  # of a sharded model, whose class torch derives
-        own = next((base for base in type(self).__mro__ if base.__name__ == name), type(self))
+        own: Any = next((base for base in type(self).__mro__ if base.__name__ == name), type(self))
         names = [f"{base.__module__.rpartition('.')[2]}.{base.__name__}" for base in own.__mro__]
         classes: dict[str, str] = dict(getattr(self.config, "auto_classes", {}))
         place = next((key for each in names for key, target in classes.items() if target == each), own._auto_class)
