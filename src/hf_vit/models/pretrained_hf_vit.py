@@ -63,8 +63,8 @@ class HfPublishedMixin:
     """Abstract: what is saved is published as the class that it is, and loaded as that.
 
     Class attributes:
-        _find_class: what the package adds for its Auto classes, which know no class but its own: (class, source, options
-            of `from_pretrained`) -> (class to load, its options).
+        _find_class: set by the package, as its Auto classes know no class but its own: (class, source, options of
+            `from_pretrained`) -> (class to load, its options).
     """
 
     config: Any
