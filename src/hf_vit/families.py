@@ -283,8 +283,7 @@ def _find_class(model_class: Any, source: Any, options: dict[str, Any]) -> tuple
     always pass `trust_remote_code`, and nobody else does.
     """
     config: Any = options.get("config")
-    is_auto = "trust_remote_code" in options and config is not None
-    if not is_auto or source is None or model_class not in _AUTO_CLASS_OF:
+    if config is None or source is None or "trust_remote_code" not in options or model_class not in _AUTO_CLASS_OF:
         return model_class, options
     fields = {name: getattr(config, name, None) for name in ("model_type", "architectures", "auto_map")}
     own = own_class(fields, model_class)

@@ -112,7 +112,7 @@ class HfPublishedMixin:
         return classes
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | Path | None, *args: Any, **kwargs: Any) -> Self:
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path | None, *args: Any, **kwargs: Any) -> Any:
         """As transformers'; an Auto class loads a checkpoint's own class, where its code is trusted."""
         if cls._find_class is not None:
             model_class, kwargs = cls._find_class(cls, pretrained_model_name_or_path, kwargs)
@@ -203,7 +203,7 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
         if sizes:
             model = loaded[0] if isinstance(loaded, tuple) else loaded
             model.resize_to(**sizes)
-        return loaded
+        return loaded  # pyright: ignore[reportReturnType]
 
     @torch.no_grad()
     def resize_to(

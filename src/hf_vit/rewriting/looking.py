@@ -51,8 +51,8 @@ _REMEDIES = {
     "torch.nn.parallel.": "give the model inside it: model.module",
     "torch.distributed.": "give the model before it is distributed",
     "hf_vit.rewriting.": "it was rewritten before; load it again with from_pretrained",
-    "transformers_modules.": "its classes are not the package's: import hf_vit, then load it without trust_remote_code; "
-    "or import your own class from its file and load it with that",
+    "transformers_modules.": "its classes are not the package's: import hf_vit, then load it without "
+    "trust_remote_code, or import your own class from its file and load it with that",
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _AS_LOADED = "give the model as from_pretrained loads it"
