@@ -149,14 +149,13 @@ def load_unlabelled(
     image_size: tuple[int, int] | None = None,
     min_size: tuple[int, int] = (1, 1),
     skip_bad_images: bool = False,
-    image_column: str | None = None,
 ) -> UnlabelledImages:
     """Load images to learn from without labels, every one of which is looked at.
 
     Args:
         source: a folder of images, in class folders or not; or as in `load_data`, whose labels do not count. Of a
             source with splits the training images are taken, of any other all.
-        image_size, skip_bad_images, image_column: see `load_data`.
+        image_size, skip_bad_images: see `load_data`.
         min_size: (height, width) px that an image has at least.
 
     Raises:
@@ -170,13 +169,7 @@ def load_unlabelled(
         table = image_table(paths)
         name, seen, skipped = root.resolve().name, scan(table, "unlabelled"), 0
     else:
-        data = load_data(
-            source,
-            image_size=image_size,
-            skip_bad_images=skip_bad_images,
-            image_column=image_column,
-            multi_label=True,
-        )
+        data = load_data(source, image_size=image_size, skip_bad_images=skip_bad_images, multi_label=True)
         parts = [cast("Dataset", data.split(split)).select_columns(["image"]) for split in ("train", *data.cut)]
         table, name, skipped = concatenate_datasets(parts), data.name, len(data.skipped)
         seen = [image for split in ("train", *data.cut) for image in data.seen[split]]

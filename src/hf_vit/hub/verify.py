@@ -63,7 +63,6 @@ def verify_repo(
     *,
     revision: str | None = None,
     trust_remote_code: bool = False,
-    token: str | None = None,
     report: Callable[[str], None] | None = None,
 ) -> VerifyResult:
     """Download a model, compare every file with the Hub's checksums, load it and ask it about an image.
@@ -75,7 +74,6 @@ def verify_repo(
         repo_id: user/name.
         revision: branch, tag or commit.
         trust_remote_code: run that code.
-        token: by default the one you are logged in with, if any.
         report: is told what is being done, a line at a time.
 
     Raises:
@@ -83,13 +81,11 @@ def verify_repo(
     """
     check_repo_id(repo_id)
     say = report or (lambda line: None)
-    api = HfApi(token=token)
-    with reading(repo_id, explicit_token=token is not None):
+    api = HfApi()
+    with reading(repo_id):
         commit, remote = try_again(lambda: _look(api, repo_id, revision), "looking at the repository", say=say)
-        folder = try_again(
-            lambda: Path(snapshot_download(repo_id, revision=commit, token=token)), "the download", say=say
-        )
-        repaired = _repair(repo_id, commit, folder, remote, token, say)
+        folder = try_again(lambda: Path(snapshot_download(repo_id, revision=commit)), "the download", say=say)
+        repaired = _repair(repo_id, commit, folder, remote, say)
     say(f"{len(remote)} files of {repo_id} at {commit[:8]}: every checksum agrees")
     examples, not_run = run_examples(repo_id, folder, remote, trust_remote_code, say)
     size = sum(entry.size for entry in remote.values())
@@ -104,13 +100,13 @@ def _look(api: HfApi, repo_id: str, revision: str | None) -> tuple[str, dict[str
 
 
 def _repair(
-    repo_id: str, commit: str, folder: Path, remote: dict[str, RepoFile], token: str | None, say: Callable[[str], None]
+    repo_id: str, commit: str, folder: Path, remote: dict[str, RepoFile], say: Callable[[str], None]
 ) -> list[str]:
     """Compare; what is damaged (the client accepts any bytes of the right number) is downloaded once more."""
     damaged = _damaged(folder, remote)
     for path in damaged:
         say(f"{path} is damaged; downloading it again")
-        hf_hub_download(repo_id, path, revision=commit, token=token, force_download=True)
+        hf_hub_download(repo_id, path, revision=commit, force_download=True)
     if still := _damaged(folder, remote):
         raise UserError(
             f"{', '.join(still)} of {repo_id} does not have the Hub's checksum, also when downloaded again: something "

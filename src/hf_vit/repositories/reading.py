@@ -33,7 +33,7 @@ _NAMES = ("architecture", "backbone", "attn_implementation", "_attn_implementati
 _OF_TIMM = ("pretrained", "pretrained_cfg")
 
 
-def model_folder(repo_id: str, revision: str | None = None, token: str | None = None) -> Path:
+def model_folder(repo_id: str, revision: str | None = None) -> Path:
     """The config, processor and weights of a model on the Hub, in the Hub's cache.
 
     Raises:
@@ -43,8 +43,8 @@ def model_folder(repo_id: str, revision: str | None = None, token: str | None = 
     from huggingface_hub import snapshot_download
 
     def get(at: str | None, *names: str) -> Path:
-        with reading(repo_id, explicit_token=token is not None):
-            return Path(snapshot_download(repo_id, revision=at, token=token, allow_patterns=list(names)))
+        with reading(repo_id):
+            return Path(snapshot_download(repo_id, revision=at, allow_patterns=list(names)))
 
     folder = get(revision, *_DESCRIPTIONS, *(f"{name}.index.json" for name in WEIGHTS), WEIGHTS[0])
     commit = folder.name  # what was checked is what is fetched
@@ -57,7 +57,7 @@ def model_folder(repo_id: str, revision: str | None = None, token: str | None = 
 
 
 @contextmanager
-def reading(repo_id: str, *, explicit_token: bool = False) -> Generator[None]:
+def reading(repo_id: str) -> Generator[None]:
     """Within, something is read from the Hub: its client is silent, writes into its cache, and fails in one line.
 
     Raises:
@@ -72,7 +72,7 @@ def reading(repo_id: str, *, explicit_token: bool = False) -> Generator[None]:
             warnings.simplefilter("ignore")  # of sizes, disks and deprecations: what matters raises
             yield
     except Exception as error:
-        raise explain(error, repo_id, explicit_token=explicit_token, reading=True) from error
+        raise explain(error, repo_id, reading=True) from error
     finally:
         client_log.set_verbosity(verbosity)
 
