@@ -20,7 +20,8 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 # File of the repository -> where it stands in the site.
-BORROWED = {"benchmarks/README.md": "benchmarks.md", "benchmarks/TABLES.md": "tables.md", "conversion/README.md": "origins.md"} | {
+PAGES = {"benchmarks/README": "benchmarks", "benchmarks/TABLES": "tables", "conversion/README": "origins"}
+BORROWED = {f"{source}.md": f"{page}.md" for source, page in PAGES.items()} | {
     f"benchmarks/results/{path.name}": f"results/{path.name}" for path in (ROOT / "benchmarks/results").glob("*.png")
 }
 # The runtime of the page of the digits models: `make lint` installs it, and nothing is fetched while the site is built.

@@ -1,8 +1,8 @@
 """A loaded model made faster before it only infers: by what, follows from how many images it will see.
 
-So few images that making it faster costs more than that saves are computed as loaded; those of long runs on models that
-are not small by the fastest engine. The numbers are from `benchmarks/results/int8_avx512_bf16.json` and what making took there: a
-model of S/16 or B/16 is packed in the time that packing saves on 8 images, and its graph is made in that of some 5,000.
+A few images are computed by the model as loaded, since optimizing it would cost more than it saves; long runs of models
+that are not small use the fastest engine. The numbers are from `benchmarks/results/int8_avx512_bf16.json`: S/16 and B/16
+are packed in the time that packing saves on 8 images, and their graphs are made in that of some 5,000.
 """
 
 import copy
