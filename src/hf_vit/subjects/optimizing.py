@@ -1,8 +1,8 @@
 """A loaded model made faster before it only infers: by what, follows from how many images it will see.
 
 A few images are computed by the model as loaded, since optimizing it would cost more than it saves; long runs of
-models that are not small use the fastest engine. The numbers are from `benchmarks/results/int8_avx512_bf16.json`: S/16 and B/16
-are packed in the time that packing saves on 8 images, and their graphs are made in that of some 5,000.
+models that are not small use the fastest engine. The numbers are from `benchmarks/results/int8_avx512_bf16.json`: S/16
+and B/16 are packed in the time that packing saves on 8 images, and their graphs are made in that of some 5,000.
 """
 
 import copy
