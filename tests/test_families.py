@@ -1,7 +1,5 @@
 """One walk over the table of families: what stands behind every door, and that nothing stands beside it."""
 
-from importlib import import_module
-
 import pytest
 import torch
 import transformers
@@ -43,34 +41,17 @@ def test_every_family_by_every_door(name: str, door: Door):
     assert hasattr(model, family.prefix) == (door != "model")
 
 
-def test_every_class_of_the_package_is_in_the_table():
-    public = {name for name in dir(hf_vit) if name.startswith("Hf")}
+def test_the_package_shows_the_table_and_what_users_need():
+    functions = {"from_hub", "image_processor_from_hub", "keep_freed_memory", "optimize_for_inference", "push_to_hub"}
+    commands = {"analyze", "convert", "evaluate", "export", "finetune", "predict", "pretrain"}
     table = {family.config_class.__name__ for family in FAMILIES.values()}
     table |= {model.__name__ for family in FAMILIES.values() for model in family.classes.values()}
-    assert public == table
-
-
-def test_model_types_find_their_family():
+    assert set(dir(hf_vit)) == table | functions | commands | {"VARIANTS", "UserError", "variant_config"}
+    assert all(getattr(hf_vit, name) is not None for name in dir(hf_vit))
+    assert hf_vit.__all__ == sorted(dir(hf_vit))
+    with pytest.raises(AttributeError, match="Any"):
+        hf_vit.Any  # noqa: B018
     for family in FAMILIES.values():
         assert family_of(family.model_type) is family
         assert transformers.AutoConfig.for_model(family.model_type).__class__ is family.config_class
-    assert family_of("vit") is None
-    assert family_of(None) is None
-
-
-def test_the_package_shows_what_users_need_and_nothing_else():
-    functions = {
-        "VARIANTS",
-        "UserError",
-        "from_hub",
-        "image_processor_from_hub",
-        "keep_freed_memory",
-        "optimize_for_inference",
-    }
-    commands = {"analyze", "convert", "evaluate", "export", "finetune", "predict", "pretrain"}
-    shown = {name for name in dir(hf_vit) if not name.startswith("Hf")}
-    assert shown == functions | commands | {"push_to_hub", "variant_config"}
-    assert all(getattr(hf_vit, name) is not None for name in dir(hf_vit))
-    assert import_module("hf_vit").__all__ == sorted(dir(hf_vit))
-    with pytest.raises(AttributeError, match="Any"):
-        hf_vit.Any  # noqa: B018
+    assert family_of("vit") is family_of(None) is None

@@ -4,10 +4,8 @@ import copy
 
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from models.families import randomise
 from torch.nn import functional as F
-from transformers import AutoModel, AutoModelForImageClassification
 
 from hf_vit import (
     HfAxialResNetConfig,
@@ -186,7 +184,7 @@ def test_parameter_counts(stem_width, millions):
     assert count / 1e6 == pytest.approx(millions, rel=0.005)
 
 
-def test_it_learns_and_initialises():
+def test_initialisation_and_the_first_steps():
     torch.manual_seed(0)
     model = HfAxialResNetForImageClassification(HfAxialResNetConfig(**TINY))
     assert not model.classifier.weight.any()
@@ -194,63 +192,22 @@ def test_it_learns_and_initialises():
     attention = model.resnet.encoder.stages[1][1].row
     assert attention.qkv.dense.weight.std().item() == pytest.approx(64**-0.5, rel=0.05)
     assert attention.offset_embeddings.std().item() == pytest.approx(8**-0.5, rel=0.15)
-    images, labels = torch.randn(6, 3, 32, 32), torch.arange(6) % 3
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    model.train()
-    losses = []
+    images, labels, losses = torch.randn(6, 3, 32, 32), torch.arange(6) % 3, []
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=3e-3)
     for _ in range(15):
-        loss = model(images, labels=labels).loss
         optimizer.zero_grad()
-        loss.backward()
-        assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+        losses.append(model(images, labels=labels).loss)
+        losses[-1].backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
         optimizer.step()
-        losses.append(loss.item())
-    assert losses[0] == pytest.approx(1.0986, abs=1e-3)
-    assert losses[-1] < 0.1
-
-
-@torch.no_grad()
-def test_bfloat16_and_autocast_stay_close():
-    model, images = make_model().float(), torch.randn(2, 3, 32, 32)
-    wanted = model(images).logits
-    with torch.autocast("cpu", torch.bfloat16):
-        mixed = model(images).logits
-    for logits in (mixed, model.to(torch.bfloat16)(images).logits):
-        assert (logits.float() - wanted).norm() < 0.05 * wanted.norm()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"stem_width": 20}, "stem_width=20 must be a positive multiple of 8"),
-        ({"stage_depths": (1, 0)}, "every stage needs at least one unit"),
-        ({"num_channels": 0}, "num_channels=0"),
-        ({"image_size": (0, 32)}, "image_size"),
-    ],
-)
-def test_wrong_configs_are_refused(wrong, message):
-    with pytest.raises(StrictDataclassError, match=message):
-        HfAxialResNetConfig(**wrong)
-
-
-def test_padding_is_refused():
-    with pytest.raises(ValueError, match="patch_attention_mask does not go"):
-        make_model()(torch.zeros(1, 3, 32, 32, dtype=torch.float64), patch_attention_mask=torch.ones(1, 4, 4))
+    assert losses[0].item() == pytest.approx(1.0986, abs=1e-3)
+    assert losses[-1].item() < 0.1
 
 
 # As the stem of the Axial-ViT.
 
-STEM = {
-    "image_size": 64,
-    "patch_size": 16,
-    "stage_depths": (1, 1),
-    "stem_width": 16,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "num_labels": 3,
-}
+VIT = {"image_size": 64, "patch_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
+STEM = {**VIT, "num_attention_heads": 4, "num_labels": 3, "stage_depths": (1, 1), "stem_width": 16}
 
 
 @torch.no_grad()
@@ -270,30 +227,15 @@ def test_the_stem_of_an_axial_vit(tmp_path):
     plain.vit.embeddings.patch_embeddings.forward = lambda pixel_values: patches
     torch.testing.assert_close(model(images).logits, plain(images).logits, rtol=0, atol=1e-10)
     model.save_pretrained(tmp_path)
-    assert torch.equal(AutoModelForImageClassification.from_pretrained(tmp_path)(images).logits, model(images).logits)
+    assert torch.equal(HfAxialViTForImageClassification.from_pretrained(tmp_path)(images).logits, model(images).logits)
     large = torch.randn(1, 3, 96, 64, dtype=torch.float64)
     resized = HfAxialViTForImageClassification.from_pretrained(tmp_path, image_size=(96, 64))
     assert resized.vit.embeddings.patch_embeddings.stem.stages[0][0].column.offset_embeddings.shape[0] == 2 * 24 - 1
     torch.testing.assert_close(resized(large).logits, model(large).logits, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"patch_size": 12}, "patch_size=12.*8 px"),
-        ({"stem_width": 4}, "stem_width=4"),
-        ({"stage_depths": (0,)}, "at least one unit"),
-    ],
-)
-def test_wrong_stems_are_refused(wrong, message):
-    with pytest.raises(StrictDataclassError, match=message):
-        HfAxialViTConfig(**{**STEM, "image_size": 48, **wrong})
-
-
 def test_what_a_stem_cannot_take_over():
-    vit = HfViTForImageClassification(
-        HfViTConfig(**{name: value for name, value in STEM.items() if not name.startswith("st")})
-    )
+    vit = HfViTForImageClassification(HfViTConfig(**VIT, num_attention_heads=4))
     with pytest.raises(ValueError, match="stage_depths"):
         HfAxialViTForImageClassification.from_vit(vit, stage_depths=(1, 1), stem_width=16)
     model = HfAxialViTForImageClassification(HfAxialViTConfig(**STEM))
@@ -301,16 +243,6 @@ def test_what_a_stem_cannot_take_over():
     with pytest.raises(ValueError, match="patch_size"):
         model.resize_to(patch_size=8)
     torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
-
-
-def test_auto_classes_find_it(tmp_path):
-    model = make_model()
-    model.save_pretrained(tmp_path)
-    assert type(AutoModelForImageClassification.from_pretrained(tmp_path)) is HfAxialResNetForImageClassification
-    base = AutoModel.from_pretrained(tmp_path)
-    assert type(base) is HfAxialResNetModel
-    images = torch.randn(1, 3, 32, 32, dtype=torch.float64)
-    assert torch.equal(base(images).pooler_output, model.resnet(images).pooler_output)
 
 
 # Upstream: peft asks for a name that transformers renames.

@@ -9,12 +9,8 @@ import torch
 import hf_vit
 
 SMALL = {
-    "image_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "num_labels": 3,
+    **{"image_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2},
+    **{"intermediate_size": 64, "num_labels": 3},
 }
 TINY = {
     "HfViT": {**SMALL, "patch_size": 16},

@@ -19,7 +19,6 @@ from hf_vit.models.resnet_hf_vit import (
     max_pool_same,
     same_padding,
 )
-from hf_vit.variants import variant_config
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48, "stem_width": 32}
 
@@ -72,21 +71,15 @@ def test_stem_equals_the_slow_reference(depths: tuple[int, ...], size: tuple[int
 
 
 def test_input_is_not_written_to():
-    stem, images = make_stem((1,)), torch.randn(1, 3, 16, 16, dtype=torch.float64)
-    given = images.clone()
+    stem, images = make_stem((2,)), torch.randn(1, 3, 16, 16, dtype=torch.float64)
+    features = torch.randn(1, 128, 4, 4, dtype=torch.float64)
+    given = images.clone(), features.clone()
     with torch.no_grad():
         stem(images)
         stem(images.contiguous(memory_format=torch.channels_last))
-    assert torch.equal(images, given)
-
-
-def test_unit_does_not_write_to_what_it_gets():
-    unit = make_stem((2,)).stages[0][1]
-    features = torch.randn(1, 128, 4, 4, dtype=torch.float64)
-    given = features.clone()
-    with torch.no_grad():
-        unit(features)
-    assert torch.equal(features, given)
+        stem.stages[0][1](features)
+    assert torch.equal(images, given[0])
+    assert torch.equal(features, given[1])
 
 
 def test_gradients_of_the_standardised_convolution():
@@ -126,26 +119,8 @@ def test_first_unit_of_every_stage_and_no_other_projects():
         stem = ResNetStem(HfHybridViTConfig(stage_depths=(3, 4, 6, 3)))
     found = [[unit.projection is not None for unit in stage] for stage in stem.stages]
     assert found == [[True] + [False] * (depth - 1) for depth in (3, 4, 6, 3)]
-    assert [stage[0].conv2.stride for stage in stem.stages] == [(1, 1), (2, 2), (2, 2), (2, 2)]
-    assert [stage[0].projection.stride for stage in stem.stages] == [(1, 1), (2, 2), (2, 2), (2, 2)]
-
-
-PUBLISHED = {
-    "R+Ti/16": (6_144_704, (7, 7)),
-    "R26+S/32": (36_046_912, (7, 7)),
-    "R26+B/32": (100_614_976, (7, 7)),
-    "R50+B/16": (97_890_112, (14, 14)),
-    "R50+L/32": (327_969_856, (7, 7)),
-}
-
-
-@pytest.mark.parametrize(("name", "published"), PUBLISHED.items())
-def test_published_parameter_counts(name: str, published: tuple[int, tuple[int, int]]):
-    config = variant_config(name, image_size=224)
-    with torch.device("meta"):
-        model = HfHybridViTModel(config)
-    assert sum(parameter.numel() for parameter in model.parameters()) == published[0]
-    assert config.grid == published[1]
+    for stage, stride in zip(stem.stages, (1, 2, 2, 2), strict=True):
+        assert stage[0].conv2.stride == stage[0].projection.stride == (stride, stride)
 
 
 RENAMED = {"root_": "stem.", "projection_norm": "downsample.norm", "projection.": "downsample.conv."}

@@ -1,16 +1,60 @@
-"""Attention: every implementation gives the same, and the maps are what the blocks really used."""
+"""Attention: every implementation gives the same, the maps are what the blocks really used, and those families whose
+tokens see a few others only, axial and local ones, equal dense attention under a mask."""
 
 import copy
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from models.families import ATTENTION, FAMILIES, OTHERS, Family, pad
-from models.patterns import pairs_that_see
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+import hf_vit
 from hf_vit.models.modeling_hf_vit import HfViTAttention, eager_attention_forward
+
+PLAIN, AXIAL, LOCAL = (FAMILIES[name] for name in ("plain", "axial", "local"))
+
+
+Place = tuple[int, int]
+
+
+def patches_seen(config: Any, place: Place, grid: Place) -> set[Place]:
+    """The places that the patch at (row, column) attends to."""
+    (row, column), (h, w) = place, grid
+    if config.attention_pattern == "local":  # 1906.05909, section 3.1: N_k(i, j)
+        reach = (config.attention_window - 1) // 2
+        square = {
+            (row + down, column + right) for down in range(-reach, reach + 1) for right in range(-reach, reach + 1)
+        }
+        return {(y, x) for y, x in square if 0 <= y < h and 0 <= x < w}
+    if config.attention_pattern == "criss_cross":  # 1811.11721, section 3.2: H + W - 1 places
+        return {(row, x) for x in range(w)} | {(y, column) for y in range(h)}
+    # 1904.10509, section 4.3: A1 = {t, ..., i} with t = max(0, i - l), A2 = {j : (i - j) mod l = 0}; and after i, too.
+    stride, number = config.attention_stride, row * w + column
+    before = {*range(max(0, number - stride), number + 1)} | {
+        j for j in range(number + 1) if (number - j) % stride == 0
+    }
+    after = {*range(number, min(h * w, number + stride + 1))} | {
+        j for j in range(number, h * w) if (j - number) % stride == 0
+    }
+    return {divmod(j, w) for j in before | after}
+
+
+def pairs_that_see(config: Any, grid: Place | None = None) -> torch.Tensor:
+    """[N, N] bool, special tokens first: they see all and are seen by all."""
+    (h, w), special = grid or config.grid, config.num_special_tokens
+    pairs = torch.ones(special + h * w, special + h * w, dtype=torch.bool)
+    for query in range(h * w):
+        seen = patches_seen(config, divmod(query, w), (h, w))
+        for key in range(h * w):
+            pairs[special + query, special + key] = divmod(key, w) in seen
+    return pairs
 
 
 @pytest.fixture(params=["whole", "padded"])
@@ -182,6 +226,9 @@ def test_attention_maps_of_some_layers(family: Family):
     some = model.attention_maps(images, layers=[-1, 0])
     assert sorted(some) == [0, 3]
     assert len(some) == 2
+    head = family.shared("classification")
+    of_head, of_model = (each.attention_maps(images, layers=[1]) for each in (head, head.vit))
+    torch.testing.assert_close(of_head.dense(1), of_model.dense(1), rtol=0, atol=0)
     for layer in some:
         torch.testing.assert_close(some.dense(layer), everything.dense(layer), rtol=0, atol=0)
     with pytest.raises(KeyError, match=r"layer 1 was not asked for; there are \[0, 3\]"):
@@ -199,13 +246,6 @@ def test_attention_maps_name_the_patches(family: Family, choice: str):
     tokens = torch.arange(family.num_tokens(model.config, (2, 3)))
     first = 0 if model.config.is_causal else model.config.num_special_tokens
     assert tokens[maps.patch_tokens].tolist() == list(range(first, first + 6))
-
-
-def test_heads_give_the_maps_of_their_model(family: Family):
-    model = family.build("classification")
-    images = family.images(model.config)
-    given, wanted = model.attention_maps(images, layers=[1]), model.vit.attention_maps(images, layers=[1])
-    torch.testing.assert_close(given.dense(1), wanted.dense(1), rtol=0, atol=0)
 
 
 def test_attentions_under_sdpa_are_missing_with_advice(family: Family, head: str):
@@ -271,3 +311,225 @@ def test_attention_functions_of_others_that_give_weights():
     given, wanted = (model(images, output_attentions=True).attentions for model in (other, eager))
     assert len(given) == len(wanted) > 0
     assert all(torch.equal(a, b) for a, b in zip(given, wanted, strict=True))
+
+
+# What sees what: a family, and fields.
+PATTERNS: dict[str, tuple[Family, dict[str, Any]]] = {
+    "axial": (AXIAL, {}),
+    "axial_map": (AXIAL, {"pooling": "map", "position_embedding": "learned"}),
+    "axial_sincos": (AXIAL, {"position_embedding": "sincos_2d", "layer_scale_init_value": 0.3}),
+    "window_3": (LOCAL, {"attention_window": 3}),
+    "window_7": (LOCAL, {"attention_window": 7, "pooling": "gap"}),
+    "itself": (LOCAL, {"attention_window": 1}),
+    "window_over_all": (LOCAL, {"attention_window": 35}),
+    "criss_cross": (LOCAL, {"attention_pattern": "criss_cross", "num_register_tokens": 2}),
+    "stride_3": (
+        LOCAL,
+        {
+            "attention_pattern": "strided",
+            "attention_stride": 3,
+            "num_register_tokens": 2,
+            "use_distillation_token": True,
+        },
+    ),
+    "stride_5": (LOCAL, {"attention_pattern": "strided", "attention_stride": 5, "pooling": "gap"}),
+    "stride_1": (LOCAL, {"attention_pattern": "strided", "attention_stride": 1}),
+    "stride_over_all": (LOCAL, {"attention_pattern": "strided", "attention_stride": 10**9}),
+}
+# One patch, a row, a column; less than a tile of 8 x 8 and not square; a tile and a bit in one direction, more than two
+# in the other.
+GRIDS = [(1, 1), (1, 6), (6, 1), (3, 5), (9, 17)]
+
+
+def dense_attention(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **kwargs: Any) -> Any:
+    """The textbook's formula over all pairs, those that do not see each other left out."""
+    logits = (query @ key.transpose(2, 3) * scaling).masked_fill(~module.pairs, -torch.inf)
+    return (logits.softmax(-1) @ value).transpose(1, 2), None
+
+
+def in_plain(name: str) -> str:
+    """Where a plain ViT has a parameter: of an axial model rows and columns are layers of their own."""
+    return re.sub(r"layers\.(\d+)\.(row|column)\.", lambda m: f"layers.{2 * int(m[1]) + (m[2] == 'column')}.", name)
+
+
+def pairs_of(model: Any, grid: tuple[int, int], layer: int) -> torch.Tensor:
+    """[N, N] bool: which tokens see each other in a layer of `dense`, by a loop over all pairs."""
+    if model.config.model_type == "hf_local_vit":
+        return pairs_that_see(model.config, grid)
+    line = (lambda token: token % grid[1]) if layer % 2 else (lambda token: token // grid[1])
+    tokens = range(grid[0] * grid[1])
+    return torch.tensor([[line(query) == line(key) for key in tokens] for query in tokens])
+
+
+def dense(model: Any, grid: tuple[int, int]) -> Any:
+    """A plain ViT of the same weights whose attention knows the pattern."""
+    ALL_ATTENTION_FUNCTIONS.register("dense_attention", dense_attention)
+    names = hf_vit.HfViTConfig().to_dict().keys() - {"model_type", "architectures", "auto_map"}
+    fields = {name: value for name, value in model.config.to_dict().items() if name in names}
+    fields["num_hidden_layers"] *= 2 if model.config.model_type == "hf_axial_vit" else 1
+    plain = hf_vit.HfViTModel._from_config(hf_vit.HfViTConfig(**fields), attn_implementation="dense_attention").double()
+    plain.load_state_dict({in_plain(name): value for name, value in model.state_dict().items()})
+    for index, layer in enumerate(plain.layers):
+        layer.attention.pairs = pairs_of(model, grid, index)
+    return plain.eval()
+
+
+def results(model: Any, images: torch.Tensor, gradients: bool) -> dict[str, torch.Tensor]:
+    images = images.clone().requires_grad_(gradients)
+    model.zero_grad()
+    with torch.set_grad_enabled(gradients), torch.compiler.set_stance("force_eager"):
+        outputs = model(images)
+        if gradients:
+            (outputs.last_hidden_state.square().sum() + outputs.pooler_output.sum()).backward()
+    found = {"tokens": outputs.last_hidden_state, "pooled": outputs.pooler_output}
+    if gradients:
+        found |= {"pixels": images.grad, **{in_plain(name): p.grad for name, p in model.named_parameters()}}
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_equal_to_dense_attention_under_the_mask(pattern: str, grid: tuple[int, int]):
+    """Outputs, and gradients of pixels and weights; flex has none on a CPU, and is slow beyond a few tokens there."""
+    family, fields = PATTERNS[pattern]
+    sizes = {"image_size": (4 * grid[0], 4 * grid[1]), **fields}
+    model = family.build("model", dtype=torch.float64, attn_implementation="sdpa", **sizes)
+    images = family.images(model.config, dtype=torch.float64)
+    expected = results(dense(model, grid), images, gradients=True)
+    for implementation in ("sdpa", "eager", *(["flex_attention"] if grid == (3, 5) else [])):
+        model.set_attn_implementation(implementation)
+        given = results(model, images, gradients=implementation != "flex_attention")
+        assert given.keys() == expected.keys() or implementation == "flex_attention"
+        for name, tensor in given.items():
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-10, atol=1e-10, msg=f"{implementation} {name}")
+
+
+@pytest.mark.parametrize("pattern", [name for name, (family, _) in PATTERNS.items() if family is LOCAL])
+def test_maps_are_0_where_nothing_is_seen(pattern: str):
+    """Under eager attention as an output, under sdpa recomputed; the analyses take both for dense ones."""
+    model = LOCAL.build("model", attn_implementation="eager", **PATTERNS[pattern][1])
+    images, seen = LOCAL.images(model.config, grid=(3, 5)), pairs_that_see(model.config, (3, 5))
+    given = model(images, output_attentions=True).attentions
+    model.set_attn_implementation("sdpa")
+    for maps in (given, [model.attention_maps(images)[layer] for layer in range(2)]):
+        for layer in maps:
+            assert torch.equal(layer > 0, seen.expand(2, 4, -1, -1))
+            torch.testing.assert_close(layer.sum(-1), torch.ones(layer.shape[:-1]))
+
+
+@torch.no_grad()
+def test_dense_map_of_an_axial_model_composes_both_axes():
+    model = AXIAL.build("model", dtype=torch.float64)
+    maps = model.attention_maps(AXIAL.images(model.config, grid=(3, 5), dtype=torch.float64), layers=[-1])
+    assert maps.axes == (("batch", "head", "row", "query", "key"), ("batch", "head", "column", "query", "key"))
+    (rows, columns), composed = maps[1], maps.dense(1)
+    assert (rows.shape, columns.shape, composed.shape) == ((2, 4, 3, 5, 5), (2, 4, 5, 3, 3), (2, 4, 15, 15))
+    for i, j, k, m in ((i, j, k, m) for i in range(3) for j in range(5) for k in range(3) for m in range(5)):
+        through = columns[:, :, j, i, k] * rows[:, :, k, j, m]
+        torch.testing.assert_close(composed[:, :, 5 * i + j, 5 * k + m], through, rtol=0, atol=1e-14)
+
+
+def test_windows_of_the_paper():
+    """1906.05909, figure 1: 3 x 3 around a pixel; at a corner what is there."""
+    config = LOCAL.config()
+    assert patches_seen(config, (0, 0), (5, 5)) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert len(patches_seen(config, (2, 2), (5, 5))) == 9
+
+
+class LargestTensor(TorchDispatchMode):
+    """Numbers in the largest tensor that is computed."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for tensor in output if isinstance(output, tuple | list) else [output]:
+            if isinstance(tensor, torch.Tensor):
+                self.size = max(self.size, tensor.numel())
+        return output
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pattern", ["window_7", "criss_cross", "stride_16", "axial", "axial under eager"])
+def test_no_tensor_holds_all_pairs(pattern: str):
+    """A window's largest tensor grows as the tokens do; that of a row and a column as their number times a side."""
+    largest = {}
+    for side in (16, 32, 64):
+        family = AXIAL if "axial" in pattern else LOCAL
+        strided = {"attention_pattern": "strided", "attention_stride": side} if family is LOCAL else {}
+        fields = PATTERNS[pattern][1] if pattern in PATTERNS else strided
+        model = family.build(image_size=side, patch_size=1, num_hidden_layers=1, **fields)
+        model.set_attn_implementation("eager" if "eager" in pattern else "sdpa")
+        with LargestTensor() as computed:
+            model(family.images(model.config, 1))
+        largest[side] = computed.size
+        assert side == 16 or computed.size < side**4
+    assert largest[64] <= 1.05 * (4 if pattern == "window_7" else 8) * largest[32]
+
+
+VITS = (
+    *("default", "gap", "map", "gap_with_class_token", "map_with_class_token", "learned_2d", "sincos_2d", "no_labels"),
+    *(
+        "table_before_class_token",
+        "distillation",
+        "representation",
+        "one_group",
+        "layer_scale",
+        "swiglu",
+        "one_channel",
+    ),
+)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("choice", VITS)
+def test_from_a_vit(choice: str, tmp_path: Path):
+    """A local model's window over the whole grid leaves the logits; an axial model's blocks begin as the ViT's, twice;
+    and nothing is shared with it."""
+    vit = PLAIN.build("classification", choice, dtype=torch.float64)
+    images, given = PLAIN.images(vit.config, dtype=torch.float64), copy.deepcopy(vit.state_dict())
+    wanted = vit(images).logits
+    if "token" not in choice and "learned" not in choice:
+        wide = hf_vit.HfLocalViTForImageClassification.from_vit(vit, attention_window=7).eval()
+        torch.testing.assert_close(wide(images).logits, wanted, rtol=0, atol=1e-10)
+    vit.save_pretrained(tmp_path)
+    narrow = hf_vit.HfLocalViTForImageClassification.from_vit(str(tmp_path), attention_window=3).eval()
+    axial = hf_vit.HfAxialViTForImageClassification.from_vit(vit)
+    assert narrow.config.attention_window == 3
+    assert (narrow(images).logits - wanted).abs().max() > 1e-3
+    assert axial.dtype == torch.float64
+    for name, value in axial.state_dict().items():
+        theirs = given.get(re.sub(r"\.(row|column)\.", ".", name))
+        if name.endswith(".position_embeddings"):
+            theirs = theirs[:, vit.vit.embeddings.num_special_rows :]
+        if theirs is not None and theirs.shape == value.shape:
+            assert torch.equal(value, theirs), name
+        else:
+            assert name.endswith("position_embeddings"), name
+    assert axial.eval()(images).logits.isfinite().all()
+    for parameter in axial.parameters():
+        parameter.add_(1.0)
+    assert all(torch.equal(value, given[name]) for name, value in vit.state_dict().items())
+
+
+@torch.no_grad()
+def test_an_axial_model_from_a_folder(tmp_path: Path):
+    PLAIN.build("classification").save_pretrained(tmp_path)
+    axial = hf_vit.HfAxialViTForImageClassification.from_vit(str(tmp_path), drop_path_rate=0.3).eval()
+    assert (axial.config.model_type, axial.config.pooling) == ("hf_axial_vit", "gap")
+    assert axial.config.drop_path_rate == 0.3
+    axial.resize_to(image_size=(48, 40))
+    axial.save_pretrained(tmp_path / "axial")
+    again = hf_vit.HfAxialViTForImageClassification.from_pretrained(tmp_path / "axial").eval()
+    assert again.config.grid == (12, 10)
+    images = AXIAL.images(again.config)
+    assert torch.equal(again(images).logits, axial(images).logits)
+
+
+@pytest.mark.parametrize("choice", ["causal", "relative", "relative_bias"])
+def test_from_a_vit_that_has_what_they_have_not(choice: str):
+    vit = PLAIN.build("classification", choice)
+    for kind, name in {"axial": "HfAxialViT", "local": "HfLocalViT"}.items():
+        with pytest.raises(StrictDataclassError, match=f"does not go with an? {kind} model"):
+            getattr(hf_vit, f"{name}ForImageClassification").from_vit(vit)

@@ -1,4 +1,4 @@
-"""Saving and loading with the package: the same bits, the same keys, nothing missing."""
+"""Saving and loading with the package: the same bits, the same keys, the files that travel, older versions."""
 
 import json
 import os
@@ -9,26 +9,20 @@ import pytest
 import torch
 import transformers
 from models.families import FAMILIES, HEADS, OTHERS, Family, tensors_of
+from safetensors.torch import load_file
+
+import hf_vit
+from hf_vit.families import DENSE_HEADS
 
 OTHER_FAMILIES = OTHERS
 ALL_FAMILIES = FAMILIES | OTHERS
 KEYS = Path(__file__).parent / "state_dict_keys.json"
+MODELS = Path(hf_vit.models.__file__).parent
 
 
 def assert_same_bits(given, wanted) -> None:
     for left, right in zip(tensors_of(given), tensors_of(wanted), strict=True):
         assert torch.equal(left, right)
-
-
-def assert_reloads(family: Family, head: str, choice: str, folder: Path, loaders: list) -> None:
-    model = family.build(head, choice)
-    images = family.images(model.config)
-    model.save_pretrained(folder)
-    for loader in loaders:
-        loaded, info = loader.from_pretrained(folder, output_loading_info=True)
-        assert type(loaded) is family.classes[head]
-        assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"))
-        assert_same_bits(loaded(images), model(images))
 
 
 # One for each module, table or shape that a choice brings in; test_config.py reloads every configuration.
@@ -39,29 +33,81 @@ def assert_reloads(family: Family, head: str, choice: str, folder: Path, loaders
     *("rectangular", "rectangular_patch", "root_alone", "patches_of_the_stem", "resnet_stem", "post_activation"),
     *("zero_padded_pool",),
 )
-def test_every_choice_reloads_with_the_same_bits(family: Family, choice: str, tmp_path: Path):
-    assert_reloads(family, "classification", choice, tmp_path, [family.classes["classification"]])
+def test_every_head_and_choice_reloads_with_the_same_bits(family: Family, choice: str, tmp_path: Path):
+    """What a choice brings in is saved alike by every head."""
+    for head in family.classes if choice == "default" else ["classification"]:
+        model = family.build(head, choice)
+        images = family.images(model.config)
+        model.save_pretrained(tmp_path)
+        loaders = [family.classes[head]]
+        if choice == "default" and head != "backbone":  # transformers' AutoBackbone does not read folders
+            loaders.append(getattr(transformers, HEADS[head].auto_class))
+        for loader in loaders:
+            loaded, info = loader.from_pretrained(tmp_path, output_loading_info=True)
+            assert type(loaded) is family.classes[head]
+            assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"))
+            assert_same_bits(loaded(images), model(images))
 
 
-def test_every_head_reloads_with_the_same_bits(family: Family, head: str, tmp_path: Path):
-    loaders = [family.classes[head]]
-    if head != "backbone":  # transformers' AutoBackbone.from_pretrained does not read folders
-        loaders.append(getattr(transformers, HEADS[head].auto_class))
-    assert_reloads(family, head, "default", tmp_path, loaders)
+VIT = {
+    *("configuration_hf_base", "configuration_hf_vit", "pretrained_hf_vit", "embeddings_hf_vit", "positions_hf_vit"),
+    *("modeling_hf_vit", "loss_hf_vit", "backbone_hf_vit", "pretraining_hf_vit"),
+}
+RESNET = {
+    *("configuration_hf_base", "configuration_hf_resnet", "pretrained_hf_vit", "modeling_hf_resnet", "loss_hf_vit"),
+}
+TRAVELLING = {
+    "plain": VIT,
+    "hybrid": {
+        *(*VIT, "configuration_hf_hybrid_vit", "modeling_hf_hybrid_vit"),
+        *("configuration_hf_resnet", "resnet_hf_vit"),
+    },
+    "axial": {
+        *(*VIT, "configuration_hf_axial_vit", "modeling_hf_axial_vit"),
+        *("configuration_hf_axial_resnet", "modeling_hf_axial_resnet", "configuration_hf_resnet", "modeling_hf_resnet"),
+    },
+    "local": {*VIT, "configuration_hf_local_vit", "modeling_hf_local_vit"},
+    "axial_resnet": {*RESNET, "configuration_hf_axial_resnet", "modeling_hf_axial_resnet"},
+    "bit": {*RESNET, "configuration_hf_bit", "modeling_hf_bit", "resnet_hf_vit"},
+    "mixer": {
+        *("configuration_hf_base", "configuration_hf_mixer", "pretrained_hf_vit", "modeling_hf_mixer", "loss_hf_vit"),
+    },
+}
 
 
-def test_saved_folder_holds_the_code_of_every_class(family: Family, head: str, tmp_path: Path):
-    family.build(head).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert set(config["auto_map"]) == {"AutoConfig", *(HEADS[name].auto_class for name in family.classes)}
-    for auto_class, target in config["auto_map"].items():
-        module, class_name = target.split(".")
-        assert f"class {class_name}(" in (tmp_path / f"{module}.py").read_text(), auto_class
-    classes = {auto_class: target.split(".")[1] for auto_class, target in config["auto_map"].items()}
-    for name, own in family.classes.items():
-        assert classes[HEADS[name].auto_class] == own.__name__
-    assert classes["AutoConfig"] == family.config_class.__name__
-    assert {path.suffix for path in tmp_path.iterdir()} <= {".json", ".py", ".safetensors"}, "nothing pickled"
+def test_what_travels(family: Family, head: str, tmp_path: Path):
+    """The same code from every head, today's, with every class of the family, and no more: a ResNet takes no attention
+    of a ViT along. A folder with a stale copy of the code, loaded with the package and saved again, has today's."""
+    family.build(head).save_pretrained(tmp_path / "old")
+    for file in (tmp_path / "old").glob("*.py"):
+        file.write_text("raise RuntimeError('old code')\n")
+    family.classes[head].from_pretrained(tmp_path / "old").save_pretrained(tmp_path)
+    files = {path.stem: path.read_text() for path in tmp_path.glob("*.py")}
+    assert files.keys() == TRAVELLING[family.name]
+    assert files == {name: (MODELS / f"{name}.py").read_text() for name in files}
+    assert {path.suffix for path in tmp_path.iterdir()} <= {".json", ".py", ".safetensors", ""}, "nothing pickled"
+    named = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    wanted = {HEADS[name].auto_class: own.__name__ for name, own in family.classes.items()}
+    assert {auto_class: target.split(".")[1] for auto_class, target in named.items()} == {
+        "AutoConfig": family.config_class.__name__,
+        **wanted,
+    }
+    for target in named.values():
+        module, name = target.split(".")
+        assert f"class {name}(" in files[module]
+
+
+def test_everything_in_models_travels(tmp_path: Path):
+    """A head of dense prediction takes every backbone along, as the file that all heads share knows them all."""
+    every, dense = set().union(*TRAVELLING.values()), {f"{kind.task}_hf_vit" for kind in DENSE_HEADS.values()}
+    assert every | dense | {"dense_hf_vit"} == {path.stem for path in MODELS.glob("*.py")} - {"__init__"}
+    for head, kind in DENSE_HEADS.items():
+        kind.config_class().save_pretrained(tmp_path / head)
+        files = {path.stem for path in (tmp_path / head).glob("*.py")}
+        assert files == every | {"dense_hf_vit", f"{kind.task}_hf_vit"}, head
+    for family in OTHERS.values():
+        for head in family.classes:
+            assert not [name for name in family.build(head).state_dict() if "vit" in name]
 
 
 def test_sharded_folder(family: Family, tmp_path: Path):
@@ -203,12 +249,34 @@ def compact(keys: dict[str, dict[str, list[int]]]) -> dict[str, dict[str, str]]:
     return found
 
 
-def test_saving_a_loaded_folder_refreshes_its_code(family: Family, tmp_path: Path):
-    """A folder with a stale copy of the code: loading it with the package and saving again writes today's code."""
-    family.build("classification").save_pretrained(tmp_path / "old")
-    for file in (tmp_path / "old").glob("*.py"):
-        file.write_text("raise RuntimeError('old code')\n")
-    model = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "old")
-    model.save_pretrained(tmp_path / "new")
-    assert all("old code" not in file.read_text() for file in (tmp_path / "new").glob("*.py"))
-    assert len(list((tmp_path / "new").glob("*.py"))) == len(list((tmp_path / "old").glob("*.py")))
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+# Renamed once, before the first release on a Hub.
+REFUSED = [("release_0.1.0", "bit"), ("release_0.1.0", "axial_resnet")]
+
+
+@pytest.mark.parametrize(
+    ("release", "name"), sorted((path.parent.name, path.name) for path in FIXTURES.glob("release_*/*"))
+)
+def test_checkpoints_of_released_versions_answer_the_same_or_are_refused(release: str, name: str):
+    folder = FIXTURES / release / name
+    if (release, name) in REFUSED:
+        for auto_class in (transformers.AutoModel, transformers.AutoModelForImageClassification):
+            with pytest.raises(OSError, match=r"saved by hf_vit 0\.1\.0.*`hf-vit convert`.*train it again") as refusal:
+                auto_class.from_pretrained(folder)
+            assert str(folder) in str(refusal.value)
+            assert "\n" not in str(refusal.value)
+        return
+    answers = load_file(folder / "answers.safetensors")
+    loader = transformers.AutoModelForImageClassification
+    model, info = loader.from_pretrained(folder, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        outputs = model(answers["images"], output_hidden_states=True)
+    torch.testing.assert_close(outputs.logits, answers["logits"], rtol=0, atol=1e-5)
+    if "last_hidden_state" in answers:
+        torch.testing.assert_close(outputs.hidden_states[-1], answers["last_hidden_state"], rtol=0, atol=1e-5)
+    assert transformers.AutoImageProcessor.from_pretrained(folder).size["height"] == 16
+
+
+def test_there_is_a_fixture_of_this_release():
+    assert (FIXTURES / f"release_{hf_vit.__version__}").is_dir(), "see tests/fixtures/make_release.py"

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hybrid.reference import original_names, stem_forward
 from models.families import FAMILIES, HEADS, Family, corruption
-from timm.models.vision_transformer import VisionTransformer
 
 from hf_vit.inference.optimize import optimize_for_inference
 
@@ -32,45 +31,28 @@ def test_patches_by_hand():
     np.testing.assert_allclose(embeddings(images).detach().numpy(), wanted, rtol=0, atol=1e-12)
     assert model.config.grid_of(18, 27) == (4, 6)
     assert model(images).last_hidden_state.shape == (2, 25, 32)
-
-
-@CUT
-def test_timm_cuts_the_same():
-    """A nominal size of 14 px with patches of 4: SigLIP's so400m has 384 and 14."""
-    theirs = VisionTransformer(14, 4, embed_dim=32, depth=1, num_heads=4, num_classes=0).double().eval()
-    ours = PLAIN.build("model", dtype=torch.float64, image_size=14, hidden_act="gelu", intermediate_size=128)
-    assert ours.config.grid == theirs.patch_embed.grid_size == (3, 3)
-    layer, block = ours.layers[0], theirs.blocks[0]
-    state = {name: value for name, value in ours.embeddings.state_dict().items() if "patch" not in name}
-    theirs.cls_token.data, theirs.pos_embed.data = state["cls_token"], state["position_embeddings"]
-    theirs.patch_embed.proj.load_state_dict(ours.embeddings.patch_embeddings.projection.state_dict())
-    projections = [getattr(layer.attention, name) for name in ("q_proj", "k_proj", "v_proj")]
-    for kind in ("weight", "bias"):
-        getattr(block.attn.qkv, kind).data = torch.cat([getattr(part, kind).data for part in projections])
-    pairs = [(layer.layernorm_before, block.norm1), (layer.layernorm_after, block.norm2), (ours.layernorm, theirs.norm)]
-    pairs += [(layer.attention.o_proj, block.attn.proj), (layer.mlp.fc1, block.mlp.fc1), (layer.mlp.fc2, block.mlp.fc2)]
-    for mine, its in pairs:
-        its.load_state_dict(mine.state_dict())
-    ours.layers = ours.layers[:1]
-    ours.config.num_hidden_layers = 1
-    images = pixels(14, 14)
-    torch.testing.assert_close(ours(images).last_hidden_state, theirs.forward_features(images), rtol=0, atol=1e-12)
+    maps, of_whole = model.attention_maps(images), model.attention_maps(images[:, :, :16, :24])
+    assert maps.grid == (4, 6)
+    assert all(torch.equal(maps[layer], of_whole[layer]) for layer in maps)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.resize_to(image_size=(18, 19))  # within a patch
+    assert (model.config.image_size, model.config.grid) == ((18, 19), (4, 4))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 @CUT
 @pytest.mark.parametrize(("depths", "side"), [((2,), 2), ((1, 1), 1), ((), 3)], ids=str)
-def test_a_hybrids_stem_rounds_up_and_its_patches_down(depths: tuple[int, ...], side: int):
+def test_a_stem_rounds_up_and_its_patches_down(depths: tuple[int, ...], side: int):
     """The slow reference's map, cut window by window."""
     sizes = {"image_size": 72, "stage_depths": depths, "stem_patch_size": side}
     model = FAMILIES["hybrid"].build("model", dtype=torch.float64, **sizes)
     embeddings = model.embeddings.patch_embeddings
+    kernel, bias = (part.detach().numpy() for part in (embeddings.projection.weight, embeddings.projection.bias))
     for size in ((72, 72), (37, 61)):
         images = pixels(*size)
-        stages = stem_forward(original_names(embeddings.stem), images.permute(0, 2, 3, 1).numpy())
-        feature_map = list(stages.values())[-1]
+        feature_map = stem_forward(original_names(embeddings.stem), images.permute(0, 2, 3, 1).numpy())["features"]
         h, w = (places // side for places in feature_map.shape[1:3])
         assert model.config.grid_of(*size) == (h, w)
-        kernel, bias = (part.detach().numpy() for part in (embeddings.projection.weight, embeddings.projection.bias))
         wanted = [
             np.einsum("bpqc,dcpq->bd", feature_map[:, y : y + side, x : x + side], kernel) + bias
             for y in range(0, h * side, side)
@@ -79,22 +61,13 @@ def test_a_hybrids_stem_rounds_up_and_its_patches_down(depths: tuple[int, ...], 
         given = embeddings(images).detach().numpy()
         np.testing.assert_allclose(given, np.stack(wanted, axis=1), rtol=0, atol=1e-10)
         assert model(images).last_hidden_state.shape == (2, 1 + h * w, 32)
-
-
-def test_72_px_of_r50_make_5_by_5():
-    """16 px a patch: the original's stem rounds 4.5 places up."""
+    # 72 px of the original's R50 stem: 4.5 places of 16 px are 5.
     config = FAMILIES["hybrid"].config(image_size=72, stage_depths=(1, 1, 1))
     assert (config.patch_size, config.grid) == (16, (5, 5))
-
-
-@CUT
-def test_an_axial_stems_map_is_cut(family: Family):
-    """13 px are 4 places of a stem of stride 4, and so 2 patches of 8 px, though they are not twice 8 px."""
-    if family.name != "axial":
-        pytest.skip("of the axial family")
-    model = family.build("model", "resnet_stem", dtype=torch.float64, patch_size=8)
-    assert model.config.grid_of(13, 20) == (2, 2)
-    assert model(pixels(13, 20)).last_hidden_state.shape == (2, 4, 32)
+    # 13 px are 4 places of an axial stem of stride 4, and so 2 patches of 8 px, though they are not twice 8 px.
+    axial = FAMILIES["axial"].build("model", "resnet_stem", dtype=torch.float64, patch_size=8)
+    assert axial.config.grid_of(13, 20) == (2, 2)
+    assert axial(pixels(13, 20)).last_hidden_state.shape == (2, 4, 32)
 
 
 @CUT
@@ -103,8 +76,8 @@ def test_an_axial_stems_map_is_cut(family: Family):
 )
 def test_what_is_left_over_has_no_part_in_anything(family: Family, head: str, choice: str):
     """Outputs and losses are those of the image without it; at nominal and at other sizes."""
-    if family.any_size:
-        pytest.skip("a SAME-padded stem sees all of the image")
+    if family.any_size:  # a SAME-padded stem sees all of the image
+        return
     model = family.shared(head, choice, dtype=torch.float64)
     (stride_h, stride_w), key = model.config.patch_stride, HEADS[head].output
     for h, w in (model.config.grid, (5, 3)):
@@ -122,14 +95,6 @@ def test_what_is_left_over_has_no_part_in_anything(family: Family, head: str, ch
         assert torch.equal(
             model(images, patch_attention_mask=mask)[key][0], model(seen, patch_attention_mask=mask)[key][0]
         )
-
-
-@CUT
-def test_maps_of_attention_are_of_the_whole_patches():
-    model, images = PLAIN.shared("model", dtype=torch.float64), pixels(18, 27)
-    maps, wanted = model.attention_maps(images), model.attention_maps(images[:, :, :16, :24])
-    assert maps.grid == (4, 6)
-    assert all(torch.equal(maps[layer], wanted[layer]) for layer in maps)
 
 
 @CUT
@@ -160,14 +125,6 @@ def test_a_warning_once(family: Family):
         (only,) = told
         expected = f"images of {4 * size + size // 2}x{4 * size} px hold 4x4 patches of {size}x{size} px; .* not seen"
         assert re.match(expected, str(only.message))
-
-
-def test_resizing_within_a_patch_keeps_the_table():
-    model = PLAIN.build("model")
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    model.resize_to(image_size=(18, 19))
-    assert (model.config.image_size, model.config.grid) == ((18, 19), (4, 4))
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 @CUT
