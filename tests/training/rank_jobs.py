@@ -250,22 +250,31 @@ def all_sharded(place: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-def do_all(place: str) -> None:
+def start(place: str, name: str):
     import datasets
 
-    from hf_vit import UserError
-
-    folder = Path(place)
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
     datasets.disable_progress_bars()
     torch.set_num_threads(1)
-    with (folder / f"printed-{RANK}.txt").open("w") as printed, contextlib.redirect_stdout(printed):
-        tables(folder)
+    return contextlib.redirect_stdout((Path(place) / f"{name}-{RANK}.txt").open("w", buffering=1))
+
+
+def do_first(place: str) -> None:
+    """The two-process training of every test run; do_all goes on in its folder."""
+    with start(place, "printed"):
+        tables(Path(place))
+        misfits(Path(place))
+
+
+def do_all(place: str) -> None:
+    from hf_vit import UserError
+
+    folder = Path(place)
+    with start(place, "printed-later"):
         streams(folder)
         read_lanes(folder, "even", 2, 12)
         read_lanes(folder, "uneven", 2, 30)
         read_lanes(folder, "single", 2, 5)
-        misfits(folder)
         contrast(folder, folder / "contrastive")
         noisy_student(folder, folder / "noisy")
         for name in VARIANTS:

@@ -174,6 +174,7 @@ def one_of_two(kind):
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow  # two processes
 @pytest.mark.parametrize("kind", LEARNERS)
 def test_two_processes_give_the_loss_and_gradients_of_one(tmp_path, kind, warm):
     """Keys are gathered over processes, so that every query sees the whole batch; batch norms see it as well."""

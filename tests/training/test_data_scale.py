@@ -30,6 +30,7 @@ def run(script, monkeypatch, *words):
     script.main()
 
 
+@pytest.mark.slow  # trains five models and transfers them
 def test_it_chooses_trains_transfers_and_does_nothing_twice(script, monkeypatch, records, capsys):
     monkeypatch.setattr(script, "TRANSFERS", ("digits",))
     monkeypatch.setattr(script, "REGULARISATIONS", {"mixup": {"mixup_alpha": 0.2}})

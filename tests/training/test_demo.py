@@ -69,7 +69,7 @@ def test_fresh_program_would_notice_an_importable_package(tmp_path):
     assert "hf_vit could be imported" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # trains three models to the end
 def test_promised_accuracy(tmp_path):
     """Over three seeds at least 99% of the test images on average."""
     accuracies = []

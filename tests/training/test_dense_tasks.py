@@ -110,6 +110,7 @@ def test_killed_and_resumed_to_the_same_bits(learnt: Any, tmp_path: Path, warm: 
     assert resumed.test.values() == unbroken.test.values()
 
 
+@pytest.mark.slow  # two processes train
 def test_two_processes_judge_every_image_once(learnt: Any, tmp_path: Path, warm: Zygote) -> None:
     """Both say the same; of masks without ignored pixels it is what one process learns, but for rounding."""
     task, head, _, _ = learnt
@@ -127,6 +128,7 @@ def test_two_processes_judge_every_image_once(learnt: Any, tmp_path: Path, warm:
         assert told[0]["validation"] == pytest.approx(one.validation, abs=2e-3)
 
 
+@pytest.mark.slow  # two processes train
 def test_two_processes_train_a_backbone_with_parts_that_no_map_passes(tmp_path: Path, warm: Zygote) -> None:
     """A BiT's last norm has no gradient, for which torch would wait at the second step."""
     settings = {"family": "bit", "steps": 2, "evaluations": 1}

@@ -15,6 +15,7 @@ from hf_vit_cli.main import build_app
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.slow  # 120 steps, the fewest that show an accuracy above chance
 def test_stock_trainer(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["stock_trainer.py", "--steps", "120", "--output", str(tmp_path / "out")])
     runpy.run_path(str(EXAMPLES / "stock_trainer.py"), run_name="__main__")
@@ -26,7 +27,7 @@ def test_stock_trainer(tmp_path, monkeypatch, capsys):
     assert AutoImageProcessor.from_pretrained(tmp_path / "out").size.height == 8
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # trains four families
 def test_digits_families(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["digits_families.py", str(tmp_path / "digits"), "--epochs", "2"])
     runpy.run_path(str(EXAMPLES / "digits_families.py"), run_name="__main__")

@@ -43,6 +43,7 @@ def test_runs_have_the_rates_that_are_best_on_validation(script, monkeypatch, tm
     assert f"| digits | linear probe | contrast | {cells} | {cells} |" in table
 
 
+@pytest.mark.slow  # pre-trains with every objective
 def test_every_objective_learns_and_the_rates_matter(script, monkeypatch, tmp_path):
     """A step of each, judged on the split that its kind may see."""
     seen = []
@@ -63,6 +64,7 @@ def test_every_objective_learns_and_the_rates_matter(script, monkeypatch, tmp_pa
     assert any((first[name] != second[name]).any() for name in first)
 
 
+@pytest.mark.slow  # trains dozens of encoders
 def test_an_encoder_is_trained_once_for_what_begins_with_it(script, monkeypatch, tmp_path):
     """And gives what one of its own would."""
     begun = []

@@ -59,30 +59,34 @@ def write_images(root, files):
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory, make_colours, warm):
-    """The folder in which two processes did the jobs of rank_jobs.py, and a reader of what they report."""
+def pair(tmp_path_factory, make_colours, warm):
+    """The folder in which two processes trained one model, and a reader of what they report."""
     folder = tmp_path_factory.mktemp("two")
-    colours = make_colours(folder / "colours", 24)
+    make_colours(folder / "colours", 24)
     for rank in (0, 1):
         make_colours(folder / f"colours-{rank}", 6 + rank)
+    assert warm.together("training.rank_jobs:do_first", folder / "first", place=str(folder)) == ""
+    return folder, lambda name: [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def two(pair, warm):
+    """The same after all other jobs of rank_jobs.py."""
+    folder, read = pair
+    colours = folder / "colours"
     write_images(folder / "shards", sorted(colours.glob("*/*.png")))
     for name, sizes in SHARDS.items():
         write_numbers(folder / name, sizes)
     generator = torch.Generator().manual_seed(7)
     torch.save((torch.randn(8, 3, 8, 8, generator=generator), torch.arange(8) % 3), folder / "batch.pt")
     assert warm.together("training.rank_jobs:do_all", folder / "processes", place=str(folder)) == ""
-
-    def read(name):
-        return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
-
     return folder, read
 
 
-@pytest.mark.parametrize("micro_batch", [4, 16])
-def test_two_processes_train_as_one(two, tmp_path, micro_batch):
-    """The same with accumulation as with the whole batch at once; 59 images in batches of 16, for two epochs."""
-    folder, read = two
-    options = FinetuneOptions(device="cpu", precision="fp32", micro_batch_size=micro_batch)
+def test_two_processes_train_as_one(pair, tmp_path):
+    """Micro-batches of 4 in two processes equal batches of 16 in one; 59 images, for two epochs."""
+    folder, read = pair
+    options = FinetuneOptions(device="cpu", precision="fp32")
     one = finetune(tiny_config(), str(folder / "colours"), tmp_path / "one", options=options, steps=8, **SETTINGS)
     ours, theirs = load_file(tmp_path / "one" / "model.safetensors"), load_file(folder / "ddp" / "model.safetensors")
     for name, weight in ours.items():
@@ -94,11 +98,13 @@ def test_two_processes_train_as_one(two, tmp_path, micro_batch):
         assert losses == pytest.approx([entry["loss"] for entry in one.history if "loss" in entry], abs=1e-5)
 
 
+@pytest.mark.slow  # two processes train in twelve ways
 def test_contrast_on_two_processes_is_that_of_one(two, one):
     """Every process has half of the batch at once; keys and batch norms of the other half count too."""
     assert_same_training(two[0], "contrastive", one("contrastive"))
 
 
+@pytest.mark.slow  # two processes train in twelve ways
 def test_a_noisy_student_of_two_processes_is_that_of_one(two, tmp_path):
     folder, _ = two
     noisy_student(folder, tmp_path / "noisy")
@@ -108,11 +114,10 @@ def test_a_noisy_student_of_two_processes_is_that_of_one(two, tmp_path):
         torch.testing.assert_close(weight, theirs[name], atol=2e-6, rtol=0)
 
 
-def test_the_first_process_alone_tells_and_writes(two):
-    folder, _ = two
+def test_the_first_process_alone_tells_and_writes(pair):
+    folder, _ = pair
     told, silent = ((folder / f"printed-{rank}.txt").read_text() for rank in (0, 1))
-    assert told.count("steps of 16 images") == 4  # not of different data, which are refused before a model is built
-    assert told.count("going on from checkpoint-3") == 1
+    assert told.count("steps of 16 images") == 1  # not of different data, which are refused before a model is built
     assert silent == ""
     training, evaluation = Facts.load(folder / "ddp").records
     assert training.values["world_size"] == 2
@@ -120,8 +125,11 @@ def test_the_first_process_alone_tells_and_writes(two):
     assert (evaluation.data.split, evaluation.data.size) == ("test", 3)
 
 
+@pytest.mark.slow  # two processes train in twelve ways
 def test_an_interrupted_stream_goes_on_at_its_image_in_every_process(two):
     folder, read = two
+    told, silent = ((folder / f"printed-later-{rank}.txt").read_text() for rank in (0, 1))
+    assert (told.count("going on from checkpoint-3"), silent) == (1, "")
     for same, epoch, again in read("resumed"):
         assert same
         assert epoch == again == 1
@@ -129,6 +137,7 @@ def test_an_interrupted_stream_goes_on_at_its_image_in_every_process(two):
     assert {"stream_0.pt", "stream_1.pt", "rng_state_0.pth", "rng_state_1.pth"} <= set(last)
 
 
+@pytest.mark.slow  # two processes train in twelve ways
 def test_a_streamed_validation_counts_every_image_once(two):
     """27 images in batches of four, which the first process reads for both."""
     folder, _ = two
@@ -141,12 +150,14 @@ def test_a_streamed_validation_counts_every_image_once(two):
     assert recorded["validation_accuracy"] == pytest.approx(again.top1, abs=1e-6)  # kept in float32
 
 
+@pytest.mark.slow  # two processes train in twelve ways
 def test_every_row_once_an_epoch_over_two_processes_of_two_workers(two):
     _, read = two
     seen = [number for rank in read("read-even") for batch in rank for number in batch]
     assert sorted(seen) == list(range(48))
 
 
+@pytest.mark.slow  # two processes train in twelve ways
 @pytest.mark.parametrize("name", ["uneven", "single"])
 def test_uneven_parts_do_not_wait_for_each_other(two, name):
     """Whoever has read its part begins the next epoch's; of every epoch each row is still read once."""
@@ -161,8 +172,8 @@ def test_uneven_parts_do_not_wait_for_each_other(two, name):
     assert 0 in whole if name == "uneven" else epochs == {0: count}
 
 
-def test_different_data_are_refused_in_every_process(two):
-    folder, read = two
+def test_different_data_are_refused_in_every_process(pair):
+    folder, read = pair
     for kind, message in read("unequal"):
         assert kind == "UserError"
         assert message.startswith("the processes have different training data: ")
@@ -172,6 +183,7 @@ def test_different_data_are_refused_in_every_process(two):
     assert read("finished") == [Facts.load(folder / "ddp").records[1].values["loss"]] * 2
 
 
+@pytest.mark.slow  # two processes train in twelve ways
 def test_sharded_weights_are_those_of_one_process_and_reload(two):
     folder, read = two
     torch.manual_seed(0)
@@ -242,6 +254,7 @@ def assert_same_training(folder, name, wanted):
         assert theirs[1] == pytest.approx(losses[1], abs=1e-6)
 
 
+@pytest.mark.slow  # two processes train in twelve ways
 @pytest.mark.parametrize("name", VARIANTS)
 def test_whatever_is_chosen_two_processes_train_as_one(two, one, name):
     assert_same_training(two[0], name, one(name))
@@ -255,6 +268,7 @@ def assert_resumed(folder, name):
         assert all(torch.equal(found[key], weight) for key, weight in weights.items()), (name, again)
 
 
+@pytest.mark.slow  # two processes train in twelve ways
 def test_a_sharded_average_is_saved_in_parts_and_resumed(two, one, tmp_path):
     folder, _ = two
     name = "SHARDED_STATE_DICT average"
@@ -273,7 +287,7 @@ def test_a_sharded_average_is_saved_in_parts_and_resumed(two, one, tmp_path):
         assert not is_complete(half)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # sharded trainings of two processes take minutes
 def test_whatever_is_chosen_sharded_training_is_that_of_one_process(two, one, warm):
     """Saved whole; then in parts, with activations computed again and the model compiled."""
     folder, _ = two
@@ -289,7 +303,7 @@ def test_whatever_is_chosen_sharded_training_is_that_of_one_process(two, one, wa
     assert (finished / "modeling_hf_vit.py").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # torchrun starts two interpreters, twice
 def test_by_command(two, tmp_path):
     """torchrun -m hf_vit: one table, one error line, and what is wrong stops everybody."""
     folder, _ = two
@@ -309,6 +323,12 @@ def test_by_command(two, tmp_path):
     assert again.stderr.count("holds a finished model") == 1
 
 
+@pytest.mark.slow  # two processes train in twelve ways
+def test_sharding_is_refused_before_the_first_step(two):
+    assert two[1]("refused") == [[REFUSALS["sam micro-batches"].message, []]] * 2
+
+
+@pytest.mark.slow  # two processes train in twelve ways
 def test_a_full_disk_of_one_process_ends_all_in_a_line(two):
     first, second = two[1]("full-disk")
     assert first.startswith("process 0 of 2 has lost another one, which has ended or was silent for 20 seconds")
@@ -344,6 +364,7 @@ def wait_for_the_first(seconds, timeout, late):
     return "went on"
 
 
+@pytest.mark.slow  # two processes wait for one another for seconds
 @pytest.mark.parametrize(
     ("seconds", "late"),
     [(6, False), (None, False), (None, True)],
@@ -376,8 +397,7 @@ def test_refusals_stand_in_the_documentation_with_their_reasons():
     assert rows[1:] == [f"| {refusal.message} | {refusal.reason} |" for refusal in REFUSALS.values()]
 
 
-def test_what_sharding_cannot_do_is_refused_before_the_first_step(two):
-    assert two[1]("refused") == [[REFUSALS["sam micro-batches"].message, []]] * 2
+def test_what_sharding_cannot_do_is_refused():
     plain, noisy = tiny_config(), tiny_config(drop_path_rate=0.1)
     for settings, name in (
         ((plugin(version=1), plain, False), "fsdp1"),

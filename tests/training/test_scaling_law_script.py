@@ -21,6 +21,7 @@ def script(monkeypatch):
     return module
 
 
+@pytest.mark.slow  # trains fourteen models
 def test_it_chooses_fits_predicts_and_does_nothing_twice(script, monkeypatch, tmp_path, capsys):
     path = tmp_path / "records.jsonl"
     sizes = ("--sizes", 16, 32, 48, 64, "--largest", 80, "--chosen-at", 16, "--rates", "1e-4", "1e-2")

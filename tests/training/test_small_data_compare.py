@@ -100,7 +100,7 @@ def test_few_images_are_of_all_classes_and_the_held_out_ones_are_all(script, tmp
     assert sorted(labels) == sorted(list(range(10)) * 5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # trains ten models
 @pytest.mark.timeout(600)
 def test_it_goes_from_fractals_to_the_table(script, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(script, "FRACTALS", "fractals:classes=2,images=8,seed=0")
