@@ -9,7 +9,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from evaluation.tiny import NAMES, make_classifier, make_dataset, make_images, make_processor
+from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
 from PIL import Image
 from transformers import pipeline
 
@@ -81,58 +81,27 @@ def test_evaluate_prints_records_draws_and_writes_the_card(run, save_classifier:
     assert str(class_folders.parent) not in card + (folder / "facts.json").read_text()
 
 
-def test_evaluate_equals_the_pipeline(run, save_classifier: Save, class_folders: Path) -> None:
-    folder = save_classifier()
-    run("evaluate", folder, "--data", class_folders, "--device", "cpu")
+def test_streams_other_splits_and_folders(run, save_classifier: Save, class_folders: Path, tmp_path: Path) -> None:
+    """All as transformers' pipeline answers; a card written by hand stays."""
+    folder, pictures = save_classifier(), tmp_path / "new" / "pictures"
+    (folder / "README.md").write_text("my own words")
+    given = ("evaluate", folder, "--data", class_folders, "--device", "cpu")
+    for more in ([], ["--streaming"], ["--output", pictures, "--split", "train"]):
+        before = (folder / "confusion_matrix.png").is_file()
+        assert run(*given, *more)[0] == 0
+        assert (folder / "confusion_matrix.png").is_file() or not before
+    table, stream, elsewhere = Facts.load(folder).records
     classify = pipeline("image-classification", model=str(folder), device="cpu")
     files = sorted((class_folders / "test").glob("*/*.png"))
-    right = [classify(str(file))[0]["label"] == file.parent.name for file in files]
-    assert Facts.load(folder).records[0].values["top1"] == sum(right) / 8
-
-
-def test_streaming_measures_the_same(run, save_classifier: Save, class_folders: Path) -> None:
-    folder = save_classifier()
-    for extra in ([], ["--streaming"]):
-        assert run("evaluate", folder, "--data", class_folders, "--device", "cpu", *extra)[0] == 0
-    first, second = Facts.load(folder).records
+    assert table.values["top1"] == sum(classify(str(file))[0]["label"] == file.parent.name for file in files) / 8
     # A stream comes in another order, whose sum rounds differently in float64's last place.
-    assert first.values["loss"] == pytest.approx(second.values["loss"], rel=1e-14)
-    assert "--streaming" in second.command
-    assert "--streaming" not in first.command
-
-
-def test_a_stream_from_a_file(run, save_classifier: Save, tmp_path: Path) -> None:
-    folder, dataset = save_classifier(), make_dataset(30)
-    for split in ("train", "validation", "test"):
-        dataset.to_parquet(tmp_path / "data" / f"{split}-00000.parquet")
-    for extra in ([], ["--streaming"]):
-        assert run("evaluate", folder, "--data", tmp_path / "data", "--device", "cpu", *extra)[0] == 0
-    first, second = Facts.load(folder).records
-    # A stream comes in another order, whose sum rounds differently in float64's last place.
-    assert first.values["loss"] == pytest.approx(second.values["loss"], rel=1e-14)
-    assert second.data is not None
-    assert second.data.size == 30
-
-
-def test_pictures_elsewhere(run, save_classifier: Save, class_folders: Path, tmp_path: Path) -> None:
-    folder, pictures = save_classifier(), tmp_path / "new" / "pictures"
-    code, *_ = run("evaluate", folder, "--data", class_folders, "--output", pictures, "--split", "train")
-    assert code == 0
+    assert table.values["loss"] == pytest.approx(stream.values["loss"], rel=1e-14)
+    assert ["--streaming" in record.command for record in (table, stream)] == [False, True]
     assert (pictures / "confusion_matrix.png").is_file()
-    assert not (folder / "confusion_matrix.png").exists()
-    record = Facts.load(folder).records[0]
-    assert "pictures" not in record.values
-    assert record.data is not None
-    assert record.data.split == "train"
-
-
-@pytest.mark.parametrize("content", ["mine", "[]", "{}"])
-def test_a_file_of_others_in_the_output_is_refused(
-    content: str, run, save_classifier: Save, class_folders: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "top1.json").write_text(content)
-    _fails(run("evaluate", save_classifier(), "--data", class_folders, "--output", tmp_path), "move it away")
-    assert (tmp_path / "top1.json").read_text() == content
+    assert "pictures" not in elsewhere.values
+    assert elsewhere.data is not None
+    assert elsewhere.data.split == "train"
+    assert (folder / "README.md").read_text() == "my own words"
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -159,15 +128,21 @@ def test_pictures_of_others_are_left_alone(
     assert own[0].read_bytes() == drawn
 
 
-def test_a_card_written_by_hand_is_left_alone(run, save_classifier: Save, class_folders: Path) -> None:
-    folder = save_classifier()
-    (folder / "README.md").write_text("my own words")
-    assert run("evaluate", folder, "--data", class_folders)[0] == 0
-    assert (folder / "README.md").read_text() == "my own words"
-
-
-def test_bad_images_are_named_or_left_out(run, save_classifier: Save, class_folders: Path) -> None:
-    folder = save_classifier()
+def test_evaluate_refuses_in_one_line(run, save_classifier: Save, class_folders: Path, tmp_path: Path) -> None:
+    folder, birds = save_classifier(), save_classifier("birds", ("ant", "owl"))
+    (tmp_path / "out").mkdir()
+    for model, data, more, needed in (
+        (tmp_path / "none", class_folders, [], ["none"]),
+        (folder, tmp_path / "none", [], ["none"]),
+        (folder, class_folders, ["--split", "holdout"], ["holdout", "train"]),
+        (birds, class_folders, [], ["'fox'", "'owl'"]),
+        (folder, class_folders, ["--device", "abacus"], ["abacus"]),
+    ):
+        _fails(run("evaluate", model, "--data", data, *more), *needed)
+    for content in ("mine", "[]", "{}"):
+        (tmp_path / "out" / "top1.json").write_text(content)
+        _fails(run("evaluate", folder, "--data", class_folders, "--output", tmp_path / "out"), "move it away")
+        assert (tmp_path / "out" / "top1.json").read_text() == content
     (class_folders / "test" / "ant" / "2.png").write_bytes(b"not an image")
     _fails(run("evaluate", folder, "--data", class_folders), "2.png")
     assert not (folder / "facts.json").exists()
@@ -175,15 +150,6 @@ def test_bad_images_are_named_or_left_out(run, save_classifier: Save, class_fold
     assert code == 0
     assert "7 images" in out
     assert "left out" in out
-
-
-def test_evaluate_refuses_in_one_line(run, save_classifier: Save, class_folders: Path, tmp_path: Path) -> None:
-    folder = save_classifier()
-    _fails(run("evaluate", tmp_path / "none", "--data", class_folders), "none")
-    _fails(run("evaluate", folder, "--data", tmp_path / "none"), "none")
-    _fails(run("evaluate", folder, "--data", class_folders, "--split", "holdout"), "holdout", "train")
-    _fails(run("evaluate", save_classifier("birds", ("ant", "owl")), "--data", class_folders), "'fox'", "'owl'")
-    _fails(run("evaluate", folder, "--data", class_folders, "--device", "abacus"), "abacus")
 
 
 def test_what_was_measured_is_told_where_it_cannot_be_kept(
@@ -213,78 +179,67 @@ def test_nothing_is_written_among_the_images(run, save_classifier: Save, class_f
     assert sorted(class_folders.rglob("*")) == before
 
 
-def test_damaged_facts_are_told_before_the_work(run, save_classifier: Save, class_folders: Path) -> None:
-    folder = save_classifier()
-    (folder / "facts.json").write_text("[")
-    _fails(run("evaluate", folder, "--data", class_folders), "facts.json is damaged")
-    assert not (folder / "confusion_matrix.png").exists()
-
-
 def _probabilities(images: list[Image.Image]) -> torch.Tensor:
     pixel_values = make_processor()(images=images, return_tensors="pt")["pixel_values"]
     with torch.no_grad():
         return make_classifier()(pixel_values).logits.softmax(-1)
 
 
-def test_predict_says_what_the_model_says(run, save_classifier: Save, tmp_path: Path) -> None:
-    images = make_images(3)
-    files = [tmp_path / f"{index}.png" for index in range(3)]
-    for image, file in zip(images, files, strict=True):
+def test_predict_answers_as_the_model(run, save_classifier: Save, tmp_path: Path) -> None:
+    """A folder, a list of files, JSON and a table; whatever the mode of the image."""
+    model, folder = save_classifier(), tmp_path / "pictures"
+    folder.mkdir()
+    files = [folder / name for name in ("a.JPG", "b.png", "c.png")]
+    for image, file in zip(make_images(3), files, strict=True):
         image.save(file)
-    code, out, _ = run("predict", save_classifier(), *files, "--json", "--top", 2, "--batch-size", 2, "--device", "cpu")
+    (folder / "notes.txt").write_text("no image")
+    images = [Image.open(file).convert("RGB") for file in files]
+    code, out, _ = run("predict", model, folder, "--json", "--top", 2, "--batch-size", 2, "--device", "cpu")
     assert code == 0
     for found, file, row in zip(json.loads(out), files, _probabilities(images), strict=True):
         assert found["image"] == str(file)
         best = row.topk(2)
         assert [entry["label"] for entry in found["predictions"]] == [NAMES[i] for i in best.indices]
         assert [entry["score"] for entry in found["predictions"]] == pytest.approx(best.values.tolist(), rel=1e-5)
-
-
-def test_predict_prints_a_table(run, save_classifier: Save, tmp_path: Path) -> None:
-    (image,) = make_images(1)
-    image.save(tmp_path / "a.png")
-    code, out, _ = run("predict", save_classifier(), tmp_path / "a.png", "--top", 99, "--device", "cpu")
+    code, out, _ = run("predict", model, files[0], "--top", 99, "--device", "cpu")
     assert code == 0
-    for name, probability in zip(NAMES, _probabilities([image])[0].tolist(), strict=True):
+    for name, probability in zip(NAMES, _probabilities(images[:1])[0].tolist(), strict=True):
         assert name in out
         assert f"{probability:.2%}" in out
-
-
-def test_predict_takes_a_folder(run, save_classifier: Save, tmp_path: Path) -> None:
-    folder = tmp_path / "pictures"
-    folder.mkdir()
-    for name, image in zip(("b.png", "a.JPG"), make_images(2), strict=True):
-        image.save(folder / name)
-    (folder / "notes.txt").write_text("not an image, and not asked for")
-    code, out, _ = run("predict", save_classifier(), folder, "--json")
+    modes = [("I;16", 65535), ("RGB", (255, 255, 255)), ("RGBA", (0, 0, 0, 0))]
+    for mode, color in modes:
+        Image.new(mode, (9, 9), color).save(tmp_path / f"{mode[0]}{len(mode)}.png")
+    code, out, _ = run("predict", model, *(tmp_path / f"{mode[0]}{len(mode)}.png" for mode, _ in modes), "--json")
     assert code == 0
-    assert [found["image"] for found in json.loads(out)] == [str(folder / "a.JPG"), str(folder / "b.png")]
+    deep, white, clear = (found["predictions"] for found in json.loads(out))
+    assert deep == white == clear
 
 
-@pytest.mark.parametrize("as_json", [True, False])
-def test_predict_prints_nothing_when_an_image_is_bad(run, save_classifier: Save, tmp_path: Path, as_json: bool) -> None:
-    (image,) = make_images(1, side=40)
-    image.save(tmp_path / "good.png")
-    damaged = (tmp_path / "good.png").read_bytes()[:500]
-    (tmp_path / "cut.png").write_bytes(damaged)
+def test_predict_refuses_in_one_line_or_leaves_bad_images_out(
+    run, save_classifier: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, (image,), good = save_classifier(), make_images(1, side=40), tmp_path / "good.png"
+    image.save(good)
+    (tmp_path / "cut.png").write_bytes(good.read_bytes()[:500])
     (tmp_path / "text.png").write_text("hello")
     (tmp_path / "empty").mkdir()
-    model, extra = save_classifier(), ["--batch-size", 1, *(["--json"] if as_json else [])]
-    for bad in ("cut.png", "text.png", "missing.png", "empty"):
-        _fails(run("predict", model, tmp_path / "good.png", tmp_path / bad, *extra), bad)
-
-
-def test_predict_leaves_bad_images_out_where_it_may(run, save_classifier: Save, tmp_path: Path) -> None:
-    for name, image in zip(("a.png", "c.png"), make_images(2), strict=True):
-        image.save(tmp_path / name)
-    (tmp_path / "b.png").write_text("hello")
-    files = [tmp_path / f"{name}.png" for name in "abcd"]  # the last is not there
-    code, out, err = run("predict", save_classifier(), *files, "--json", "--skip-bad-images", "--batch-size", 1)
+    bad, address = [tmp_path / name for name in ("cut.png", "text.png", "missing.png")], "https://example.com/cat.png"
+    for path in (*bad, tmp_path / "empty"):
+        for extra in ([], ["--json"]):
+            _fails(run("predict", model, good, path, "--batch-size", 1, *extra), path.name)
+    code, out, err = run("predict", model, bad[0], good, *bad[1:], "--json", "--skip-bad-images", "--batch-size", 1)
     assert code == 0
-    assert [found["image"] for found in json.loads(out)] == [str(tmp_path / "a.png"), str(tmp_path / "c.png")]
-    for line, name in zip(err.splitlines(), ("b.png", "d.png"), strict=True):
+    assert [found["image"] for found in json.loads(out)] == [str(good)]
+    for line, path in zip(err.splitlines(), bad, strict=True):
         assert line.startswith("left out: ")
-        assert name in line
+        assert path.name in line
+    _fails(run("predict", model, address), f"{address} is of a kind that is not known; give")
+    _fails(run("predict", model, good, "--output", tmp_path / "t.xlsx"), "ends in .csv or .parquet")
+    pattern = tmp_path / "*.jpg"
+    _fails(run("predict", model, pattern, "--output", tmp_path / "t.csv"), f"no image matches {pattern}")
+    assert not list(tmp_path.glob("*t.csv*"))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    _fails(run("predict", model, good), "good.png is too large", "make it smaller")
 
 
 @pytest.mark.parametrize(("ending", "read"), [(".csv", pandas.read_csv), (".parquet", pandas.read_parquet)])
@@ -314,29 +269,6 @@ def test_predict_writes_a_table_of_many_images(run, save_classifier: Save, tmp_p
         assert [row["label"], row["label_2"]] == [NAMES[i] for i in best.indices]
         assert [row["score"], row["score_2"]] == pytest.approx(best.values.tolist(), rel=1e-5)
     assert run("predict", *asked, "--skip-bad-images")[0] == 0
-
-
-def test_predict_refuses_a_table_of_another_kind_and_patterns_without_an_image(
-    run, save_classifier: Save, tmp_path: Path
-) -> None:
-    (image,) = make_images(1)
-    image.save(tmp_path / "a.png")
-    model = save_classifier()
-    _fails(run("predict", model, tmp_path / "a.png", "--output", tmp_path / "t.xlsx"), "ends in .csv or .parquet")
-    pattern = tmp_path / "*.jpg"
-    _fails(run("predict", model, pattern, "--output", tmp_path / "t.csv"), f"no image matches {pattern}")
-    assert not list(tmp_path.glob("*t.csv*"))
-
-
-def test_predict_names_addresses_and_large_images_as_they_are(
-    run, save_classifier: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = save_classifier()
-    address = "https://example.com/cat.png"
-    _fails(run("predict", model, address), f"{address} is of a kind that is not known; give")
-    Image.new("RGB", (40, 40)).save(tmp_path / "large.png")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    _fails(run("predict", model, tmp_path / "large.png"), "large.png is too large", "make it smaller")
 
 
 def test_predict_takes_a_model_of_timm(run, tmp_path: Path) -> None:
@@ -375,21 +307,3 @@ def test_mistakes_carry_the_names_of_their_files(save_classifier: Save, class_fo
             assert np.array_equal(np.asarray(shown), np.asarray(entry.thumbnail))
         titles = [axes.get_title() for axes in plot_wrong_images(wrong).axes]
         assert all(entry.file in title for entry, title in zip(wrong, titles, strict=True))
-
-
-def test_predict_turns_any_mode_into_rgb(run, save_classifier: Save, tmp_path: Path) -> None:
-    Image.new("I;16", (9, 9), 65535).save(tmp_path / "deep.png")
-    Image.new("RGB", (9, 9), (255, 255, 255)).save(tmp_path / "white.png")
-    Image.new("RGBA", (9, 9), (0, 0, 0, 0)).save(tmp_path / "clear.png")
-    names = ("deep.png", "white.png", "clear.png")
-    code, out, _ = run("predict", save_classifier(), *(tmp_path / name for name in names), "--json")
-    assert code == 0
-    deep, white, clear = (found["predictions"] for found in json.loads(out))
-    assert deep == white == clear
-
-
-def test_help_shows_both_commands(run) -> None:
-    for command, word in (("evaluate", "--data"), ("predict", "--json")):
-        code, out, _ = run(command, "--help")
-        assert code == 0
-        assert word in out

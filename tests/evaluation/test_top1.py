@@ -1,0 +1,284 @@
+"""`top1` against a plain loop and scikit-learn, and its promises on memory, names and state; its pictures."""
+
+import re
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from evaluation.tiny import NAMES, make_classifier, make_dataset, make_images, make_processor, save_ours
+from PIL import Image
+from sklearn.metrics import accuracy_score, confusion_matrix, log_loss, recall_score, top_k_accuracy_score
+
+from hf_vit.data import ImageData, eval_transform
+from hf_vit.errors import UserError
+from hf_vit.evaluation import WrongImage, evaluate, evaluate_protocol, plot_confusion_matrix, plot_wrong_images
+from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.protocols.top1 import top1
+from hf_vit.evaluation.protocols.top1_figures import thumbnail_of
+from hf_vit.evaluation.reading import Collate, image_batches
+from hf_vit.results.figures import save_figure
+from hf_vit.subjects.labels import match_labels, unique_names
+from hf_vit.subjects.subject import open_subject
+
+COUNT = 61
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    return make_dataset(COUNT)
+
+
+def measure(model, dataset, label_names=NAMES, prepare=None, max_wrong=64, **options):
+    subject = open_subject((model, make_processor()))
+    subject = subject if prepare is None else replace(subject, prepare=prepare)
+    data = ImageData("noise", "0123456789abcdef", {"test": dataset}, list(label_names))
+    return top1(Examination(subject, data, **{"progress": False, **options}), max_wrong=max_wrong)
+
+
+def probabilities_of(model, dataset):
+    """All images at once, without a line of the code under test."""
+    pixel_values = make_processor()(images=list(dataset["image"]), return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        return model(pixel_values).logits.double().softmax(-1).numpy()
+
+
+@pytest.mark.parametrize("batch_size", [1, 16, 100])
+def test_the_result_equals_scikit_learn(dataset, batch_size):
+    model = make_classifier()
+    result = measure(model, dataset, batch_size=batch_size)
+    probabilities, labels, every = probabilities_of(model, dataset), np.array(dataset["label"]), list(range(6))
+    predictions = probabilities.argmax(1)
+    assert len(set(predictions.tolist())) > 2, "a model with one answer would prove little"
+    assert result.num_images == COUNT
+    assert result.top1 == pytest.approx(accuracy_score(labels, predictions))
+    assert result.top5 == pytest.approx(top_k_accuracy_score(labels, probabilities, k=5, labels=every))
+    assert result.loss == pytest.approx(log_loss(labels, probabilities, labels=every), rel=1e-5)
+    assert list(result.per_class) == list(NAMES)
+    recalls = recall_score(labels, predictions, average=None, labels=every)
+    assert list(result.per_class.values()) == pytest.approx(list(recalls))
+    assert (result.confusion_matrix == confusion_matrix(labels, predictions, labels=every)).all()
+    assert result.num_wrong == (predictions != labels).sum() == len(result.wrong)
+    for entry in result.wrong:
+        assert entry.label == NAMES[labels[entry.index]]
+        assert entry.prediction == NAMES[predictions[entry.index]]
+        assert entry.confidence == pytest.approx(probabilities[entry.index].max(), rel=1e-5)
+    confidences = [entry.confidence for entry in result.wrong]
+    assert confidences == sorted(confidences, reverse=True)
+
+
+def test_streams_workers_and_any_preparation_give_the_same(dataset):
+    processor, model, seen = make_processor(), make_classifier(), []
+
+    def prepare(images):
+        assert all(image.mode == "RGB" for image in images)
+        seen.append(len(images))
+        return processor(images=list(images), return_tensors="pt")["pixel_values"]
+
+    table = measure(model, dataset, batch_size=8)
+    stream = measure(model, dataset.to_iterable_dataset(), batch_size=8)
+    assert stream.values() | {"images_per_second": 0} == table.values() | {"images_per_second": 0}
+    assert stream.wrong == table.wrong == measure(model, dataset, num_workers=1, batch_size=8).wrong
+    assert measure(model, dataset, prepare=prepare, batch_size=20).loss == pytest.approx(table.loss, rel=1e-6)
+    assert seen == [20, 20, 20, 1]
+    assert measure(model, dataset, max_wrong=5).wrong == table.wrong[:5]
+    assert measure(model, dataset, max_wrong=0).num_wrong == table.num_wrong > 5
+
+
+def test_classes_are_matched_by_name_not_by_number(dataset):
+    model = make_classifier()
+    straight = measure(model, dataset)
+    order = [3, 0, 5, 1, 4, 2]
+    renamed = dataset.cast_column("label", dataset.features["label"].__class__(names=[NAMES[i] for i in order]))
+    moved = renamed.map(lambda row: {"label": order.index(row["label"])}, keep_in_memory=True)
+    permuted = measure(model, moved, label_names=[NAMES[index] for index in order])
+    assert (permuted.top1, permuted.per_class) == (straight.top1, straight.per_class)
+    assert measure(model, moved).per_class != straight.per_class
+    two = dataset.filter(lambda row: row["label"] in (1, 4), keep_in_memory=True)
+    mapped = two.map(lambda row: {"label": int(row["label"] == 4)}, keep_in_memory=True)
+    result = measure(model, mapped, label_names=["bee", "eel"])
+    assert result.top1 == pytest.approx(accuracy_score(two["label"], probabilities_of(model, two).argmax(1)))
+    assert set(result.per_class) == {"bee", "eel"}
+    assert result.confusion_matrix.shape == (6, 6)
+
+
+IMAGENET = ["crane", "heron", "crane"]
+
+
+@pytest.mark.parametrize(
+    ("names", "of_model", "expected"),
+    [
+        (IMAGENET, IMAGENET, [0, 1, 2]),
+        (["heron"], IMAGENET, [1]),
+        (["heron", "crane"], IMAGENET, r"several classes called 'crane'.*id2label"),
+        (["cr\u00e8me", "bee"], ["bee ", "cre\u0300me"], [1, 0]),  # either Unicode form, and blanks
+        (["cr\u00e8me"], ["cr\u00e8me", "cre\u0300me"], "several classes called 'cr\u00e8me'"),
+        (["bee", "yak", "zebra"], ["ant", "bee"], r"does not know: 'yak', 'zebra'; the model's are 'ant', 'bee'"),
+        ([f"c{index}" for index in range(50)], ["ant"], "and 40 more"),
+    ],
+)
+def test_names_of_classes(names, of_model, expected):
+    if isinstance(expected, list):
+        assert match_labels(names, of_model) == expected
+    else:
+        with pytest.raises(UserError, match=expected):
+            match_labels(names, of_model)
+    assert unique_names(IMAGENET) == ["crane (0)", "heron", "crane (2)"]
+
+
+class Untouchable:
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        raise AssertionError("an image was read")
+
+
+def rows_of(*labels, images=None):
+    return [{"image": image, "label": label} for image, label in zip(images or make_images(2), labels, strict=False)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (Untouchable(), {"label_names": ["yak"]}, "does not know"),
+        *((rows_of(each), {}, re.escape(f"label {each!r}, outside the 6")) for each in (-1, 6, None, "ant", [1])),
+        (rows_of(0, 0, images=[*make_images(1), None]), {}, "a row of the data has no image"),
+        (make_dataset(4).select([]), {}, "holds no image"),
+        (make_dataset(4), {"batch_size": 0}, "batch size 0"),
+    ],
+)  # fmt: skip
+def test_data_that_cannot_be_measured_are_refused(rows, options, message):
+    with pytest.raises(UserError, match=message):
+        measure(make_classifier(), rows, **options)
+
+
+def test_kinds_of_models_and_images(dataset, capsys):
+    modes = ["L", "RGBA", "P", "CMYK", "I;16", "LA", "1"]
+    rows = [{"image": Image.new(mode, (9, 7)), "label": 0} for mode in modes]
+    assert measure(make_classifier(), rows, progress=True).num_images == len(modes)
+    assert capsys.readouterr().out == "", "the bar goes to standard error"
+    four = measure(make_classifier(NAMES[:4]), make_dataset(20, NAMES[:4]), label_names=NAMES[:4])
+    assert four.top5 is None
+    assert "top5" not in four.values()
+    full, half = measure(make_classifier(), dataset), measure(make_classifier().to(torch.bfloat16), dataset)
+    assert half.loss == pytest.approx(full.loss, rel=0.05)
+    assert half.loss != full.loss, "measured as it is"
+    model = make_classifier()
+    torch.nn.init.constant_(model.classifier.bias, float("nan"))
+    with pytest.raises(UserError, match="not finite"):
+        measure(model, dataset)
+
+
+def test_images_are_let_go_of():
+    """The number of images alive at once depends on the batch, not on the data."""
+
+    class Stream:
+        def __init__(self, count):
+            self.count, self.peak, self.made = count, 0, []
+
+        def __len__(self):
+            return self.count
+
+        def __getitem__(self, index):
+            self.peak = max(self.peak, sum(made() is not None for made in self.made))
+            image = Image.new("RGB", (8, 8), (index % 256, index // 256, 7))
+            self.made.append(weakref.ref(image))
+            return {"image": image, "label": index % 6}
+
+    peaks = []
+    for count in (40, 160):
+        stream = Stream(count)
+        assert measure(make_classifier(), stream, batch_size=4, max_wrong=2).num_images == count
+        peaks.append(stream.peak)
+    assert peaks[0] == peaks[1] <= 3 * 4
+
+
+def test_mode_and_random_state_are_given_back(dataset):
+    model, data = make_classifier().train(), ImageData("noise", "", {"test": dataset}, list(NAMES))
+    before = torch.get_rng_state()
+    evaluate_protocol("top1", (model, make_processor()), data, progress=False)
+    assert model.training
+    with pytest.raises(UserError):
+        evaluate_protocol("top1", (model, make_processor()), data, split="none")
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_workers_send_no_whole_images():
+    """Pixel values and labels as without them; of images what a report shows, and small ones as they are."""
+    noise = np.random.default_rng(0).integers(256, size=(8, 8, 3), dtype=np.uint8)
+    pictures = [Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC) for size in ((1000, 700), (300, 319))]
+    rows = [{"image": picture, "label": label} for label, picture in enumerate(pictures)]
+    collate = Collate(lambda images: torch.stack(eval_transform(make_processor()).prepare(images)), [1, 0])
+    (values, labels, images), (plain_values, plain_labels, plain) = (
+        next(iter(image_batches(rows, 2, collate, workers))) for workers in (1, 0)
+    )
+    assert torch.equal(values, plain_values)
+    assert labels.tolist() == plain_labels.tolist() == [1, 0]
+    assert [image.size for image in plain] == [(1000, 700), (300, 319)]
+    assert [image.size for image in images] == [(167, 117), (300, 319)]
+    for image, whole in zip(images, plain, strict=True):
+        small, wanted = (np.asarray(thumbnail_of(each), dtype=float) for each in (image, whole))
+        assert small.shape == wanted.shape
+        assert np.abs(small - wanted).mean() < 2
+
+
+def test_a_multi_label_model_is_warned_of(dataset, tmp_path):
+    """Its answers to an image need not sum to 1, which the loss of one class an image takes for granted."""
+    model, data = save_ours(tmp_path), ImageData("noise", "0123456789abcdef", {"test": dataset}, list(NAMES))
+    assert "warnings" not in evaluate(str(tmp_path), data, progress=False).record.values
+    model.config.problem_type = "multi_label_classification"
+    model.save_pretrained(tmp_path)
+    (told,) = evaluate(str(tmp_path), data, progress=False).record.values["warnings"]
+    assert told.startswith("the model judges each class by itself, and the loss, the calibration error")
+    assert told in (tmp_path / "README.md").read_text()
+
+
+def saved(figure, path):
+    """The figure as its PNG shows it."""
+    save_figure(figure, path)
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return np.asarray(image.convert("RGB"))
+
+
+def test_the_matrix_shows_its_counts_in_place(tmp_path):
+    matrix = np.array([[5, 0, 1], [0, 7, 0], [2, 3, 4]])
+    figure = plot_confusion_matrix(matrix, ["ant", "bee", "cow"], title="test of $4")
+    axes = figure.axes[0]
+    shown = {(round(text.get_position()[1]), round(text.get_position()[0])): text.get_text() for text in axes.texts}
+    assert shown == {(0, 0): "5", (0, 2): "1", (1, 1): "7", (2, 0): "2", (2, 1): "3", (2, 2): "4"}
+    for ticks in (axes.get_xticklabels(), axes.get_yticklabels()):
+        assert [label.get_text() for label in ticks] == ["ant", "bee", "cow"]
+    assert axes.get_title() == "test of $4"
+    assert np.asarray(axes.images[0].get_array()) == pytest.approx(matrix / matrix.sum(1, keepdims=True))
+    assert saved(figure, tmp_path / "m.png").std() > 10
+    again = plot_confusion_matrix(matrix, ["ant", "bee", "cow"], title="test of $4")
+    save_figure(again, tmp_path / "again.png")
+    assert (tmp_path / "again.png").read_bytes() == (tmp_path / "m.png").read_bytes()
+    for size in (1, 25, 300):
+        figure = plot_confusion_matrix(np.eye(size, dtype=np.int64), [str(index) for index in range(size)])
+        assert len(figure.axes[0].texts) == (size if size <= 20 else 0)
+        assert max(saved(figure, tmp_path / "m.png").shape) < 2000
+
+
+def test_mistakes_show_their_images_in_order_and_names_as_they_are(tmp_path):
+    odd = ("$a^{", "two\nlines", "猫", "_under_ <b>", "x" * 60)
+    matrix = plot_confusion_matrix(np.eye(5, dtype=np.int64), odd, title=odd[0])
+    labels = [label.get_text() for label in matrix.axes[0].get_xticklabels()]
+    assert labels == ["$a^{", "two lines", "猫", "_under_ <b>", "x" * 23 + "…"]
+    saved(matrix, tmp_path / "matrix.png")
+    wrong = [
+        WrongImage(0.99 - index / 100, index, odd[0], "猫", Image.new("RGB", (8, 6), (index, 0, 0)))
+        for index in range(30)
+    ]
+    figure = plot_wrong_images(wrong)
+    assert len(figure.axes) == 25
+    for index, axes in enumerate(figure.axes):
+        pixels = axes.images[0].get_array()
+        assert pixels.shape == (6, 8, 3)
+        assert pixels[0, 0, 0] == index
+        assert axes.get_title() == f"$a^{{ → 猫\n{99 - index}% · image {index}"
+    saved(figure, tmp_path / "wrong.png")
