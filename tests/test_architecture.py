@@ -1,6 +1,7 @@
 """What imports what: arrows point one way between rooms and between files, imports stay light."""
 
 import ast
+import functools
 import graphlib
 import itertools
 import json
@@ -8,10 +9,11 @@ import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from imports import PACKAGE, files, graph, tree_of
+from imports import PACKAGE, files, graph, imports, tree_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,6 +37,8 @@ RANKS = {
     "__main__": 15,
 }
 LONGEST_FILE, LONGEST_FUNCTION = 1000, 100
+# What the tests reach inside the package instead of its public names. These numbers may only fall.
+MOST_INNER_MODULES, MOST_PATCHED_NAMES = 204, 84  # the goal is 40 and 60
 
 
 def room_of(module: str) -> str:
@@ -82,6 +86,56 @@ def test_sizes_stay_readable():
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef):
                 assert node.end_lineno - node.body[0].lineno < LONGEST_FUNCTION, f"{module}: {node.name}"
+
+
+@functools.cache
+def public_names() -> set[tuple[str, str]]:
+    """Return (package, name) of what is public; commands are started through `main`."""
+    text = (ROOT / "tests" / "public_api.txt").read_text()
+    return {("hf_vit_cli.main", "main"), *re.findall(r"^(hf_vit[a-z_.]*)\.(\w+)", text, flags=re.MULTILINE)}
+
+
+def inner_modules(path: Path) -> set[str]:
+    """Return the modules of the package that a test file imports for names that no public package lists."""
+    whole = [(f"{module}.{name}", module, name) for module, name in imports(path, "")]
+    found = [(place, "") if place in files() else (module, name) for place, module, name in whole]
+    packages, names = ({each[part] for each in public_names()} for part in (0, 1))
+    return {module for module, name in found if module in files() and module not in packages and name not in names}
+
+
+def patched_names(path: Path) -> set[str]:
+    """Return the names of the package that a test file replaces by `monkeypatch` or `mock.patch`."""
+    origins, found = {}, set[str]()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ImportFrom):
+            origins |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+        elif isinstance(node, ast.Import):
+            origins |= {each.asname: each.name for each in node.names if each.asname}
+    for node in ast.walk(tree_of(path)):
+        called = getattr(node, "func", None)
+        if (
+            getattr(called, "attr", getattr(called, "id", "")) in ("setattr", "delattr", "patch", "object")
+            and node.args
+        ):
+            owned = isinstance(node.args[0], ast.Name | ast.Attribute)
+            place = ".".join(re.sub(r"^f?['\"]|['\"]$", "", ast.unparse(each)) for each in node.args[: 1 + owned])
+            first, _, rest = place.partition(".")
+            found.add(f"{origins.get(first, first)}.{rest}")
+    return {name for name in found if name.split(".")[0] in (PACKAGE, "hf_vit_cli", "conversion")}
+
+
+@pytest.mark.parametrize(("find", "most"), [(inner_modules, MOST_INNER_MODULES), (patched_names, MOST_PATCHED_NAMES)])
+def test_tests_reach_no_deeper_into_the_package(find, most):
+    """A test that goes through public names survives every change that users cannot see."""
+    table = defaultdict[str, list[str]](list)
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for name in find(path):
+            table[name].append(str(path.relative_to(ROOT)))
+    for name, places in sorted(table.items()):
+        print(name, *places)
+    assert len(table) <= most, (
+        f"{len(table)} {find.__name__.replace('_', ' ')}; use public names instead of one of them"
+    )
 
 
 # What only data, evaluation, plots and commands need is barred; hf_vit must not even look for it. What transformers'
