@@ -5,17 +5,10 @@ import pytest
 from hf_vit.results.redaction import redact_arguments, redact_command, redact_text, redact_values, secret_in
 
 TOKENS = (
-    "hf_" + "aB3" * 12,
-    "api_org_" + "Zz9" * 10,
-    "ghp_" + "x1Y2" * 9,
-    "github_pat_" + "11ABC_" * 6,
-    "glpat-" + "a1b2c3d4e5" * 2,
-    "sk-ant-api03-" + "q7" * 12,
-    "AKIA" + "ABCDEFGH12345678",
-    "AIza" + "Sy0-_" * 7,
-    "xoxb-" + "1234567890-ab",
-    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-_123",
-)
+    "hf_" + "aB3" * 12, "api_org_" + "Zz9" * 10, "ghp_" + "x1Y2" * 9, "github_pat_" + "11ABC_" * 6,
+    "glpat-" + "a1b2c3d4e5" * 2, "sk-ant-api03-" + "q7" * 12, "AKIA" + "ABCDEFGH12345678", "AIza" + "Sy0-_" * 7,
+    "xoxb-" + "1234567890-ab", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-_123",
+)  # fmt: skip
 # Nothing of this is secret, though it sounds or looks like it.
 HARMLESS = (
     "hf_hybrid_vit",
@@ -94,29 +87,27 @@ def test_addresses_and_assignments(text: str, redacted: str) -> None:
     assert redact_text(redacted) == redacted
 
 
-def test_values_are_redacted_at_any_depth() -> None:
-    values = {"a": [{"password": "pw", "use_auth_token": True, "/home/ann/k": "/home/ann/my cats"}], "pooling": "token"}
-    assert redact_values(values) == {
-        "a": [{"password": "REDACTED", "use_auth_token": True, "k": "my cats"}],
-        "pooling": "token",
-    }
+LABELS = dict.fromkeys(("/animal/mouse", "/device/mouse", "/m/01g317", "token", "a/b"), 0.5)  # no paths
 
 
-def test_names_of_classes_are_no_paths() -> None:
-    names = ("/animal/mouse", "/device/mouse", "/m/01g317", "token", "a/b")
-    table = dict.fromkeys(names, 0.5)
-    values = {"per_class": table, "classes": {"iou": table}, "settings": {"thresholds": table}, "labels": [*names]}
-    assert redact_values(values) == values
-    kept = redact_values({"per_class": {f"/home/ann/{TOKENS[0]}": 1, f"/home/ann/{TOKENS[1]}": 2, "password": "pw"}})
-    assert kept == {"per_class": {"/home/ann/REDACTED": 1, "/home/ann/REDACTED (2)": 2, "password": "REDACTED"}}
-    assert redact_values({"labels": "/home/ann/labels.csv"}) == {"labels": "labels.csv"}
-
-
-def test_no_key_takes_the_place_of_another() -> None:
-    values = {"/home/ann/x": 1, "x (2)": 2, "/home/eve/x": 3, "x": 4, "/home/ann lee/my cats": 5}
-    kept = redact_values(values)
-    assert kept == {"x (3)": 1, "x (2)": 2, "x (4)": 3, "x": 4, "my cats": 5}
-    assert redact_values(kept) == kept
+@pytest.mark.parametrize(
+    ("values", "redacted"),
+    [
+        ({"a": [{"password": "pw", "use_auth_token": True, "/home/ann/k": "/home/ann/my cats"}], "pooling": "token"},
+         {"a": [{"password": "REDACTED", "use_auth_token": True, "k": "my cats"}], "pooling": "token"}),
+        *([{"per_class": LABELS, "classes": {"iou": LABELS}, "settings": {"thresholds": LABELS}}] * 2,
+          [{"labels": [*LABELS]}] * 2),
+        ({"per_class": {f"/home/ann/{TOKENS[0]}": 1, f"/home/ann/{TOKENS[1]}": 2, "password": "pw"}},
+         {"per_class": {"/home/ann/REDACTED": 1, "/home/ann/REDACTED (2)": 2, "password": "REDACTED"}}),
+        ({"labels": "/home/ann/labels.csv"}, {"labels": "labels.csv"}),
+        # No key takes the place of another.
+        ({"/home/ann/x": 1, "x (2)": 2, "/home/eve/x": 3, "x": 4, "/home/ann lee/my cats": 5},
+         {"x (3)": 1, "x (2)": 2, "x (4)": 3, "x": 4, "my cats": 5}),
+    ],
+)  # fmt: skip
+def test_values_are_redacted_at_any_depth(values: dict, redacted: dict) -> None:
+    assert redact_values(values) == redacted
+    assert redact_values(redacted) == redacted
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import hf_vit
 from hf_vit import UserError
 from hf_vit.errors import refusal
 from hf_vit.results.delivery import _foreign_in, free_folder, new_folder
-from hf_vit.results.facts import append_record, is_recorded, new_record
+from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.writing import beside, saying_why, write_atomically
 
 
@@ -157,6 +157,13 @@ def make_files(folder: Path, *names: str) -> None:
         (folder / name).touch()
 
 
+def test_a_new_folder_bears_the_name_of_its_place(tmp_path: Path):
+    with new_folder(tmp_path / "model") as folder:
+        assert (folder.name, (tmp_path / "model").exists()) == ("model", False)
+        (folder / "whole").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "whole"]
+
+
 def test_an_empty_folder_is_filled_and_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It may be where somebody works, or a disk of its own: nothing is put beside it."""
     output = tmp_path / "model"
@@ -195,14 +202,6 @@ def test_the_working_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.
         free_folder(".", force=True)
 
 
-def test_a_new_folder_bears_the_name_of_its_place(tmp_path: Path):
-    with new_folder(tmp_path / "model") as folder:
-        assert folder.name == "model"
-        assert not (tmp_path / "model").exists()
-        (folder / "whole").touch()
-    assert [path.name for path in tmp_path.rglob("*")] == ["model", "whole"]
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -226,15 +225,6 @@ def test_other_errors_stay_what_they_are(tmp_path: Path):
     assert refusal(RuntimeError("something else")) is None
     with pytest.raises(RuntimeError, match="something else"), saying_why(tmp_path):
         raise RuntimeError("something else")
-
-
-def test_a_record_is_known_by_what_it_holds(tmp_path: Path):
-    values = {"analyses": {"cka": {"mean": 0.25, "layers": (1, 2)}}, "skipped": 0}
-    append_record(tmp_path, new_record("analysis", values=values, command="hf-vit analyze"))
-    assert is_recorded(tmp_path, "analysis", {"analyses": {"cka": {"layers": [1, 2]}}})
-    assert not is_recorded(tmp_path, "analysis", {"analyses": {"cka": {"mean": 0.5}}})
-    assert not is_recorded(tmp_path, "analysis", {"analyses": {"other": {}}})
-    assert not is_recorded(tmp_path, "benchmark", {"skipped": 0})
 
 
 def test_what_cannot_be_removed_either_does_not_hide_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
