@@ -8,10 +8,7 @@ import threading
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
-import loopback.accounts
-import loopback.download
-import loopback.listing
-import loopback.upload
+import loopback.routes
 import loopback.xet
 from loopback.handler import Handler, Hub
 from loopback.store import Store, write_json

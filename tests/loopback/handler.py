@@ -1,4 +1,22 @@
-"""One request: who asks, which fault strikes, which route answers."""
+"""One request to the Hub: who asks, which fault strikes, which route answers. `routes.py` and `xet.py` hold the routes.
+
+Faults on demand. A fault is a JSON object:
+
+    {"path": regex searched in the raw path, "method": any by default, "nth": 1, "times": 1 (-1: always),
+     "action": ..., and the action's own fields}
+
+The actions:
+
+status            this status instead of an answer: status, headers, body, message
+slow              the answer comes late: seconds
+held              the answer comes when the faults are cleared
+cut_request       the connection breaks while the body is read: after (bytes)
+cut_response      the connection breaks while the answer is sent: after (bytes)
+lost_reply        the work is done, the connection breaks instead of an answer
+corrupt_request   one bit of the body is flipped as it arrives
+corrupt_response  one bit of the answer is flipped as it is sent
+headers           other headers than the true ones: headers
+"""
 
 import contextlib
 import hmac
@@ -7,6 +25,7 @@ import json
 import re
 import secrets
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,9 +35,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from loopback.faults import Faults, flip_last_bit
-from loopback.refusal import Refusal
-from loopback.store import Store
+from loopback.store import Refusal, Store
 
 TOKENS = {
     "hf_alice_write": ("alice", "write"),
@@ -51,6 +68,41 @@ def route(methods: str, path: str, storage: bool = False) -> Callable[[Answer], 
         return answer
 
     return register
+
+
+@dataclass
+class Faults:
+    """The faults in force, counted request by request."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    active: list[dict[str, Any]] = field(default_factory=list)
+
+    def clear(self) -> None:
+        with self.lock:
+            self.active = []
+
+    def add(self, fault: dict[str, Any]) -> None:
+        with self.lock:
+            self.active.append({"seen": 0, "fired": 0, **fault})
+
+    def take(self, method: str, path: str) -> dict[str, Any]:
+        """The fault that this request meets; {} for none. Every matching fault counts the request."""
+        taken: dict[str, Any] = {}
+        with self.lock:
+            for fault in self.active:
+                if fault.get("method", method) != method or not re.search(fault["path"], path):
+                    continue
+                fault["seen"] += 1
+                first, times = fault.get("nth", 1), fault.get("times", 1)
+                due = fault["seen"] >= first and (times < 0 or fault["seen"] < first + times)
+                if due and not taken:
+                    taken = fault
+                    fault["fired"] += 1
+        return taken
+
+
+def flip_last_bit(chunk: bytes) -> bytes:
+    return chunk[:-1] + bytes([chunk[-1] ^ 1])
 
 
 @dataclass
@@ -281,13 +333,13 @@ class Handler(BaseHTTPRequestHandler):
             status = 401 if self.user is None else 404
             raise Refusal(status, "Repository not found", "RepoNotFound")
         if need == "write":
-            self._check_write(namespace)
+            self.check_write(namespace)
         elif need == "content" and repo["gated"] and not self.may(namespace) and self.user not in repo["granted"]:
             status = 401 if self.user is None else 403
             raise Refusal(status, f"Access to model {repo_id} is restricted; ask for access on its page.", "GatedRepo")
         return repo
 
-    def _check_write(self, namespace: str) -> None:
+    def check_write(self, namespace: str) -> None:
         if self.user is None:
             raise Refusal(401, "Invalid username or password.", "RepoNotFound")
         if self.role != "write":

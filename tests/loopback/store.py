@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from loopback.refusal import Refusal
-
 LFS_SUFFIXES = (".safetensors", ".bin", ".npz", ".npy", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".onnx", ".zip", ".gz")
 GITATTRIBUTES = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in LFS_SUFFIXES).encode()
 
@@ -44,6 +42,25 @@ def write_json(path: Path, content: Any) -> None:
     with os.fdopen(handle, "w") as file:
         json.dump(content, file)
     os.replace(temporary, path)
+
+
+class Refusal(Exception):  # noqa: N818 - no error of the server
+    """An HTTP status with a message, an error code (`X-Error-Code`) and a JSON body, as the real Hub gives them."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        body: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {"error": message} if body is None else body
+        self.headers = {"X-Error-Message": message.replace("\n", " "), **(headers or {})}
+        if code:
+            self.headers["X-Error-Code"] = code
 
 
 class Store:

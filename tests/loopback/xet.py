@@ -1,4 +1,7 @@
-"""Routes: Xet - tokens from the Hub; xorbs, shards and reconstructions at the storage."""
+"""Routes: Xet - tokens from the Hub; xorbs, shards and reconstructions at the storage; and its wire format, version 1.
+
+Xorbs are compressed chunks, shards say which chunks make which file.
+"""
 
 import base64
 import binascii
@@ -6,14 +9,89 @@ import hmac
 import os
 import re
 import secrets
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from loopback.handler import Handler, route
-from loopback.refusal import Refusal
-from loopback.xet_format import Segment, decode_xorb, parse_shard
+from loopback.store import Refusal
+
+_PLAIN, _GROUPED = 0, 2  # compression schemes; 1 is LZ4 without byte grouping
+
+
+class Chunk(NamedTuple):
+    """A decoded chunk, and where it stands in the serialised xorb."""
+
+    data: bytes
+    start: int
+    end: int
+
+
+class Segment(NamedTuple):
+    """Chunks start..end of a xorb, `size` bytes when decoded."""
+
+    xorb: str
+    size: int
+    start: int
+    end: int
+
+
+def hash_text(raw: bytes) -> str:
+    """32 bytes as addresses show them: four little-endian words of 64 bits."""
+    return "".join(f"{word:016x}" for word in struct.unpack("<4Q", raw))
+
+
+def decode_xorb(body: bytes) -> list[Chunk]:
+    """The chunks of a serialised xorb."""
+    chunks: list[Chunk] = []
+    place = 0
+    while place < len(body) and body[place : place + 7] != b"XETBLOB":
+        packed = int.from_bytes(body[place + 1 : place + 4], "little")
+        scheme, size = body[place + 4], int.from_bytes(body[place + 5 : place + 8], "little")
+        data, end = body[place + 8 : place + 8 + packed], place + 8 + packed
+        try:
+            data = data if scheme == _PLAIN else pa.decompress(data, size, codec="lz4", asbytes=True)
+        except (OSError, pa.ArrowException) as error:
+            raise Refusal(400, "malformed LZ4 frame") from error
+        data = _ungroup(data) if scheme == _GROUPED else data
+        if end > len(body) or scheme > _GROUPED or len(data) != size:
+            raise Refusal(400, "malformed xorb")
+        chunks.append(Chunk(data, place, end))
+        place = end
+    return chunks
+
+
+def _ungroup(data: bytes) -> bytes:
+    """Undo byte grouping: first every fourth byte from 0, then from 1, ..."""
+    result, place = bytearray(len(data)), 0
+    for offset in range(4):
+        count = len(result[offset::4])
+        result[offset::4] = data[place : place + count]
+        place += count
+    return bytes(result)
+
+
+def parse_shard(body: bytes) -> Iterator[tuple[str, list[Segment], str | None]]:
+    """The files of a shard: Xet's hash, segments, and SHA-256."""
+    place = 48
+    while body[place : place + 32] != b"\xff" * 32:
+        if place + 48 > len(body):
+            raise Refusal(400, "malformed shard")
+        name = hash_text(body[place : place + 32])
+        flags, count = struct.unpack_from("<II", body, place + 32)
+        segments = []
+        for entry in range(place + 48, place + 48 * (count + 1), 48):
+            segments.append(Segment(hash_text(body[entry : entry + 32]), *struct.unpack_from("<III", body, entry + 36)))
+        place += 48 * (count + 1 + count * bool(flags & 1 << 31))  # verification entries
+        sha256 = None
+        if flags & 1 << 30:  # metadata: the file's SHA-256
+            sha256 = hash_text(body[place : place + 32])
+            place += 48
+        yield name, segments, sha256
 
 
 def xorb_path(request: Handler, name: str) -> Path:
@@ -64,14 +142,14 @@ def put_xorb(request: Handler, name: str) -> None:
 @route("POST", "/xet/v1/shards", storage=True)
 def put_shard(request: Handler) -> None:
     repo_id = check_token(request, "write")
-    for file in parse_shard(request.body()):
-        if sum(segment.size for segment in file.segments) > request.hub.sizes["largest_lfs"]:
+    for name, segments, sha256 in parse_shard(request.body()):
+        if sum(segment.size for segment in segments) > request.hub.sizes["largest_lfs"]:
             raise Refusal(413, "File is too large")
         # Refused unless the rebuilt file has the SHA-256 that was claimed.
-        found, _size = request.store.put(_rebuild(request, file.segments), file.sha256)
+        found, _size = request.store.put(_rebuild(request, segments), sha256)
         with request.store.lock:
-            request.store.xet["files"][file.hash] = file.segments
-            request.store.xet["of_sha256"][found] = file.hash
+            request.store.xet["files"][name] = segments
+            request.store.xet["of_sha256"][found] = name
         request.store.note_upload(repo_id, found)
     request.reply({"result": 1})
 
@@ -95,50 +173,37 @@ def known_chunk(request: Handler) -> None:
 
 @route("GET", "/xet/v1/reconstructions/(?P<name>[0-9a-f]{64})", storage=True)
 def reconstruction(request: Handler, name: str) -> None:
-    """Which ranges of which xorbs make the asked bytes of a file."""
+    """Which chunks of which xorbs make the asked bytes of a file."""
     check_token(request, "read")
     segments: list[Segment] | None = request.store.xet["files"].get(name)
     if segments is None:
         raise Refusal(404, "unknown file")
-    size = sum(segment.size for segment in segments)
     asked = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", "bytes=0-"))
     assert asked is not None
-    start, end = int(asked[1]), min(size, int(asked[2]) + 1) if asked[2] else size
-    if start >= size and size:
-        raise Refusal(416, "past the end")
+    start, end = int(asked[1]), int(asked[2] or 1 << 62) + 1
     terms: list[dict[str, Any]] = []
     sources: dict[str, list[dict[str, Any]]] = {}
-    place, first = 0, None
+    place, first = 0, 0
     for segment in segments:
-        if place + segment.size > start and place < end:
-            begin, term, source = _term(request, segment, place, (start, end))
-            first = begin if first is None else first
-            terms.append(term)
+        lengths = request.store.xet["xorbs"][segment.xorb]
+        used: list[int] = []
+        for index in range(segment.start, segment.end):
+            if place + lengths[index][0] > start and place < end:
+                first = place if not terms and not used else first
+                used.append(index)
+            place += lengths[index][0]
+        if used:
+            chunks = {"start": used[0], "end": used[-1] + 1}
+            size = sum(lengths[index][0] for index in used)
+            terms.append({"hash": segment.xorb, "unpacked_length": size, "range": chunks})
+            url = f"{request.hub.storage}/xorb/{segment.xorb}?sig={request.hub.sign('xorb/' + segment.xorb)}"
+            bytes_of = {"start": lengths[used[0]][1], "end": lengths[used[-1]][2] - 1}
+            source = {"range": chunks, "url": url, "url_range": bytes_of}
             known = sources.setdefault(segment.xorb, [])
-            if source not in known:
-                known.append(source)
-        place += segment.size
-    request.reply({"offset_into_first_range": start - (first or 0), "terms": terms, "fetch_info": sources})
-
-
-def _term(
-    request: Handler, segment: Segment, place: int, asked: tuple[int, int]
-) -> tuple[int, dict[str, Any], dict[str, Any]]:
-    """The chunks of a segment that overlap the asked bytes: where they begin in the file, the term, its source."""
-    lengths = request.store.xet["xorbs"][segment.xorb]
-    used, begin = [], None
-    for index in range(segment.start, segment.end):
-        if place + lengths[index][0] > asked[0] and place < asked[1]:
-            used.append(index)
-            begin = place if begin is None else begin
-        place += lengths[index][0]
-    assert begin is not None
-    chunks = {"start": used[0], "end": used[-1] + 1}
-    size = sum(lengths[index][0] for index in used)
-    url = f"{request.hub.storage}/xorb/{segment.xorb}?sig={request.hub.sign('xorb/' + segment.xorb)}"
-    bytes_of = {"start": lengths[used[0]][1], "end": lengths[used[-1]][2] - 1}
-    term = {"hash": segment.xorb, "unpacked_length": size, "range": chunks}
-    return begin, term, {"range": chunks, "url": url, "url_range": bytes_of}
+            known += [source] if source not in known else []
+    if start >= place > 0:
+        raise Refusal(416, "past the end")
+    request.reply({"offset_into_first_range": start - first, "terms": terms, "fetch_info": sources})
 
 
 @route("GET", "/xorb/(?P<name>[0-9a-f]{64})", storage=True)
