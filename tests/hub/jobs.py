@@ -1,30 +1,50 @@
 """What the tests of sharing run in client processes."""
 
+import contextlib
+import importlib
+import io
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+THEIRS = "alice/theirs"
 
-def push(folder: str, repo_id: str = "alice/my-vit", limits: dict[str, float] | None = None, **options: Any) -> Any:
-    """`hf_vit.push_to_hub`; `limits` replaces constants of the package: "repositories.retrying.STALL" -> value."""
+
+def replace(limits: dict[str, float] | None) -> None:
+    """Replace constants of the package: "repositories.retrying.STALL" -> value."""
+    for name, value in (limits or {}).items():
+        module, _, attribute = name.rpartition(".")
+        setattr(importlib.import_module(f"hf_vit.{module}"), attribute, value)
+
+
+def push(
+    folder: Any,
+    repo_id: str = "alice/my-vit",
+    limits: dict[str, float] | None = None,
+    scratch: str | None = None,
+    endpoint: str | None = None,
+    offline: bool = False,
+    **options: Any,
+) -> Any:
+    """`hf_vit.push_to_hub`; its temporary files lie in `scratch`."""
+    import tempfile
+
+    from huggingface_hub import constants
+
     import hf_vit
 
-    _replace(limits)
+    replace(limits)
+    tempfile.tempdir = scratch or tempfile.tempdir
+    constants.HF_HUB_OFFLINE, constants.ENDPOINT = offline, endpoint or constants.ENDPOINT
     told: list[str] = []
     try:
         result = hf_vit.push_to_hub(folder, repo_id, report=told.append, **options)
     except hf_vit.UserError as error:
         return {"error": str(error), "told": told}
     return {**asdict(result), "told": told}
-
-
-def push_from(scratch: str, **arguments: Any) -> Any:
-    """A push whose temporary files lie in `scratch`."""
-    import tempfile
-
-    tempfile.tempdir = scratch
-    return push(**arguments)
 
 
 def push_many(pushes: list[dict[str, Any]]) -> list[Any]:
@@ -45,48 +65,58 @@ def push_object(folder: str, repo_id: str, facts: bool = True, **options: Any) -
 
     model = AutoModelForImageClassification.from_pretrained(folder)
     processor = AutoImageProcessor.from_pretrained(folder)
-    records = Facts.load(folder).records if facts else []
-    return push(model, repo_id, processor=processor, facts=records, **options)
+    return push(model, repo_id, processor=processor, facts=Facts.load(folder).records if facts else [], **options)
 
 
 def verify(
     repo_id: str = "alice/my-vit", limits: dict[str, float] | None = None, examples: bool = False, **options: Any
 ) -> Any:
     """`hf_vit.hub.verify.verify_repo`; without running the card's examples, which takes seconds, unless asked for."""
-    from hf_vit.errors import UserError
+    from hf_vit import UserError
     from hf_vit.hub import verify as module
-    from hf_vit.hub.verify import verify_repo
 
-    _replace(limits)
+    replace(limits)
     if not examples:
         module.run_examples = lambda *arguments: ([], [])
-    told: list[str] = []
     try:
-        result = verify_repo(repo_id, report=told.append, **options)
+        result = module.verify_repo(repo_id, **options)
     except UserError as error:
-        return {"error": str(error), "told": told}
-    return {**asdict(result), "folder": str(result.folder), "told": told}
+        return {"error": str(error)}
+    return {**asdict(result), "folder": str(result.folder)}
 
 
-def program(*arguments: str) -> None:
-    """hf-vit."""
+def command(arguments: list[str], secrets: bool = False) -> None:
+    """hf-vit; with a stored token, tokens of others in the environment and a secret in the home folder."""
     from hf_vit_cli.main import main
 
-    main(list(arguments))
+    if secrets:
+        stored_token("hf_alice_write")
+        Path(".secret").write_text("x")
+        os.environ |= {"AWS_SECRET_ACCESS_KEY": "x", "WANDB_TOKEN": "x", "HOME": str(Path.cwd())}
+    main(arguments)
 
 
-def command(arguments: list[str]) -> None:
-    """hf-vit, with its arguments as a list."""
-    program(*arguments)
+def stored_token(text: str) -> None:
+    """What `hf auth login` leaves."""
+    from huggingface_hub import constants
+
+    Path(constants.HF_TOKEN_PATH).write_text(text)
 
 
-def load(repo_id: str, revision: str | None = None, seed: int = 0, trust: bool = False) -> dict[str, Any]:
+def make_image(seed: int = 0) -> Any:
+    import numpy as np
+    from PIL import Image
+
+    pixels = np.random.default_rng(seed).integers(0, 256, (24, 20, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def load(repo_id: str, trust: bool = False) -> dict[str, Any]:
     """Everything transformers loads from a repository, on one image: what each way answers."""
     import torch
     import transformers
 
-    extra = {"revision": revision, "trust_remote_code": trust}
-    image = make_image(seed)
+    image, extra = make_image(), {"trust_remote_code": trust}
     processor = transformers.AutoImageProcessor.from_pretrained(repo_id, **extra)
     inputs = processor(images=image, return_tensors="pt")
     classifier = transformers.AutoModelForImageClassification.from_pretrained(repo_id, **extra)
@@ -108,14 +138,6 @@ def load_many(loads: list[dict[str, Any]]) -> list[Any]:
     return [load(**arguments) for arguments in loads]
 
 
-def make_image(seed: int = 0) -> Any:
-    import numpy as np
-    from PIL import Image
-
-    pixels = np.random.default_rng(seed).integers(0, 256, (24, 20, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
-
-
 def logits(repo_id: str, **options: Any) -> Any:
     """The classifier's answer; the error's name and text where it does not load."""
     import torch
@@ -130,65 +152,12 @@ def logits(repo_id: str, **options: Any) -> Any:
         return model(**processor(images=make_image(), return_tensors="pt")).logits[0].tolist()
 
 
-def logits_many(loads: list[dict[str, Any]]) -> list[Any]:
+def logits_many(loads: list[dict[str, Any]], offline: bool = False) -> list[Any]:
+    """Of several repositories; in offline mode from the cache."""
+    from huggingface_hub import constants
+
+    constants.HF_HUB_OFFLINE = offline
     return [logits(**arguments) for arguments in loads]
-
-
-def stored_token(text: str) -> None:
-    """What `hf auth login` leaves."""
-    from huggingface_hub import constants
-
-    Path(constants.HF_TOKEN_PATH).write_text(text)
-
-
-def offline(folder: str) -> str:
-    from huggingface_hub import constants
-
-    constants.HF_HUB_OFFLINE = True
-    return push(folder)["error"]
-
-
-def unreachable(folder: str) -> str:
-    """A port where nobody listens."""
-    import socket
-
-    from huggingface_hub import constants
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        constants.ENDPOINT = f"http://127.0.0.1:{free.getsockname()[1]}"
-    return push(folder)["error"]
-
-
-def _replace(limits: dict[str, float] | None) -> None:
-    import importlib
-
-    for name, value in (limits or {}).items():
-        module, _, attribute = name.rpartition(".")
-        setattr(importlib.import_module(f"hf_vit.{module}"), attribute, value)
-
-
-def upload_raw(repo_id: str, files: dict[str, str], message: str = "by hand") -> str:
-    """A commit that somebody made by other means."""
-    from huggingface_hub import CommitOperationAdd, HfApi
-
-    HfApi().create_repo(repo_id, exist_ok=True)
-    operations = [CommitOperationAdd(name, text.encode()) for name, text in files.items()]
-    return HfApi().create_commit(repo_id, operations, commit_message=message).oid
-
-
-def read(repo_id: str, name: str) -> str:
-    from huggingface_hub import hf_hub_download
-
-    return Path(hf_hub_download(repo_id, name)).read_text()
-
-
-def offline_logits(loads: list[dict[str, Any]]) -> list[Any]:
-    """The same from the cache, in offline mode."""
-    from huggingface_hub import constants
-
-    constants.HF_HUB_OFFLINE = True
-    return logits_many(loads)
 
 
 def reconstruct(repo_id: str, trust: bool = False) -> list[float]:
@@ -205,20 +174,6 @@ def reconstruct(repo_id: str, trust: bool = False) -> list[float]:
         return model(**inputs, bool_masked_pos=mask)[0].flatten().tolist()
 
 
-def label_of_noise(folder: str) -> str:
-    """The class of the image that `hf-vit verify` shows to examples: 64x64 px of noise."""
-    import numpy as np
-    import torch
-    from PIL import Image
-    from transformers import AutoImageProcessor, AutoModelForImageClassification
-
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
-    model = AutoModelForImageClassification.from_pretrained(folder)
-    with torch.no_grad():
-        found = model(**AutoImageProcessor.from_pretrained(folder)(images=image, return_tensors="pt")).logits
-    return model.config.id2label[found.argmax(-1).item()]
-
-
 def feature_map(repo_id: str, name: str) -> list[float]:
     import torch
     from transformers import AutoImageProcessor
@@ -229,6 +184,21 @@ def feature_map(repo_id: str, name: str) -> list[float]:
     backbone = getattr(hf_vit, name).from_pretrained(repo_id)
     with torch.no_grad():
         return backbone(**inputs).feature_maps[-1].flatten().tolist()
+
+
+def upload_raw(repo_id: str, files: dict[str, str]) -> str:
+    """A commit that somebody made by other means."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    HfApi().create_repo(repo_id, exist_ok=True)
+    operations = [CommitOperationAdd(name, text.encode()) for name, text in files.items()]
+    return HfApi().create_commit(repo_id, operations, commit_message="by hand").oid
+
+
+def read(repo_id: str, name: str) -> str:
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(repo_id, name)).read_text()
 
 
 def eval_results(repo_id: str) -> Any:
@@ -254,3 +224,117 @@ def embed_into(repo_id: str, within: str, **options: Any) -> Any:
             told.append(str(error))
             HfApi().create_repo(repo_id)
     return told
+
+
+def share(kind: str, folder: str) -> list[list[float]]:
+    """Upload an untrained model of transformers or timm whose head is not zero; its logits."""
+    import timm
+    import torch
+    from huggingface_hub import HfApi
+    from timm.models import save_for_hf
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+    torch.manual_seed(0)
+    if kind == "timm":
+        sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 2, "num_heads": 3}
+        model: Any = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=5, **sizes)
+        torch.nn.init.normal_(model.head.weight)
+        save_for_hf(model, folder, model_args=sizes)
+    else:
+        model = ViTForImageClassification(
+            ViTConfig(image_size=32, patch_size=8, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                      intermediate_size=48, num_labels=5)
+        )  # fmt: skip
+        torch.nn.init.normal_(model.classifier.weight)
+        model.save_pretrained(folder)
+        ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    HfApi().create_repo(THEIRS)
+    HfApi().upload_folder(repo_id=THEIRS, folder_path=folder)
+    with torch.no_grad():
+        answer = model.eval()(_noise())
+    return getattr(answer, "logits", answer).tolist()
+
+
+def _noise() -> Any:
+    import torch
+
+    return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def take_over(model: str, output: str) -> dict[str, Any]:
+    """Load and convert a model of another library, fine-tune it for a step, look at it, count its FLOPs."""
+    import timm.models
+    import torch
+    from training.conftest import make_colour_folder
+    from transformers import AutoModelForImageClassification
+
+    import hf_vit
+    from hf_vit import conversion
+    from hf_vit.results.facts import Facts
+
+    conversion.convert(f"hf://{THEIRS}", Path(output) / "converted")
+    models = hf_vit.from_hub(THEIRS), AutoModelForImageClassification.from_pretrained(f"{output}/converted")
+    with torch.no_grad():
+        logits = [model(_noise()).logits.tolist() for model in models]
+    # timm's own repositories are not on this Hub.
+    timm.models.get_pretrained_cfg = lambda name: SimpleNamespace(to_dict=lambda: {"hf_hub_id": THEIRS})
+    data = str(make_colour_folder(Path(output) / "images", count=10))
+    short = ["--image-size", "8", "--steps", "1", "--batch-size", "4", "--evaluations", "1", "--skip-bad-images"]
+    log = io.StringIO()
+    for words in (
+        ["finetune", "--model", model, "--data", data, "--output", f"{output}/tuned", *short],
+        ["analyze", model, "--images", data, "--output", f"{output}/seen", "--only", "attention_distance"],
+        ["cost", model],
+    ):
+        with contextlib.redirect_stderr(log), contextlib.suppress(SystemExit):
+            command(words)
+    values = Facts.load(Path(output) / "tuned").records[0].values
+    seen = (Path(output) / "seen" / "attention_distance.json").is_file()
+    conversions = log.getvalue().count("converted on the way")
+    return {"logits": logits, "told": [values.get("base_model"), values.get("origin"), seen, conversions]}
+
+
+def train(
+    folder: str,
+    hub_model_id: str,
+    named: bool = True,
+    processor: bool = True,
+    catch: bool = True,
+    stock: bool = False,
+    license: str | None = "mit",
+) -> dict[str, Any]:
+    """Two steps of `HfViTTrainer(push_to_hub=True)`, or of transformers' own, on images of noise."""
+    import torch
+    from evaluation.tiny import make_processor
+    from transformers import Trainer, TrainingArguments
+
+    from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
+    from hf_vit.results.facts import DataFact
+    from hf_vit.training import HfViTTrainer
+
+    torch.manual_seed(0)
+    config = HfViTConfig(image_size=(8, 12), patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                         intermediate_size=16, num_labels=2)  # fmt: skip
+    images = [{"pixel_values": torch.randn(3, 8, 12), "labels": index % 2} for index in range(6)]
+    arguments = TrainingArguments(
+        folder, push_to_hub=True, hub_model_id=hub_model_id, max_steps=2, save_steps=2, eval_strategy="steps",
+        eval_steps=2, per_device_train_batch_size=3, learning_rate=1e-3, use_cpu=True, report_to="none",
+    )  # fmt: skip
+    parts: dict[str, Any] = {
+        "model": HfViTForImageClassification(config),
+        "args": arguments,
+        "train_dataset": images,
+        "eval_dataset": images,
+        "processing_class": make_processor() if processor else None,
+        "compute_metrics": lambda found: {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())},
+    }
+    trainer = None
+    try:
+        fact = DataFact(name="colours", split="train", size=6) if named else None
+        trainer = Trainer(**parts) if stock else HfViTTrainer(**parts, data_fact=fact, license=license)
+        trainer.train()
+    except UserError as error:
+        if not catch:
+            raise
+        return {"error": str(error), "steps": 0 if trainer is None else trainer.state.global_step}
+    return {"logits": logits(folder)}

@@ -1,32 +1,46 @@
 """The model card: valid metadata, only measured numbers, nothing where nothing is known, and examples that run."""
 
+import io
 import json
 import re
-import subprocess
-import sys
+import shutil
 import threading
+from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
-from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
-from hub.conftest import training_record
-from huggingface_hub import ModelCard
+from evaluation.tiny import NAMES, make_classifier, make_processor
+from hub.conftest import save_model, training_record
+from huggingface_hub import ModelCard, parse_eval_result_entries
+from loopback.client import Client, Loopback
+from PIL import Image
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_vit import HfViTForImageClassification, HfViTModel, push_to_hub, variant_config
+from hf_vit.data import load_data, to_rgb
 from hf_vit.errors import UserError
+from hf_vit.evaluation import predict_images
 from hf_vit.hub import card
-from hf_vit.hub.card import is_rendered, refresh_card, render_card, write_card
-from hf_vit.hub.contents import collect
+from hf_vit.hub.card import refresh_card, render_card, write_card
+from hf_vit.hub.card_metadata import metadata_errors
+from hf_vit.hub.contents import collect, find_pictures, missing_facts
 from hf_vit.hub.energy import state_power
+from hf_vit.hub.example import example
 from hf_vit.hub.licenses import common_license, license_of, need_license
-from hf_vit.hub.model_folder import count_parameters
+from hf_vit.hub.model_folder import count_parameters, read_config
+from hf_vit.hub.published_results import RESULTS_FILE, results_file
 from hf_vit.hub.recipe_in_use import in_use
 from hf_vit.results.facts import DataFact, Facts, Record, append_record
 from hf_vit.results.writing import write_atomically
+from hf_vit.subjects.subject import open_subject
 from hf_vit.training.recipes.registry import find_recipe
 from hf_vit_cli.main import main
 
@@ -87,10 +101,6 @@ def headings(card: str) -> list[str]:
     return re.findall(r"^#+ (.*)$", card, flags=re.MULTILINE)
 
 
-def blocks(card: str, language: str = "python") -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", card, flags=re.MULTILINE | re.DOTALL)
-
-
 def test_every_fact_is_in_the_card(told: Path) -> None:
     card = render_card(told)
     assert headings(card) == [
@@ -128,50 +138,19 @@ def test_without_facts_there_are_no_sections_and_no_numbers(folder: Path) -> Non
     body = card.split("---", 2)[2].split("## Citation")[0]
     prose = re.sub(r"```.*?```", "", body, flags=re.DOTALL)
     # The shape of the model, its number of classes, parameters and FLOPs (a multiply-add counts 2): all from
-    # config.json and the weights; and what pipelines see (tests/hub/test_same_pixels.py measures it).
-    parameters = f"{count_parameters(folder):,}"
-    assert sorted(re.findall(r"\d[\d,.]*\d|\d", prose)) == sorted(
-        [
-            "1",
-            "16",
-            "2",
-            "4",
-            "4",
-            "8",
-            "12",
-            "6",
-            "24",
-            "29",
-            "16",
-            "57",
-            parameters,
-            f"{counted_flops(folder) / 1e6:.4g}",
-            "2",
-        ]
-    )
+    # config.json and the weights; and what pipelines see (`test_what_the_card_says_of_pipelines_is_so` measures it).
+    shape = ["1", "16", "2", "4", "4", "8", "12", "6", "24", "29", "16", "57", "2"]
+    measured = [f"{count_parameters(folder):,}", f"{counted_flops(folder) / 1e6:.4g}"]
+    assert sorted(re.findall(r"\d[\d,.]*\d|\d", prose)) == sorted(shape + measured)
     assert not {"model-index", "metrics", "datasets", "base_model"} & set(metadata(card))
 
 
 def counted_flops(folder: Path) -> int:
     """By torch's own counter, while the model runs."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     model = HfViTForImageClassification.from_pretrained(folder).eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(1, 3, 8, 12))
     return counter.get_total_flops()
-
-
-def test_numbers_follow_the_facts(told: Path) -> None:
-    before = render_card(told)
-    facts = Facts.load(told)
-    facts.records[1].values["top1"] = 0.5
-    facts.save(told)
-    after = render_card(told)
-    assert "98.77%" in before
-    assert "98.77%" not in after
-    assert "50.00%" in after
-    assert metadata(after)["model-index"][0]["results"][0]["metrics"][0]["value"] == 0.5
 
 
 def test_the_metadata_is_what_the_hub_reads(told: Path) -> None:
@@ -264,25 +243,18 @@ def test_examples_to_try_are_those_that_somebody_put_there(told: Path, tmp_path:
         collect(told, "me/mine", scratch=tmp_path / "scratch")
 
 
-def test_data_is_linked_and_numbers_have_commands(folder: Path) -> None:
+def test_data_and_models_of_the_hub_are_linked_and_numbers_have_commands(folder: Path) -> None:
     images = DataFact(name="uoft-cs/cifar10:plain", fingerprint="f" * 16, split="train", size=9, revision="c" * 40)
-    append_record(folder, record("training", {}, data=images))
+    append_record(folder, record("training", {"base_model": "out"}, data=data("train", 9, "holiday pictures")))
+    append_record(folder, record("training", {"base_model": "google/vit-base-patch16-224"}, data=images))
+    found = metadata(render_card(folder))
+    assert (found["datasets"], found["base_model"]) == (["uoft-cs/cifar10"], "google/vit-base-patch16-224")
     append_record(folder, record("evaluation", {"top1": 0.5}, data=data("test", 4), command="hf-vit evaluate x"))
     card = render_card(folder, repo_id="me/mine")
     assert "9 images ([on the Hub](https://huggingface.co/datasets/uoft-cs/cifar10)) |" in card
     assert f"| Fingerprint of the images | {'f' * 16} |" in card
     assert f"| Revision of the data | {'c' * 40} |" in card
     assert "Measured by\n\n```bash\nhf-vit evaluate x\n```\n\n`hf-vit verify me/mine --results` measures" in card
-
-
-def test_only_real_hub_ids_are_linked(folder: Path) -> None:
-    values = {"base_model": "google/vit-base-patch16-224"}
-    append_record(folder, record("training", values, data=data("train", 9, "uoft-cs/cifar10:plain_text")))
-    found = metadata(render_card(folder))
-    assert found["datasets"] == ["uoft-cs/cifar10"]
-    assert found["base_model"] == "google/vit-base-patch16-224"
-    append_record(folder, record("training", {"base_model": "out"}, data=data("train", 9, "holiday pictures")))
-    assert metadata(render_card(folder))["datasets"] == ["uoft-cs/cifar10"]
 
 
 def test_an_evaluation_of_older_weights_is_not_shown(told: Path) -> None:
@@ -323,23 +295,18 @@ def test_names_cannot_break_the_page(folder: Path) -> None:
     assert str(ModelCard(card)) == card.rstrip("\n") + "\n"
 
 
-def test_the_name_and_the_license_are_kept(told: Path) -> None:
+def test_name_license_and_words_of_others_are_kept(told: Path) -> None:
     write_card(told, repo_id="user/best-vit", license="cc-by-4.0")
     card = write_card(told).read_text()
     assert 'repo = "user/best-vit"' in card
     assert headings(card)[0] == "best-vit"
     assert metadata(card)["license"] == "cc-by-4.0"
-
-
-def test_words_of_others_are_not_refreshed(told: Path) -> None:
+    assert refresh_card(told) == told / "README.md"
     for words in ("my words", "---\nlicense: [\n---\nbroken metadata", "---\nlicense: mit\n---\nmine"):
         (told / "README.md").write_text(words)
         assert refresh_card(told) is None
         assert (told / "README.md").read_text() == words
     assert metadata(render_card(told))["license"] == "mit"
-    write_card(told)
-    assert is_rendered(told)
-    assert refresh_card(told) == told / "README.md"
 
 
 def test_of_two_at_once_the_card_of_the_latest_facts_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,67 +344,17 @@ def test_parameters_are_counted_in_the_files(folder: Path, tmp_path: Path) -> No
     assert "parameters." not in render_card(sharded)
 
 
-def test_without_a_config_there_is_no_card(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no config\.json"):
-        render_card(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match="not valid JSON"):
-        render_card(tmp_path)
-
-
-def test_a_model_without_a_head(tmp_path: Path) -> None:
+def test_a_model_without_a_head_and_a_folder_without_a_model(tmp_path: Path) -> None:
     HfViTModel(variant_config("Ti/4", image_size=8, **SMALL)).save_pretrained(tmp_path / "trunk")
     card = render_card(tmp_path / "trunk")
     assert metadata(card)["pipeline_tag"] == "image-feature-extraction"
     assert "AutoModel.from_pretrained" in card
     assert "classes" not in card
-
-
-def _saved_answer(folder: Path) -> str:
-    (image,) = make_images(1)
-    image.save(folder.parent / "image.png")
-    model = HfViTForImageClassification.from_pretrained(folder)
-    pixel_values = make_processor()(images=image, return_tensors="pt")["pixel_values"]
-    return model.config.id2label[model(pixel_values).logits.argmax(-1).item()]
-
-
-@pytest.mark.slow  # tests/hub/test_reload.py runs both by `hf-vit verify`
-@pytest.mark.parametrize("place", [0, 1], ids=["with the package", "without the package"])
-def test_the_examples_run(told: Path, place: int) -> None:
-    torch.nn.init.normal_((model := HfViTForImageClassification.from_pretrained(told)).classifier.weight)
-    model.save_pretrained(told)
-    answer = _saved_answer(told)
-    card = render_card(told, repo_id="user/my-vit")
-    examples = blocks(card)
-    assert len(examples) == 2
-    code = examples[place].replace('"user/my-vit"', repr(str(told)))
-    assert code != examples[place]
-    if place:
-        assert "hf_vit" not in examples[place]
-        code = "import sys\nsys.modules['hf_vit'] = None\n" + code
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=told.parent, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == answer
-
-
-def test_the_example_of_a_transformers_model_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "plain"
-    make_classifier().save_pretrained(folder)
-    make_processor().save_pretrained(folder)
-    (image,) = make_images(1)
-    image.save(tmp_path / "image.png")
-    monkeypatch.chdir(tmp_path)
-    card = render_card(folder)
-    (code,) = blocks(card)
-    assert "hf_vit" not in code
-    capsys.readouterr()
-    exec(code, {})
-    pixel_values = make_processor()(images=image, return_tensors="pt")["pixel_values"]
-    assert capsys.readouterr().out.strip() == NAMES[make_classifier()(pixel_values).logits.argmax(-1).item()]
+    with pytest.raises(UserError, match=r"no config\.json"):
+        render_card(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="not valid JSON"):
+        render_card(tmp_path)
 
 
 def test_the_command_writes_the_card(told: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -455,15 +372,12 @@ def test_the_command_writes_the_card(told: Path, capfd: pytest.CaptureFixture[st
     assert "98.77%" in (told / "README.md").read_text()
 
 
-def test_the_template_is_installed_with_the_package() -> None:
-    from importlib import resources
-
-    assert resources.files("hf_vit.model_cards").joinpath("card_template.md").is_file()
-
-
 def test_carbon_is_told_where_power_is_stated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Half an hour at 400 W is 0.2 kWh; at 500 g/kWh 100 g."""
     record = training_record(seconds=1800.0, hardware={"name": "A GPU"}, values={"base_model": "google/vit"})
+    append_record(folder, training_record())
+    with pytest.raises(UserError, match="tells of no training whose time was measured"):
+        state_power(folder, 100)
     append_record(folder, training_record(seconds=7.0))
     append_record(folder, record)
     assert "co2_eq_emissions" not in metadata(render_card(folder))
@@ -481,7 +395,7 @@ def test_carbon_is_told_where_power_is_stated(folder: Path, capsys: pytest.Captu
         "training_type": "fine-tuning",
         "hardware_used": "A GPU",
     }
-    assert [each.values.get("energy") is None for each in Facts.load(folder).records] == [True, False]
+    assert [each.values.get("energy") is None for each in Facts.load(folder).records] == [True, True, False]
     for wrong in (["--power", "0"], ["--carbon-intensity", "5"], ["--power", "1", "--carbon-intensity", "-1"]):
         with pytest.raises(SystemExit) as ended:
             main(["card", str(folder), *wrong])
@@ -489,9 +403,214 @@ def test_carbon_is_told_where_power_is_stated(folder: Path, capsys: pytest.Captu
     assert len(capsys.readouterr().err.strip().splitlines()) == 3
 
 
-def test_power_without_a_measured_training_is_refused(folder: Path) -> None:
-    with pytest.raises(UserError, match="tells of no training whose time was measured"):
-        state_power(folder, 100)
-    append_record(folder, training_record())
-    with pytest.raises(UserError, match="tells of no training whose time was measured"):
-        state_power(folder, 100)
+REPO = "alice/my-vit"
+COMMIT = "5503434ddd753f426f4b38109466949a1217c2bb"
+ON_THE_HUB = DataFact(name="uoft-cs/cifar10:plain", fingerprint="a" * 16, split="test", size=10_000, revision=COMMIT)
+
+
+def evaluation(data: DataFact, top1: float) -> Record:
+    command = f"hf-vit evaluate my-vit --data {data.name}"
+    return training_record(kind="evaluation", command=command, data=data, values={"top1": top1, "top5": 0.99})
+
+
+@pytest.fixture
+def judged(model_folder: Path) -> Path:
+    """On a data set of the Hub, one without a user whose commit is known, and one of this machine."""
+    append_record(model_folder, evaluation(ON_THE_HUB, 0.912345))
+    append_record(model_folder, evaluation(DataFact(name="beans", split="test", revision="b" * 40), 0.5))
+    append_record(model_folder, evaluation(DataFact(name="digits", fingerprint="f" * 16, split="test", size=360), 0.75))
+    write_card(model_folder)
+    return model_folder
+
+
+def test_the_client_reads_both_forms(hub: Loopback, xet_client: Client, judged: Path) -> None:
+    assert "error" not in xet_client.run("hub.jobs:push", folder=str(judged))
+    first, second = xet_client.run("hub.jobs:eval_results", repo_id=REPO)
+    source = f"{hub.endpoint}/{REPO}/blob/main/facts.json"
+    assert first == {
+        "dataset_id": "uoft-cs/cifar10", "task_id": "plain", "value": 0.9123, "dataset_revision": COMMIT,
+        "verify_token": None, "date": "2031-02-03T00:00:00+00:00", "source_url": source, "source_name": "facts.json",
+        "source_user": None, "source_org": None,
+        "notes": "top-1 accuracy; split test; 10,000 images; fingerprint aaaaaaaaaaaaaaaa; "
+        "hf-vit evaluate my-vit --data uoft-cs/cifar10:plain",
+    }  # fmt: skip
+    assert (second["dataset_id"], second["task_id"], second["value"]) == ("beans", "default", 0.5)
+    entries = ModelCard(xet_client.run("hub.jobs:read", repo_id=REPO, name="README.md")).data.eval_results
+    assert [entry.metric_value for entry in entries] == [0.9123, 0.99, 0.5, 0.99, 0.75, 0.99]
+    assert (entries[0].dataset_type, entries[0].dataset_config, entries[0].dataset_revision) == (
+        "uoft-cs/cifar10", "plain", COMMIT,
+    )  # fmt: skip
+    assert entries[0].dataset_args == {"fingerprint": "a" * 16, "num_images": 10_000}
+    assert (entries[-1].source_url, entries[-1].source_name) == (source, "hf-vit evaluate my-vit --data digits")
+
+
+def test_results_that_are_no_longer_true_go(hub: Loopback, xet_client: Client, judged: Path) -> None:
+    xet_client.run("hub.jobs:push", folder=str(judged))
+    assert RESULTS_FILE in hub.files(REPO)
+    append_record(judged, training_record())
+    write_card(judged)
+    assert xet_client.run("hub.jobs:push", folder=str(judged))["deleted"] == [RESULTS_FILE]
+    assert RESULTS_FILE not in hub.files(REPO)
+    assert xet_client.run("hub.jobs:eval_results", repo_id=REPO) is None
+
+
+def test_without_a_place_nothing_points_to_one(judged: Path) -> None:
+    """A folder that was not pushed."""
+    assert not any(entry.source_url for entry in ModelCard(render_card(judged)).data.eval_results)
+    (entry,) = parse_eval_result_entries(yaml.safe_load(results_file([evaluation(ON_THE_HUB, 1)], "my-vit")))
+    assert (entry.source_url, entry.value) == (None, 1.0)
+    assert results_file([evaluation(DataFact(name="digits"), 1)], REPO) is None
+
+
+# The cards in model_cards/: what their recorded facts say, and nothing else
+
+CARDS = Path(__file__).parents[2] / "model_cards"
+FAMILIES = {
+    "vit-digits": "hf_vit",
+    "hybrid-digits": "hf_hybrid_vit",
+    "axial-digits": "hf_axial_vit",
+    "local-digits": "hf_local_vit",
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_card_is_what_the_facts_say(name: str, tmp_path: Path) -> None:
+    """Rendered again from facts, pictures and an untrained model of the same configuration: the same text."""
+    folder = CARDS / name
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model_type"] == FAMILIES[name]
+    made = AutoModelForImageClassification.from_config(CONFIG_MAPPING[FAMILIES[name]].from_dict(config))
+    again = tmp_path / "model_cards" / name
+    for place in (".git", "docs/page.md"):  # the card's link leads to another file of its repository
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).touch()
+    made.save_pretrained(again)
+    assert sum(path.stat().st_size for path in folder.iterdir() if path.suffix != ".safetensors") < 150_000
+    for path in folder.iterdir():
+        if path.suffix in (".json", ".png"):
+            shutil.copy(path, again)
+    card = (folder / "README.md").read_text()
+    assert render_card(again, license="apache-2.0", share_images=True) == card  # the data is public
+    assert metadata_errors(card) == []
+    assert missing_facts(folder) == []
+    assert find_pictures(folder, card) == {"learning_curve.png", "confusion_matrix.png", "wrong_images.png"}
+    (accuracy,) = (record.values["top1"] for record in Facts.load(folder).of_kind("evaluation"))
+    row = next(line for line in (CARDS / "README.md").read_text().splitlines() if f"({name}/" in line)
+    assert f"| {accuracy:.2%} | {count_parameters(again):,} |" in row
+
+
+@pytest.mark.parametrize("name", ["vit-digits", "hybrid-digits", "axial-digits"])
+def test_the_weights_are_those_that_were_measured(name: str) -> None:
+    measured = next(record.values for record in Facts.load(CARDS / name).of_kind("evaluation"))
+    images = load_data("digits").split("test")
+    processor = AutoImageProcessor.from_pretrained(CARDS / name)
+    model = AutoModelForImageClassification.from_pretrained(CARDS / name).eval()
+    with torch.no_grad():
+        logits = model(**processor(images=[to_rgb(each) for each in images["image"]], return_tensors="pt")).logits
+    labels = torch.tensor(images["label"])
+    assert (logits.argmax(-1) == labels).double().mean() == pytest.approx(measured["top1"])
+    assert cross_entropy(logits, labels).item() == pytest.approx(measured["loss"], rel=1e-4)
+
+
+# The card's code, `hf-vit predict` and training see the same pixels of files of every kind; `pipeline` of most
+
+SIDE = 32
+
+
+def rotated(image: Image.Image, path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.save(path, "PNG", exif=exif)
+
+
+def sixteen_bits(image: Image.Image, path: Path) -> None:
+    gray = np.asarray(image.convert("L")).astype(np.uint16)
+    Image.fromarray(gray * 257).save(path, "PNG")
+
+
+def half_transparent(image: Image.Image, path: Path) -> None:
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    image.save(path, "PNG")
+
+
+def palette(image: Image.Image, path: Path) -> None:
+    image.quantize(64).save(path, "PNG")
+
+
+def palette_with_a_hole(image: Image.Image, path: Path) -> None:
+    image.quantize(64).save(path, "PNG", transparency=0)
+
+
+def gray_with_alpha(image: Image.Image, path: Path) -> None:
+    half_transparent(image.convert("LA"), path)
+
+
+KINDS = {
+    "plain": lambda image, path: image.save(path, "PNG"),
+    "rotated": rotated,
+    "16 bits": sixteen_bits,
+    "alpha": half_transparent,
+    "gray and alpha": gray_with_alpha,
+    "CMYK": lambda image, path: image.convert("CMYK").save(path, "JPEG"),
+    "palette": palette,
+    "palette with a hole": palette_with_a_hole,
+}
+
+
+@pytest.fixture(scope="module")
+def photographs() -> list[Image.Image]:
+    """24 of 32 px, of all eight photographs."""
+    table = load_data("photos", image_size=(SIDE, SIDE)).splits["validation"]
+    return [to_rgb(table[row]["image"]) for row in range(0, 24 * 6, 6)]
+
+
+@pytest.mark.parametrize("architecture", ["hf_vit", "transformers", "travelling"])
+def test_the_cards_code_is_predict(
+    architecture: str, photographs: list[Image.Image], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    if architecture == "transformers":
+        make_classifier().save_pretrained(folder)
+        make_processor().save_pretrained(folder)
+    else:
+        save_model(folder, image_size=8)
+    code = example(read_config(folder), str(folder), architecture)
+    preparing = code[code.index("image =") : code.index("outputs =")]
+    monkeypatch.chdir(tmp_path)
+    for kind, save in KINDS.items():
+        names: dict[str, Any] = {}
+        for photograph in photographs[::-6]:
+            save(photograph.copy(), tmp_path / "image.png")
+            if not names:
+                with redirect_stdout(io.StringIO()) as printed:
+                    exec(code, names)
+                (prediction,) = predict_images(open_subject(folder, "cpu"), ["image.png"], top=1)
+                assert printed.getvalue().strip() == prediction.scores[0][0], kind
+            exec(preparing, names)
+            with Image.open("image.png") as opened:
+                np.testing.assert_array_equal(np.asarray(names["image"]), np.asarray(to_rgb(opened)), kind)
+
+
+def test_what_the_card_says_of_pipelines_is_so(photographs: list[Image.Image], folder: Path, tmp_path: Path) -> None:
+    """How far its pixels are off, of all from black to white, on average over 24 photographs."""
+    make_classifier().save_pretrained(tmp_path / "theirs")
+    make_processor().save_pretrained(tmp_path / "theirs")
+    classify = pipeline("image-classification", model=str(tmp_path / "theirs"), device="cpu")
+    subject = open_subject(tmp_path / "theirs", "cpu")
+    off: dict[str, float] = {}
+    for kind, save in KINDS.items():
+        total = 0.0
+        for photograph in photographs:
+            save(photograph.copy(), tmp_path / "image.png")
+            with Image.open(tmp_path / "image.png") as opened:
+                ours = subject.prepare([to_rgb(opened)])
+            theirs = classify.preprocess(str(tmp_path / "image.png"))["pixel_values"]
+            total += float((ours - theirs).abs().mean()) / 2
+        off[kind] = total / len(photographs)
+    for kind in ("plain", "rotated", "CMYK", "palette"):
+        assert off[kind] < 0.005, kind  # transformers' two ways to resize differ by less than that
+    said = re.search(
+        r"by (\d+)% of the way from black to white\), and clips 16-bit images \(by (\d+)%\)", render_card(folder)
+    )
+    assert said is not None
+    assert [int(said[1]), int(said[2])] == [round(100 * off[kind]) for kind in ("alpha", "16 bits")]

@@ -1,24 +1,37 @@
-"""Folders and facts that somebody prepared: no file outside is read, no word leaves its place, no token is shared."""
+"""Folders and facts that somebody prepared: no file outside is read, no word leaves its place, no secret is shared.
 
+Nor is an image of the data unasked. Whole commands against whole repositories: `python -m campaigns hostile`.
+"""
+
+import ast
 import json
-import os
 import re
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hub.conftest import training_record
+from evaluation.tiny import NAMES, make_images
+from hub.conftest import save_model, training_record
 from markdown_it import MarkdownIt
 
-from hf_vit import UserError, push_to_hub
-from hf_vit.hub.card import render_card, write_card
-from hf_vit.results.facts import DataFact, Facts
+import hf_vit.analysis
+from hf_vit import UserError, conversion, push_to_hub
+from hf_vit.analysis.analyses.registry import ANALYSES
+from hf_vit.hub.card import MARKER, render_card, write_card
+from hf_vit.hub.card_sections import shows_images
+from hf_vit.hub.contents import collect
+from hf_vit.results.documents import Document
+from hf_vit.results.facts import DataFact, Facts, append_record, new_record
+from hf_vit.results.measurements import Measurements
+from hf_vit.results.redaction import redact_message
+from hf_vit_cli.main import main
 
 REPO = "alice/my-vit"
-TOKEN = "hf_" + "aB3" * 11
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Ends a block of code, opens one of Python, ends it; HTML, a link, a mention, a formula; turns the writing round.
 EVIL = (
     "x\n```\n\n```python\nimport os\n```\n\n```bash\n<script>alert(1)</script> [a](http://b) ![c](d.png) | e\n\n# f\n\n"
@@ -38,7 +51,7 @@ def structure(card: str) -> list[tuple[str, str]]:
     ]
 
 
-def tell(folder: Path, word: str) -> str:
+def card_with(folder: Path, word: str) -> str:
     """The card of a folder in whose facts and config `word` stands wherever a word can stand."""
     evaluation = {"top1": 0.5, "per_class": {word: 0.5}, "headline": {word: 0.25}}
     training = {"base_model": word, "recipe": {word: word}, word: word}
@@ -46,9 +59,8 @@ def tell(folder: Path, word: str) -> str:
         "command": word, "versions": {word: word}, "hardware": {"name": word, "cores": word},
         "data": DataFact(name=word, split=word, size=3),
     }  # fmt: skip
-    conversion = {"source": word, "verification": {word: word}}
     records = [
-        training_record(kind="conversion", values=conversion, **fields),
+        training_record(kind="conversion", values={"source": word, "verification": {word: word}}, **fields),
         training_record(values=training, **fields),
         training_record(kind="evaluation", values=evaluation, **fields),
     ]
@@ -62,7 +74,7 @@ def tell(folder: Path, word: str) -> str:
 def test_no_word_leaves_its_place(model_folder: Path, tmp_path: Path) -> None:
     """By another reader of Markdown a card of hostile words has the structure of one of harmless words."""
     other = shutil.copytree(model_folder, tmp_path / "other")
-    hostile, harmless = tell(model_folder, EVIL), tell(other, "words")
+    hostile, harmless = card_with(model_folder, EVIL), card_with(other, "words")
     assert structure(hostile) == structure(harmless)
     assert "\u202e" not in hostile
     assert "\x1b" not in hostile
@@ -86,98 +98,6 @@ def test_an_example_is_python_whatever_the_folder_is_called(name: str, model_fol
     assert write_card(folder).read_text() == card, "the name is kept"
 
 
-def test_the_card_command_refuses_what_is_no_repository(model_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from hf_vit_cli.main import main
-
-    with pytest.raises(SystemExit):
-        main(["card", str(model_folder), "--repo", 'x"; import os; "'])
-    assert "cannot be the name of a repository" in capfd.readouterr().err
-
-
-def refused(folder: Path, match: str) -> None:
-    with pytest.raises(UserError, match=match) as told:
-        push_to_hub(folder, REPO)
-    assert "\n" not in str(told.value)
-
-
-@pytest.mark.parametrize("name", ["{outside}", "../private.safetensors", "sub/a.safetensors", "config.json", ""])
-def test_a_weight_index_names_files_of_the_folder_alone(name: str, model_folder: Path, tmp_path: Path) -> None:
-    outside = shutil.copy(model_folder / "model.safetensors", tmp_path / "private.safetensors")
-    (model_folder / "model.safetensors").unlink()
-    index = {"weight_map": {"a": name.format(outside=outside)}}
-    (model_folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(
-        model_folder, "model.safetensors.index.json of .* names '.*', (which is no file inside|no .safetensors file)"
-    )
-
-
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "README.md", "LICENSE", "config.json", "facts.json", "learning_curve.png"]
-)
-def test_a_link_out_of_the_folder_is_not_followed(name: str, model_folder: Path, tmp_path: Path) -> None:
-    outside = tmp_path / f"private-{name}"
-    if name == "README.md":
-        outside.write_text("---\nlicense: mit\n---\nprivate")
-    elif (model_folder / name).exists():
-        shutil.copy(model_folder / name, outside)
-    else:
-        outside.write_text("private")
-    (model_folder / name).unlink(missing_ok=True)
-    os.symlink(outside, model_folder / name)
-    refused(model_folder, f"{name} is a link to a file outside")
-
-
-def test_a_link_inside_the_folder_is(model_folder: Path) -> None:
-    (model_folder / "learning_curve.png").rename(model_folder / "curve.png")
-    (model_folder / "learning_curve.png").symlink_to("curve.png")
-    refused(model_folder, "there is no token")
-
-
-def test_code_is_of_the_folder_alone(model_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "private.py").write_text("secret = 1")
-    config = json.loads((model_folder / "config.json").read_text())
-    config["auto_map"]["AutoBackbone"] = f"{tmp_path}/private.Backbone"
-    (model_folder / "config.json").write_text(json.dumps(config))
-    refused(model_folder, "auto_map in config.json names .* no file inside")
-
-
-def write_weights(path: Path, note: str) -> None:
-    header = json.dumps({"__metadata__": {"note": note}}).encode()
-    path.write_bytes(struct.pack("<Q", len(header)) + header)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("README.md", "preprocessor_config.json", "positions_hf_vit.py"),
-        *("learning_curve.png", "LICENSE", "model.safetensors"),
-    ],
-)
-def test_a_token_anywhere_is_not_shared(name: str, model_folder: Path) -> None:
-    path = model_folder / name
-    if name == "README.md":
-        path.write_text(f"---\nlicense: mit\n---\nlog in with {TOKEN}")
-    elif name == "model.safetensors":
-        write_weights(path, TOKEN)
-    elif name.endswith(".json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"note": TOKEN}))
-    elif name == "positions_hf_vit.py":
-        path.write_text(f"# {TOKEN}\n{path.read_text()}")
-    else:
-        path.write_bytes(b"\x89PNG tEXtComment\0" + TOKEN.encode() + b"\xff\x00")
-    refused(model_folder, f"{name} holds what looks like a Hugging Face token")
-
-
-def test_a_token_in_recorded_facts_is_not_shared(model_folder: Path) -> None:
-    """Facts of a version that did not redact."""
-    facts = json.loads((model_folder / "facts.json").read_text())
-    facts[0]["command"] += f" --hub_token {TOKEN}"
-    (model_folder / "facts.json").write_text(json.dumps(facts))
-    with pytest.raises(UserError, match="holds what looks like a Hugging Face token") as told:
-        push_to_hub(model_folder, REPO)
-    assert TOKEN not in str(told.value)
-
-
 @pytest.mark.parametrize(
     ("value", "shown"),
     [(float("nan"), "-"), (10**400, "-"), (96.94, "-"), (-0.1, "-"), ([1], "-"), (1, "100.00%")],
@@ -187,10 +107,9 @@ def test_what_is_no_share_is_not_told_as_measured(value: Any, shown: str, model_
     """facts.json of a stranger."""
     values = {"top1": 0.5, "top5": value, "ece": value, "per_class": {"a": value}, "headline": {"b": value}}
     values |= {"pictures": [[1], value], "warnings": value}
-    records = json.loads((model_folder / "facts.json").read_text())
-    records.append(records[0] | {"kind": "evaluation", "values": values})
-    records[1]["data"] = {"name": "digits", "split": "test"}
-    (model_folder / "facts.json").write_text(json.dumps(records))
+    (record,) = json.loads((model_folder / "facts.json").read_text())
+    evaluation = record | {"kind": "evaluation", "data": {"name": "digits", "split": "test"}, "values": values}
+    (model_folder / "facts.json").write_text(json.dumps([record, evaluation]))
     card = render_card(model_folder)
     assert f"| 0 | 50.00% | {shown} | {shown} | - |" in card
     assert f"| a | {shown} |" in card
@@ -198,59 +117,231 @@ def test_what_is_no_share_is_not_told_as_measured(value: Any, shown: str, model_
     (index,) = yaml.safe_load(card.split("---\n")[1])["model-index"]
     indexed = [metric["value"] for result in index["results"] for metric in result["metrics"]]
     assert indexed == [0.5, *([1.0] if value == 1 else [])]
+    (model_folder / "facts.json").write_text(json.dumps([record, evaluation | {"values": {"top1": 96.94}}]))
+    assert not {"model-index", "model_name", "metrics"} & set(
+        yaml.safe_load(render_card(model_folder).split("---\n")[1])
+    )
 
 
-def test_a_card_without_a_share_has_no_index(model_folder: Path) -> None:
-    data = DataFact(name="digits", split="test")
-    evaluation = training_record(kind="evaluation", data=data, values={"top1": 96.94})
-    Facts(records=[training_record(), evaluation]).save(model_folder)
-    card = render_card(model_folder)
-    assert "| digits | test | - | 0 | - | - | - | - |" in card
-    assert not {"model-index", "model_name", "metrics"} & set(yaml.safe_load(card.split("---\n")[1]))
+# Files outside, tokens
 
 
-CONFIGS = {
-    "a list": ([], "not an object"),
-    "auto_map": ({"auto_map": "x"}, "auto_map"),
-    "patch_size": ({"patch_size": [1]}, "patch_size"),
-    "id2label": ({"id2label": {"zero": "a"}}, "id2label.zero"),
-    "architectures": ({"architectures": "x"}, "architectures"),
+def refuse(folder: Path, match: str, **options: Any) -> None:
+    with pytest.raises(UserError, match=match) as told:
+        push_to_hub(folder, REPO, **options)
+    assert "\n" not in str(told.value)
+    assert TOKEN not in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["{outside}", "../private.safetensors", "sub/a.safetensors", "config.json", ""])
+def test_a_weight_index_names_files_of_the_folder_alone(name: str, model_folder: Path, tmp_path: Path) -> None:
+    outside = (model_folder / WEIGHTS).rename(tmp_path / "private.safetensors")
+    (model_folder / INDEX).write_text(json.dumps({"weight_map": {"a": name.format(outside=outside)}}))
+    refuse(model_folder, f"{INDEX} of .* names '.*', (which is no file inside|no .safetensors file)")
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "README.md", "LICENSE", "config.json", "facts.json", "learning_curve.png"])
+def test_a_link_out_of_the_folder_is_not_followed(name: str, model_folder: Path, tmp_path: Path) -> None:
+    outside = tmp_path / f"private-{name}"
+    if name == "LICENSE":
+        outside.write_text("private")
+    else:
+        (model_folder / name).rename(outside)
+    (model_folder / name).symlink_to(outside)
+    refuse(model_folder, f"{name} is a link to a file outside")
+    outside.rename(model_folder / "inside")
+    (model_folder / name).unlink()
+    (model_folder / name).symlink_to("inside")
+    refuse(model_folder, "there is no token")  # nothing is wrong with the folder
+
+
+def test_a_snapshot_of_the_cache_is_shared_and_no_link_out_of_it(model_folder: Path, tmp_path: Path) -> None:
+    """Files in the Hub's cache are links to the repository's own blobs."""
+    repository = tmp_path / "hub" / "models--alice--my-vit"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    for number, path in enumerate(model_folder.iterdir()):
+        path.rename(repository / "blobs" / str(number))
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    refuse(snapshot, "there is no token")
+    (repository / "blobs").rename(tmp_path / "blobs")
+    (repository / "blobs").symlink_to(tmp_path / "blobs")
+    refuse(snapshot, "is a link to a file outside")
+
+
+def test_code_is_of_the_folder_alone(model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "private.py").write_text("secret = 1")
+    config = json.loads((model_folder / "config.json").read_text())
+    config["auto_map"]["AutoBackbone"] = f"{tmp_path}/private.Backbone"
+    (model_folder / "config.json").write_text(json.dumps(config))
+    refuse(model_folder, "auto_map in config.json names .* no file inside")
+
+
+TOKEN = "hf_" + "aB3" * 11
+
+
+def write_token(path: Path) -> None:
+    """Where a file of this kind can hold one."""
+    if path.suffix == ".safetensors":
+        data = path.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        header = json.dumps(json.loads(data[8 : 8 + size]) | {"__metadata__": {"format": "pt", "note": TOKEN}}).encode()
+        path.write_bytes(struct.pack("<Q", len(header)) + header + data[8 + size :])
+    elif path.name == "facts.json":  # of a version that did not redact
+        facts = json.loads(path.read_text())
+        facts[0]["command"] += f" --hub_token {TOKEN}"
+        path.write_text(json.dumps(facts))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"note": TOKEN}))
+    elif path.name == "LICENSE":
+        path.write_text(f"key {TOKEN}", encoding="utf-16")
+    elif path.suffix == ".png":
+        path.write_bytes(b"\x89PNG tEXtComment\0" + TOKEN.encode() + b"\xff\x00")
+    else:
+        path.write_text(f"{path.read_text()}\n# {TOKEN}\n")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["README.md", "preprocessor_config.json", "positions_hf_vit.py", "learning_curve.png", "LICENSE", WEIGHTS,
+     "facts.json"],
+)  # fmt: skip
+def test_a_token_in_a_file_is_not_shared(name: str, model_folder: Path) -> None:
+    if name == "README.md":
+        (model_folder / name).write_text("---\nlicense: mit\n---\n")
+    write_token(model_folder / name)
+    told = "README.md" if name == "facts.json" else name  # the card quotes it
+    refuse(model_folder, f"{told} holds what looks like a Hugging Face token")
+
+
+def test_a_token_in_a_name_is_not_shared(model_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of a push or of a file; and what is no name is refused by `card`, too."""
+    for where in ("message", "tag", "revision", "collection"):
+        refuse(model_folder, "looks like a Hugging Face token", **{where: f"v1_{TOKEN}"})
+    name = f"plot_{TOKEN}.png"
+    (model_folder / "learning_curve.png").rename(model_folder / name)
+    (model_folder / "README.md").write_text(f"---\nlicense: mit\n---\n![x]({name})\n")
+    refuse(model_folder, "the name of the file plot_REDACTED.png looks like a token")
+    with pytest.raises(SystemExit):
+        main(["card", str(model_folder), "--repo", 'x"; import os; "'])
+    assert "cannot be the name of a repository" in capfd.readouterr().err
+
+
+# Secrets in what is written
+
+SECRETS = {  # kind -> (a text that holds the secret, the secret)
+    "a Hugging Face token": (f"pushed by {TOKEN}", TOKEN),
+    "within a name": (f"run_of_{TOKEN}", TOKEN),
+    "an organisation's token": ("api_org_" + "Zz9" * 10, "Zz9Zz9"),
+    "an AWS key": ("AKIAABCDEFGH12345678", "AKIAABCDEFGH"),
+    "AWS's secret": ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG", "wJalr"),
+    "a signed address": ("https://host/x.npz?X-Amz-Signature=0123abcd", "0123abcd"),
+    "a password in an address": ("https://ann:pa55@host/x.npz", "pa55"),
+    "a GitHub token": ("ghp_" + "x1Y2" * 9, "x1Y2x1Y2"),
+    "an OpenAI key": ("sk-proj-" + "q7" * 12, "q7q7"),
+    "a W&B key": ("WANDB_API_KEY=0123456789abcdef", "0123456789ab"),
+    "--hub_token=": ("train --hub_token=v4lue", "v4lue"),
+    "--wandb_key": ("train --wandb_key v4lue", "v4lue"),
+    "a home": ("/home/annabel/cats/train.tar", "annabel"),
 }
 
 
-@pytest.mark.parametrize("what", CONFIGS)
-def test_a_damaged_config_is_one_line(what: str, model_folder: Path) -> None:
-    values, named = CONFIGS[what]
-    config = json.loads((model_folder / "config.json").read_text())
-    (model_folder / "config.json").write_text(json.dumps(config | values if isinstance(values, dict) else values))
-    refused(model_folder, f"config.json of .* is damaged .*{named}")
-    with pytest.raises(UserError, match="is damaged"):
-        render_card(model_folder)
+class _Result(Document):
+    command = "hf-vit something"
+
+    name: str
+    table: dict[str, Any]
 
 
-@pytest.mark.parametrize("index", [{}, [], 3, {"weight_map": ["a"]}, {"weight_map": {"a": 1}}, "broken"])
-def test_a_damaged_index_is_one_line(index: Any, model_folder: Path) -> None:
-    (model_folder / "model.safetensors").unlink()
-    text = "{" if index == "broken" else json.dumps(index)
-    (model_folder / "model.safetensors.index.json").write_text(text)
-    refused(model_folder, "model.safetensors.index.json of .* is damaged")
+def write_facts(folder: Path, text: str) -> None:
+    values = {"note": text, "deep": [{text: [text]}], "base_model": text}
+    record = new_record("training", values=values, command=["hf-vit", "x", *text.split()], data=DataFact(name=text))
+    append_record(folder, record)
 
 
-@pytest.mark.parametrize("code", ["def (", "\0", "x = '\ud800'"])
-def test_code_that_is_none_is_one_line(code: str, model_folder: Path) -> None:
-    (model_folder / "positions_hf_vit.py").write_bytes(code.encode("utf-8", "surrogatepass"))
-    refused(model_folder, "positions_hf_vit.py of .* is not Python code")
+def write_old_card(folder: Path, text: str) -> None:
+    """Of a record that a version made which redacted less."""
+    record = training_record(command=f"hf-vit {text}", values={"note": text}, data=DataFact(name=text))
+    Facts(records=[record]).save(folder)
+    (folder / "README.md").write_text(render_card(folder))
 
 
-def test_a_full_disk_while_sharding_is_one_line(model_folder: Path) -> None:
-    import resource
-    import signal
+def write_result(folder: Path, text: str) -> None:
+    _Result(name=text, table={text: [text]}).write(folder / "result.json")
 
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
-    try:
-        with pytest.raises(UserError, match=r"cannot be split into shards in .*; make room for [\d,]+ bytes"):
-            push_to_hub(model_folder, REPO, max_shard_size=6000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+def write_measurements(folder: Path, text: str) -> None:
+    measured = Measurements(folder / "speed.json", f"hf-vit {text}", "cpu", note=text)
+    measured.add({"name": text, "rate": 1.0}, whole=text)
+
+
+@pytest.mark.parametrize("write", [write_facts, write_old_card, write_result, write_measurements])
+def test_no_place_keeps_a_secret(write: Callable[[Path, str], None], model_folder: Path, tmp_path: Path) -> None:
+    for number, (text, secret) in enumerate(SECRETS.values()):
+        folder = shutil.copytree(model_folder, tmp_path / str(number))
+        (folder / "README.md").unlink()
+        write(folder, text)
+        for path in folder.iterdir():
+            if path.suffix in (".json", ".md"):
+                assert secret not in path.read_text(), path.name
+
+
+def test_an_error_line_holds_no_secret(capfd: pytest.CaptureFixture[str]) -> None:
+    """It may be kept in a log; where things lie is for the user to read."""
+    for kind in SECRETS.keys() - {"a home"}:
+        text, secret = SECRETS[kind]
+        with pytest.raises(SystemExit):
+            main(["cost", text.replace(" ", "_") if "--" not in text else f"x {text}"])
+        assert secret not in capfd.readouterr().err, kind
+    assert redact_message("no room in /home/ann/models") == "no room in /home/ann/models"
+
+
+def test_an_exported_graph_tells_no_place(model_folder: Path, tmp_path: Path) -> None:
+    conversion.export(model_folder, tmp_path / "graph", "onnx")
+    for path in (tmp_path / "graph").iterdir():
+        for place in (Path(conversion.__file__).parent, Path(json.__file__).parent, tmp_path):
+            assert str(place.resolve()).encode() not in path.read_bytes(), path.name
+
+
+# Images of the data
+
+
+def test_images_are_shared_when_asked_for(tmp_path: Path) -> None:
+    """Of a model that was evaluated and analyzed; the card of an author shows them on purpose alone."""
+    showing = {"wrong_images.png", "analysis_attention_rollout.png", "analysis_head_maps.png"}
+    model = save_model(tmp_path / "model", image_size=8)
+    for number, image in enumerate(make_images(24)):
+        path = tmp_path / "data" / "test" / NAMES[number % 6] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+    (tmp_path / "scratch").mkdir()
+    for words in (
+        ["evaluate", model, "--data", tmp_path / "data", "--device", "cpu"],
+        ["analyze", model, "--images", tmp_path / "data", "--output", tmp_path / "analysis"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        assert not ended.value.code
+    write_card(model, license="mit")
+    assert {path.name for path in model.iterdir()} >= showing, "they are drawn, for whoever has the folder"
+    assert not any(name in (model / "README.md").read_text() for name in showing)
+    shared = collect(model, "me/model", scratch=tmp_path / "scratch")
+    assert set(shared.left_out) >= showing
+    assert {"confusion_matrix.png", "analysis_attention_distance.png"} <= set(shared.files)
+    asked = collect(model, "me/model", scratch=tmp_path / "scratch", share_images=True)
+    assert set(asked.files) - set(shared.files) == showing
+    card = (model / "README.md").read_text().replace(MARKER, "") + "\n![mine](wrong_images.png)\n"
+    (model / "README.md").write_text(card)
+    with pytest.raises(UserError, match=r"the card shows wrong_images\.png, with images of the data in it; give --sha"):
+        collect(model, "me/model", scratch=tmp_path / "scratch")
+    assert "wrong_images.png" in collect(model, "me/model", scratch=tmp_path / "scratch", share_images=True).files
+
+
+def test_every_analysis_that_draws_images_is_known() -> None:
+    """`shown_pixels` is how an analysis gets hold of images to draw."""
+    folder = Path(hf_vit.analysis.__file__).parent / "analyses"
+    for name, analysis in ANALYSES.items():
+        tree = ast.parse((folder / f"{analysis.__module__.rpartition('.')[2]}.py").read_text())
+        draws = any(isinstance(node, ast.Name) and node.id == "shown_pixels" for node in ast.walk(tree))
+        assert shows_images(f"analysis_{name}.png") == shows_images(f"analysis_{name}_2.svg") == draws, name

@@ -2,26 +2,24 @@
 
 import json
 import os
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hub import jobs
 from hub.conftest import training_record
 from loopback.client import Client, Loopback, content_hash
 
+from hf_vit import UserError, push_to_hub
+from hf_vit.hub.contents import find_weights
 from hf_vit.results.facts import Facts
 
 REPO = "alice/my-vit"
 WEIGHTS = "model.safetensors"
-UPLOADS = r"^/lfs/|^/xet/v1/(xorbs|shards)"
-
-
-def local_logits(folder: Path) -> list[float]:
-    found = jobs.logits(str(folder))
-    assert isinstance(found, list), found
-    return found
+INDEX = f"{WEIGHTS}.index.json"
 
 
 def test_one_commit_holds_everything(hub: Loopback, client: Client, model_folder: Path) -> None:
@@ -66,11 +64,7 @@ def test_sharded_after_single_and_back(hub: Loopback, xet_client: Client, make_m
     old, new = make_model("old", seed=1), make_model("new", seed=2)
     single, sharded, back = xet_client.run(
         "hub.jobs:push_many",
-        pushes=[
-            {"folder": str(old)},
-            {"folder": str(new), "max_shard_size": "8KB"},
-            {"folder": str(old)},
-        ],
+        pushes=[{"folder": str(old)}, {"folder": str(new), "max_shard_size": "8KB"}, {"folder": str(old)}],
     )
     assert sharded["deleted"] == [WEIGHTS]
     names = set(hub.files(REPO, sharded["commit"]))
@@ -80,9 +74,9 @@ def test_sharded_after_single_and_back(hub: Loopback, xet_client: Client, make_m
     assert set(back["deleted"]) == {*shards, f"{WEIGHTS}.index.json"}
     loads = [{"repo_id": REPO, "revision": push["commit"]} for push in (single, sharded, back)]
     found = xet_client.run("hub.jobs:logits_many", loads=loads)
-    assert found[0] == found[2] == local_logits(old)
+    assert found[0] == found[2] == jobs.logits(str(old))
     # Tensors of shards lie elsewhere in memory, and sums are rounded by how they are aligned.
-    assert found[1] == pytest.approx(local_logits(new), abs=1e-5)
+    assert found[1] == pytest.approx(jobs.logits(str(new)), abs=1e-5)
 
 
 def test_pickles_and_old_code_of_others_are_deleted(
@@ -105,7 +99,10 @@ def test_pickles_and_old_code_of_others_are_deleted(
 def test_a_model_object(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
     done = xet_client.run("hub.jobs:push_object", folder=str(model_folder), repo_id="acme/other", license="mit")
     assert done["commit"] == hub.head("acme/other")
-    assert xet_client.run("hub.jobs:logits", repo_id="acme/other") == local_logits(model_folder)
+    assert xet_client.run("hub.jobs:logits", repo_id="acme/other") == jobs.logits(str(model_folder))
+    card = xet_client.run("hub.jobs:read", repo_id="acme/other", name="README.md")
+    assert 'repo = "acme/other"' in card
+    assert "license: mit" in card
     without = xet_client.run("hub.jobs:push_object", folder=str(model_folder), repo_id="alice/bare", facts=False)
     assert "the origin of the weights" in without["error"]
     assert hub.get("/api/models/alice/bare") is None
@@ -145,42 +142,43 @@ def test_branches_tags_and_pull_requests(hub: Loopback, xet_client: Client, make
     assert "tags do not move" in moved["error"]
     assert "does not exist, so nothing can be proposed" in unproposable["error"]
     loads = [{"repo_id": REPO, "revision": revision} for revision in ("main", "v1", "next/try", "refs/pr/1")]
-    wanted = [local_logits(Path(folders[number])) for number in (0, 0, 1, 2)]
+    wanted = [jobs.logits(folders[number]) for number in (0, 0, 1, 2)]
     assert xet_client.run("hub.jobs:logits_many", loads=loads) == wanted
-
-
-def test_a_closed_proposal_is_made_anew(hub: Loopback, xet_client: Client, make_model: Callable[..., Path]) -> None:
-    xet_client.run("hub.jobs:push", folder=str(make_model("first", seed=1)))
-    folder = str(make_model("second", seed=2))
-    xet_client.run("hub.jobs:push", folder=folder, create_pr=True)
     hub.settings(REPO, closed=[1])
-    again = xet_client.run("hub.jobs:push", folder=folder, create_pr=True)
-    assert (again["changed"], again["pull_request"]) == (True, f"{hub.endpoint}/{REPO}/discussions/2")
+    anew = xet_client.run("hub.jobs:push", folder=folders[2], create_pr=True)
+    assert (anew["changed"], anew["pull_request"]) == (True, f"{hub.endpoint}/{REPO}/discussions/2")
 
 
-def test_a_push_that_is_told_to_end_leaves_nothing(
-    hub: Loopback, client: Client, model_folder: Path, tmp_path: Path
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_no_temporary_file_is_left(
+    how: signal.Signals, hub: Loopback, xet_client: Client, model_folder: Path, tmp_path: Path
 ) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    hub.fault(UPLOADS, "held")
-    job = client.start("hub.jobs:push_from", scratch=str(scratch), folder=str(model_folder), max_shard_size="8KB")
+    """By a push that is told to end; what a killed one left is removed by the next."""
+    given = {"folder": str(model_folder), "scratch": str(tmp_path / "scratch")}
+    (tmp_path / "scratch").mkdir()
+    hub.fault("^/xet/v1/(xorbs|shards)", "held")
+    job = xet_client.start("hub.jobs:push", max_shard_size="8KB", **given)
     hub.wait_for_fault(job)
-    assert list(scratch.rglob("*.safetensors"))
-    os.kill(job.pid, signal.SIGTERM)
+    assert list((tmp_path / "scratch").rglob("*.safetensors"))
+    os.kill(job.pid, how)
     hub.clear_faults()
-    assert job.wait().code == 128 + signal.SIGTERM
-    assert list(scratch.iterdir()) == []
+    assert job.wait().code == (128 + how if how == signal.SIGTERM else -how)
+    if how == signal.SIGKILL:
+        xet_client.run("hub.jobs:push", **given)
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_private(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
+def test_a_dry_run_changes_nothing_and_private_is_kept(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
+    folder, dry = {"folder": str(model_folder)}, {"dry_run": True, "tag": "v1", "revision": "next"}
+    pushes = [folder | dry, folder | {"dry_run": True, "collection": "C"}]
+    done, made = xet_client.run("hub.jobs:push_many", pushes=pushes)
+    assert (done["commit"], made["commit"], made["collection"]) == (None, None, None)
+    assert WEIGHTS in done["files"]
+    assert hub.get(f"/api/models/{REPO}") is None
+    assert {entry["path"] for entry in hub.log() if entry["method"] != "GET"} == {"/api/validate-yaml"}
     hidden, public, refused = xet_client.run(
         "hub.jobs:push_many",
-        pushes=[
-            {"folder": str(model_folder), "repo_id": "alice/hidden", "private": True},
-            {"folder": str(model_folder)},
-            {"folder": str(model_folder), "private": True},
-        ],
+        pushes=[folder | {"repo_id": "alice/hidden", "private": True}, folder, folder | {"private": True}],
     )
     assert hub.get("/api/models/alice/hidden")["private"] is True
     assert hub.get("/api/models/alice/hidden", token="hf_bob_write") is None
@@ -189,87 +187,74 @@ def test_private(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
     assert "exists and is public" in refused["error"]
 
 
-def test_a_dry_run_changes_nothing(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
-    done = xet_client.run("hub.jobs:push", folder=str(model_folder), dry_run=True, tag="v1", revision="next")
-    assert done["commit"] is None
-    assert WEIGHTS in done["files"]
-    assert hub.get(f"/api/models/{REPO}") is None
-    assert {entry["method"] for entry in hub.log()} <= {"GET", "POST"}
-    assert [entry["path"] for entry in hub.log() if entry["method"] == "POST"] == ["/api/validate-yaml"]
+def write(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text)
 
 
-def test_the_name_on_the_hub_is_in_the_card(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
-    xet_client.run("hub.jobs:push", folder=str(model_folder), repo_id="my-vit", license="cc-by-4.0")
-    card = xet_client.run("hub.jobs:read", repo_id=REPO, name="README.md")
-    assert f'repo = "{REPO}"' in card
-    assert "license: cc-by-4.0" in card
+def with_config(**fields: Any) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        config = folder / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | fields))
+
+    return change
 
 
-def damage(folder: Path, what: str) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    if what == "no card fact":
-        Facts(records=[]).save(folder)
-    elif what == "no data fact":
-        Facts(records=[training_record(data=None)]).save(folder)
-    elif what == "no auto_map":
-        (folder / "config.json").write_text(json.dumps({**config, "auto_map": {}}))
-    elif what == "no code":
-        (folder / "embeddings_hf_vit.py").unlink()
-    elif what == "no processor":
-        (folder / "preprocessor_config.json").unlink()
-    elif what == "no weights":
-        (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
-    elif what == "damaged weights":
-        (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-100])
-    elif what == "missing shard":
-        (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+def only_index(text: Any) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
         (folder / WEIGHTS).unlink()
-    elif what == "both kinds":
-        (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": {"a": WEIGHTS}}))
-    elif what == "damaged config":
-        (folder / "config.json").write_text("{")
-    elif what == "missing picture":
-        (folder / "README.md").write_text("---\nlicense: mit\n---\n![curve](plots/curve.png)")
-    else:
-        (folder / "README.md").write_text(what)
+        (folder / INDEX).write_text(text if isinstance(text, str) else json.dumps(text))
+
+    return change
 
 
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("no card fact", "lacks the origin of the weights"),
-        ("no data fact", r"lacks the training data \(data.name"),
-        ("no auto_map", "lacks AutoConfig, AutoModel, HfViTForImageClassification"),
-        ("no code", "lacks embeddings_hf_vit.py"),
-        ("no processor", "holds no image processor"),
-        ("no weights", r"no weights in safetensors format \(pickles such as pytorch_model.bin"),
-        ("damaged weights", "weights in .* are damaged"),
-        ("missing shard", "lacks some of the weight files"),
-        ("both kinds", "delete the stale one"),
-        ("damaged config", "config.json of .* is damaged"),
-        ("missing picture", "the card shows plots/curve.png"),
-        ("mine, without metadata", "has no metadata"),
-        ("---\nlicense: [\n---\n", "README.md: while parsing"),
-        ("---\ntags: [vit]\n---\n", "license is missing"),
-        ("---\nlicense: Apache 2\n---\n", "'Apache 2' is not a license id"),
-        ("---\nlicense: mit\ndatasets: [my pictures]\n---\n", "datasets: 'my pictures'"),
-        ("---\nlicense: mit\nmodel-index: [{name: x, results: [{}]}]\n---\n", "model-index: 'task' is missing"),
-    ],
-)
-def test_local_trouble_is_told_without_the_hub(
-    what: str, message: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def card(fields: str) -> Callable[[Path], object]:
+    return write("README.md", f"---\n{fields}\n---\n")
+
+
+DAMAGED, INDEX_DAMAGED = "config.json of .* is damaged .*", f"{INDEX} of .* is damaged"
+# What is wrong with a folder, and what is told.
+TROUBLE: list[tuple[Callable[[Path], object], str]] = [
+    (lambda folder: Facts(records=[]).save(folder), "lacks the origin of the weights"),
+    (lambda folder: Facts(records=[training_record(data=None)]).save(folder), r"lacks the training data \(data.name"),
+    (with_config(auto_map={}), "lacks AutoConfig, AutoModel, HfViTForImageClassification"),
+    (lambda folder: (folder / "embeddings_hf_vit.py").unlink(), "lacks embeddings_hf_vit.py"),
+    (lambda folder: (folder / "preprocessor_config.json").unlink(), "holds no image processor"),
+    (lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"),
+     r"no weights in safetensors format \(pickles such as pytorch_model.bin"),
+    (lambda folder: os.truncate(folder / WEIGHTS, 2000), "weights in .* are damaged"),
+    (only_index({"weight_map": {"a": "model-1.safetensors"}}), "lacks some of the weight files"),
+    (write(INDEX, json.dumps({"weight_map": {"a": WEIGHTS}})), "delete the stale one"),
+    *((only_index(index), INDEX_DAMAGED) for index in ({}, [], {"weight_map": ["a"]}, {"weight_map": {"a": 1}}, "{")),
+    (write("config.json", "{"), "config.json of .* is damaged"),
+    (write("config.json", "[]"), f"{DAMAGED}not an object"),
+    (with_config(auto_map="x"), f"{DAMAGED}auto_map"),
+    (with_config(patch_size=[1]), f"{DAMAGED}patch_size"),
+    (with_config(id2label={"zero": "a"}), f"{DAMAGED}id2label.zero"),
+    (with_config(architectures="x"), f"{DAMAGED}architectures"),
+    (write("positions_hf_vit.py", "def ("), "positions_hf_vit.py of .* is not Python code"),
+    (write("positions_hf_vit.py", "\0"), "positions_hf_vit.py of .* is not Python code"),
+    (lambda folder: (folder / "positions_hf_vit.py").write_bytes(b"x = '\xed\xa0\x80'"), "is not Python code"),
+    (write("README.md", "---\nlicense: mit\n---\n![curve](plots/curve.png)"), "the card shows plots/curve.png"),
+    (write("README.md", "mine, without metadata"), "has no metadata"),
+    (card("license: ["), "README.md: while parsing"),
+    (card("tags: [vit]"), "license is missing"),
+    (card("license: Apache 2"), "'Apache 2' is not a license id"),
+    (card("license: mit\ndatasets: [my pictures]"), "datasets: 'my pictures'"),
+    (card("license: mit\nmodel-index: [{name: x, results: [{}]}]"), "model-index: 'task' is missing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(TROUBLE)), ids=lambda number: TROUBLE[number][1])
+def test_local_trouble_is_told_without_the_hub(number: int, model_folder: Path) -> None:
     """In this process, where the Hub cannot be reached (HF_HUB_OFFLINE): nothing is asked of it."""
-    from hf_vit import UserError, push_to_hub
-
-    damage(model_folder, what)
-    with pytest.raises(UserError, match=message):
+    change, message = TROUBLE[number]
+    change(model_folder)
+    with pytest.raises(UserError, match=message) as told:
         push_to_hub(model_folder, REPO)
+    assert "\n" not in str(told.value)
 
 
 def test_what_cannot_go_together(model_folder: Path) -> None:
-    from hf_vit import UserError, push_to_hub
-
     for options, message in (
         ({"create_pr": True, "revision": "next"}, "leave --revision next out"),
         ({"create_pr": True, "tag": "v1"}, "leave --tag out"),
@@ -284,11 +269,9 @@ def test_what_cannot_go_together(model_folder: Path) -> None:
             push_to_hub(model_folder, name)
 
 
-def test_shards_hold_the_same_weights(model_folder: Path, tmp_path: Path) -> None:
+def test_shards_hold_the_same_weights_and_a_full_disk_is_told(model_folder: Path, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
-
-    from hf_vit.hub.contents import find_weights
 
     shards = find_weights(model_folder, tmp_path, 8000)
     index = json.loads((tmp_path / f"{WEIGHTS}.index.json").read_text())
@@ -297,22 +280,14 @@ def test_shards_hold_the_same_weights(model_folder: Path, tmp_path: Path) -> Non
     for name, file in index["weight_map"].items():
         assert torch.equal(load_file(shards[file])[name], whole[name])
     assert find_weights(model_folder, tmp_path, "5GB") == {WEIGHTS: model_folder / WEIGHTS}
-
-
-def test_what_a_killed_push_left_is_removed_by_the_next(
-    hub: Loopback, xet_client: Client, model_folder: Path, tmp_path: Path
-) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    hub.fault(UPLOADS, "held")
-    job = xet_client.start("hub.jobs:push_from", scratch=str(scratch), folder=str(model_folder), max_shard_size="8KB")
-    hub.wait_for_fault(job)
-    job.kill()
-    job.wait()
-    hub.clear_faults()
-    assert list(scratch.iterdir())
-    xet_client.run("hub.jobs:push_from", scratch=str(scratch), folder=str(model_folder))
-    assert list(scratch.iterdir()) == []
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"cannot be split into shards in .*; make room for [\d,]+ bytes"):
+            push_to_hub(model_folder, REPO, max_shard_size=6000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_collection_is_made_once(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
@@ -339,9 +314,3 @@ def test_a_collection_is_made_once(hub: Loopback, xet_client: Client, model_fold
     assert "main is unchanged" in unknown["error"]
     refused = xet_client.run("hub.jobs:push", folder=str(model_folder), collection="x", create_pr=True)
     assert "leave --collection out until it is merged" in refused["error"]
-
-
-def test_a_dry_run_makes_no_collection(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
-    done = xet_client.run("hub.jobs:push", folder=str(model_folder), collection="Small models", dry_run=True)
-    assert (done["commit"], done["collection"]) == (None, None)
-    assert not [entry for entry in hub.log() if "/api/collections" in entry["path"]]

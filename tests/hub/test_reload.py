@@ -1,5 +1,6 @@
-"""What was pushed loads anywhere: fresh process, empty cache, with hf_vit and without it, and gives the same logits."""
+"""What was pushed loads anywhere, with hf_vit and without it; `hf-vit verify` says so, and runs no stranger's code."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
+import yaml
 from hub import jobs
-from loopback.client import Client, Loopback
-from transformers import AutoModelForImageClassification
+from hub.conftest import save_model
+from loopback.client import Client, Loopback, content_hash
+from originals.pytorch import of_transformers
+from training.conftest import make_colour_folder
+from training.dense_jobs import learn
+from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-FAMILIES = ("plain", "hybrid", "axial")
+import hf_vit
+from hf_vit.data.builtin import scenes
+from hf_vit.evaluation import embed
+from hf_vit.hub.card import MARKER, render_card
+from hf_vit_cli.main import main
+
+REPO = "alice/my-vit"
+BACKBONES = {"plain": "HfViTBackbone", "hybrid": "HfHybridViTBackbone", "axial": "HfAxialViTBackbone"}
 
 
 def same(given: Any, wanted: Any) -> None:
@@ -23,21 +37,16 @@ def same(given: Any, wanted: Any) -> None:
     np.testing.assert_allclose(given, wanted, rtol=0, atol=1e-5)
 
 
-@pytest.fixture
-def pushed(hub: Loopback, xet_client: Client, saved_models: dict[str, Path]) -> dict[str, dict[str, Any]]:
-    """Family -> what its push returned; the repositories are alice/FAMILY."""
-    pushes = [{"folder": str(saved_models[family]), "repo_id": f"alice/{family}"} for family in FAMILIES]
-    return dict(zip(FAMILIES, xet_client.run("hub.jobs:push_many", pushes=pushes), strict=True))
-
-
 def test_every_way_answers_the_same(
-    pushed: dict[str, Any], saved_models: dict[str, Path], xet_client: Client, stranger: Client
+    hub: Loopback, saved_models: dict[str, Path], xet_client: Client, stranger: Client
 ) -> None:
-    """AutoModel, AutoModelForImageClassification, AutoImageProcessor and pipeline."""
+    """AutoModel, AutoModelForImageClassification, AutoImageProcessor, pipeline and the backbone by its class."""
+    pushes = [{"folder": str(saved_models[family]), "repo_id": f"alice/{family}"} for family in BACKBONES]
+    xet_client.run("hub.jobs:push_many", pushes=pushes)
     xet_client.clear()
-    loads = [{"repo_id": f"alice/{family}", "trust": True} for family in FAMILIES]
+    loads = [{"repo_id": f"alice/{family}", "trust": True} for family in BACKBONES]
     for client, home in ((xet_client, "hf_vit"), (stranger, "transformers_modules")):
-        for family, found in zip(FAMILIES, client.run("hub.jobs:load_many", loads=loads, token=None), strict=True):
+        for family, found in zip(BACKBONES, client.run("hub.jobs:load_many", loads=loads, token=None), strict=True):
             assert found["class"] == home
             here = jobs.load(str(saved_models[family]))
             for key in ("logits", "pooled", "pipeline"):
@@ -45,50 +54,219 @@ def test_every_way_answers_the_same(
     assert found["package"] == []
     refused = stranger.run("hub.jobs:logits", repo_id="alice/plain", token=None)
     assert "trust_remote_code" in refused
-
-
-def test_masked_image_modelling(
-    hub: Loopback, xet_client: Client, stranger: Client, saved_models: dict[str, Path], tmp_path: Path
-) -> None:
-    from hf_vit import HfViTForMaskedPatchPrediction
-
-    folder = shutil.copytree(saved_models["plain"], tmp_path / "masked")
-    (folder / "README.md").unlink()
-    config = AutoModelForImageClassification.from_pretrained(folder).config
-    torch.manual_seed(3)
-    HfViTForMaskedPatchPrediction(config).save_pretrained(folder)
-    xet_client.run("hub.jobs:push", folder=str(folder), repo_id="alice/masked", license="mit")
-    here = jobs.reconstruct(str(folder))
-    for client in (xet_client, stranger):
-        same(client.run("hub.jobs:reconstruct", repo_id="alice/masked", trust=True), here)
-
-
-def test_the_backbone_by_its_class(pushed: dict[str, Any], saved_models: dict[str, Path], xet_client: Client) -> None:
-    for family, name in zip(FAMILIES, ("HfViTBackbone", "HfHybridViTBackbone", "HfAxialViTBackbone"), strict=True):
+    for family, name in BACKBONES.items():
         found = xet_client.run("hub.jobs:feature_map", repo_id=f"alice/{family}", name=name)
         same(found, jobs.feature_map(str(saved_models[family]), name))
+
+
+def test_masked_image_modelling(hub: Loopback, xet_client: Client, stranger: Client, model_folder: Path) -> None:
+    (model_folder / "README.md").unlink()
+    config = AutoModelForImageClassification.from_pretrained(model_folder).config
+    torch.manual_seed(3)
+    hf_vit.HfViTForMaskedPatchPrediction(config).save_pretrained(model_folder)
+    xet_client.run("hub.jobs:push", folder=str(model_folder), repo_id="alice/masked", license="mit")
+    here = jobs.reconstruct(str(model_folder))
+    for client in (xet_client, stranger):
+        same(client.run("hub.jobs:reconstruct", repo_id="alice/masked", trust=True), here)
 
 
 def test_by_branch_tag_and_commit_and_offline(
     hub: Loopback, xet_client: Client, stranger: Client, make_model: Callable[..., Path]
 ) -> None:
-    folders = [make_model(f"m{seed}", seed=seed) for seed in range(3)]
-    first, second, third = xet_client.run(
-        "hub.jobs:push_many",
-        pushes=[
-            {"folder": str(folders[0]), "tag": "v1"},
-            {"folder": str(folders[1])},
-            {"folder": str(folders[2]), "revision": "next"},
-        ],
-    )
-    wanted = [jobs.logits(str(folders[number])) for number in (0, 0, 1, 1, 2, 2)]
+    folders = [str(make_model(f"m{seed}", seed=seed)) for seed in range(3)]
+    pushes = [
+        {"folder": folders[0], "tag": "v1"}, {"folder": folders[1]}, {"folder": folders[2], "revision": "next"}
+    ]  # fmt: skip
+    first, second, third = xet_client.run("hub.jobs:push_many", pushes=pushes)
+    wanted = [jobs.logits(folders[number]) for number in (0, 0, 1, 1, 2, 2)]
     revisions = ["v1", first["commit"], "main", second["commit"], "next", third["commit"]]
-    loads = [{"repo_id": "alice/my-vit", "revision": revision} for revision in revisions]
+    loads = [{"repo_id": REPO, "revision": revision} for revision in revisions]
     same(xet_client.run("hub.jobs:logits_many", loads=loads), wanted)
     # From the cache alone: no request is made.
     before = len(hub.log())
-    same(xet_client.run("hub.jobs:offline_logits", loads=loads), wanted)
+    same(xet_client.run("hub.jobs:logits_many", loads=loads, offline=True), wanted)
     assert len(hub.log()) == before
     trusting = [{**load, "trust_remote_code": True} for load in loads[:2]]
     same(stranger.run("hub.jobs:logits_many", loads=trusting), wanted[:2])
-    same(stranger.run("hub.jobs:offline_logits", loads=trusting), wanted[:2])
+    same(stranger.run("hub.jobs:logits_many", loads=trusting, offline=True), wanted[:2])
+
+
+@pytest.mark.parametrize(
+    ("task", "head", "metric"),
+    [
+        ("segmentation", "linear", "mean_iou"),
+        pytest.param("detection", "mask-rcnn", "mean_average_precision", marks=pytest.mark.slow),  # 15 s
+    ],
+)
+def test_a_dense_model_arrives_whole(
+    task: str, head: str, metric: str, hub: Loopback, xet_client: Client, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """It tells its results, and runs by its card's code alone."""
+    monkeypatch.setattr(scenes, "HELD_OUT", 6)
+    result = learn(tmp_path / "model", task, head, steps=2, evaluations=1)
+    pushed = xet_client.attempt("hub.jobs:command", arguments=["push", str(result.folder), REPO, "--license", "mit"])
+    assert pushed.code == 0, pushed.err
+    files = hub.files(REPO)
+    assert {"model.safetensors", "facts.json", "learning_curve.png", f"evaluation_{task}.png"} <= set(files)
+    assert f"{task}_hf_vit.py" in files, "the code of the head travels"
+    assert f"evaluation_{task}_worst_images.png" not in files, "it shows images of the data"
+    assert "worst_images" in render_card(result.folder, share_images=True)
+    # The examples of the card: with this package, and by the code beside the weights where the package is barred.
+    verified = xet_client.attempt("hub.jobs:command", arguments=["verify", REPO, "--trust-remote-code"])
+    assert verified.code == 0, verified.err
+    assert verified.out.count(" printed: ") == 2
+    card = xet_client.run("hub.jobs:read", repo_id=REPO, name="README.md")
+    metadata = yaml.safe_load(card.split("---")[1])
+    assert metadata["pipeline_tag"] == {"segmentation": "image-segmentation", "detection": "object-detection"}[task]
+    (index,) = metadata["model-index"]
+    told = {entry["name"]: entry["value"] for each in index["results"] for entry in each["metrics"]}
+    assert all(entry["type"] == metric for each in index["results"] for entry in each["metrics"])
+    headline = result.test.headline()
+    expected = {"Mean IoU": headline["mean IoU"]} if task == "segmentation" else {"Box AP": headline["box AP"]}
+    assert {name: told[name] for name in expected} == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "model"), [("transformers_vit", "alice/theirs"), ("timm", "timm:theirs")])
+def test_a_model_of_another_library(kind: str, model: str, hub: Loopback, xet_client: Client, tmp_path: Path) -> None:
+    """From the Hub into hf_vit with identical logits, and into a training, an analysis and a count of FLOPs."""
+    wanted = xet_client.run("hub.jobs:share", kind=kind, folder=str(tmp_path / kind))
+    found = xet_client.run("hub.jobs:take_over", model=model, output=str(tmp_path / "out"), token=None)
+    assert np.abs(wanted).max() > 0.1
+    for logits in found["logits"]:
+        np.testing.assert_allclose(logits, wanted, rtol=0, atol=1e-5)
+    # transformers itself runs what analyze looks at
+    expected = ["transformers_vit", True, 2] if kind == "transformers_vit" else ["timm_vit", True, 3]
+    assert found["told"] == [model, *expected]
+
+
+def test_embeddings_of_the_hub_are_those_of_a_disk(hub: Loopback, xet_client: Client, tmp_path: Path) -> None:
+    given = {"model": str(save_model(tmp_path / "model")), "data": "digits", "splits": ["test"], "rows_per_file": 100}
+    embed(output=tmp_path / "disk", **given)
+    parts = {path.name: path.read_bytes() for path in (tmp_path / "disk").glob("*.parquet")}
+    told = xet_client.run("hub.jobs:embed_into", repo_id="alice/vectors", within="digits", **given)
+    assert told[0].startswith("hf://alice/vectors/digits/manifest.json cannot be written: there is no such"), told
+    assert told[1:] == [0, len(parts)]
+    there = hub.files("alice/vectors")
+    assert there.pop("digits/manifest.json")
+    assert {name: there.get(f"digits/{name}") for name in parts} == {
+        name: content_hash(content, lfs=True) for name, content in parts.items()
+    }
+
+
+TOWERS = {
+    "clip": ("CLIPVisionModel", {}, transformers.CLIPImageProcessor),
+    "dinov2": ("Dinov2WithRegistersModel", {"mlp_ratio": 2, "num_register_tokens": 3}, transformers.BitImageProcessor),
+}
+
+
+@pytest.mark.parametrize("kind", ["clip", pytest.param("dinov2", marks=pytest.mark.slow)])  # clip shows the way
+def test_a_tower_is_fine_tuned_and_shared(kind: str, hub: Loopback, xet_client: Client, tmp_path: Path) -> None:
+    """From transformers' folder to a shared, fine-tuned model."""
+    name, fields, processor_class = TOWERS[kind]
+    saved, tower, tuned = tmp_path / "saved", tmp_path / "tower", tmp_path / "tuned"
+    of_transformers(name, **fields).save_pretrained(saved)
+    processor_class(size={"shortest_edge": 14}, crop_size={"height": 12, "width": 12}).save_pretrained(saved)
+    data = make_colour_folder(tmp_path / "colours")
+    short = ("--steps", "2", "--evaluations", "1", "--batch-size", "12", "--precision", "fp32")
+    for words in (
+        ("convert", saved, tower),
+        ("finetune", "--model", tower, "--data", data, "--output", tuned, *short),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        assert not ended.value.code
+    model = hf_vit.HfViTForImageClassification.from_pretrained(tuned).eval()
+    before = hf_vit.HfViTModel.from_pretrained(tower).config
+    for field in ("norm_before_layers", "norm_after_pooling", "num_register_tokens", "image_mean"):
+        assert getattr(model.config, field) == getattr(before, field)
+    pushed = xet_client.attempt("hub.jobs:command", arguments=["push", str(tuned), REPO, "--license", "mit"])
+    assert pushed.code == 0, pushed.err
+    same(xet_client.run("hub.jobs:logits", repo_id=REPO), jobs.logits(str(tuned)))
+
+
+# Printed by an example of a card: what it finds of the user's secrets.
+SEARCH = (
+    "import os, huggingface_hub\n"
+    "print('token', huggingface_hub.get_token(), [name for name in os.environ if 'TOKEN' in name or 'SECRET' in name],"
+    " os.path.exists(os.path.expanduser('~/.secret')))\n"
+)
+
+
+def own_card(folder: Path, example: str) -> None:
+    """The rendered card with one more example, as its author's own."""
+    card = render_card(folder).replace(MARKER, "") + f"\n```python\n{example}```\n"
+    (folder / "README.md").write_text(card)
+
+
+def label_of_noise(folder: Path) -> str:
+    """The class of the image that `hf-vit verify` shows to examples: 64x64 px of noise."""
+    image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    model = AutoModelForImageClassification.from_pretrained(folder)
+    with torch.no_grad():
+        found = model(**AutoImageProcessor.from_pretrained(folder)(images=image, return_tensors="pt")).logits
+    return model.config.id2label[found.argmax(-1).item()]
+
+
+def test_nothing_of_the_author_runs_unasked(
+    hub: Loopback, xet_client: Client, model_folder: Path, tmp_path: Path
+) -> None:
+    """A record's command that ends its block and begins another, which the card then holds: it is not our example."""
+    traces = [tmp_path / name for name in ("from facts", "from card")]
+    lines = [f"open({str(trace)!r}, 'w').close()\n" for trace in traces]
+    own_card(model_folder, lines[0] + "```\n\n```python\n" + lines[1])
+    xet_client.run("hub.jobs:push", folder=str(model_folder))
+    records = json.loads((model_folder / "facts.json").read_text())
+    records[0]["command"] = f"x\n```\n\n```python\n{lines[0]}```\n\n```bash\nx"
+    xet_client.run("hub.jobs:upload_raw", repo_id=REPO, files={"facts.json": json.dumps(records)})
+    done = xet_client.attempt("hub.jobs:command", arguments=["verify", REPO], token=None)
+    assert done.code == 0, done.err
+    assert "every checksum agrees" in done.out
+    assert f"commit {hub.head(REPO)}" in done.out
+    assert f"this package's example printed: {label_of_noise(model_folder)}\n" in done.out
+    unasked = [f"not run: example {number} of the card is code of {REPO}" in done.out for number in (1, 2, 3, 4)]
+    assert unasked == [False, True, True, True]
+    assert [trace.exists() for trace in traces] == [False, False]
+
+
+def test_what_is_trusted_runs_without_a_token(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
+    """The card's example with the package, the one without it, and the author's own."""
+    own_card(model_folder, SEARCH)
+    xet_client.run("hub.jobs:push", folder=str(model_folder))
+    arguments = ["verify", REPO, "--trust-remote-code"]
+    done = xet_client.attempt("hub.jobs:command", arguments=arguments, secrets=True)
+    assert done.code == 0, done.err
+    label = label_of_noise(model_folder)
+    assert [line for line in done.out.splitlines() if " printed: " in line] == [
+        f"this package's example printed: {label}",
+        f"example 2 of the card printed: {label}",
+        "example 3 of the card printed: token None [] False",
+    ]
+    assert "running example 3 of the card" in done.out
+
+
+def test_when_no_example_can_run_it_fails(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
+    (model_folder / "README.md").write_text("---\nlicense: mit\n---\n```python\nimport sys\nsys.exit('ran')\n```\n")
+    xet_client.run("hub.jobs:push", folder=str(model_folder))
+    config = json.loads((model_folder / "config.json").read_text()) | {"model_type": "their_own"}
+    xet_client.run("hub.jobs:upload_raw", repo_id=REPO, files={"config.json": json.dumps(config)})
+    done = xet_client.attempt("hub.jobs:command", arguments=["verify", REPO], token=None)
+    assert done.code == 1
+    assert "every checksum agrees, but no example was run: the architecture 'their_own' comes with code" in done.err
+    told = xet_client.run("hub.jobs:verify", examples=True, trust_remote_code=True)["error"]
+    assert told == "example 1 of the card fails: ran"
+    (model_folder / "README.md").write_text("---\nlicense: mit\n---\nno example")
+    xet_client.run("hub.jobs:push", folder=str(model_folder))
+    assert "has no example in Python" in xet_client.run("hub.jobs:verify", examples=True)["error"]
+
+
+def test_weights_of_another_place_are_refused(
+    hub: Loopback, xet_client: Client, model_folder: Path, tmp_path: Path
+) -> None:
+    """An index that names a file of this machine: it would be loaded, and all would look well."""
+    outside = shutil.copy(model_folder / "model.safetensors", tmp_path / "private.safetensors")
+    xet_client.run("hub.jobs:push", folder=str(model_folder))
+    for name in (str(outside), "../../../private.safetensors", "elsewhere.safetensors"):
+        index = {"metadata": {}, "weight_map": {"classifier.weight": name}}
+        xet_client.run("hub.jobs:upload_raw", repo_id=REPO, files={"model.safetensors.index.json": json.dumps(index)})
+        told = xet_client.run("hub.jobs:verify", examples=True)["error"]
+        assert "which is no file inside the model's folder" in told or "which is not in the repository" in told

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hub.conftest import save_model
@@ -27,7 +28,7 @@ PUSH = {"repo_id": REPO, "space": True, "license": "mit"}
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Not to be changed."""
     root = tmp_path_factory.mktemp("page")
-    models = [save_model(root / family, family, image_size=8) for family in ("plain", "axial")]
+    models = [save_model(root / name, image_size=8) for name in ("first", "second")]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("hf_vit.pages.runtime.FILES", SMALL_FILES)
         make_page(models, root / "page", runtime=save_runtime(root / "runtime"))
@@ -40,12 +41,12 @@ def page(made: Path, tmp_path: Path) -> Path:
     return shutil.copytree(made, tmp_path / "my-page")
 
 
-def test_one_commit_holds_the_page(hub: Loopback, client: Client, page: Path) -> None:
+def test_one_commit_holds_the_page(hub: Loopback, xet_client: Client, page: Path) -> None:
     (page / "notes.txt").write_text("mine")
     (page / "models/0/notes.txt").write_text("mine")
     local = {file.relative_to(page).as_posix(): file for file in page.rglob("*") if file.name != "notes.txt"}
     names = {name for name, file in local.items() if file.is_file()}
-    done = client.run("hub.jobs:push", folder=str(page), **PUSH)
+    done = xet_client.run("hub.jobs:push", folder=str(page), **PUSH)
     assert done["commit"] == hub.head(SPACE)
     files = hub.files(SPACE)
     assert set(files) == set(done["files"]) == names
@@ -59,7 +60,7 @@ def test_one_commit_holds_the_page(hub: Loopback, client: Client, page: Path) ->
     info = hub.get(f"/api/{SPACE}")
     assert (info["id"], info["sdk"]) == (REPO, "static")
     assert hub.get(f"/api/models/{REPO}") is None
-    again = client.run("hub.jobs:push", folder=str(page), **PUSH)
+    again = xet_client.run("hub.jobs:push", folder=str(page), **PUSH)
     assert (again["commit"], again["changed"]) == (done["commit"], False)
 
 
@@ -74,28 +75,17 @@ def test_license_of_the_models_is_the_page_s(hub: Loopback, xet_client: Client, 
     assert "no license is known" in without.err
 
 
-def test_a_page_of_fewer_models_leaves_nothing_behind(hub: Loopback, xet_client: Client, page: Path) -> None:
-    xet_client.run("hub.jobs:push", folder=str(page), **PUSH)
-    told = json.loads((page / "page.json").read_text())
-    (page / "page.json").write_text(json.dumps(told | {"models": told["models"][:1]}))
-    done = xet_client.run("hub.jobs:push", folder=str(page), tag="v2", **PUSH)
-    assert done["deleted"] == ["models/1/model.onnx"]
-    assert "models/1/model.onnx" not in hub.files(SPACE)
-    assert [tag["name"] for tag in hub.get(f"/api/{SPACE}/refs")["tags"]] == ["v2"]
-
-
-def test_what_the_hub_does_wrong_is_tried_again(hub: Loopback, client: Client, page: Path) -> None:
-    """A failing server, a reply that was lost after the commit had landed, a repository made though nobody heard."""
+def test_what_follows_a_first_push(hub: Loopback, xet_client: Client, page: Path) -> None:
+    """A dry run, failing answers, collections, proposals, images of the data, fewer models, another SDK."""
+    done = xet_client.run("hub.jobs:push", folder=str(page), dry_run=True, **PUSH)
+    assert (done["commit"], hub.get(f"/api/{SPACE}")) == (None, None)
+    refused = xet_client.run("hub.jobs:push", folder=str(page), **PUSH | {"repo_id": "acme/x"}, token="hf_bob_write")
+    assert "has no right to create it" in refused["error"]
     hub.fault("/api/repos/create", "lost_reply")
     hub.fault(r"/api/spaces/.*/preupload/", "status", status=503)
     hub.fault(r"/api/spaces/.*/commit/", "lost_reply")
-    done = client.run("hub.jobs:push", folder=str(page), **PUSH)
-    assert done["commit"] == hub.head(SPACE)
-    assert hub.fired() == 3
-
-
-def test_proposals_branches_and_collections(hub: Loopback, xet_client: Client, page: Path) -> None:
     first = xet_client.run("hub.jobs:push", folder=str(page), collection="Pages", **PUSH)
+    assert (first["commit"], hub.fired()) == (hub.head(SPACE), 3)
     slug = first["collection"].removeprefix(f"{hub.endpoint}/collections/")
     assert [(item["id"], item["type"]) for item in hub.get(f"/api/collections/{slug}")["items"]] == [(REPO, "space")]
     (page / "style.css").write_text("body {}")
@@ -106,50 +96,46 @@ def test_proposals_branches_and_collections(hub: Loopback, xet_client: Client, p
     assert proposed["pull_request"] == again["pull_request"] == f"{hub.endpoint}/{SPACE}/discussions/1"
     assert (again["changed"], hub.head(SPACE, "next")) == (False, branch["commit"])
     assert hub.head(SPACE) == first["commit"]
-
-
-def test_a_space_that_runs_a_program_is_not_overwritten(hub: Loopback, xet_client: Client, page: Path) -> None:
-    xet_client.run("hub.jobs:push", folder=str(page), **PUSH)
+    (page / "examples").mkdir()
+    (page / "examples/0.png").write_bytes(b"\x89PNG\r\n\x1a\n\0")
+    told = json.loads((page / "page.json").read_text()) | {"examples": EXAMPLES}
+    (page / "page.json").write_text(json.dumps(told | {"models": told["models"][:1]}))
+    done = xet_client.run("hub.jobs:push", folder=str(page), tag="v2", share_images=True, **PUSH)
+    assert done["deleted"] == ["models/1/model.onnx"]
+    files = hub.files(SPACE)
+    assert "examples/0.png" in files
+    assert "models/1/model.onnx" not in files
+    assert [tag["name"] for tag in hub.get(f"/api/{SPACE}/refs")["tags"]] == ["v2"]
     hub.settings(SPACE, sdk="gradio")
-    refused = xet_client.run("hub.jobs:push", folder=str(page), **PUSH)
+    refused = xet_client.run("hub.jobs:push", folder=str(page), share_images=True, **PUSH)
     assert refused["error"].startswith(f"{REPO} is a Space of the SDK gradio, and a page needs a static one")
 
 
-def test_a_dry_run_makes_no_space(hub: Loopback, xet_client: Client, page: Path) -> None:
-    done = xet_client.run("hub.jobs:push", folder=str(page), dry_run=True, **PUSH)
-    assert (done["commit"], hub.get(f"/api/{SPACE}")) == (None, None)
-    refused = xet_client.run("hub.jobs:push", folder=str(page), **PUSH | {"repo_id": "acme/x"}, token="hf_bob_write")
-    assert "has no right to create it" in refused["error"]
+EXAMPLES = [{"file": "examples/0.png", "label": "cat"}]
+Change = Callable[[Path], object]
 
 
-def _rename_model(page: Path) -> None:
-    told = json.loads((page / "page.json").read_text())
-    told["models"][0]["folder"] = "../../elsewhere"
-    (page / "page.json").write_text(json.dumps(told))
+def _link_out(name: str) -> Change:
+    def change(page: Path) -> None:
+        (page / name).rename(page.parent / "elsewhere")
+        (page / name).symlink_to(page.parent / "elsewhere")
+
+    return change
 
 
-def _link_out(page: Path) -> None:
-    (page / "models/0/model.onnx").rename(page.parent / "model.onnx")
-    (page / "models/0/model.onnx").symlink_to(page.parent / "model.onnx")
-
-
-def _link_runtime(page: Path) -> None:
-    (page / "runtime").rename(page.parent / "elsewhere")
-    (page / "runtime").symlink_to(page.parent / "elsewhere")
-
-
-def _write(name: str, text: str) -> Callable[[Path], object]:
+def _write(name: str, text: str) -> Change:
     return lambda page: (page / name).write_text(text)
 
 
-def _show_examples(page: Path) -> None:
-    told = json.loads((page / "page.json").read_text())
-    (page / "page.json").write_text(json.dumps(told | {"examples": [{"file": "examples/0.png", "label": "cat"}]}))
+def _state(**fields: Any) -> Change:
+    """Another page.json; a folder is that of the first model."""
 
+    def change(page: Path) -> None:
+        told = json.loads((page / "page.json").read_text())
+        told["models"][0]["folder"] = fields.get("folder", told["models"][0]["folder"])
+        (page / "page.json").write_text(json.dumps(told | fields))
 
-def _tell_token(page: Path) -> None:
-    told = json.loads((page / "page.json").read_text())
-    (page / "page.json").write_text(json.dumps(told | {"note": "hf_" + "aB3dE6gH9" * 4}))
+    return change
 
 
 @pytest.mark.parametrize(
@@ -162,29 +148,21 @@ def _tell_token(page: Path) -> None:
         (_write("page.json", "{"), r"page\.json of .* is no page's"),
         (_write("page.json", '{"models": 3}'), r"page\.json of .* is no page's"),
         (_write("page.json", '{"models": [], "examples": []}'), "names other files than a page's"),
-        (_rename_model, "names other files than a page's"),
-        (_link_out, "is a link to a file outside"),
-        (_link_runtime, "is a link to a file outside"),
+        (_state(folder="../../elsewhere"), "names other files than a page's"),
+        (_link_out("models/0/model.onnx"), "is a link to a file outside"),
+        (_link_out("runtime"), "is a link to a file outside"),
         (_write("README.md", "no metadata"), "is not a static Space's"),
         (_write("README.md", "---\nsdk: gradio\n---\n"), "is not a static Space's"),
         (_write("README.md", "---\nsdk: [\n---\n"), "has no readable metadata"),
-        (_show_examples, "shows 1 images of its data; give --share-images"),
-        (_tell_token, "holds what looks like"),
+        (_state(examples=EXAMPLES), "shows 1 images of its data; give --share-images"),
+        (_state(note="hf_" + "aB3dE6gH9" * 4), "holds what looks like"),
     ],
 )
-def test_trouble_is_told_without_the_hub(damage: Callable[[Path], object], words: str, page: Path) -> None:
+def test_trouble_is_told_without_the_hub(damage: Change, words: str, page: Path) -> None:
     damage(page)
     with pytest.raises(UserError, match=words) as told:
         push_to_hub(page, REPO, space=True, license="mit")
     assert "\n" not in str(told.value)
-
-
-def test_examples_are_shared_when_asked_to(hub: Loopback, xet_client: Client, page: Path) -> None:
-    (page / "examples").mkdir()
-    (page / "examples/0.png").write_bytes(b"\x89PNG\r\n\x1a\n\0")
-    _show_examples(page)
-    xet_client.run("hub.jobs:push", folder=str(page), share_images=True, **PUSH)
-    assert "examples/0.png" in hub.files(SPACE)
 
 
 def test_models_are_no_pages_and_pages_no_models(page: Path, model_folder: Path) -> None:
@@ -194,13 +172,8 @@ def test_models_are_no_pages_and_pages_no_models(page: Path, model_folder: Path)
         push_to_hub(model_folder, REPO, space=True)
     with pytest.raises(UserError, match="a page is shared from its folder"):
         push_to_hub(object(), REPO, space=True)  # pyright: ignore[reportArgumentType]
-
-
-def test_what_splits_weights_does_nothing_to_a_page(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["push", str(page), REPO, "--space", "--license", "mit", "--max-shard-size", "1MB"])
-    told = "hf-vit: --max-shard-size splits weight files, and a page has none; leave it out, or --space\n"
-    assert (ended.value.code, capsys.readouterr().err) == (1, told)
+    with pytest.raises(UserError, match="--max-shard-size splits weight files, and a page has none; leave it out, or"):
+        push_to_hub(page, REPO, space=True, license="mit", max_shard_size="1MB")
 
 
 def test_the_card_links_to_the_space(model_folder: Path) -> None:
@@ -217,39 +190,22 @@ def test_the_card_links_to_the_space(model_folder: Path) -> None:
         assert "| space |" not in told
 
 
-@pytest.mark.parametrize("space", ["a](http://x)/b", "a/b\n## c", "<b>/c", "../x", 3, ["a/b"]])
-def test_what_is_no_space_is_no_link(space: object, model_folder: Path) -> None:
-    """facts.json of a stranger."""
-    facts = Facts.load(model_folder)
-    facts.records[0].values["space"] = space
-    facts.save(model_folder)
-    assert "Try it in the browser" not in render_card(model_folder)
+NO_SPACES = ["a](http://x)/b", "a/b\n## c", "<b>/c", "../x", 3, ["a/b"]]
+NO_PAGES = ["../../../../settings/tokens#x", "pages/../../x", "//example.org/x", "/etc/passwd", "https://example.org",
+            "javascript:alert(1)", "a) [b](c", "a\n## b", ["a"]]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("page", "is_way"),
-    [
-        ("../../../../settings/tokens#x", False),
-        ("pages/../../x", False),
-        ("pages/mine/index.html", True),
-        ("//example.org/x", False),
-        ("/etc/passwd", False),
-        ("https://example.org", False),
-        ("javascript:alert(1)", False),
-        ("a) [b](c", False),
-        ("a\n## b", False),
-        (["a"], False),
-    ],
-)
-def test_a_way_to_a_page_in_the_repository_is_linked(page: object, is_way: bool, model_folder: Path) -> None:
+def test_a_link_leads_to_a_space_or_into_the_repository(model_folder: Path) -> None:
     """Whatever facts.json holds: what this package writes there has no absolute paths."""
-    records = json.loads((model_folder / "facts.json").read_text())
-    records[0]["values"]["page"] = page
-    (model_folder / "facts.json").write_text(json.dumps(records))
-    card = render_card(model_folder)
-    assert (f"Try it in the browser: [its page]({page})" in card.splitlines()) == is_way
-    assert ("is made by `hf-vit page" in card) != is_way
-    assert "| page |" not in card
+    (record,) = json.loads((model_folder / "facts.json").read_text())
+    values = [{"space": space} for space in NO_SPACES] + [{"page": page} for page in NO_PAGES]
+    for told in [*values, {"page": "pages/mine/index.html"}]:
+        (model_folder / "facts.json").write_text(json.dumps([record | {"values": record["values"] | told}]))
+        card = render_card(model_folder)
+        is_way = "Try it in the browser: [its page](pages/mine/index.html)" in card.splitlines()
+        assert is_way == ("Try it in the browser" in card) == (told == {"page": "pages/mine/index.html"}), told
+        assert ("is made by `hf-vit page" in card) != is_way, told
+        assert "| page |" not in card
 
 
 @pytest.mark.parametrize("way", ["../../docs/page.md#x", "../../docs/other.md", "../../../private.md"])
