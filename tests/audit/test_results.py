@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from evaluation.tiny import NAMES, make_classifier, make_dataset, make_processor
 from loopback.client import Client, Loopback
 from sklearn.metrics import precision_recall_fscore_support
-from transformers import AutoModelForImageClassification
+from transformers import AutoModelForImageClassification, pipeline
 
 from hf_vit.audit.near_ties import NearTies
 from hf_vit.audit.results import audit_results, check
@@ -23,13 +24,16 @@ from hf_vit.hub.card import write_card
 from hf_vit.subjects.subject import open_subject
 
 
+def audit(folder: Path, *data: Path, **options: Any) -> list[Any]:
+    return audit_results(folder, data=list(map(str, data)), device="cpu", **options)
+
+
 def verdicts(folder: Path, *data: Path) -> dict[str, str]:
-    found = audit_results(folder, data=list(map(str, data)), device="cpu")
-    return {finding.what: finding.verdict for finding in found}
+    return {finding.what: finding.verdict for finding in audit(folder, *data)}
 
 
 def change(folder: Path, place: int = -2, **fields: Any) -> None:
-    """Alter a record as its author could; the top-1 evaluation is the last but one."""
+    """Alter a record, and the card, as its author could; the top-1 evaluation is the last but one."""
     records = json.loads((folder / "facts.json").read_text())
     for path, value in fields.items():
         *above, name = path.split("__")
@@ -40,6 +44,21 @@ def change(folder: Path, place: int = -2, **fields: Any) -> None:
     (folder / "facts.json").write_text(json.dumps(records))
 
 
+def set_head(folder: Path, weight: float | None, bias: dict[int, float] | float) -> None:
+    """Another head: random weights of another seed, or the same for all."""
+    model = AutoModelForImageClassification.from_pretrained(folder)
+    torch.manual_seed(9)
+    with torch.no_grad():
+        if weight is None:
+            torch.nn.init.normal_(model.classifier.weight)
+        else:
+            model.classifier.weight.fill_(weight)
+            model.classifier.bias.fill_(0.0 if isinstance(bias, dict) else bias)
+            for label, value in bias.items() if isinstance(bias, dict) else ():
+                model.classifier.bias[label] = value
+    model.save_pretrained(folder)
+
+
 def test_true_results_are_equal(judged: Path, colours: Path) -> None:
     before = {path: path.read_bytes() for path in judged.rglob("*") if path.is_file()}
     found = verdicts(judged, colours)
@@ -47,51 +66,26 @@ def test_true_results_are_equal(judged: Path, colours: Path) -> None:
     names = ("Top-1 accuracy", "loss", "ece", "3-nearest-neighbour accuracy, weighted vote")
     assert {f"{name} on colours, split test" for name in names} <= set(found)
     assert before == {path: path.read_bytes() for path in judged.rglob("*") if path.is_file()}
-    check(audit_results(judged, data=[str(colours)], device="cpu", batch_size=5))
+    check(audit(judged, colours, batch_size=5))
 
 
-def test_better_than_true_is_different(judged: Path, colours: Path) -> None:
+def test_what_is_not_true_is_different(judged: Path, colours: Path) -> None:
+    """Better numbers than those of transformers' own pipeline; then weights of another seed."""
     change(judged, values__top1=1.0, values__loss=0.001)
     write_card(judged)
-    (first, *others) = audit_results(judged, data=[str(colours)], device="cpu")
+    (first, *others) = audit(judged, colours)
     assert (first.verdict, first.published) == ("different", 1.0)
-    right = _right(judged, colours)
+    ask = pipeline("image-classification", model=str(judged), device="cpu")
+    names = sorted(path.name for path in colours.iterdir())
+    rows: list[Any] = list(load_data(str(colours)).split("test"))
+    assert len(rows) == 5
+    right = sum(ask(row["image"])[0]["label"] == names[row["label"]] for row in rows)
     assert re.search(rf"\(by {5 - right} images; 0 are near ties", str(first))
     assert [finding.verdict for finding in others if "loss" in finding.what] == ["different"]
     with pytest.raises(UserError, match=r"2 of \d published results are different: different: Top-1 accuracy"):
         check([first, *others])
-
-
-def _right(folder: Path, colours: Path) -> int:
-    """Images of the test split that transformers' own pipeline answers right."""
-    from transformers import pipeline
-
-    images: Any = load_data(str(colours)).split("test")
-    assert len(images) == 5
-    ask = pipeline("image-classification", model=str(folder), device="cpu")
-    names = sorted(path.name for path in colours.iterdir())
-    return sum(ask(row["image"])[0]["label"] == names[row["label"]] for row in images)
-
-
-def test_weights_of_another_seed_are_different(judged: Path, colours: Path) -> None:
-    model = AutoModelForImageClassification.from_pretrained(judged)
-    torch.manual_seed(9)
-    torch.nn.init.normal_(model.classifier.weight)
-    model.save_pretrained(judged)
+    set_head(judged, None, 0.0)
     assert "different" in verdicts(judged, colours).values()
-
-
-def test_what_rounding_may_turn(judged: Path, colours: Path) -> None:
-    """All logits of an image are equal: any answer is as good as another."""
-    model = AutoModelForImageClassification.from_pretrained(judged)
-    torch.nn.init.zeros_(model.classifier.weight)
-    torch.nn.init.ones_(model.classifier.bias)
-    model.save_pretrained(judged)
-    change(judged, values__top1=1.0)
-    write_card(judged)
-    (first, *_) = audit_results(judged, data=[str(colours)], device="cpu")
-    assert (first.verdict, first.published) == ("rounding", 1.0)
-    assert "5 are near ties" in first.reason
 
 
 @pytest.fixture
@@ -105,22 +99,12 @@ def tied() -> Examination:
     return Examination(subject, data, progress=False)
 
 
-def _best(examination: Examination) -> torch.Tensor:
-    pixels = examination.subject.prepare([row["image"] for row in examination.data.split("test")])
-    with torch.no_grad():
-        return examination.subject.model(pixels).logits.argmax(-1)
-
-
-def test_near_ties_are_counted_image_by_image(tied: Examination) -> None:
-    ties = int((_best(tied) <= 1).sum())
-    assert 0 < ties < 16
-    assert NearTies(tied).count(1) == ties
-
-
 def test_what_near_ties_may_make_of_the_means_of_classes(tied: Examination) -> None:
     """Every way in which they may turn, by scikit-learn, passes for rounding, and nothing beyond them."""
-    best, labels = _best(tied).numpy(), np.array(tied.data.split("test")["label"])
-    turning = np.flatnonzero(best <= 1)
+    pixels = tied.subject.prepare([row["image"] for row in tied.data.split("test")])
+    with torch.no_grad():
+        best = tied.subject.model(pixels).logits.argmax(-1).numpy()
+    labels, turning = np.array(tied.data.split("test")["label"]), np.flatnonzero(best <= 1)
     assert 3 <= len(turning) <= 12
     ways: dict[str, list[float]] = {"precision": [], "recall": [], "f1": []}
     for answers in itertools.product((0, 1), repeat=len(turning)):
@@ -131,6 +115,7 @@ def test_what_near_ties_may_make_of_the_means_of_classes(tied: Examination) -> N
         for values, value in zip(ways.values(), found[:3], strict=True):
             values.append(float(value))
     ties = NearTies(tied)
+    assert ties.count(1) == len(turning)
     for metric, values in ways.items():
         assert max(values) - min(values) > 0.01
         assert all(ties.may_give(metric, value, values[0]) for value in values)
@@ -142,13 +127,14 @@ def test_what_near_ties_may_make_of_the_means_of_classes(tied: Examination) -> N
 
 
 def test_a_machine_that_answers_near_ties_otherwise(judged: Path, colours: Path) -> None:
-    """It took all images for the last class, of which this one is as sure as of the first."""
-    model = AutoModelForImageClassification.from_pretrained(judged)
-    torch.nn.init.zeros_(model.classifier.weight)
-    torch.nn.init.zeros_(model.classifier.bias)
-    with torch.no_grad():
-        model.classifier.bias[[0, 2]] = 1.0
-    model.save_pretrained(judged)
+    """All logits of an image are equal; then it took all for the last class, as likely here as the first."""
+    set_head(judged, 0.0, 1.0)
+    change(judged, values__top1=1.0)
+    write_card(judged)
+    (first, *_) = audit(judged, colours)
+    assert (first.verdict, first.published) == ("rounding", 1.0)
+    assert "5 are near ties" in first.reason
+    set_head(judged, 0.0, {0: 1.0, 2: 1.0})
     labels = [row["label"] for row in load_data(str(colours)).split("test")]
     last = labels.count(2)
     assert last != labels.count(0)
@@ -157,7 +143,7 @@ def test_a_machine_that_answers_near_ties_otherwise(judged: Path, colours: Path)
     fields = {f"values__{name}": value / len(set(labels)) for name, value in means.items()}
     change(judged, values__top1=precision, **fields)
     write_card(judged)
-    found = {finding.what.split()[0]: finding for finding in audit_results(judged, data=[str(colours)], device="cpu")}
+    found = {finding.what.split()[0]: finding for finding in audit(judged, colours)}
     for name in ("Top-1", "precision", "f1"):
         assert found[name].verdict == "rounding", str(found[name])
     change(judged, values__f1=0.8)  # more than two of three classes can have
@@ -165,53 +151,46 @@ def test_a_machine_that_answers_near_ties_otherwise(judged: Path, colours: Path)
     assert verdicts(judged, colours)["f1 on colours, split test"] == "different"
 
 
-def test_a_number_without_a_record_is_told(judged: Path, colours: Path) -> None:
+def test_what_is_not_checkable(judged: Path, colours: Path) -> None:
+    """A number without a record, data that are not there, other images than those of the record."""
     card = judged / "README.md"
     card.write_text(re.sub(r"value: 0\.\d+|value: 1\.0", "value: 0.9999", card.read_text(), count=1))
-    found = audit_results(judged, data=[str(colours)], device="cpu")
-    (told,) = [finding for finding in found if finding.published == 0.9999]
-    assert (told.verdict, told.reason.partition(",")[0]) == ("not checkable", "README.md tells it")
     (judged / ".eval_results").mkdir()
     (judged / ".eval_results" / "x.yaml").write_text("- dataset: {id: cais/hle, task_id: default}\n  value: 0.99\n")
     (judged / ".eval_results" / "y.yaml").write_text("- [")
-    found = audit_results(judged, data=[str(colours)], device="cpu")
-    told = {finding.what: str(finding) for finding in found if finding.verdict == "not checkable"}
-    assert ".eval_results/x.yaml tells it" in told["Top-1 accuracy on cais/hle, task default"]
+    told = {finding.what: finding for finding in audit(judged, colours) if finding.verdict == "not checkable"}
+    (altered,) = [finding for finding in told.values() if finding.published == 0.9999]
+    assert altered.reason.partition(",")[0] == "README.md tells it"
+    assert ".eval_results/x.yaml tells it" in str(told["Top-1 accuracy on cais/hle, task default"])
     assert any(what.startswith(".eval_results/y.yaml cannot be read") for what in told)
-
-
-def test_other_images_are_not_taken_for_the_same(judged: Path, colours: Path) -> None:
+    shutil.rmtree(judged / ".eval_results")
+    write_card(judged)
     (colours / "red" / "00.png").unlink()
-    found = audit_results(judged, data=[str(colours)], device="cpu")
+    found = audit(judged, colours)
     assert {finding.verdict for finding in found} == {"not checkable"}
     assert "has another fingerprint" in found[0].reason
-    found = audit_results(judged, device="cpu")
+    found = audit(judged)
     assert found[0].reason == "colours is no public data set; say where it is with --data"
     with pytest.raises(UserError, match="no published result could be checked"):
         check(found)
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"data__name": "{colours}"}, "is no public data set"),
+def test_a_stranger_s_record_opens_nothing(judged: Path, colours: Path) -> None:
+    """Neither a path that it names, nor a traceback."""
+    before = (judged / "facts.json").read_text()
+    for fields, reason in (
+        ({"data__name": str(colours)}, "is no public data set"),
         ({"data__name": "~"}, "is no public data set"),
         ({"data__name": "a/b", "data__split": None}, "the record names no data, or no split"),
         ({"data__fingerprint": None}, "holds no fingerprint"),
         ({"values__protocol": "no-such", "values__headline": {"x": 1.0}}, "there is no protocol 'no-such'"),
         ({"data__size": -3}, "must be at least 1"),
         ({"data__split": "nowhere"}, "has no split 'nowhere'"),
-    ],
-)
-def test_a_stranger_s_record_opens_nothing(
-    fields: dict[str, Any], reason: str, judged: Path, colours: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither a path that it names, nor a traceback."""
-    filled = {key: str(colours) if value == "{colours}" else value for key, value in fields.items()}
-    change(judged, **filled)
-    named = () if "name" in "".join(fields) else (colours,)
-    reasons = [str(finding) for finding in audit_results(judged, data=list(map(str, named)), device="cpu")]
-    assert any(reason in told for told in reasons), reasons
+    ):
+        (judged / "facts.json").write_text(before)
+        change(judged, **fields)
+        reasons = [str(finding) for finding in audit(judged, *([] if "data__name" in fields else [colours]))]
+        assert any(reason in told for told in reasons), reasons
 
 
 def test_the_command(hub: Loopback, xet_client: Client, judged: Path, colours: Path) -> None:

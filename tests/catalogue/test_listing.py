@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import timm
-from evaluation.tiny import NAMES
 from hub.conftest import save_model, training_record
 from loopback.client import Client, Loopback
 from safetensors.numpy import load_file
 from timm.models import get_pretrained_cfg
+from transformers import AutoConfig
 
 from hf_vit.catalogue.listing import Listing, list_models
 from hf_vit.catalogue.published import published_checkpoints, published_scores
@@ -81,25 +81,28 @@ def test_addresses_are_of_files_that_were_published() -> None:
 
 
 def test_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Warnings are errors here: 18 px hold two patches of 8 px and leave some over, and a field is misspelt."""
     for name, top1 in (("worse", 0.5), ("better", 0.75)):
         judge(save_model(tmp_path / name), top1)
-    judge(save_model(tmp_path / "other"), 0.9, data="photos")
-    judge(save_model(tmp_path / "training"), 0.9, split="train")  # says nothing
-    judge(save_model(tmp_path / "percent"), 94.0)  # no share
+    for name, fields in (("other", {"data": "<i>photos"}), ("training", {"split": "train"}), ("percent", {})):
+        judge(save_model(tmp_path / name), 94.0 if name == "percent" else 0.9, **fields)
+    config = tmp_path / "<b>warns/config.json"
+    fields = json.loads((save_model(config.parent) / "config.json").read_text()) | {"hiden_size": 3, "image_size": 18}
+    config.write_text(json.dumps(fields))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/config.json").write_text("{")
     (tmp_path / "better/checkpoint").mkdir()
     (tmp_path / "better/checkpoint/config.json").write_text("{}")
     listing = list_models([str(tmp_path)])
     known = {Path(entry.name).name: entry for entry in listing.entries}
-    assert list(known) == ["better", "broken", "other", "percent", "training", "worse"]
+    assert list(known) == ["<b>warns", "better", "broken", "other", "percent", "training", "worse"]
     assert "not valid JSON" in (known["broken"].problem or "")
+    assert not known["<b>warns"].problem
+    assert known["<b>warns"].forward_flops
     values = sum(tensor.size for tensor in load_file(tmp_path / "better/model.safetensors").values())
     assert known["better"].parameters == values
-    from transformers import AutoConfig
-
     assert known["better"].forward_flops == forward_flops(AutoConfig.from_pretrained(tmp_path / "better"))
-    assert known["training"].scores == known["percent"].scores == ()
+    assert known["training"].scores == known["percent"].scores == ()  # they say nothing, or no share
     board = list_models([str(tmp_path)], judged_on="digits").leaderboards()
     assert [(data, [Path(entry.name).name for entry, _ in rows]) for data, rows in board] == [
         ("digits, split test", ["better", "worse"])
@@ -112,6 +115,11 @@ def test_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("folder", 0.75, "hf-vit evaluate x"),
         ("folder", 0.5, "hf-vit evaluate x"),
     ]
+    listing.save_page(tmp_path / "models.html")
+    page = Page((tmp_path / "models.html").read_text())
+    assert not {"b", "i"} & set(page.tags)
+    assert "<b>warns" in page.text
+    assert "<i>photos" in page.text
 
 
 class Page(HTMLParser):
@@ -128,17 +136,6 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
-
-
-def test_a_folder_is_listed_without_its_warnings(tmp_path: Path) -> None:
-    """18 px hold two patches of 8 px and leave some over, and a field is misspelt: warnings are errors here."""
-    save_model(tmp_path / "model")
-    config = tmp_path / "model" / "config.json"
-    fields = json.loads(config.read_text()) | {"hiden_size": 3, "image_size": 18}
-    config.write_text(json.dumps(fields))
-    (entry,) = list_models([str(tmp_path)]).entries
-    assert not entry.problem
-    assert entry.forward_flops
 
 
 def test_a_user_s_repositories(hub: Loopback, xet_client: Client, tmp_path: Path) -> None:
@@ -181,13 +178,3 @@ def test_what_cannot_be_listed(tmp_path: Path) -> None:
         list_models(family="cnn!")
     with pytest.raises(UserError, match=r"ends in \.html"):
         Listing(("papers",), []).save_page(tmp_path / "models.txt")
-
-
-def test_names_are_text(tmp_path: Path) -> None:
-    judge(save_model(tmp_path / "<b>x", id2label=dict(enumerate(NAMES))), 0.5, data="<i>digits")
-    listing = list_models([str(tmp_path)])
-    listing.save_page(tmp_path / "models.html")
-    page = Page((tmp_path / "models.html").read_text())
-    assert not {"b", "i"} & set(page.tags)
-    assert "<b>x" in page.text
-    assert "<i>digits" in page.text

@@ -27,6 +27,18 @@ def save_classifier(folder: Path, family: str, choice: str, labels: tuple[str, .
     return folder
 
 
+def outputs_of(maps: Any) -> dict[str, Any]:
+    """The page's outputs that hold a model's attention maps: name -> values."""
+    outputs: dict[str, Any] = {}
+    for layer in maps:
+        if isinstance(maps[layer], tuple):  # [1, A, lines, side, side]
+            for name, lines in zip(("row", "column"), maps[layer], strict=True):
+                outputs[f"{name}_attention_{layer}"] = lines[0].transpose(0, 1)
+        else:
+            outputs[f"attention_{layer}"] = maps[layer][0]
+    return outputs
+
+
 def save_images(folder: Path) -> list[Path]:
     """Ten images of several sizes and modes: noise, edges and gradients, transparent, turned by EXIF, tiny and wide."""
     generator = np.random.default_rng(0)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hub.conftest import training_record
 from pages.browser import NODE, PAGE, RUNTIME, Browser, browser, served
-from pages.models import FAMILIES, save_classifier, save_images, save_photographs
+from pages.models import FAMILIES, outputs_of, save_classifier, save_images, save_photographs
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageClassification, ViTImageProcessor
 
@@ -76,13 +76,7 @@ def test_maps_are_those_of_analyze(family: str, choice: str, query: int | None, 
     with torch.no_grad():
         hidden, maps = model(image, output_hidden_states=True).hidden_states[1], model.attention_maps(image)
     about = description(model, make_processor(model.config), "tiny", None)
-    outputs = {"hidden_1": hidden[0]}
-    for layer in maps:
-        if isinstance(maps[layer], tuple):
-            rows, columns = (lines[0].transpose(0, 1) for lines in maps[layer])
-            outputs |= {f"row_attention_{layer}": rows, f"column_attention_{layer}": columns}
-        else:
-            outputs[f"attention_{layer}"] = maps[layer][0]
+    outputs = {"hidden_1": hidden[0], **outputs_of(maps)}
     positions = patch_positions(model)
     if positions is not None:
         outputs["positions"] = positions.flatten(0, 1)
@@ -194,13 +188,8 @@ def assert_equal(given: dict[str, Any], expected: torch.Tensor, model: Any, std:
         output = model(expected, output_hidden_states=True)
         maps = model.attention_maps(expected) if hasattr(model, "attention_maps") else {}
     np.testing.assert_allclose(given["outputs"]["logits"], output.logits[0], atol=1e-4, rtol=1e-4)
-    for layer in maps:
-        found = maps[layer]
-        if isinstance(found, tuple):
-            for name, lines in zip(("row_attention", "column_attention"), found, strict=True):
-                np.testing.assert_allclose(given["outputs"][f"{name}_{layer}"], lines[0].transpose(0, 1), atol=1e-4)
-        else:
-            np.testing.assert_allclose(given["outputs"][f"attention_{layer}"], found[0], atol=1e-4)
+    for name, wanted in outputs_of(maps).items():
+        np.testing.assert_allclose(given["outputs"][name], wanted, atol=1e-4)
 
 
 @pytest.fixture(scope="module")
