@@ -23,11 +23,9 @@ from loopback.elsewhere import Elsewhere
 from pages.small_runtime import save_runtime
 
 from campaigns.engine import Campaign
-from campaigns.hostile_hub.attacks import MODEL_ATTACKS, WRONG, Attack
+from campaigns.hostile_hub.attacks import DATA_ATTACKS, MODEL_ATTACKS, PUSH_ATTACKS, SERVER_ATTACKS, WRONG, Attack
 from campaigns.hostile_hub.commands import DATA, FOLDERS, MODELS, NOT_A_STRANGERS, PYTHON, takers
-from campaigns.hostile_hub.data_attacks import DATA_ATTACKS
 from campaigns.hostile_hub.ground import SECRETS, Ground
-from campaigns.hostile_hub.server_attacks import PUSH_ATTACKS, SERVER_ATTACKS
 
 TOKEN = "hf_alice_write"
 GOOD, THEIRS, HOSTILE = "alice/good", "alice/theirs", "mallory/hostile"
@@ -64,7 +62,7 @@ class Field:
         client = client_of("xet")
         for repo_id, folder in ((GOOD, self.good), (THEIRS, theirs)):
             self.bases[repo_id] = {path.name: path.read_bytes() for path in folder.iterdir()}
-            client.run("campaigns.hostile_hub.jobs:upload", repo_id=repo_id, folder=str(folder))
+            client.run("campaigns.hostile_hub.ground:upload", repo_id=repo_id, folder=str(folder))
         hub.plant("mallory/code", {"modeling_evil.py": self.ground.payload.encode()}, like=GOOD)
         for repo_id in ("alice/private", HOSTILE):
             hub.plant(repo_id, {}, like=GOOD)
@@ -104,8 +102,6 @@ class Field:
                 with suppress(OSError, ValueError):  # a name that no file can have
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(data)
-        for name, place in attack.links.items():
-            (folder / name).symlink_to(place)
         return folder
 
     def _cell(self, command: str, repo: str, address: str, attack: Attack, transport: str) -> str:
@@ -131,11 +127,11 @@ class Field:
     def _run(self, client: Client, command: str, words: dict[str, object]) -> tuple[Outcome, Path]:
         if command in PYTHON:
             arguments = {"name": PYTHON[command], "source": words["repo"]}
-            job = client.start("campaigns.hostile_hub.jobs:python", secrets=SECRETS, **arguments)
+            job = client.start("campaigns.hostile_hub.ground:python", secrets=SECRETS, **arguments)
         else:
             wanted = {**MODELS, **FOLDERS, **DATA}[command.removesuffix(" of transformers")]
             arguments = [part.format(out="out", new=f"shared-{client.jobs}", **words) for part in wanted]
-            job = client.start("campaigns.hostile_hub.jobs:command", secrets=SECRETS, arguments=arguments)
+            job = client.start("campaigns.hostile_hub.ground:command", secrets=SECRETS, arguments=arguments)
         try:
             return job.wait(90), job.folder
         except TimeoutError as error:
@@ -217,8 +213,8 @@ def model_cases() -> Iterator[str]:
     """Every attack on every door, and on what stands behind the same door every eighth; each at one place of three."""
     for command, name in itertools.product([*MODELS, *PYTHON, *OF_TRANSFORMERS], (*MODEL_ATTACKS, *SERVER_ATTACKS)):
         if (command in DOORS or lot(f"{command}{name}", 8) == 0) and not leaves_out(command, name):
-            places = ["folder"] if name.startswith("link") else ["lfs", "xet", "folder"]
-            places = ["lfs", "xet"] if name in SERVER_ATTACKS or command == "verify repo" else places
+            is_served = name in SERVER_ATTACKS or command == "verify repo"
+            places = ["lfs", "xet"] if is_served else ["lfs", "xet", "folder"]
             yield f"{command}/{name}/{places[lot(name + command, len(places))]}"
     for command, name in itertools.product(FOLDERS, MODEL_ATTACKS):
         drawn = command in DOORS or lot(f"{command}{name}", 8) == 0
@@ -227,12 +223,7 @@ def model_cases() -> Iterator[str]:
 
 
 def leaves_out(command: str, name: str) -> bool:
-    """Of the many wrong values of a field every command meets about one; the readers have a campaign of their own.
-
-    Links in a folder of one's own are followed, but never shared.
-    """
-    if name.startswith("link: "):
-        return command != "push model"
+    """Of the many wrong values of a field every command meets about one; the readers have a campaign of their own."""
     return name.startswith(("config: ", "processor: ")) and name.endswith(tuple(WRONG)) and lot(command + name, 8) > 0
 
 

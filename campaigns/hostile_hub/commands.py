@@ -29,14 +29,10 @@ MODELS: dict[str, list[str]] = {
     "diff other": ["diff", "{good}", "{repo}", "--data", "{data}"],
     "soup models": ["soup", "{good}", "{repo}", "--output", "{out}"],
     "finetune model": ["finetune", "{repo}", "--data", "{data}", "--output", "{out}", *_ONE_STEP],
-    "finetune teacher": [
-        *("finetune", "{good}", "--data", "{data}", "--output", "{out}", *_ONE_STEP),
-        *("--teacher", "{repo}"),
-    ],
-    "pretrain model": [
-        *("pretrain", "{repo}", "--data", "{data}", "--output", "{out}"),
-        *("--steps", "1", "--batch-size", "6", "--evaluations", "1"),
-    ],
+    "finetune teacher": [*("finetune", "{good}", "--data", "{data}", "--output", "{out}", *_ONE_STEP), *("--teacher",
+        "{repo}")],
+    "pretrain model": [*("pretrain", "{repo}", "--data", "{data}", "--output", "{out}"), *("--steps", "1",
+        "--batch-size", "6", "--evaluations", "1")],
     "bench saved models": ["bench", "saved", "{good}", "{repo}", "--turns", "1", "--batch", "1"],
     "bench data model": ["bench", "data", "{repo}", "--data", "{data}", "--seconds", "0.05"],
     "convert model": ["convert", "{hf}", "{out}"],
@@ -44,13 +40,13 @@ MODELS: dict[str, list[str]] = {
     "page models": ["page", "{repo}", "--output", "{out}", "--runtime", "{runtime}"],
     "verify repo": ["verify", "{repo}"],
     "models places": ["models", "{place}"],
-}
+}  # fmt: skip
 # The same of a folder alone.
 FOLDERS: dict[str, list[str]] = {
     "card model": ["card", "{repo}"],
     "push model": ["push", "{repo}", "alice/{new}", "--license", "mit"],
     "cost model": ["cost", "{repo}"],
-}
+}  # fmt: skip
 DATA: dict[str, list[str]] = {
     "data source": ["data", "{repo}"],
     "evaluate data": ["evaluate", "{good}", "--data", "{repo}"],
@@ -62,19 +58,14 @@ DATA: dict[str, list[str]] = {
     "page images": ["page", "{good}", "--images", "{repo}", "--output", "{out}", "--runtime", "{runtime}"],
     "soup data": ["soup", "{good}", "{good}", "--output", "{out}", "--data", "{repo}"],
     "finetune data": ["finetune", "{good}", "--data", "{repo}", "--output", "{out}", *_ONE_STEP],
-    "finetune data --streaming": [
-        *("finetune", "{good}", "--data", "{repo}", "--output", "{out}", *_ONE_STEP, "--streaming"),
-    ],
-    "finetune unlabelled": [
-        *("finetune", "{good}", "--data", "{data}", "--output", "{out}", *_ONE_STEP),
-        *("--teacher", "{good}", "--unlabelled", "{repo}", "--confidence", "0"),
-    ],
-    "pretrain data": [
-        *("pretrain", "{good}", "--data", "{repo}", "--output", "{out}"),
-        *("--steps", "1", "--batch-size", "6", "--evaluations", "1"),
-    ],
+    "finetune data --streaming": [*("finetune", "{good}", "--data", "{repo}", "--output", "{out}", *_ONE_STEP,
+        "--streaming")],
+    "finetune unlabelled": [*("finetune", "{good}", "--data", "{data}", "--output", "{out}", *_ONE_STEP), *("--teacher",
+        "{good}", "--unlabelled", "{repo}", "--confidence", "0")],
+    "pretrain data": [*("pretrain", "{good}", "--data", "{repo}", "--output", "{out}"), *("--steps", "1",
+        "--batch-size", "6", "--evaluations", "1")],
     "bench data data": ["bench", "data", "{good}", "--data", "{repo}", "--seconds", "0.05"],
-}
+}  # fmt: skip
 # Functions of the package that do.
 PYTHON = {"python from_hub": "from_hub", "python image_processor_from_hub": "image_processor_from_hub"}
 # What takes no repository though its help speaks of one: where it goes, and folders of one's own trainings.

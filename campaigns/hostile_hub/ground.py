@@ -1,10 +1,15 @@
-"""What must not be touched: a folder outside that is watched, a mark that payloads leave, secrets that must stay."""
+"""What must not be touched: a folder outside that is watched, a mark that payloads leave, secrets that must stay.
+
+And what runs in client processes, in an environment full of these secrets.
+"""
 
 import ctypes
 import os
 import shutil
 import struct
+import sys
 from pathlib import Path
+from typing import Any
 
 # Of the environment, beside HF_TOKEN. Nobody else knows these words.
 SECRETS = {
@@ -66,3 +71,45 @@ class Ground:
         self.watch = Watch(self.outside)
         (self.outside / "private.txt").read_text()
         assert "private.txt" in self.watch.seen(), "the watch sees nothing"
+
+
+def surround(secrets: dict[str, str]) -> None:
+    """A home and a folder for temporary files of this process' own, and secrets."""
+    here = Path.cwd()
+    for name in ("home", "tmp"):
+        (here / name).mkdir()
+    os.environ |= {**secrets, "HOME": str(here / "home"), "TMPDIR": str(here / "tmp")}
+
+
+def command(arguments: list[str], secrets: dict[str, str]) -> None:
+    """hf-vit, as from a shell."""
+    surround(secrets)
+    sys.argv = ["hf-vit", *arguments]
+    from hf_vit_cli.main import main
+
+    if arguments[0] == "page":
+        from pages.small_runtime import take_small_files
+
+        take_small_files()
+    main(arguments)
+
+
+def python(name: str, source: str, secrets: dict[str, str]) -> None:
+    """A function of the package that takes a repository; a UserError is told as the program tells it."""
+    surround(secrets)
+    import hf_vit
+
+    call: Any = getattr(hf_vit, name)
+    try:
+        call(source)
+    except hf_vit.UserError as error:
+        print(f"hf-vit: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def upload(repo_id: str, folder: str) -> None:
+    """A model folder as it is, by huggingface_hub alone."""
+    from huggingface_hub import HfApi
+
+    HfApi().create_repo(repo_id)
+    HfApi().upload_folder(repo_id=repo_id, folder_path=folder)
