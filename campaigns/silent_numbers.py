@@ -12,8 +12,7 @@ from pathlib import Path
 
 from campaigns.engine import Campaign
 from campaigns.idioms.outcomes import attempt, cases_of, parts_of, subjects
-from campaigns.idioms.table import IDIOMS
-from campaigns.idioms.trial import ALL, DTYPES, QUANTISED, Subject
+from campaigns.idioms.trial import ALL, DTYPES, IDIOMS, QUANTISED, Subject
 
 SEED = 0
 # Of every kind of idiom ("weights", "hooks", ...) on every family, head and dtype, and on every choice of a

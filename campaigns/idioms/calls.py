@@ -1,9 +1,10 @@
-"""Idioms of calling: sizes and layouts of images, masks, modes, threads, devices, precision, and copies on the way."""
+"""Idioms of calling: images, masks, modes, threads, devices, precision, copies on the way, and graphs of a model."""
 
 import copy
 import io
 import pickle
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,96 +12,55 @@ import torch
 from models.families import HEADS, checkpoint_activations, pad
 from torch import nn
 
-from campaigns.idioms.table import EXACT, PLAIN, idiom
-from campaigns.idioms.trial import NEW, OLD, Tensors, Trial, tensors_of
-from campaigns.idioms.weights import Pair, after
+from campaigns.idioms.trial import EXACT, FLOAT32, NEW, OLD, PLAIN, Pair, Tensors, Trial, idiom, tensors_of
+from campaigns.idioms.weights import answers, enter, is_vit
 from hf_vit.errors import UserError
 
 
-def asking(trial: Trial, images: torch.Tensor, model: Any = None, **kwargs: Any) -> Pair:
-    """Other images for the old weights."""
-    model = trial.done(trial.start() if model is None else model)
-    with torch.no_grad():
-        return trial.answer(model, images, **kwargs), trial.wanted(trial.exact(OLD), images)
-
-
-@idiom("sizes: nominal")
-def nominal(trial: Trial) -> Pair:
-    return asking(trial, trial.images(None))
-
-
-@idiom("sizes: larger")
-def larger(trial: Trial) -> Pair:
-    return asking(trial, trial.images((7, 7)))
-
-
-@idiom("sizes: smaller")
-def smaller(trial: Trial) -> Pair:
-    return asking(trial, trial.images((2, 2)))
-
-
-@idiom("sizes: rectangular")
-def rectangular(trial: Trial) -> Pair:
-    return asking(trial, trial.images((2, 6)))
-
-
-@idiom("sizes: many, one after the other")
-def many(trial: Trial) -> Pair:
-    """More than anything keeps, and the first again."""
-    model, exact = trial.done(trial.start()), trial.exact(OLD)
-    given: Tensors = []
-    wanted: Tensors = []
-    with torch.no_grad():
-        for grid in (*((h, w) for h in (2, 3, 4, 5) for w in (2, 3, 5, 6, 7)), (2, 2), (3, 2)):
-            images = trial.images(grid, batch=1)
-            given, wanted = given + trial.answer(model, images), wanted + trial.answer(exact, images.double())
-    return given, wanted
-
-
-@idiom("batches: 1, 17")
-def batches(trial: Trial) -> Pair:
-    model, exact = trial.done(trial.start()), trial.exact(OLD)
-    given: Tensors = []
-    wanted: Tensors = []
-    with torch.no_grad():
-        for batch in (1, 17):
-            images = trial.images(batch=batch)
-            given, wanted = given + trial.answer(model, images), wanted + trial.wanted(exact, images)
-    return given, wanted
-
-
-@idiom("images: channels_last")
-def channels_last(trial: Trial) -> Pair:
-    return asking(trial, trial.images().contiguous(memory_format=torch.channels_last))
-
-
-@idiom("images: not contiguous")
-def strided(trial: Trial) -> Pair:
-    """Every second pixel of a larger image, mirrored axes of a transposed one."""
+def wide(trial: Trial) -> torch.Tensor:
+    """Every second pixel of a larger image."""
     images = trial.images()
-    wide = torch.zeros(*images.shape[:2], 2 * images.shape[2], 3 * images.shape[3], dtype=images.dtype)
-    wide[:, :, ::2, 1::3] = images
-    turned = images.permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
-    model = trial.done(trial.start())
-    with torch.no_grad():
-        given = trial.answer(model, wide[:, :, ::2, 1::3]) + trial.answer(model, turned)
-    return given, 2 * trial.wanted(trial.exact(OLD))
+    larger = torch.zeros(*images.shape[:2], 2 * images.shape[2], 3 * images.shape[3], dtype=images.dtype)
+    larger[:, :, ::2, 1::3] = images
+    return larger[:, :, ::2, 1::3]
 
 
-@idiom("images: expanded from one")
-def expanded(trial: Trial) -> Pair:
-    return asking(trial, trial.images(batch=1).expand(4, -1, -1, -1))
+# Idiom -> the images that a model of the old weights is asked for, one batch after the other.
+IMAGES: dict[str, Callable[[Trial], Tensors]] = {
+    "sizes: nominal": lambda trial: [trial.images(None)],
+    "sizes: larger": lambda trial: [trial.images((7, 7))],
+    "sizes: smaller": lambda trial: [trial.images((2, 2))],
+    "sizes: rectangular": lambda trial: [trial.images((2, 6))],
+    # More than anything keeps, and the first again.
+    "sizes: many, one after the other": lambda trial: [
+        trial.images(grid, batch=1)
+        for grid in (*((h, w) for h in (2, 3, 4, 5) for w in (2, 3, 5, 6, 7)), (2, 2), (3, 2))
+    ],
+    "batches: 1, 17": lambda trial: [trial.images(batch=batch) for batch in (1, 17)],
+    "images: channels_last": lambda trial: [trial.images().contiguous(memory_format=torch.channels_last)],
+    "images: not contiguous": lambda trial: [
+        wide(trial),
+        trial.images().permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0),  # mirrored axes of a transposed one
+    ],
+    "images: expanded from one": lambda trial: [trial.images(batch=1).expand(4, -1, -1, -1)],
+    # The model's dtype rounds them, as transformers' ViT does; float64 loses nothing of the dtypes here.
+    "images: of another dtype": lambda trial: [trial.images().double()],
+}
 
 
-@idiom("images: of another dtype")
-def other_dtype(trial: Trial) -> Pair:
-    """The model's dtype rounds them, as transformers' ViT does; float64 loses nothing of the dtypes here."""
-    return asking(trial, trial.images().double())
+def asking(images_of: Callable[[Trial], Tensors]) -> Callable[[Trial], Pair]:
+    @torch.no_grad()
+    def attempt(trial: Trial) -> Pair:
+        model, exact, images = trial.done(trial.start()), trial.exact(OLD), images_of(trial)
+        given = [tensor for each in images for tensor in trial.answer(model, each)]
+        return given, [tensor for each in images for tensor in trial.wanted(exact, each)]
+
+    return attempt
 
 
-@idiom("model: channels_last")
-def model_channels_last(trial: Trial) -> Pair:
-    return asking(trial, trial.images(), trial.start().to(memory_format=torch.channels_last))
+for name, images_of in IMAGES.items():
+    idiom(name)(asking(images_of))
+enter("model: channels_last", lambda trial, model: model.to(memory_format=torch.channels_last), OLD)
 
 
 @idiom("masks: padded batch", takes=lambda subject: subject.choice != "no_labels")
@@ -118,10 +78,9 @@ def padded(trial: Trial) -> Pair:
 
 
 def own_parts(trial: Trial, outputs: Tensors, each: list[Tensors], grids: list[Any]) -> Tensors:
-    """Of every image its part: of maps and tokens those places that are its own."""
+    """Return every image's part: of maps and tokens those places that are its own."""
     parts: Tensors = []
     config = trial.subject.config
-    special = getattr(config, "num_special_tokens", 1)
     causal = getattr(config, "is_causal", False)
     for index, (h, w) in enumerate(grids):
         for tensor, single in zip(outputs, each[index], strict=True):
@@ -133,7 +92,7 @@ def own_parts(trial: Trial, outputs: Tensors, each: list[Tensors], grids: list[A
                 first, last = (part[:, :16], part[:, 16:]) if causal else (part[:, extra:], part[:, :extra])
                 patches = first.unflatten(1, (4, 4))[:, :h, :w].flatten(1, 2)
                 part = torch.cat([patches, last] if causal else [last, patches], dim=1)
-                assert extra in (0, special)
+                assert extra in (0, getattr(config, "num_special_tokens", 1))
             parts.append(part)
     return parts
 
@@ -141,11 +100,9 @@ def own_parts(trial: Trial, outputs: Tensors, each: list[Tensors], grids: list[A
 @idiom("masks: corrupted patches", takes=lambda subject: subject.head == "masked_prediction")
 def corrupted(trial: Trial) -> Pair:
     images = trial.images(None)
-    config = trial.subject.config
+    inputs = {"bool_masked_pos": torch.arange(2 * 16).view(2, 16) % 2 == 0}
     if trial.subject.is_ours:
-        inputs = HEADS["masked_prediction"].labels(config, images)
-    else:
-        inputs = {"bool_masked_pos": torch.arange(2 * 16).view(2, 16) % 2 == 0}
+        inputs = HEADS["masked_prediction"].labels(trial.subject.config, images)
     model, exact = trial.done(trial.start()), trial.exact(OLD)
     with torch.no_grad():
         return trial.answer(model, images, **inputs), trial.answer(exact, images.double(), **inputs)
@@ -154,13 +111,12 @@ def corrupted(trial: Trial) -> Pair:
 @idiom("outputs: as a tuple, hidden states")
 def recorded(trial: Trial) -> Pair:
     model, exact = trial.done(trial.start()), trial.exact(OLD)
-    options = {**trial.options(), "output_hidden_states": True}
+    outputs: list[Tensors] = []
     with torch.no_grad():
-        given = [*model(trial.images(), **options).hidden_states]
-        wanted = [*exact(trial.images().double(), **options).hidden_states]
-        given += as_tuple(trial, model, trial.images())
-        wanted += as_tuple(trial, exact, trial.images().double())
-    return given, wanted
+        for each, images in ((model, trial.images()), (exact, trial.images().double())):
+            states = each(images, **{**trial.options(), "output_hidden_states": True}).hidden_states
+            outputs.append([*states, *as_tuple(trial, each, images)])
+    return outputs[0], outputs[1]
 
 
 def as_tuple(trial: Trial, model: Any, images: torch.Tensor) -> Tensors:
@@ -190,12 +146,7 @@ def built_in_inference_mode(trial: Trial) -> Pair:
     return given, trial.wanted(trial.exact(NEW))
 
 
-@idiom("modes: train() and eval()")
-def toggled(trial: Trial) -> Pair:
-    model = trial.start()
-    model.train()
-    model.eval()
-    return after(trial, model, OLD)
+enter("modes: train() and eval()", lambda trial, model: model.train().eval(), OLD)
 
 
 @idiom("modes: a pass of training, then eval()", dtypes=PLAIN)
@@ -204,21 +155,18 @@ def trained_and_back(trial: Trial) -> Pair:
     model, exact = trial.start(), trial.exact(OLD)
     sum(tensor.square().sum() for tensor in trial.answer(model.train()) if tensor.requires_grad).backward()
     model.eval()
-    held = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    exact.load_state_dict(held)
-    model = trial.done(model)
-    with torch.no_grad():
-        return trial.answer(model), trial.wanted(exact)
+    exact.load_state_dict({name: tensor.detach().clone() for name, tensor in model.state_dict().items()})
+    return answers(trial, model, exact)
 
 
-@idiom("modes: norms frozen in training", dtypes=EXACT)
-def norms_frozen(trial: Trial) -> Pair:
+def norms_frozen(trial: Trial, model: Any) -> None:
     """Batch norms in evaluation while all else trains, as detectors are fine-tuned: the answer is evaluation's."""
-    model = trial.start().train()
-    for module in model.modules():
+    for module in model.train().modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm | nn.GroupNorm) or not list(module.children()):
             module.eval()
-    return after(trial, model, OLD)
+
+
+enter("modes: norms frozen in training", norms_frozen, OLD, dtypes=EXACT)
 
 
 @idiom("gradients: of all weights", dtypes=EXACT)
@@ -227,8 +175,7 @@ def gradients(trial: Trial) -> Pair:
 
 
 def gradients_of(trial: Trial, model: Any, exact: Any) -> Pair:
-    for each, images in ((model, trial.images()), (exact, trial.images().double())):
-        sum(tensor.square().mean() for tensor in trial.answer(each, images)).backward()
+    backward(trial, model, exact)
     given, wanted = dict(model.named_parameters()), dict(exact.named_parameters())
     assert given.keys() == wanted.keys(), "parameters are missing"
     names = [name for name, parameter in wanted.items() if parameter.grad is not None]
@@ -236,7 +183,15 @@ def gradients_of(trial: Trial, model: Any, exact: Any) -> Pair:
     return [grads[0]], [grads[1]]
 
 
-@idiom("gradients: with checkpointing", dtypes=EXACT, takes=lambda subject: subject.is_vit)
+def backward(trial: Trial, *models: Any, of_images: bool = False) -> list[torch.Tensor]:
+    """Return the images that a model and the exact one have had a backward pass with."""
+    images = [each.requires_grad_(of_images) for each in (trial.images(), trial.images().double())]
+    for model, each in zip(models, images, strict=True):
+        sum(tensor.square().mean() for tensor in trial.answer(model, each)).backward()
+    return images
+
+
+@idiom("gradients: with checkpointing", dtypes=EXACT, takes=is_vit)
 def checkpointed(trial: Trial) -> Pair:
     model = trial.start().train()
     checkpoint_activations(model)
@@ -245,33 +200,27 @@ def checkpointed(trial: Trial) -> Pair:
 
 @idiom("gradients: of the image", dtypes=EXACT)
 def of_the_image(trial: Trial) -> Pair:
-    model, exact = trial.done(trial.start()), trial.exact(OLD)
-    grads = list[torch.Tensor]()
-    for each, images in ((model, trial.images()), (exact, trial.images().double())):
-        images.requires_grad_()
-        sum(tensor.square().mean() for tensor in trial.answer(each, images)).backward()
-        grads.append(images.grad)
-    return [grads[0]], [grads[1]]
+    given, wanted = backward(trial, trial.done(trial.start()), trial.exact(OLD), of_images=True)
+    return [given.grad], [wanted.grad]
 
 
-@idiom("attention: eager, set afterwards", takes=lambda subject: subject.is_vit)
-def eager_attention(trial: Trial) -> Pair:
-    model = trial.start()
-    model.set_attn_implementation("eager")
-    return after(trial, model, OLD)
-
-
-@idiom("attention: there and back", takes=lambda subject: subject.is_vit)
-def attention_there_and_back(trial: Trial) -> Pair:
-    model = trial.start()
+def there_and_back(trial: Trial, model: Any) -> None:
     model.set_attn_implementation("eager")
     with torch.no_grad():
         trial.answer(model)
     model.set_attn_implementation("sdpa")
-    return after(trial, model, OLD)
 
 
-@idiom("attention: a function of one's own", changes=True, takes=lambda subject: subject.is_vit)
+enter(
+    "attention: eager, set afterwards",
+    lambda trial, model: model.set_attn_implementation("eager"),
+    OLD,
+    takes=is_vit,
+)
+enter("attention: there and back", there_and_back, OLD, takes=is_vit)
+
+
+@idiom("attention: a function of one's own", changes=True, takes=is_vit)
 def other_attention(trial: Trial) -> Pair:
     """It doubles what sdpa gives, which the fresh model does by its output projections."""
     from transformers import AttentionInterface
@@ -288,38 +237,28 @@ def other_attention(trial: Trial) -> Pair:
         for name, module in exact.named_modules():
             if name.endswith("attention.o_proj") and "map" not in name:
                 module.weight.mul_(2)
-        model = trial.done(model)
-        return trial.answer(model), trial.wanted(exact)
+    return answers(trial, model, exact)
 
 
-@idiom("precision: bfloat16 and back", dtypes=EXACT)
-def bfloat16_and_back(trial: Trial) -> Pair:
-    return cast_and_back(trial, torch.bfloat16)
-
-
-@idiom("precision: half and back", dtypes=EXACT)
-def half_and_back(trial: Trial) -> Pair:
-    return cast_and_back(trial, torch.float16)
-
-
-@idiom("precision: double and back", dtypes=PLAIN)
-def double_and_back(trial: Trial) -> Pair:
-    return cast_and_back(trial, torch.float64)
-
-
-def cast_and_back(trial: Trial, dtype: torch.dtype) -> Pair:
+def cast_and_back(dtype: torch.dtype) -> Callable[[Trial], Pair]:
     """With a pass in the other dtype; the weights are rounded."""
-    model, exact = trial.start().to(dtype), trial.exact(OLD)
-    with torch.no_grad():
-        trial.answer(model, trial.images().to(dtype))
-    model.to(trial.subject.torch_dtype)
-    exact = exact.to(dtype).to(trial.subject.torch_dtype).double()
-    model = trial.done(model)
-    with torch.no_grad():
-        return trial.answer(model), trial.wanted(exact)
+
+    def attempt(trial: Trial) -> Pair:
+        model, exact = trial.start().to(dtype), trial.exact(OLD)
+        with torch.no_grad():
+            trial.answer(model, trial.images().to(dtype))
+        model.to(trial.subject.torch_dtype)
+        return answers(trial, model, exact.to(dtype).to(trial.subject.torch_dtype).double())
+
+    return attempt
 
 
-@idiom("precision: autocast", dtypes=("float32",))
+idiom("precision: bfloat16 and back", dtypes=EXACT)(cast_and_back(torch.bfloat16))
+idiom("precision: half and back", dtypes=EXACT)(cast_and_back(torch.float16))
+idiom("precision: double and back", dtypes=PLAIN)(cast_and_back(torch.float64))
+
+
+@idiom("precision: autocast", dtypes=FLOAT32)
 def autocast(trial: Trial) -> Pair:
     """In bfloat16, whose digits alone count here."""
     trial.notes["rough"] = True
@@ -329,20 +268,19 @@ def autocast(trial: Trial) -> Pair:
     return given, trial.wanted(trial.exact(OLD))
 
 
-@idiom("precision: after autocast", dtypes=("float32",))
-def after_autocast(trial: Trial) -> Pair:
-    model = trial.start()
+def after_autocast(trial: Trial, model: Any) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         trial.answer(model)
-    return after(trial, model, OLD)
+
+
+enter("precision: after autocast", after_autocast, OLD, dtypes=FLOAT32)
 
 
 @idiom("precision: another default dtype")
 def default_dtype(trial: Trial) -> Pair:
     model, images = trial.done(trial.start()), trial.images()
-    other = torch.float64 if trial.subject.dtype != "float64" else torch.float32
     try:
-        torch.set_default_dtype(other)
+        torch.set_default_dtype(torch.float64 if trial.subject.dtype != "float64" else torch.float32)
         with torch.no_grad():
             given = trial.answer(model, images)
     finally:
@@ -354,17 +292,12 @@ def default_dtype(trial: Trial) -> Pair:
 def threads(trial: Trial) -> Pair:
     """Images of several sizes through one model, again and again."""
     model, exact = trial.done(trial.start()), trial.exact(OLD)
-    grids = [(h, w) for h in (2, 3, 4, 5) for w in (2, 3, 4, 5, 6)] * 2
-
-    def answer(grid: tuple[int, int]) -> Tensors:
-        with torch.no_grad():
-            return trial.answer(model, trial.images(grid, batch=1))
-
+    images = [trial.images((h, w), batch=1) for h in (2, 3, 4, 5) for w in (2, 3, 4, 5, 6)] * 2
     with ThreadPoolExecutor(8) as pool:
-        given = [tensor for tensors in pool.map(answer, grids) for tensor in tensors]
-    with torch.no_grad():
-        wanted = [each for grid in grids for each in trial.answer(exact, trial.images(grid, batch=1).double())]
-    return given, wanted
+        given = pool.map(torch.no_grad()(lambda each: trial.answer(model, each)), images)
+        return [tensor for tensors in given for tensor in tensors], [
+            tensor for each in images for tensor in trial.wanted(exact, each)
+        ]
 
 
 @idiom("devices: a part on meta", dtypes=(*PLAIN, "int8-torchao"))
@@ -398,37 +331,127 @@ def images_on_meta(trial: Trial) -> Pair:
         return trial.answer(model, trial.images().to("meta")), trial.wanted(trial.exact(OLD))
 
 
-@idiom("copies: deepcopy")
-def deep(trial: Trial) -> Pair:
-    return after(trial, copy.deepcopy(trial.start()), OLD)
-
-
-@idiom("copies: pickle")
-def pickled(trial: Trial) -> Pair:
-    return after(trial, pickle.loads(pickle.dumps(trial.start())), OLD)
-
-
-@idiom("copies: torch.save and load")
-def saved_whole(trial: Trial) -> Pair:
+def through_a_file(value: Any) -> Any:
     file = io.BytesIO()
-    torch.save(trial.start(), file)
+    torch.save(value, file)
     file.seek(0)
-    return after(trial, torch.load(file, weights_only=False), OLD)
+    return torch.load(file, weights_only=False)
 
 
-@idiom("copies: save_pretrained and from_pretrained", dtypes=(*PLAIN, "int8-torchao"))
-def saved(trial: Trial) -> Pair:
-    model = trial.start()
+def saved(trial: Trial, model: Any) -> nn.Module:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        again = type(model).from_pretrained(folder).eval()
-    return after(trial, again, OLD)
+        return type(model).from_pretrained(folder).eval()
 
 
-@idiom("copies: state dict by a file", changes=True)
-def by_a_file(trial: Trial) -> Pair:
-    model, file = trial.start(), io.BytesIO()
-    torch.save(trial.source().state_dict(), file)
-    file.seek(0)
-    model.load_state_dict(torch.load(file, weights_only=False))
-    return after(trial, model)
+enter("copies: deepcopy", lambda trial, model: copy.deepcopy(model), OLD)
+enter("copies: pickle", lambda trial, model: pickle.loads(pickle.dumps(model)), OLD)
+enter("copies: torch.save and load", lambda trial, model: through_a_file(model), OLD)
+enter("copies: save_pretrained and from_pretrained", saved, OLD, dtypes=(*PLAIN, "int8-torchao"))
+enter(
+    "copies: state dict by a file",
+    lambda trial, model: model.load_state_dict(through_a_file(trial.source().state_dict())),
+)
+
+
+# Of graphs: compiled, traced, exported, to ONNX; and weights that change afterwards.
+COMPILED: dict[str, Any] = {"slow": True, "dtypes": FLOAT32}
+
+
+class Answer(nn.Module):
+    """A model that gives tensors alone, as graphs of old want it."""
+
+    def __init__(self, trial: Trial, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.trial = model, trial
+
+    def forward(self, images: torch.Tensor) -> Any:
+        return tuple(self.trial.answer(self.model, images))
+
+
+def compiled(trial: Trial, model: Any, **options: Any) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(model, dynamic=False, **options)
+
+
+def compiled_and_changed(trial: Trial, inside: Any) -> Any:
+    model = compiled(trial, inside, backend="aot_eager")
+    with torch.no_grad():
+        trial.answer(model)
+    source = dict(trial.source().state_dict())
+    for name, tensor in inside.state_dict().items():
+        tensor.data.copy_(source[name])
+    return model
+
+
+def compiled_in_place(trial: Trial, model: Any) -> None:
+    torch._dynamo.reset()
+    model.compile(backend="aot_eager", dynamic=False)
+
+
+enter("graphs: torch.compile", lambda *given: compiled(*given, backend="aot_eager"), OLD, **COMPILED)
+enter("graphs: torch.compile by inductor", compiled, OLD, **COMPILED)
+enter("graphs: torch.compile, then other weights", compiled_and_changed, **COMPILED)
+enter("graphs: model.compile()", compiled_in_place, OLD, **COMPILED)
+
+
+def graph(name: str, weights: int = OLD) -> Callable[[Callable[[Trial, Any], Any]], None]:
+    """Enter an idiom that makes a function of images from a model, which answers as a fresh one of `weights`."""
+
+    def decorate(make: Callable[[Trial, Any], Any]) -> None:
+        @idiom(name, changes=weights == NEW, **COMPILED)
+        @torch.no_grad()
+        def attempt(trial: Trial) -> Pair:
+            given = make(trial, trial.done(trial.start()))(trial.images())
+            tensors = [given] if isinstance(given, torch.Tensor) else list(given)
+            return tensors, trial.wanted(trial.exact(weights))
+
+    return decorate
+
+
+def traced(trial: Trial, model: Any) -> Any:
+    return torch.jit.trace(Answer(trial, model), trial.images(), check_trace=False)
+
+
+def exported(trial: Trial, model: Any) -> Any:
+    return torch.export.export(Answer(trial, model), (trial.images(),)).module()
+
+
+graph("graphs: torch.jit.trace")(traced)
+
+
+@graph("graphs: torch.jit.trace, then other weights", NEW)
+def traced_and_changed(trial: Trial, model: Any) -> Any:
+    function = traced(trial, model)
+    model.load_state_dict(trial.source().state_dict())
+    return function
+
+
+graph("graphs: torch.jit.freeze")(lambda trial, model: torch.jit.freeze(traced(trial, model).eval()))
+graph("graphs: torch.export")(exported)
+
+
+@graph("graphs: torch.export, then other weights", NEW)
+def exported_and_changed(trial: Trial, model: Any) -> Any:
+    module = exported(trial, model)
+    module.load_state_dict(Answer(trial, trial.source()).state_dict())
+    return module
+
+
+@graph("graphs: of a copy that changes later")
+def exported_then_original_changes(trial: Trial, model: Any) -> Any:
+    """What was exported from a deep copy stays."""
+    module = exported(trial, copy.deepcopy(model))
+    model.load_state_dict(trial.source().state_dict())
+    return module
+
+
+@graph("graphs: ONNX")
+def onnx(trial: Trial, model: Any) -> Any:
+    import onnxruntime
+
+    file = io.BytesIO()
+    torch.onnx.export(Answer(trial, model), (trial.images(),), file, dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
+    (name,) = (each.name for each in session.get_inputs())
+    return lambda images: [torch.from_numpy(each) for each in session.run(None, {name: images.numpy()})]

@@ -1,5 +1,6 @@
 """Idioms that change what a part computes: hooks, parametrisations, adapters, other parts in its place."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,9 +9,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from transformers.modeling_utils import PreTrainedModel
 
-from campaigns.idioms.table import EXACT, FLOAT32, PLAIN, idiom
-from campaigns.idioms.trial import OLD, Subject, Tensors, Trial, distance, inner
-from campaigns.idioms.weights import Pair
+from campaigns.idioms.trial import EXACT, FLOAT32, OLD, PLAIN, Pair, Subject, Tensors, Trial, distance, idiom, inner
+from campaigns.idioms.weights import answers
 from hf_vit.errors import UserError
 from hf_vit.models.resnet_hf_vit import StdConv2d
 
@@ -42,12 +42,8 @@ class Watched(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         outputs = self.module(*(first(args, bent) if self.side == "input" else args), **kwargs)
-        first(outputs, self.keep)
+        first(outputs, self.seen.append)
         return first(outputs, bent) if self.side == "output" else outputs
-
-    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.seen.append(tensor)
-        return tensor
 
 
 def hookable(model: nn.Module) -> list[str]:
@@ -55,8 +51,10 @@ def hookable(model: nn.Module) -> list[str]:
     roles: dict[str, str] = {}
     called: set[nn.Module] = set()
     handles = [module.register_forward_hook(lambda module, *_: called.add(module)) for module in model.modules()]
+    size = model.config.image_size
+    height, width = (size, size) if isinstance(size, int) else size
     with torch.no_grad():
-        model(torch.zeros(1, model.config.num_channels, *size_of(model)).to(next(model.parameters()).dtype))
+        model(torch.zeros(1, model.config.num_channels, height, width).to(next(model.parameters()).dtype))
     for handle in handles:
         handle.remove()
     for name, module in model.named_modules():
@@ -66,12 +64,11 @@ def hookable(model: nn.Module) -> list[str]:
     return [*roles.values(), *last]
 
 
-def size_of(model: Any) -> tuple[int, int]:
-    size = model.config.image_size
-    return (size, size) if isinstance(size, int) else tuple(size)
+def everywhere(attempt: Callable[[Trial, str], Pair]) -> Callable[[Trial], Pair]:
+    return functools.partial(at_every_part, attempt)
 
 
-def everywhere(trial: Trial, attempt: Callable[[Trial, str], Pair]) -> Pair:
+def at_every_part(attempt: Callable[[Trial, str], Pair], trial: Trial) -> Pair:
     """At every part, one after the other: all answers in one list; a refusal of some is a refusal of the idiom."""
     given: Tensors = []
     wanted: Tensors = []
@@ -91,9 +88,10 @@ def everywhere(trial: Trial, attempt: Callable[[Trial, str], Pair]) -> Pair:
     return given, wanted
 
 
-def bending(side: str) -> Callable[[Trial, str], Pair]:
+def bending(side: str) -> Callable[[Trial], Pair]:
     """A hook that changes an input or an output."""
 
+    @everywhere
     def attempt(trial: Trial, name: str) -> Pair:
         model, exact = trial.start(), trial.exact(OLD)
         module = model.get_submodule(name)
@@ -109,23 +107,10 @@ def bending(side: str) -> Callable[[Trial, str], Pair]:
     return attempt
 
 
-@idiom("hooks: output changed", slow=True, dtypes=FLOAT32)
-def output_hooks(trial: Trial) -> Pair:
-    return everywhere(trial, bending("output"))
-
-
-@idiom("hooks: input changed", slow=True, dtypes=FLOAT32)
-def input_hooks(trial: Trial) -> Pair:
-    return everywhere(trial, bending("input"))
-
-
+@everywhere
 def reading(trial: Trial, name: str) -> Pair:
     model, exact, seen = trial.start(), trial.exact(OLD), list[torch.Tensor]()
-
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        first(output, lambda tensor: (seen.append(tensor), tensor)[1])
-
-    model.get_submodule(name).register_forward_hook(keep)
+    model.get_submodule(name).register_forward_hook(lambda module, args, output: (first(output, seen.append), None)[1])
     watched = Watched(exact.get_submodule(name), "nothing")
     exact.set_submodule(name, watched)
     model = trial.done(model)
@@ -135,9 +120,9 @@ def reading(trial: Trial, name: str) -> Pair:
     return seen, watched.seen
 
 
-@idiom("hooks: output read", slow=True, dtypes=FLOAT32)
-def reading_hooks(trial: Trial) -> Pair:
-    return everywhere(trial, reading)
+idiom("hooks: output changed", slow=True, dtypes=FLOAT32)(bending("output"))
+idiom("hooks: input changed", slow=True, dtypes=FLOAT32)(bending("input"))
+idiom("hooks: output read", slow=True, dtypes=FLOAT32)(reading)
 
 
 @idiom("hooks: accelerate's", dtypes=EXACT)
@@ -152,64 +137,46 @@ def accelerate_hooks(trial: Trial) -> Pair:
     model, exact = trial.start(), trial.exact(OLD)
     add_hook_to_module(model.get_submodule(inner(exact)), Bending())
     exact.set_submodule(inner(exact), Watched(exact.get_submodule(inner(exact)), "output"))
-    return of(trial, model, exact)
-
-
-@torch.no_grad()
-def of(trial: Trial, model: Any, exact: nn.Module) -> Pair:
-    model = trial.done(model)
-    return trial.answer(model), trial.wanted(exact)
+    return answers(trial, model, exact)
 
 
 class Shifted(nn.Module):
     """A parametrisation that adds fixed noise."""
 
-    def __init__(self, noise: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
-        self.noise = noise
+        self.noise = noise_like(weight)
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         return weight + self.noise.to(weight.dtype)
 
 
-def noise_like(tensor: torch.Tensor, seed: int = 7) -> torch.Tensor:
-    noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return noise.to(tensor.dtype) * (0.3 * tensor.detach().double().std()).to(tensor.dtype)
+def noise(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    drawn = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return drawn.to(tensor.dtype)
 
 
-@idiom("parametrised: added noise", changes=True, dtypes=PLAIN)
-def parametrised(trial: Trial) -> Pair:
-    return all_with(trial, lambda module: parametrize.register_parametrization(module, "weight", shift(module)))
+def noise_like(tensor: torch.Tensor) -> torch.Tensor:
+    return noise(tensor, 7) * (0.3 * tensor.detach().double().std()).to(tensor.dtype)
 
 
-def shift(module: Any) -> Shifted:
-    return Shifted(noise_like(module.weight))
-
-
-def with_weights(model: nn.Module) -> list[str]:
-    return [name for name, module in model.named_modules() if isinstance(getattr(module, "weight", None), nn.Parameter)]
-
-
-def all_with(trial: Trial, change: Callable[[Any], object]) -> Pair:
+def parametrised(trial: Trial, for_good: bool) -> Pair:
     """Every weight gets the same noise, by the change and by hand."""
-    model, exact = trial.start(), trial.exact(OLD)
-    plain = trial.source(OLD)
-    for name in with_weights(plain):
-        noise = noise_like(plain.get_submodule(name).weight)
-        change(model.get_submodule(name))
+    model, exact, plain = trial.start(), trial.exact(OLD), trial.source(OLD)
+    for name, layer in plain.named_modules():
+        if not isinstance(getattr(layer, "weight", None), nn.Parameter):
+            continue
+        module = model.get_submodule(name)
+        parametrize.register_parametrization(module, "weight", Shifted(module.weight))
+        if for_good:
+            parametrize.remove_parametrizations(module, "weight")
         with torch.no_grad():
-            weight = exact.get_submodule(name).weight
-            weight.copy_((plain.get_submodule(name).weight + noise).double())
-    return of(trial, model, exact)
+            exact.get_submodule(name).weight.copy_((layer.weight + noise_like(layer.weight)).double())
+    return answers(trial, model, exact)
 
 
-@idiom("parametrised: and taken off", changes=True, dtypes=PLAIN)
-def parametrised_for_good(trial: Trial) -> Pair:
-    def change(module: Any) -> None:
-        parametrize.register_parametrization(module, "weight", shift(module))
-        parametrize.remove_parametrizations(module, "weight")
-
-    return all_with(trial, change)
+idiom("parametrised: added noise", changes=True, dtypes=PLAIN)(lambda trial: parametrised(trial, False))
+idiom("parametrised: and taken off", changes=True, dtypes=PLAIN)(lambda trial: parametrised(trial, True))
 
 
 @idiom("parametrised: weight_norm", changes=True, dtypes=EXACT)
@@ -223,7 +190,7 @@ def weight_normed(trial: Trial) -> Pair:
         with torch.no_grad():
             magnitude.mul_(factor.to(magnitude.dtype))
             exact.get_submodule(name).weight.mul_(factor)
-    return of(trial, model, exact)
+    return answers(trial, model, exact)
 
 
 def has_linears(subject: Subject) -> bool:
@@ -234,100 +201,89 @@ LORA = 0.2  # standard deviation of LoRA's matrices
 ADAPTED = (*PLAIN, "int8-torchao")
 
 
-def lora(trial: Trial, kinds: Any, model: Any = None) -> tuple[Any, nn.Module]:
-    """A model with random LoRA on all layers of some kinds, and a fresh one whose weights hold its products."""
+def lora(
+    trial: Trial, kinds: Any = nn.Linear, is_merged: bool = False, is_added: bool = False
+) -> tuple[Any, nn.Module]:
+    """A model with random LoRA on all layers of some kinds, and a fresh one whose weights hold its products.
+
+    Args:
+        is_merged: the products are added to what is standardised, no longer beside a standardised kernel.
+        is_added: by transformers' own door to peft, which puts no PeftModel around the model.
+    """
     from peft import LoraConfig, get_peft_model
 
-    model, exact = trial.start() if model is None else model, trial.exact(OLD)
+    model, exact = trial.start(), trial.exact(OLD)
     names = [name for name, module in exact.named_modules() if isinstance(module, kinds)]
     config = LoraConfig(r=2, lora_alpha=6, target_modules=names)
-    adapted = get_peft_model(model, config)
+    adapted = model
+    if is_added:
+        model.add_adapter(config)
+    else:
+        adapted = get_peft_model(model, config)
     with torch.no_grad():
         for index, name in enumerate(names):
-            layer = adapted.base_model.model.get_submodule(name)
+            layer = (model if is_added else adapted.base_model.model).get_submodule(name)
             a, b = (getattr(layer, f"lora_{part}")["default"].weight for part in "AB")
             a.copy_(LORA * noise(a, 2 * index))
             b.copy_(LORA * noise(b, 2 * index + 1))
             product = 3 * torch.einsum("or,ri->oi", b.flatten(1).double(), a.flatten(1).double())
-            add(exact.get_submodule(name), product, trial.notes.get("merged", False))
+            add(exact.get_submodule(name), product, is_merged)
     return adapted.eval(), exact
 
 
-def noise(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    drawn = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return drawn.to(tensor.dtype)
-
-
-def add(module: Any, product: torch.Tensor, merged: bool) -> None:
-    """LoRA's product to a weight, beside a standardised kernel, or to what is standardised once it is merged."""
+def add(module: Any, product: torch.Tensor, is_merged: bool) -> None:
     product = product.view_as(module.weight)
-    if isinstance(module, StdConv2d) and not merged:
+    if isinstance(module, StdConv2d) and not is_merged:
         standardised = module.standardized()
         module.standardized = lambda: standardised + product
     else:
         module.weight.add_(product)
 
 
+def merged(trial: Trial, kinds: Any) -> Pair:
+    model, exact = lora(trial, kinds, is_merged=True)
+    return answers(trial, model.merge_and_unload(), exact)
+
+
 @idiom("adapters: LoRA", changes=True, dtypes=ADAPTED, takes=has_linears)
 def adapted(trial: Trial) -> Pair:
-    return of(trial, *lora(trial, nn.Linear))
+    return answers(trial, *lora(trial))
 
 
-@idiom("adapters: LoRA, merged", changes=True, dtypes=PLAIN, takes=has_linears)
-def merged(trial: Trial) -> Pair:
-    trial.notes["merged"] = True
-    model, exact = lora(trial, nn.Linear)
-    return of(trial, model.merge_and_unload(), exact)
+idiom("adapters: LoRA, merged", changes=True, dtypes=PLAIN, takes=has_linears)(lambda trial: merged(trial, nn.Linear))
 
 
 @idiom("adapters: LoRA, merged and unmerged", changes=True, dtypes=EXACT, takes=has_linears)
 def unmerged(trial: Trial) -> Pair:
-    model, exact = lora(trial, nn.Linear)
+    model, exact = lora(trial)
     model.merge_adapter()
     with torch.no_grad():
         trial.answer(model)
     model.unmerge_adapter()
-    return of(trial, model, exact)
+    return answers(trial, model, exact)
 
 
 @idiom("adapters: LoRA, switched off", dtypes=ADAPTED, takes=has_linears)
 def switched_off(trial: Trial) -> Pair:
-    model, _ = lora(trial, nn.Linear)
+    model, _ = lora(trial)
     with model.disable_adapter():
-        return of(trial, model, trial.exact(OLD))
+        return answers(trial, model, trial.exact(OLD))
 
 
 @idiom("adapters: LoRA, unloaded", dtypes=ADAPTED, takes=has_linears)
 def unloaded(trial: Trial) -> Pair:
-    model, _ = lora(trial, nn.Linear)
-    return of(trial, model.unload(), trial.exact(OLD))
+    model, _ = lora(trial)
+    return answers(trial, model.unload(), trial.exact(OLD))
 
 
 @idiom("adapters: LoRA on convolutions", changes=True, dtypes=PLAIN)
 def adapted_convolutions(trial: Trial) -> Pair:
-    return of(trial, *lora(trial, nn.Conv2d))
+    return answers(trial, *lora(trial, nn.Conv2d))
 
 
-@idiom("adapters: LoRA on convolutions, merged", changes=True, dtypes=EXACT)
-def merged_convolutions(trial: Trial) -> Pair:
-    trial.notes["merged"] = True
-    model, exact = lora(trial, nn.Conv2d)
-    return of(trial, model.merge_and_unload(), exact)
+idiom("adapters: LoRA on convolutions, merged", changes=True, dtypes=EXACT)(lambda trial: merged(trial, nn.Conv2d))
 
 
 @idiom("adapters: transformers' add_adapter", changes=True, dtypes=EXACT, takes=has_linears)
 def added(trial: Trial) -> Pair:
-    """transformers' own door to peft, which puts no PeftModel around it."""
-    from peft import LoraConfig
-
-    model, exact = trial.start(), trial.exact(OLD)
-    names = [name for name, module in exact.named_modules() if isinstance(module, nn.Linear)]
-    model.add_adapter(LoraConfig(r=2, lora_alpha=6, target_modules=names))
-    with torch.no_grad():
-        for index, name in enumerate(names):
-            layer = model.get_submodule(name)
-            a, b = (getattr(layer, f"lora_{part}")["default"].weight for part in "AB")
-            a.copy_(LORA * noise(a, 2 * index))
-            b.copy_(LORA * noise(b, 2 * index + 1))
-            add(exact.get_submodule(name), 3 * b.double() @ a.double(), True)
-    return of(trial, model.eval(), exact)
+    return answers(trial, *lora(trial, is_merged=True, is_added=True))

@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 import torch
 
-from campaigns.idioms import calls, graphs, modules, weights
-from campaigns.idioms.table import IDIOMS
-from campaigns.idioms.trial import ALL, AS_LOADED, OLD, STATES, Subject, Trial, distance
+from campaigns.idioms import calls, modules, weights
+from campaigns.idioms.trial import ALL, AS_LOADED, IDIOMS, OLD, STATES, Subject, Trial, distance
 from hf_vit.errors import UserError
 
-TABLE = (weights, modules, calls, graphs)  # imported for what they enter into `IDIOMS`
+TABLE = (weights, modules, calls)  # imported for what they enter into `IDIOMS`
 
 TOLERANCES = {"float64": 1e-10, "float32": 1e-5}
 HYBRID_FLOAT32 = 6e-5  # of what has a ResNet of standardised kernels and group norms

@@ -1,10 +1,10 @@
-"""One trial: a tiny model as users have it, an idiom, and what a freshly built model of the same weights answers.
+"""The table of idioms, and a trial: a tiny model, an idiom, and what a freshly built model of the same weights answers.
 
 Legend: B batch, C channels, H x W px, h x w patch grid.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,10 @@ AS_LOADED, BEFORE, OPTIMIZED = "as-loaded", "before-optimizing", "optimized"
 STATES = (AS_LOADED, BEFORE, OPTIMIZED)
 
 Tensors = list[torch.Tensor]
+Pair = tuple[Tensors, Tensors]
+PLAIN = tuple(DTYPES)  # of idioms that quantised weights do not take
+EXACT = ("float64", "float32")
+FLOAT32 = ("float32",)
 
 
 class TransformersFamily(Family):
@@ -235,3 +239,40 @@ def inner(model: nn.Module) -> str:
 def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers, by name."""
     return dict([*model.named_parameters(), *model.named_buffers()])
+
+
+@dataclass(frozen=True)
+class Idiom:
+    """An ordinary thing to do with a model.
+
+    Attributes:
+        name: in cases and on the page.
+        attempt: does it; gives what the model answers then, and what a freshly built one of the same weights answers.
+        changes: the weights or the function are others afterwards, so that a model that missed it answers otherwise.
+        slow: takes seconds: tried on each family's classifier, by its default choice, alone.
+        dtypes: those it is for.
+        takes: whether a subject has what the idiom is about.
+    """
+
+    name: str
+    attempt: Callable[[Trial], Pair]
+    changes: bool = False
+    slow: bool = False
+    dtypes: tuple[str, ...] = (*PLAIN, *QUANTISED)
+    takes: Callable[[Subject], bool] = lambda subject: True
+
+    def fits(self, subject: Subject) -> bool:
+        is_plainest = (subject.head, subject.choice) == ("classification", "default")
+        return subject.dtype in self.dtypes and self.takes(subject) and (is_plainest or not self.slow)
+
+
+IDIOMS: dict[str, Idiom] = {}  # filled by `@idiom` in the modules beside
+
+
+def idiom(name: str, **settings: Any) -> Callable:
+    def enter(attempt: Callable[[Trial], Pair]) -> Callable:
+        assert name not in IDIOMS
+        IDIOMS[name] = Idiom(name, attempt, **settings)
+        return attempt
+
+    return enter
