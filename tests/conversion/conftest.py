@@ -1,7 +1,5 @@
 """Small checkpoints in the original's layout, and the golden data."""
 
-import io
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -35,27 +33,3 @@ def write_npz(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
-
-
-@pytest.fixture
-def write_members(tmp_path: Path) -> Callable[..., Path]:
-    """Write a zip archive of raw members, for names and contents that numpy would never write."""
-
-    def write(members: list[tuple[str, bytes]], name: str = "model.npz") -> Path:
-        path = tmp_path / name
-        with zipfile.ZipFile(path, "w") as archive:
-            for member, data in members:
-                archive.writestr(member, data)
-        return path
-
-    return write
-
-
-@pytest.fixture
-def npy() -> Callable[[np.ndarray], bytes]:
-    def dump(array: np.ndarray) -> bytes:
-        file = io.BytesIO()
-        np.lib.format.write_array(file, array)
-        return file.getvalue()
-
-    return dump

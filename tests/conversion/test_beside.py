@@ -90,12 +90,7 @@ REFUSED: dict[str, tuple[str, str, Callable[[Any], Any], str]] = {
         lambda it: it | {"id2label": {"0": "a", "1": "b"}},
         "it names 2 classes, the weights make 5",
     ),
-    "a label left out": (
-        "transformers",
-        "config",
-        lambda it: it | {"id2label": {"1": "b"}},
-        "no name for class 0",
-    ),
+    "a label left out": ("transformers", "config", lambda it: it | {"id2label": {"1": "b"}}, "no name for class 0"),
     "labels of timm": (
         "timm",
         "config",
@@ -108,12 +103,7 @@ REFUSED: dict[str, tuple[str, str, Callable[[Any], Any], str]] = {
         lambda it: it | {"resample": "2"},
         "preprocessor_config.json gives resample='2'",
     ),
-    "a mean for less": (
-        "transformers",
-        "processor",
-        lambda it: it | {"image_mean": [0.5]},
-        "image_mean=.0.5.",
-    ),
+    "a mean for less": ("transformers", "processor", lambda it: it | {"image_mean": [0.5]}, "image_mean=.0.5."),
     "margin": (
         "transformers",
         "processor",
@@ -122,12 +112,7 @@ REFUSED: dict[str, tuple[str, str, Callable[[Any], Any], str]] = {
     ),
     "kind": ("transformers", "processor", lambda it: it | {"image_processor_type": 0}, "json is of 0, whose steps"),
     "empty": ("transformers", "processor", lambda it: {"a": 1}, "preprocessor_config.json says nothing of the pixels"),
-    "no pixels": (
-        "timm",
-        "config",
-        lambda it: it | {"pretrained_cfg": {"a": 1}},
-        "pretrained_cfg without input_size",
-    ),
+    "no pixels": ("timm", "config", lambda it: it | {"pretrained_cfg": {"a": 1}}, "pretrained_cfg without input_size"),
     "no mean": ("timm", "config", lambda it: with_value(it, ("pretrained_cfg", "mean"), []), r"gives mean=\[\]"),
     "long act": ("transformers", "config", lambda it: it | {"hidden_act": "x" * 9999}, "make no model: hidden_act='xx"),
     "long": ("transformers", "config", lambda it: it | {"model_type": "x" * 9999}, "says model_type 'x{79}; of"),

@@ -2,7 +2,10 @@
 
 import io
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,7 @@ from safetensors import SafetensorError
 import hf_vit.conversion as conversion
 from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_vit import HfViTModel
+from hf_vit.results.delivery import new_folder
 from hf_vit.results.facts import append_record
 from hf_vit_cli.main import main
 from hf_vit_cli.options import parse_size
@@ -61,14 +65,6 @@ def test_all_options_reach_the_conversion(checkpoint, write_npz, tmp_path: Path,
     assert config["image_size"] == 16
 
 
-def test_a_name_that_is_no_text_is_refused(checkpoint, write_npz, tmp_path: Path, capsys):
-    """safetensors would not read the model there."""
-    code, _, err = run(capsys, write_npz(checkpoint()), tmp_path / "model\udcff")
-    assert (code, err.count("\n")) == (1, 1)
-    assert r"model\udcff cannot be written (its name is not UTF-8); choose another place" in err
-    assert [path.name for path in tmp_path.iterdir()] == ["model.npz"]
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -81,6 +77,7 @@ def test_a_name_that_is_no_text_is_refused(checkpoint, write_npz, tmp_path: Path
         (["--labels", "absent.txt"], "there is no label file absent.txt"),
         (["--report", "absent/report.json"], "the folder of --report absent/report.json does not exist"),
         (["--verify", "absent.npz"], "absent.npz is no file"),
+        (["--drop-pre-logits"], "leave out --drop-pre-logits"),
     ],
 )
 def test_bad_option_is_one_line(options, told, checkpoint, write_npz, tmp_path: Path, capsys):
@@ -90,14 +87,6 @@ def test_bad_option_is_one_line(options, told, checkpoint, write_npz, tmp_path: 
     assert err.startswith("hf-vit: ")
     assert err.count("\n") == 1
     assert not (tmp_path / "model").exists()
-
-
-def test_refused_checkpoint_is_one_line(checkpoint, write_npz, tmp_path: Path, capsys):
-    arrays = checkpoint()
-    del arrays["embedding/bias"]
-    code, _, err = run(capsys, write_npz(arrays), tmp_path / "model")
-    assert (code, err.count("\n")) == (1, 1)
-    assert "1 keys missing: embedding/bias" in err
 
 
 def test_used_output_is_refused_and_left_alone(checkpoint, write_npz, tmp_path: Path):
@@ -114,23 +103,27 @@ def test_used_output_is_refused_and_left_alone(checkpoint, write_npz, tmp_path: 
     assert (tmp_path / "empty" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize(
-    ("error", "raised"),
-    [
-        (OSError(28, "No space left on device"), UserError),
-        (SafetensorError("I/O error: No space left on device (os error 28)"), UserError),
-        (KeyboardInterrupt(), KeyboardInterrupt),
-    ],
-    ids=["the system's", "safetensors'", "ended by hand"],
-)
-def test_nothing_is_left_when_writing_fails(error, raised, checkpoint, write_npz, tmp_path: Path, monkeypatch):
+FULL = "No space left on device"
+FAILURES = {
+    "the system's": (OSError(28, FULL), 1, f"{FULL}"),
+    "safetensors'": (SafetensorError(f"I/O error: {FULL} (os error 28)"), 1, "No space left"),
+    "ended by hand": (KeyboardInterrupt(), 130, "hf-vit: stopped; nothing is left half-written\n"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_nothing_is_left_when_writing_fails(failure, checkpoint, write_npz, tmp_path: Path, monkeypatch, capsys):
+    error, expected, told = FAILURES[failure]
+
     def fail(self, folder, **_):
         (Path(folder) / "half").write_text("half a model")
         raise error
 
     monkeypatch.setattr(HfViTModel, "save_pretrained", fail)
-    with pytest.raises(raised, match="model cannot be written: .*No space left" if raised is UserError else None):
-        conversion.convert(write_npz(checkpoint(labels=None)), tmp_path / "model")
+    code, _, err = run(capsys, write_npz(checkpoint(labels=None)), tmp_path / "model")
+    assert (code, err.count("\n")) == (expected, 1)
+    assert told in err
+    assert ("model cannot be written: " in err) == (expected == 1)
     assert [file.name for file in tmp_path.iterdir()] == ["model.npz"]
 
 
@@ -149,16 +142,6 @@ def test_a_kill_between_report_and_model_leaves_what_the_same_command_replaces(
     assert {file.name for file in tmp_path.iterdir()} == {"model.npz", "report.json"}
     conversion.convert(source, tmp_path / "model", report=report)
     assert {file.name for file in tmp_path.iterdir()} == {"model.npz", "report.json", "model"}
-
-
-def test_ctrl_c_is_one_line(checkpoint, write_npz, tmp_path: Path, capsys, monkeypatch):
-    def stop(*_, **__):
-        raise KeyboardInterrupt
-
-    source = write_npz(checkpoint(labels=None))
-    monkeypatch.setattr(HfViTModel, "save_pretrained", stop)
-    assert run(capsys, source, tmp_path / "model")[::2] == (130, "hf-vit: stopped; nothing is left half-written\n")
-    assert [file.name for file in tmp_path.iterdir()] == ["model.npz"]
 
 
 def test_output_that_appears_meanwhile_is_not_replaced(checkpoint, write_npz, tmp_path: Path, monkeypatch):
@@ -192,6 +175,7 @@ def test_places_that_cannot_be_a_folder_are_told_first(checkpoint, write_npz, tm
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for place, said in (
+        (tmp_path / "model\udcff", r"model\udcff cannot be written (its name is not UTF-8); choose another place"),
         (tmp_path / "file" / "model", "file is no folder"),
         (tmp_path / ("x" * 300), "File name too long"),
         (tmp_path / "loop", "(loop is a link that leads nowhere)"),
@@ -318,3 +302,26 @@ def test_converted_folder_survives_a_move(checkpoint, write_npz, tmp_path: Path)
     shutil.move(tmp_path / "model", tmp_path / "elsewhere")
     facts = (tmp_path / "elsewhere" / "facts.json").read_text()
     assert str(tmp_path) not in facts
+
+
+def test_remains_of_a_dead_process_are_removed_and_those_of_others_kept(tmp_path: Path):
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        dead.wait()
+    with new_folder(tmp_path / "model") as mine:
+        name = mine.parent.name
+    mark = f"-{os.getpid()}-"
+    assert mark in name
+    remains = {
+        "dead": name.replace(mark, f"-{dead.pid}-"),
+        "alive": name.replace(mark, f"-{os.getppid()}-"),
+        "elsewhere": name.replace(mark, f"x-{dead.pid}-"),
+        "of another output": name.replace(mark, f"-{dead.pid}-").replace(".model.", ".other."),
+    }
+    for remain in remains.values():
+        (tmp_path / remain).mkdir()
+        (tmp_path / remain / "half").write_text("half a model")
+    (tmp_path / "model").rmdir()
+    with new_folder(tmp_path / "model") as folder:
+        (folder / "whole").touch()
+    del remains["dead"]
+    assert {path.name for path in tmp_path.iterdir()} == {"model", *remains.values()}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from originals.mixer import mixer_of_timm
-from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, save_timm
+from originals.pytorch import of_timm, of_transformers, save_timm
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
 from timm.models._hub import load_model_config_from_path
@@ -24,8 +24,6 @@ from transformers import (
 import hf_vit
 from hf_vit.conversion.origins.preprocessing import RESAMPLE
 from hf_vit.errors import UserError
-from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTForImageClassification
-from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 
 IMAGES = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 
@@ -34,41 +32,6 @@ IMAGES = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 def photo() -> Image.Image:
     pixels = np.random.default_rng(0).integers(0, 256, (40, 61, 3), dtype=np.uint8)
     return Image.fromarray(pixels).resize((122, 80), Image.Resampling.BILINEAR)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("name", "own"),
-    [
-        ("ViTForImageClassification", HfViTForImageClassification),
-        ("ViTModel", HfViTModel),
-        ("DeiTForImageClassificationWithTeacher", HfViTForImageClassification),
-    ],
-)
-def test_folders_of_transformers(name: str, own: type, tmp_path: Path):
-    model = of_transformers(name)
-    model.save_pretrained(tmp_path)
-    loaded = hf_vit.from_hub(tmp_path)
-    assert type(loaded) is own
-    assert not loaded.training
-    theirs, ours = model(IMAGES), loaded(IMAGES)
-    key = "logits" if hasattr(theirs, "logits") else "pooler_output"
-    torch.testing.assert_close(ours[key], theirs[key], rtol=0, atol=1e-5)
-    assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
-
-
-@torch.no_grad()
-def test_folders_of_timm(tmp_path: Path):
-    for build, own, side in (
-        (of_timm, HfViTForImageClassification, 12),
-        (hybrid_of_timm, HfHybridViTForImageClassification, 32),
-    ):
-        model = build()
-        loaded = hf_vit.from_hub(str(save_timm(model, tmp_path / own.__name__)))
-        assert type(loaded) is own
-        images = torch.rand(2, 3, side, side)
-        theirs = model(images)
-        assert float((loaded(images).logits - theirs).abs().max()) <= 1e-5 * max(1.0, float(theirs.abs().max()))
 
 
 def test_options_of_a_conversion(tmp_path: Path):
@@ -107,10 +70,7 @@ def test_folders_of_other_models_are_refused(tmp_path: Path):
         ({"image_size": 16}, "does not fit the weights beside it: image_size 16x16 makes 4x4 = 16 patches"),
         ({"image_size": "big"}, "gives the size 'big'; it needs one number of px"),
         ({"patch_size": [4, 4, 4]}, r"gives the size \[4, 4, 4\]"),
-        (
-            {"num_attention_heads": 5},
-            "sizes make no model: hidden_size=24 is not divisible by num_attention_heads=5",
-        ),
+        ({"num_attention_heads": 5}, "sizes make no model: hidden_size=24 is not divisible by num_attention_heads=5"),
         ({"num_hidden_layers": 3}, "num_hidden_layers is 3 there, the weights make it 2"),
         ({"hidden_act": "gelo"}, "hidden_act='gelo' is not an activation"),
         ({"qkv_bias": False}, "qkv_bias is False there, the weights make it True"),

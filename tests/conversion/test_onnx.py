@@ -64,7 +64,7 @@ SLOW = (
     *(("axial", choice) for choice in ("default", "sincos_1d", "map", "resnet_stem")),
     *(("local", choice) for choice in ("default", "gap", "criss_cross", "strided")),
     *(("hybrid", choice) for choice in ("default", "relative", "root_alone")),
-    *(("axial_resnet", "default"), ("bit", "default")),
+    *(("axial_resnet", "default"), ("bit", "default"), ("plain", "bare causal"), ("axial", "bare default")),
 )
 
 
@@ -73,17 +73,15 @@ SLOW = (
 )
 def test_five_sizes_with_one_graph(name: str, choice: str, tmp_path: Path):
     tolerance = 6e-5 if name in ("hybrid", "bit") else 1e-5
-    model = saved(name, tmp_path / "model", choice, **(ONE if name in FAMILIES else {}))
+    head = "model" if choice.startswith("bare ") else "classification"
+    fields = ONE if name in FAMILIES else {}
+    model = saved(name, tmp_path / "model", choice.removeprefix("bare "), head, **fields)
     assert export(tmp_path / "model", tmp_path / "out", "onnx").difference <= tolerance
-    same_at_all_sizes(model, opened(tmp_path / "out"), tolerance)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "choice"), [("plain", "causal"), ("axial", "default")])
-def test_tokens_of_a_bare_model(name: str, choice: str, tmp_path: Path):
-    model = saved(name, tmp_path / "model", choice, "model", **ONE)
-    export(tmp_path / "model", tmp_path / "out", "onnx")
-    same_at_all_sizes(model, opened(tmp_path / "out"), 1e-5)
+    session = opened(tmp_path / "out")
+    same_at_all_sizes(model, session, tolerance)
+    if name == "hybrid":
+        with pytest.raises(Fail, match="must_be_multiples_of_8x8_px"):
+            answers(session, torch.zeros(1, 3, 32, 36))
 
 
 def same_at_all_sizes(model: Any, session: onnxruntime.InferenceSession, tolerance: float) -> None:
@@ -96,12 +94,19 @@ def same_at_all_sizes(model: Any, session: onnxruntime.InferenceSession, toleran
 
 
 def test_the_plain_graph_at_five_sizes_and_with_pixels_left_over(plain: tuple[Any, Path]):
+    """What the model refuses the graph refuses, in its own runtime, by the name of the node."""
     model, folder = plain
-    same_at_all_sizes(model, opened(folder), 1e-5)
-    images = torch.randn(2, 3, 19, 22)
+    session, images = opened(folder), torch.randn(2, 3, 19, 22)
+    same_at_all_sizes(model, session, 1e-5)
     with torch.no_grad():
         wanted = model(images).logits.numpy()
-    np.testing.assert_allclose(answers(opened(folder), images), wanted, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(answers(session, images), wanted, rtol=0, atol=1e-5)
+    for height, width in ((3, 16), (16, 3), (0, 16)):
+        images = torch.zeros(1, 3, height, width)
+        with pytest.raises(ValueError, match="is smaller than a patch"):
+            model(images)
+        with pytest.raises(Fail, match="image_sides_are_smaller"):
+            answers(session, images)
 
 
 def test_nothing_is_added_to_attentions_scores(plain: tuple[Any, Path]):
@@ -109,17 +114,6 @@ def test_nothing_is_added_to_attentions_scores(plain: tuple[Any, Path]):
     graph = onnx.load(plain[1] / "model.onnx").graph
     makers = {output: node.op_type for node in graph.node for output in node.output}
     assert [makers[node.input[0]] for node in graph.node if node.op_type == "Softmax"] == ["MatMul"]
-
-
-def test_what_the_model_refuses_the_graph_refuses(plain: tuple[Any, Path]):
-    """In its own runtime, by the name of the node; the model raises, too."""
-    model, folder = plain
-    for height, width in ((3, 16), (16, 3), (0, 16)):
-        images = torch.zeros(1, 3, height, width)
-        with pytest.raises(ValueError, match="is smaller than a patch"):
-            model(images)
-        with pytest.raises(Fail, match="image_sides_are_smaller"):
-            answers(opened(folder), images)
 
 
 def test_what_the_file_says_of_itself(plain: tuple[Any, Path]):
@@ -185,7 +179,7 @@ def run(*arguments: object) -> None:
     assert not stop.value.code
 
 
-def test_the_certificate_is_of_what_the_model_gives(plain: tuple[Any, Path]):
+def test_the_certificate_is_of_what_the_model_gives(plain: tuple[Any, Path], capsys: pytest.CaptureFixture[str]):
     """Its checks, done again by hand: images from its own recipe, the model, the recorded results."""
     model, folder = plain
     certificate = json.loads((folder / "export.json").read_text())
@@ -202,10 +196,7 @@ def test_the_certificate_is_of_what_the_model_gives(plain: tuple[Any, Path]):
             assert images.isnan().any() == (check["pixels"] == "not finite") == np.isnan(result[0]).all()
             assert images.nan_to_num().abs().max() <= 1
             assert np.isfinite(result[1:]).all()
-
-
-def test_verify_repeats_the_checks(plain: tuple[Any, Path], capsys: pytest.CaptureFixture[str]):
-    run("verify", plain[1])
+    run("verify", folder)
     assert "7 checks repeated with onnxruntime" in capsys.readouterr().out
 
 
@@ -257,11 +248,3 @@ def test_a_mixer_has_a_graph_of_its_one_size(tmp_path: Path):
     export(tmp_path / "model", tmp_path / "out", "onnx")
     height, width = model.config.nominal_size
     assert opened(tmp_path / "out").get_inputs()[0].shape == ["batch", 3, height, width]
-
-
-@pytest.mark.slow
-def test_a_hybrid_refuses_parts_of_patches(tmp_path: Path):
-    saved("hybrid", tmp_path / "model", **ONE)
-    export(tmp_path / "model", tmp_path / "out", "onnx")
-    with pytest.raises(Fail, match="must_be_multiples_of_8x8_px"):
-        answers(opened(tmp_path / "out"), torch.zeros(1, 3, 32, 36))

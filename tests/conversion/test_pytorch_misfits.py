@@ -1,14 +1,12 @@
 """Every key of every origin in PyTorch's formats: gone, added, turned or resized, it is named."""
 
 import re
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import pytest
-from originals.open_clip import open_clip_tower
-from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, old_spelling, vit_hybrid_parts
-from torch import nn
+from originals.cases import CASES
+from originals.pytorch import old_spelling
+from originals.vit_jax import make_checkpoint
 
 import hf_vit.conversion as conversion
 from hf_vit.conversion.readers.checkpoint import Companions
@@ -17,66 +15,32 @@ from hf_vit.errors import UserError
 Shapes = dict[str, tuple[int, ...]]
 
 
-def shapes_of(model: nn.Module, prefix: str = "") -> Shapes:
-    return {prefix + key: tuple(value.shape) for key, value in model.state_dict().items()}
-
-
-def of_library(name: str) -> tuple[Shapes, Companions]:
-    model: Any = of_transformers(name)
-    shapes = {
-        old_spelling(key.replace("deit.layers.", "deit.encoder.layer.")): s for key, s in shapes_of(model).items()
-    }
-    return shapes, Companions(model.config.to_dict())
-
-
-def encoder(prefix: str = "", **others: tuple[int, ...]) -> tuple[Shapes, Companions]:
-    return shapes_of(of_timm(embed_dim=64, num_heads=1, qkv_bias=False), prefix) | others, Companions()
-
-
-def tower(name: str, **fields: Any) -> tuple[Shapes, Companions]:
-    model: Any = of_transformers(name, **fields)
-    return shapes_of(model), Companions(model.config.to_dict())
-
-
-def classifier_of_clip() -> tuple[Shapes, Companions]:
-    """Without the LayerNorm that stands idle in it, and that nobody would miss."""
-    shapes, companions = tower("CLIPForImageClassification")
-    return {key: shape for key, shape in shapes.items() if "post_layernorm" not in key}, companions
-
-
-def hybrid_of_transformers() -> tuple[Shapes, Companions]:
-    model: Any = vit_hybrid_parts()
-    return shapes_of(model), Companions(model.json())
-
-
-# Origin -> good shapes and what lies beside them.
-GOOD: dict[str, Callable[[], tuple[Shapes, Companions]]] = {
-    "transformers_vit": lambda: of_library("ViTForImageClassification"),
-    "transformers_deit": lambda: of_library("DeiTForImageClassificationWithTeacher"),
-    "transformers_vit_hybrid": hybrid_of_transformers,
-    "transformers_clip": lambda: tower("CLIPVisionModelWithProjection", projection_dim=7),
-    "transformers_clip_classifier": classifier_of_clip,
-    "transformers_siglip": lambda: tower("SiglipVisionModel"),
-    "transformers_dinov2": lambda: tower("Dinov2WithRegistersModel", mlp_ratio=2, num_register_tokens=3),
-    "open_clip": lambda: (shapes_of(open_clip_tower()), Companions()),
-    "timm_vit": encoder,
-    "timm_hybrid": lambda: (shapes_of(hybrid_of_timm()), Companions()),
-    "mae": lambda: encoder("model.", **{"model.decoder_embed.weight": (8, 64)}),
-    "dino": lambda: encoder("teacher.backbone.", **{"student.backbone.norm.bias": (64,)}),
-}
+ORIGINS = (
+    "transformers_vit", "transformers_deit", "transformers_vit_hybrid", "transformers_clip",
+    "transformers_clip_classifier", "transformers_siglip", "transformers_dinov2", "open_clip", "timm_vit",
+    "timm_hybrid", "mae", "dino",
+)  # fmt: skip
+OLD = ("transformers_vit", "transformers_deit")  # taken in the old spelling of their keys
 # Keys whose absence is noticed by another sign: the origin is not recognised, or the rest makes another model.
 BY_ANOTHER_SIGN = re.compile(
     r"(.*\.)?(patch_embed\.proj\.weight|patch_embeddings\.projection\.weight|cls_token|dist\w*_token|register_tokens)"
     r"|(.*\.)?(patch_embedding\.weight|class_embedding|conv1\.weight|layer_scale1\.lambda1)"
 )
-IGNORED = re.compile(r".*decoder_embed.*|student\..*|.*mask_token")
+IGNORED = re.compile(r".*decoder_embed.*|.*post_layernorm.*|student\..*|.*mask_token")
 # Arrays with a size that no other array tells.
 ALONE = re.compile(r"(.*\.)?(position\w*_embedding(\.weight)?|(visual_projection\.weight|proj)|register_tokens)")
 
 
 @cache
 def good(origin: str) -> tuple[Shapes, Companions]:
-    return GOOD[origin]()
+    case = CASES[origin]
+    shapes = {key: tuple(value.shape) for key, value in case.make(make_checkpoint).items()}
+    if origin in OLD:
+        shapes = {old_spelling(key.replace("deit.layers.", "deit.encoder.layer.")): s for key, s in shapes.items()}
+    if origin == "open_clip":  # the image tower alone, as nobody would miss an array of the other
+        shapes = {key.removeprefix("visual."): s for key, s in shapes.items() if key.startswith("visual.")}
+    beside = case.beside() if case.beside else {}
+    return shapes, Companions(beside.get("config.json"), beside.get("preprocessor_config.json"))
 
 
 def refusal(shapes: Shapes, companions: Companions) -> str:
@@ -86,7 +50,7 @@ def refusal(shapes: Shapes, companions: Companions) -> str:
     return str(error.value)
 
 
-@pytest.fixture(params=GOOD)
+@pytest.fixture(params=ORIGINS)
 def case(request) -> tuple[Shapes, Companions]:
     shapes, companions = good(request.param)
     assert conversion.plan(shapes, companions=companions).origin == request.param

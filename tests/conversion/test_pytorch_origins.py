@@ -8,18 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
+from originals.mixer import mixer_of_timm
 from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, save_timm, vit_hybrid_parts
 from safetensors.torch import load_file, save_file
+from timm.layers import GluMlp
+from timm.models.mlp_mixer import Affine, ResBlock
 from torch import nn
-from transformers import ViTImageProcessor, ViTModel
+from transformers import AutoImageProcessor, ViTImageProcessor, ViTModel
 
+import hf_vit
 import hf_vit.conversion as conversion
 from hf_vit.errors import UserError
 from hf_vit_cli.main import main
 
 # As the golden tests: a hybrid normalises again and again, and float32 rounds otherwise on other processors.
-FLOAT32 = {"hf_vit": 1e-5, "hf_hybrid_vit": 6e-5}
+FLOAT32 = {"hf_vit": 1e-5, "hf_hybrid_vit": 6e-5, "hf_mixer": 1e-5}
 
 
 def convert(source: Path, **options: Any) -> Any:
@@ -30,8 +35,8 @@ def load(result: conversion.ConversionResult) -> Any:
     return result.plan.model_class.from_pretrained(result.output).eval()
 
 
-def body(model: nn.Module) -> nn.Module:
-    return next((getattr(model, name) for name in ("vit", "deit") if hasattr(model, name)), model)
+def body(model: Any) -> Any:
+    return getattr(model, "base_model", model)
 
 
 def largest(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -106,31 +111,34 @@ TRANSFORMERS = {
 }
 
 
-@pytest.mark.parametrize("spelling", ["old", "new"])
+def assert_loaded_as_converted(folder: Path, result: conversion.ConversionResult) -> None:
+    """`from_hub` converts in memory: the same class and weights, and the folder stays as it was."""
+    before, loaded = sorted(folder.iterdir()), hf_vit.from_hub(folder)
+    assert (type(loaded), loaded.training) == (result.plan.model_class, False)
+    state = load(result).state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in loaded.state_dict().items())
+    assert sorted(folder.iterdir()) == before
+
+
 @pytest.mark.parametrize("case", TRANSFORMERS)
-def test_models_of_transformers(case: str, spelling: str, tmp_path: Path):
+def test_models_of_transformers(case: str, tmp_path: Path):
+    """From both spellings of the keys, which are two files and make the same model."""
     build, ignored, fields = TRANSFORMERS[case]
-    model = build()
-    model.save_pretrained(tmp_path / "saved", save_original_format=spelling == "old")
-    result = convert(tmp_path / "saved")
-    for name, value in fields.items():
-        assert getattr(result.plan.config, name) == value
-    reasons = list(result.plan.ignored.values())
-    assert {reason: reasons.count(reason) for reason in reasons} == ignored
-    size = body(model).embeddings.image_size
-    hold(model, load(result), tuple(size), transformers_tokens, transformers_outcome)
-
-
-def test_spellings_differ(tmp_path: Path):
-    """What the parametrised test above calls old and new are two files, and both make the same model."""
-    model, states = of_transformers("ViTForImageClassification"), []
-    for old in (True, False):
-        folder = tmp_path / str(old)
-        model.save_pretrained(folder, save_original_format=old)
-        states.append(load(convert(folder)).state_dict())
-    assert "vit.encoder.layer.0.attention.attention.query.weight" in load_file(tmp_path / "True" / "model.safetensors")
-    assert "vit.layers.0.attention.q_proj.weight" in load_file(tmp_path / "False" / "model.safetensors")
+    model, states = build(), []
+    for spelling in ("old", "new"):
+        model.float().save_pretrained(tmp_path / spelling, save_original_format=spelling == "old")
+        result = convert(tmp_path / spelling)
+        assert {name: getattr(result.plan.config, name) for name in fields} == fields
+        reasons = list(result.plan.ignored.values())
+        assert {reason: reasons.count(reason) for reason in reasons} == ignored
+        size = tuple(body(model).embeddings.image_size)
+        hold(model, load(result), size, transformers_tokens, transformers_outcome)
+        states.append(load(result).state_dict())
+        if "msn" not in case:
+            keys = load_file(tmp_path / spelling / "model.safetensors")
+            assert any(".attention.attention.query." in key for key in keys) == (spelling == "old")
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert_loaded_as_converted(tmp_path / "old", result)
 
 
 @torch.no_grad()
@@ -228,18 +236,6 @@ def test_what_a_bare_file_does_not_say_is_declared(tmp_path: Path, capsys):
     assert set(json.loads(report.read_text())["assumed"]) == assumed
 
 
-def test_weights_and_code_outvote_what_people_declare(checkpoint, write_npz, tmp_path: Path):
-    path = write_npz(checkpoint())
-    for options, told in (
-        ({"num_heads": 4}, "--num-heads 4: files of vit_jax have num_attention_heads=2"),
-        ({"hidden_act": "gelu"}, "--hidden-act gelu: files of vit_jax have hidden_act='gelu_pytorch_tanh'"),
-        ({"pooling": "map"}, "--pooling map: files of vit_jax have pooling='token'"),
-    ):
-        with pytest.raises(UserError, match=told):
-            conversion.convert(path, tmp_path / "out", **options)
-    conversion.convert(path, tmp_path / "out", num_heads=2, pooling="token")
-
-
 def test_file_that_may_be_ours_needs_its_config(tmp_path: Path):
     model = of_transformers("ViTForImageClassification", hidden_size=64, num_attention_heads=1)
     model.save_pretrained(tmp_path / "saved", save_original_format=False)
@@ -306,8 +302,8 @@ def test_models_of_timm(case: str, tmp_path: Path):
     result = convert(save_timm(model, tmp_path / "saved"))
     assert not result.plan.ignored
     assert not result.plan.assumed
-    for name, value in fields.items():
-        assert getattr(result.plan.config, name) == value
+    assert {name: getattr(result.plan.config, name) for name in fields} == fields
+    assert_loaded_as_converted(tmp_path / "saved", result)
     size = model.patch_embed.img_size
     hold(model, load(result), size, timm_tokens, timm_outcome, result.plan.config.num_channels)
 
@@ -493,3 +489,53 @@ def test_two_heads_are_verified_by_their_mean(tmp_path: Path):
     np.savez(tmp_path / "recording.npz", **recording)
     result = convert(tmp_path / "saved", recording=tmp_path / "recording.npz")
     assert [one.stage for one in result.verification.checks] == ["logits"]
+
+
+def test_a_mixer_of_timm(tmp_path: Path):
+    """With its config: its GELU, its labels and its pixels; and alone, when the GELU is assumed."""
+    model = mixer_of_timm()
+    arguments = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "num_blocks": 2}
+    saved = save_timm(model, tmp_path / "saved", model_args=arguments)
+    result = conversion.convert(saved, tmp_path / "model")
+    assert (result.plan.origin, result.plan.assumed, result.plan.config.hidden_act) == ("timm_mixer", {}, "gelu")
+    hold(model, load(result), (16, 16), timm_tokens, timm_outcome)
+    stored = json.loads((saved / "config.json").read_text())["pretrained_cfg"]
+    assert list(AutoImageProcessor.from_pretrained(result.output).image_mean) == list(stored["mean"])
+    save_file(model.float().state_dict(), tmp_path / "alone.safetensors")
+    alone = conversion.convert(tmp_path / "alone.safetensors", tmp_path / "alone")
+    assert set(alone.plan.assumed) == {"hidden_act", "processor", "image_size", "labels"}
+    hold(model, load(alone), (16, 16), timm_tokens, timm_outcome)
+
+
+def test_a_released_name_of_timm(tmp_path: Path):
+    """Random weights in the place of the released ones, by the name that timm gives them."""
+    model = timm.create_model("mixer_b16_224.goog_in21k_ft_in1k")
+    torch.nn.init.normal_(model.head.weight, std=0.02)
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    ours = hf_vit.from_hub(f"timm:mixer_b16_224.goog_in21k_ft_in1k@{tmp_path / 'weights.safetensors'}")
+    variant = hf_vit.variant_config("Mixer-B/16", num_labels=1000)
+    for name in ("hidden_size", "num_hidden_layers", "token_intermediate_size", "intermediate_size", "image_size"):
+        assert getattr(ours.config, name) == getattr(variant, name)
+    images = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images).logits, model.eval()(images), rtol=0, atol=1e-5)
+
+
+def test_others_of_timm_are_refused(tmp_path: Path):
+    """Gated MLPs (gMixer) and affine norms (ResMLP) are other networks, whatever their keys."""
+    gated = save_timm(mixer_of_timm("gmixer_24_224", mlp_layer=GluMlp), tmp_path / "gated")
+    with pytest.raises(UserError, match="'gmixer_24_224' is none of mixer_"):
+        conversion.convert(gated, tmp_path / "out")
+    affine = mixer_of_timm("resmlp_12_224", block_layer=ResBlock, norm_layer=Affine, mlp_ratio=4)
+    with pytest.raises(UserError, match="the checkpoint looks like part of a ViT of timm"):
+        conversion.plan({key: tuple(value.shape) for key, value in affine.state_dict().items()})
+    arguments = {"img_size": 16, "act_layer": "gelu_tanh"}
+    tanh = save_timm(mixer_of_timm(), tmp_path / "tanh", model_args=arguments)
+    with pytest.raises(UserError, match="gives timm's argument 'act_layer', which no MLP-Mixer here has"):
+        conversion.convert(tanh, tmp_path / "out")
+    bare = save_timm(mixer_of_timm(), tmp_path / "bare", model_args={"img_size": 16})
+    config = json.loads((bare / "config.json").read_text())
+    (bare / "config.json").write_text(json.dumps(config | {"global_pool": "max", "model_args": {"img_size": 16}}))
+    with pytest.raises(UserError, match="gives global_pool='max'; the MLP-Mixers here take the mean"):
+        conversion.convert(bare, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

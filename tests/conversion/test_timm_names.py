@@ -67,12 +67,7 @@ def plan_of(name: str) -> conversion.Plan:
 def test_architecture_is_understood_or_refused(name: str):
     model = built(name)
     if not is_expressible(model) or not re.match(r"vit_|deit|flexivit|test_vit", name):
-        reasons = (
-            "no model here has",
-            r"is none of vit_\*",
-            "no counterpart",
-            "looks like part of a ViT of timm",
-        )
+        reasons = ("no model here has", r"is none of vit_\*", "no counterpart", "looks like part of a ViT of timm")
         with pytest.raises(UserError, match="|".join(reasons)):
             plan_of(name)
         return

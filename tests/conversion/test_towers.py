@@ -1,20 +1,27 @@
-"""The image towers that people have: CLIP's, SigLIP's and DINOv2's, into models of this package and out again."""
+"""Image towers that people have: CLIP's, SigLIP's and DINOv2's, of transformers and of the codes that trained them."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
-from originals.pytorch import SIZES, of_transformers, randomise
+from originals.open_clip import both_towers, open_clip_tower
+from originals.pytorch import SIZES, of_timm, of_transformers, randomise, save_timm
+from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
+from transformers import CLIPVisionModelWithProjection
 
 import hf_vit
 import hf_vit.conversion as conversion
 from hf_vit.conversion.origins.preprocessing import CLIP_MEAN, IMAGENET_MEAN
 from hf_vit.errors import UserError
+from hf_vit_cli.main import main
 
 DINOV2 = {"mlp_ratio": 2}
 CLIP_TEXT = {
@@ -24,6 +31,8 @@ CLIP_TEXT = {
     "num_attention_heads": 1,
     "vocab_size": 9,
 }
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+Outcome = tuple[torch.Tensor, torch.Tensor]
 
 
 def two_towers(name: str) -> nn.Module:
@@ -35,108 +44,17 @@ def two_towers(name: str) -> nn.Module:
     return randomise(made(made.config_class(vision_config=vision | extra, text_config=text | extra, **extra)))
 
 
-def tokens_and_pooled(model: Any, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def outcome_of(model: Any, images: torch.Tensor) -> Outcome:
+    """Tokens, and what the model of another library makes of them: logits, embedding, pooled tokens or their mean."""
+    if hasattr(model, "text_model"):
+        output = model.vision_model(images)
+        return output.last_hidden_state, getattr(model, "visual_projection", nn.Identity())(output.pooler_output)
     output = model(images)
-    return output.last_hidden_state, output.pooler_output
-
-
-def tokens_and_embedding(model: Any, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    output = model(images)
-    return output.last_hidden_state, output.image_embeds
-
-
-def of_whole_clip(model: Any, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    output = model.vision_model(images)
-    return output.last_hidden_state, model.visual_projection(output.pooler_output)
-
-
-def of_whole_siglip(model: Any, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return tokens_and_pooled(model.vision_model, images)
-
-
-def tokens_and_logits(model: Any, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return model.vision_model(images).last_hidden_state, model(images).logits
-
-
-def tokens_and_mean(model: Any, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens = model(images).last_hidden_state
-    return tokens, tokens.mean(dim=1)
-
-
-# Name -> (model, what it gives, class it goes out to, key parts that are left out, fields of the config).
-TOWERS: dict[str, tuple[Callable[[], nn.Module], Callable, str, set[str], dict[str, Any]]] = {
-    "clip": (
-        lambda: of_transformers("CLIPVisionModel"),
-        tokens_and_pooled,
-        "CLIPVisionModel",
-        set(),
-        {"norm_before_layers": True, "norm_after_pooling": True, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
-    ),
-    "clip with projection": (
-        lambda: of_transformers("CLIPVisionModelWithProjection", projection_dim=7),
-        tokens_and_embedding,
-        "CLIPVisionModelWithProjection",
-        set(),
-        {"num_labels": 7},
-    ),
-    "both towers of clip": (
-        lambda: two_towers("CLIPModel"),
-        of_whole_clip,
-        "CLIPVisionModelWithProjection",
-        {"the text tower", "scale and bias of the contrastive loss"},
-        {"num_labels": 7},
-    ),
-    "siglip": (
-        lambda: of_transformers("SiglipVisionModel", image_size=15),  # 3x3 patches of 4 px
-        tokens_and_pooled,
-        "SiglipVisionModel",
-        set(),
-        {"pooling": "map", "hidden_act": "gelu_pytorch_tanh", "image_size": 15},
-    ),
-    "siglip without a head": (
-        lambda: of_transformers("SiglipVisionModel", vision_use_head=False),
-        tokens_and_mean,
-        "SiglipVisionModel",
-        set(),
-        {"pooling": "gap"},
-    ),
-    "both towers of siglip": (
-        lambda: two_towers("SiglipModel"),
-        of_whole_siglip,
-        "SiglipVisionModel",
-        {"the text tower", "scale and bias of the contrastive loss"},
-        {},
-    ),
-    "classifier of siglip": (
-        lambda: of_transformers("SiglipForImageClassification"),
-        tokens_and_logits,
-        "SiglipForImageClassification",
-        {"attention pooling that the classifier does not use"},
-        {"pooling": "gap", "num_labels": 5},
-    ),
-    "dinov2": (
-        lambda: of_transformers("Dinov2Model", **DINOV2, layerscale_value=0.5),
-        tokens_and_pooled,
-        "Dinov2Model",
-        {"mask token of DINOv2's training"},
-        {"layer_scale_init_value": 0.5, "hidden_act": "gelu", "intermediate_size": 48},
-    ),
-    "dinov2 of swiglu": (
-        lambda: of_transformers("Dinov2Model", mlp_ratio=2, use_swiglu_ffn=True, qkv_bias=False),
-        tokens_and_pooled,
-        "Dinov2Model",
-        {"mask token of DINOv2's training"},
-        {"mlp_type": "swiglu", "intermediate_size": 32, "qkv_bias": False},
-    ),
-    "dinov2 with registers": (
-        lambda: of_transformers("Dinov2WithRegistersModel", **DINOV2, num_register_tokens=3),
-        tokens_and_pooled,
-        "Dinov2WithRegistersModel",
-        {"mask token of DINOv2's training"},
-        {"num_register_tokens": 3},
-    ),
-}
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+    if "logits" in output:
+        return model.vision_model(images).last_hidden_state, output.logits
+    tokens = output.last_hidden_state
+    pooled = output.get("image_embeds", output.get("pooler_output"))
+    return tokens, tokens.mean(dim=1) if pooled is None else pooled
 
 
 def largest(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -144,69 +62,118 @@ def largest(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours - theirs).abs().max()) / max(1.0, float(theirs.abs().max()))
 
 
-def results_of(model: Any, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a model of this package."""
-    output = getattr(model, "vit", model)(images)
-    pooled = model(images).logits if hasattr(model, "classifier") else output.pooler_output
-    return output.last_hidden_state, pooled
+def load(result: conversion.ConversionResult) -> Any:
+    return result.plan.model_class.from_pretrained(result.output).eval()
 
 
 @torch.no_grad()
-@pytest.mark.filterwarnings("ignore:images of 15x15 px")
-@pytest.mark.parametrize("spelling", ["old", "new"])
-@pytest.mark.parametrize("case", TOWERS)
-def test_in(case: str, spelling: str, tmp_path: Path):
-    build, outcome, _, left_out, fields = TOWERS[case]
-    model = build()
-    model.save_pretrained(tmp_path / "saved", save_original_format=spelling == "old")
-    result = conversion.convert(tmp_path / "saved", tmp_path / "converted")
-    assert set(result.plan.ignored.values()) == left_out
-    for name, value in fields.items():
-        assert getattr(result.plan.config, name) == value
-    ours = result.plan.model_class.from_pretrained(result.output).eval()
-    size = result.plan.config.nominal_size
+def hold(ours: Any, size: tuple[int, int], theirs: Callable[[torch.Tensor], Outcome]) -> None:
+    """Tokens and outcome agree in both precisions."""
     for dtype, tolerance in TOLERANCE.items():
         images = torch.randn(2, 3, *size, dtype=torch.float64).to(dtype)
-        expected = outcome(model.to(dtype), images)
-        for found, value in zip(results_of(ours.to(dtype), images), expected, strict=True):
-            assert largest(found, value) <= tolerance
+        tokens, outcome = theirs(images)
+        assert largest(ours.to(dtype).base_model(images).last_hidden_state, tokens) <= tolerance
+        output = ours(images)
+        assert largest(output.logits if "logits" in output else output.pooler_output, outcome) <= tolerance
 
 
-@torch.no_grad()
+TEXT = {"the text tower", "scale and bias of the contrastive loss"}
+MASK = {"mask token of DINOv2's training"}
+# Name -> (model, class it goes out to, reasons why keys are left out, fields of the config).
+TOWERS: dict[str, tuple[Callable[[], nn.Module], str, set[str], dict[str, Any]]] = {
+    "clip": (
+        lambda: of_transformers("CLIPVisionModel"),
+        "CLIPVisionModel",
+        set(),
+        {"norm_before_layers": True, "norm_after_pooling": True, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
+    ),
+    "clip with projection": (
+        lambda: of_transformers("CLIPVisionModelWithProjection", projection_dim=7),
+        "CLIPVisionModelWithProjection",
+        set(),
+        {"num_labels": 7},
+    ),
+    "both towers of clip": (lambda: two_towers("CLIPModel"), "CLIPVisionModelWithProjection", TEXT, {"num_labels": 7}),
+    "siglip": (
+        lambda: of_transformers("SiglipVisionModel", image_size=15),  # 3x3 patches of 4 px
+        "SiglipVisionModel",
+        set(),
+        {"pooling": "map", "hidden_act": "gelu_pytorch_tanh", "image_size": 15},
+    ),
+    "siglip without a head": (
+        lambda: of_transformers("SiglipVisionModel", vision_use_head=False),
+        "SiglipVisionModel",
+        set(),
+        {"pooling": "gap"},
+    ),
+    "both towers of siglip": (lambda: two_towers("SiglipModel"), "SiglipVisionModel", TEXT, {}),
+    "classifier of siglip": (
+        lambda: of_transformers("SiglipForImageClassification"),
+        "SiglipForImageClassification",
+        {"attention pooling that the classifier does not use"},
+        {"pooling": "gap", "num_labels": 5},
+    ),
+    "classifier of clip": (  # which reads the patches' mean before the last LayerNorm
+        lambda: of_transformers("CLIPForImageClassification"),
+        "",
+        {"the last LayerNorm, which the classifier does not read"},
+        {},
+    ),
+    "dinov2": (
+        lambda: of_transformers("Dinov2Model", **DINOV2, layerscale_value=0.5),
+        "Dinov2Model",
+        MASK,
+        {"layer_scale_init_value": 0.5, "hidden_act": "gelu", "intermediate_size": 48},
+    ),
+    "dinov2 of swiglu": (
+        lambda: of_transformers("Dinov2Model", mlp_ratio=2, use_swiglu_ffn=True, qkv_bias=False),
+        "Dinov2Model",
+        MASK,
+        {"mlp_type": "swiglu", "intermediate_size": 32, "qkv_bias": False},
+    ),
+    "dinov2 with registers": (
+        lambda: of_transformers("Dinov2WithRegistersModel", **DINOV2, num_register_tokens=3),
+        "Dinov2WithRegistersModel",
+        MASK,
+        {"num_register_tokens": 3},
+    ),
+}
+
+
 @pytest.mark.filterwarnings("ignore:images of 15x15 px")
 @pytest.mark.parametrize("case", TOWERS)
-def test_out_again_to_the_same_class(case: str, tmp_path: Path):
-    build, outcome, name, _, _ = TOWERS[case]
-    model = build()
-    model.save_pretrained(tmp_path / "saved")
-    exported = conversion.export(tmp_path / "saved", tmp_path / "exported", "transformers")
+def test_in_and_out_again_to_the_same_class(case: str, tmp_path: Path):
+    """From both spellings of transformers; at other sizes, resampled as theirs; and back to the library."""
+    build, name, left_out, fields = TOWERS[case]
+    model: Any = build()
+    for spelling in ("old", "new"):
+        model.float().save_pretrained(tmp_path / spelling, save_original_format=spelling == "old")
+        result = conversion.convert(tmp_path / spelling, tmp_path / f"{spelling} converted")
+        assert set(result.plan.ignored.values()) == left_out
+        assert {field: getattr(result.plan.config, field) for field in fields} == fields
+        ours, size = load(result), result.plan.config.nominal_size
+        hold(ours, size, lambda images: outcome_of(model.to(images.dtype), images))
+    if case in ("clip", "siglip without a head", "dinov2", "dinov2 with registers"):
+        options = {} if case.startswith("dinov2") else {"interpolate_pos_encoding": True}
+        for other in ((20, 24), (8, 8)):
+            images = torch.randn(2, 3, *other)
+            with torch.no_grad():
+                theirs = model.float()(images, **options).last_hidden_state
+                assert largest(ours(images).last_hidden_state, theirs) <= 1e-5
+    if not name:
+        with pytest.raises(UserError, match=r"CLIP cannot express .*norm_after_pooling=None \(it has True or False\)"):
+            conversion.export(result.output, tmp_path / "exported", "transformers")
+        return
+    exported = conversion.export(tmp_path / "new", tmp_path / "exported", "transformers")
     assert exported.difference <= 1e-5
     assert json.loads((exported.output / "config.json").read_text())["architectures"] == [name]
     again, report = getattr(transformers, name).from_pretrained(exported.output, output_loading_info=True)
     assert not any(report.values())
-    if name == "CLIPVisionModelWithProjection":
-        expect = tokens_and_embedding
-    elif name == "SiglipForImageClassification":
-        expect = tokens_and_logits
-    else:
-        expect = tokens_and_pooled if case != "siglip without a head" else tokens_and_mean
-    size = hf_vit.from_hub(tmp_path / "saved").config.nominal_size
-    for dtype, tolerance in TOLERANCE.items():
-        images = torch.randn(2, 3, *size, dtype=torch.float64).to(dtype)
-        for found, value in zip(expect(again.eval().to(dtype), images), outcome(model.to(dtype), images), strict=True):
-            assert largest(found, value) <= tolerance
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("case", ["clip", "siglip without a head", "dinov2", "dinov2 with registers"])
-def test_other_sizes_are_resampled_as_theirs(case: str, tmp_path: Path):
-    model = TOWERS[case][0]()
-    model.save_pretrained(tmp_path / "saved")
-    ours = hf_vit.from_hub(tmp_path / "saved")
-    for size in ((20, 24), (8, 8)):
-        images = torch.randn(2, 3, *size)
-        options = {} if case.startswith("dinov2") else {"interpolate_pos_encoding": True}
-        assert largest(ours(images).last_hidden_state, model(images, **options).last_hidden_state) <= 1e-5
+    with torch.no_grad():
+        for dtype, tolerance in TOLERANCE.items():
+            images = torch.randn(2, 3, *size, dtype=torch.float64).to(dtype)
+            found, expected = (outcome_of(one.eval().to(dtype), images) for one in (again, model))
+            assert max(map(largest, found, expected)) <= tolerance
 
 
 def test_pixels_come_along(tmp_path: Path):
@@ -243,9 +210,6 @@ def test_pixels_of_a_processor_of_images_and_texts(tmp_path: Path):
 
 @pytest.mark.parametrize("backend", ["CLIPImageProcessor", "SiglipImageProcessor", "BitImageProcessor"])
 def test_pixels_are_those_of_the_processor(backend: str, tmp_path: Path):
-    import numpy as np
-    from PIL import Image
-
     made = getattr(transformers, backend)(size=16 if backend == "SiglipImageProcessor" else {"shortest_edge": 16})
     if backend != "SiglipImageProcessor":
         made.crop_size = {"height": 12, "width": 12}
@@ -256,48 +220,17 @@ def test_pixels_are_those_of_the_processor(backend: str, tmp_path: Path):
     assert torch.equal(ours, made(photo, return_tensors="pt").pixel_values)
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("Dinov2ForImageClassification", "a classifier on the class token beside the mean of the patches"),
-        ("Dinov2WithRegistersForImageClassification", "a classifier on the class token beside the mean of the patches"),
-    ],
-)
-def test_heads_that_no_model_here_has_are_replaced_or_refused(name: str, told: str, tmp_path: Path):
-    made = getattr(transformers, name)
-    vision = {key: value for key, value in SIZES.items() if key != "num_labels"}
-    randomise(made(made.config_class(**vision, **DINOV2, num_labels=5))).save_pretrained(tmp_path / "saved")
-    with pytest.raises(UserError, match=rf"has {told}.* no model here has; give --num-labels or --labels for a new"):
-        conversion.convert(tmp_path / "saved", tmp_path / "out")
+@pytest.mark.parametrize("name", ["Dinov2", "Dinov2WithRegisters", "CLIP"])
+def test_heads_that_no_model_here_has_are_replaced_or_refused(name: str, tmp_path: Path):
+    fields = {} if name == "CLIP" else DINOV2
+    of_transformers(f"{name}ForImageClassification", **fields).save_pretrained(tmp_path / "saved")
+    if name != "CLIP":
+        told = r"has a classifier on the class token beside the mean of the patches.* no model here has; give --num-l"
+        with pytest.raises(UserError, match=told):
+            conversion.convert(tmp_path / "saved", tmp_path / "out")
     result = conversion.convert(tmp_path / "saved", tmp_path / "out", num_labels=3)
-    assert sorted(key for key, why in result.plan.ignored.items() if why == "replaced by a new head") == [
-        "classifier.bias",
-        "classifier.weight",
-    ]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("spelling", ["old", "new"])
-def test_classifier_of_clip(spelling: str, tmp_path: Path):
-    """It reads the patches' mean before the last LayerNorm."""
-    model = of_transformers("CLIPForImageClassification")
-    model.save_pretrained(tmp_path / "saved", save_original_format=spelling == "old")
-    result = conversion.convert(tmp_path / "saved", tmp_path / "converted")
-    assert set(result.plan.ignored.values()) == {"the last LayerNorm, which the classifier does not read"}
-    ours = result.plan.model_class.from_pretrained(result.output).eval()
-    for dtype, tolerance in TOLERANCE.items():
-        images = torch.randn(2, 3, 12, 12, dtype=torch.float64).to(dtype)
-        for found, value in zip(
-            results_of(ours.to(dtype), images), tokens_and_logits(model.to(dtype), images), strict=True
-        ):
-            assert largest(found, value) <= tolerance
-    new = conversion.convert(tmp_path / "saved", tmp_path / "new", num_labels=3)
-    assert sorted(key for key, why in new.plan.ignored.items() if why == "replaced by a new head") == [
-        "classifier.bias",
-        "classifier.weight",
-    ]
-    with pytest.raises(UserError, match=r"CLIP cannot express .*norm_after_pooling=None \(it has True or False\)"):
-        conversion.export(result.output, tmp_path / "out", "transformers")
+    replaced = sorted(key for key, reason in result.plan.ignored.items() if reason == "replaced by a new head")
+    assert replaced == ["classifier.bias", "classifier.weight"]
 
 
 @torch.no_grad()
@@ -336,3 +269,159 @@ def test_values_of_a_tower_that_are_none(tmp_path: Path):
         (tmp_path / "config.json").write_text(json.dumps(config | {"vision_config": value}))
         with pytest.raises(UserError, match=told):
             hf_vit.from_hub(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["alone", "both", "below"])
+def test_open_clip(place: str, tmp_path: Path):
+    tower = open_clip_tower()
+    state = tower.state_dict() if place == "alone" else both_towers(tower, "module." if place == "below" else "")
+    torch.save({"state_dict": state, "epoch": 3} if place == "below" else state, tmp_path / "clip.pt")
+    result = conversion.convert(tmp_path / "clip.pt", tmp_path / "out")
+    assert result.plan.origin == "open_clip"
+    assert ("the text tower" in result.plan.ignored.values()) == (place != "alone")
+    assert "OpenAI's own weights" in str(conversion.assumption(result.plan))
+    hold(load(result), (12, 12), lambda images: tower.to(images.dtype)(images))
+    processor = json.loads((result.output / "preprocessor_config.json").read_text())
+    assert processor["image_mean"] == [0.48145466, 0.4578275, 0.40821073]
+
+
+def write_open_clip(folder: Path, pixels: dict[str, Any], **tower: Any) -> Path:
+    """As OpenCLIP writes a repository of the Hub."""
+    folder.mkdir()
+    torch.save(both_towers(open_clip_tower(heads=2)), folder / "open_clip_pytorch_model.bin")
+    vision = {"image_size": 12, "width": 64, "layers": 2, "head_width": 32, "patch_size": 4, **tower}
+    config = {"model_cfg": {"quick_gelu": True, "vision_cfg": vision}, "preprocess_cfg": pixels}
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_what_open_clips_config_says(tmp_path: Path):
+    colours = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
+    cropped = write_open_clip(tmp_path / "cropped", colours)
+    result = conversion.convert(cropped, tmp_path / "out")
+    config, processor = result.plan.config, json.loads((tmp_path / "out" / "preprocessor_config.json").read_text())
+    assert (config.num_attention_heads, config.hidden_act, config.image_mean) == (2, "quick_gelu", (0.1, 0.2, 0.3))
+    assert (processor["size"], processor["crop_size"]) == ({"shortest_edge": 12}, {"height": 12, "width": 12})
+    assert (processor["resample"], processor["image_std"]) == (3, [0.4, 0.5, 0.6])
+    assert not result.plan.assumed
+    squashed = write_open_clip(tmp_path / "squashed", {"resize_mode": "squash", "interpolation": "bilinear"})
+    found = hf_vit.image_processor_from_hub(squashed)
+    assert (dict(found.size), found.do_center_crop, found.resample) == ({"height": 12, "width": 12}, False, 2)
+    for number, (pixels, tower, told) in enumerate(
+        [
+            ({}, {"timm_model_name": "vit_base"}, "model_cfg.vision_cfg.timm_model_name='vit_base'"),
+            ({}, {"pool_type": "avg"}, "model_cfg.vision_cfg.pool_type='avg'"),
+            ({"resize_mode": "longest"}, {}, "preprocess_cfg.resize_mode='longest'"),
+            ({}, {"image_size": 16}, "makes 4x4 = 16 patches of 4x4 px, but the position table has 9"),
+        ]
+    ):
+        source = write_open_clip(tmp_path / f"other-{number}", pixels, **tower)
+        with pytest.raises(UserError, match=re.escape(told)) as refused:
+            conversion.convert(source, tmp_path / "not")
+        assert "\n" not in str(refused.value)
+
+
+@torch.no_grad()
+def test_open_clip_goes_on_to_transformers(tmp_path: Path):
+    tower = open_clip_tower()
+    torch.save(both_towers(tower), tmp_path / "clip.pt")
+    conversion.convert(tmp_path / "clip.pt", tmp_path / "ours", hidden_act="gelu")
+    conversion.export(tmp_path / "ours", tmp_path / "theirs", "transformers")
+    images = torch.randn(2, 3, 12, 12)
+    theirs = CLIPVisionModelWithProjection.from_pretrained(tmp_path / "theirs").eval()
+    assert largest(theirs(images).image_embeds, tower(images)[1]) <= 1e-5
+
+
+@torch.no_grad()
+def test_timms_clip_goes_on_to_transformers(tmp_path: Path):
+    """It norms all tokens before one is pooled, which only they show who look at the others."""
+    sizes = {"embed_dim": 64, "num_heads": 2}
+    for labels in (5, 0):
+        model = of_timm("vit_base_patch16_clip_224", num_classes=labels, **sizes)
+        if labels:
+            model.head.bias.zero_()  # as of all released ones
+        source = save_timm(model, tmp_path / f"saved-{labels}", model_args=sizes)
+        if not labels:
+            with pytest.raises(UserError, match="CLIP cannot express norm_after_pooling=False without a head"):
+                conversion.export(source, tmp_path / "bare", "transformers")
+            continue
+        conversion.export(source, tmp_path / "exported", "transformers")
+        theirs = CLIPVisionModelWithProjection.from_pretrained(tmp_path / "exported").eval()
+        images = torch.randn(2, 3, 12, 12)
+        assert largest(theirs(images).image_embeds, model(images)) <= 1e-5
+
+
+def as_dinov2(model: torch.nn.Module, chunk: int | None, prefix: str) -> dict[str, torch.Tensor]:
+    """A state of timm's DINOv2 under the names of its own code."""
+    state = {}
+    for name, value in model.state_dict().items():
+        name = name.replace("reg_token", "register_tokens")
+        if "packed" in str(type(model.blocks[0].mlp)).lower() or hasattr(model.blocks[0].mlp, "gate_last"):
+            name = name.replace("mlp.fc1", "mlp.w12").replace("mlp.fc2", "mlp.w3")
+        if chunk is not None:
+            name = re.sub(r"blocks\.(\d+)", lambda found: f"blocks.{int(found[1]) // chunk}.{found[1]}", name)
+        state[prefix + name] = value
+    return state | {f"{prefix}mask_token": torch.ones(1, 64)}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("chunk", [None, 1, 2])
+@pytest.mark.parametrize("swiglu", [False, True], ids=["dense", "swiglu"])
+def test_dinov2(chunk: int | None, swiglu: bool, tmp_path: Path):
+    name = "vit_giant_patch14_reg4_dinov2" if swiglu else "vit_base_patch14_reg4_dinov2"
+    small = {"embed_dim": 64, "num_heads": 1, "depth": 3, "num_classes": 0, "mlp_ratio": 1.0}
+    model = of_timm(name, **small)
+    prefix = "teacher.backbone." if chunk == 1 else ""
+    others = {"teacher.dino_head.mlp.0.bias": torch.ones(4), "student.backbone.norm.bias": torch.ones(64)}
+    save_file(as_dinov2(model, chunk, prefix) | (others if prefix else {}), tmp_path / "dinov2.safetensors")
+    result = conversion.convert(tmp_path / "dinov2.safetensors", tmp_path / "out")
+    assert result.plan.origin == "dino"
+    assert (result.plan.config.num_register_tokens, result.plan.config.num_hidden_layers) == (4, 3)
+    assert "mask token of DINOv2's training" in result.plan.ignored.values()
+    ours = load(result).double()
+    images = torch.randn(2, 3, 12, 12, dtype=torch.float64)
+    assert largest(ours(images).last_hidden_state, model.double().forward_features(images)) <= 1e-10
+    state = as_dinov2(model, chunk, prefix)
+    lost = next(key for key in state if key.endswith("1.norm2.bias"))
+    with pytest.raises(UserError, match=f"1 keys missing: {re.escape(lost)}"):
+        conversion.plan({key: tuple(value.shape) for key, value in state.items() if key != lost})
+
+
+def test_a_block_in_two_chunks_is_refused():
+    state = as_dinov2(of_timm(embed_dim=64, num_heads=1, num_classes=0), 1, "")
+    shapes = {key: tuple(value.shape) for key, value in state.items()}
+    with pytest.raises(UserError, match="a block in two chunks"):
+        conversion.plan(shapes | {"blocks.7.1.norm1.bias": (64,)})
+
+
+@torch.no_grad()
+def test_a_declared_prefix(tmp_path: Path, capsys):
+    """Whatever code wrapped the model; what lies outside is accounted for."""
+    model = of_timm(embed_dim=64, num_heads=1)
+    state = {f"net.visual.trunk.{name}": value for name, value in model.state_dict().items()}
+    save_file(state | {"net.text.weight": torch.ones(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="below another prefix"):
+        conversion.convert(tmp_path / "model.safetensors", tmp_path / "out")
+    for prefix in ("net.visual.trunk", "net.visual.trunk."):
+        result = conversion.convert(tmp_path / "model.safetensors", tmp_path / prefix, prefix=prefix)
+        assert result.plan.ignored == {"net.text.weight": "outside of --prefix net.visual.trunk."}
+    images = torch.randn(2, 3, 12, 12)
+    assert largest(load(result)(images).logits, model(images)) <= 1e-5
+    command = ["convert", str(tmp_path / "model.safetensors"), str(tmp_path / "by_command")]
+    with pytest.raises(SystemExit, match="0"):
+        main([*command, "--prefix", "net.visual.trunk", "--report", str(tmp_path / "report.json")])
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert {row["source"] for row in report["keys"]} == {*state, "net.text.weight"}
+    with pytest.raises(UserError, match=r"no key begins with --prefix 'nut'; the keys begin with net\."):
+        conversion.convert(tmp_path / "model.safetensors", tmp_path / "out", prefix="nut")
+    assert hf_vit.from_hub(tmp_path / "model.safetensors", prefix="net.visual.trunk").config.hidden_size == 64
+
+
+def test_a_prefix_of_an_npz(checkpoint, write_npz, tmp_path: Path):
+    arrays = checkpoint()
+    path = write_npz({f"encoder/{key}": value for key, value in arrays.items()} | {"other": arrays["cls"]})
+    result = conversion.convert(path, tmp_path / "out", prefix="encoder")
+    assert result.plan.ignored == {"other": "outside of --prefix encoder/"}
+    wrong = {f"encoder/{key}": tuple(value.shape) for key, value in arrays.items() if key != "cls"}
+    with pytest.raises(UserError, match="encoder/Transformer/encoder_norm/bias"):
+        conversion.plan({key: s for key, s in wrong.items() if not key.endswith("encoder_norm/bias")}, prefix="encoder")

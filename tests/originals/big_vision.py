@@ -1,8 +1,17 @@
 """From the arrays of a vit_jax file (linen names) to forms that big_vision's files have."""
 
+import re
+
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
+PRE_LINEN = (
+    (r"encoderblock_(\d)/LayerNorm_1", r"encoderblock_\1/LayerNorm_2"),
+    (r"encoderblock_(\d)/MultiHeadDotProductAttention_0", r"encoderblock_\1/MultiHeadDotProductAttention_1"),
+    (r"encoderblock_(\d)/MlpBlock_0", r"encoderblock_\1/MlpBlock_3"),
+    ("MAPHead_0/LayerNorm_0", "MAPHead_0/LayerNorm_1"),
+    ("MAPHead_0/MlpBlock_0", "MAPHead_0/MlpBlock_2"),
+)
 BLOCK, MAP = "Transformer/encoderblock_", "MAPHead_0/"
 
 
@@ -34,3 +43,10 @@ def as_tower(arrays: Arrays, prefix: str) -> Arrays:
     others = ("txt/head/bias", "txt/Encoder_0/encoderblock_0/LayerNorm_0/bias", "t", "b")
     image = {f"{prefix}img/{key}": array for key, array in arrays.items()}
     return image | {prefix + key: np.ones(3, np.float32) for key in others}
+
+
+def renamed(arrays: dict, *pairs: tuple[str, str]) -> dict:
+    """Replace every pattern in the names."""
+    for pattern, new in pairs:
+        arrays = {re.sub(pattern, new, key): value for key, value in arrays.items()}
+    return arrays

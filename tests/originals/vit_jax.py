@@ -1,6 +1,9 @@
 """Small checkpoints in vit_jax's layout, and an independent reference of its forward pass."""
 
+from typing import Any
+
 import numpy as np
+from hybrid.reference import stem_shapes
 
 Arrays = dict[str, np.ndarray]
 
@@ -54,6 +57,25 @@ def make_checkpoint(
     return {
         prefix + key: (rng.normal(0, 0.3, shape) + key.endswith("scale")).astype(dtype) for key, shape in shapes.items()
     }
+
+
+def make_hybrid(
+    depths: tuple[int, ...] = (1, 2),
+    side: int = 1,
+    flat: bool = False,
+    prefix: str = "",
+    seed: int = 0,
+    width: int = 32,
+    **form: Any,
+) -> Arrays:
+    """A hybrid with random weights as vit_jax would write it; `flat` GroupNorm parameters are (C,)."""
+    rng = np.random.default_rng(seed)
+    last = 4 * width * 2 ** (len(depths) - 1) if depths else width
+    arrays = make_checkpoint(patch=(side, side), channels=last, prefix=prefix, **form)
+    for key, shape in stem_shapes(depths, width).items():
+        shape = shape[-1:] if flat and "/gn" in f"/{key}" else shape
+        arrays[prefix + key] = (rng.normal(0, 0.3, shape) + key.endswith("scale")).astype(np.float32)
+    return arrays
 
 
 def reference_forward(params: Arrays, images: np.ndarray) -> Arrays:

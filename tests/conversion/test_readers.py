@@ -1,0 +1,654 @@
+"""Every format of files: read as its own library reads it; what is damaged, dangerous or something else is refused."""
+
+import argparse
+import hashlib
+import io
+import json
+import pickle
+import struct
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from originals.vit_jax import make_checkpoint
+from safetensors.torch import save_file
+
+import hf_vit.conversion as conversion
+from campaigns.forgeries.headers import npy_header, safetensors_of
+from campaigns.forgeries.pickles import Call, pickled, tensors_of, torch_file
+from hf_vit.conversion.readers import npz
+from hf_vit.conversion.readers.checkpoint import Companions, all_finite
+from hf_vit.conversion.readers.npz import NpzReader
+from hf_vit.conversion.readers.opening import open_checkpoint
+from hf_vit.conversion.readers.safetensors import SafetensorsReader
+from hf_vit.conversion.readers.shards import ShardedReader
+from hf_vit.conversion.readers.torch import TorchReader
+from hf_vit.errors import UserError
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+Arrays = dict[str, np.ndarray]
+
+
+def save_npz(arrays: Arrays, path: Path, stored: bool = True) -> Path:
+    with path.open("wb") as file:
+        (np.savez if stored else np.savez_compressed)(file, **arrays)
+    return path
+
+
+def save_members(members: list[tuple[str, bytes]], path: Path) -> Path:
+    """Write a zip archive of raw members, for names and contents that numpy would never write."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return path
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array)
+    return file.getvalue()
+
+
+def read_all(path: Path) -> dict[str, torch.Tensor]:
+    with open_checkpoint(path) as reader:
+        return {key: reader.read_floats(key) for key in reader.shapes}
+
+
+def assert_unreadable(path: Path, told: str) -> None:
+    with pytest.raises(UserError, match=told) as error:
+        read_all(path)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 600
+
+
+def assert_refused(path: Path, told: str) -> None:
+    """In one line, and nothing is written."""
+    output = path.parent / "model of it"
+    with pytest.raises(UserError, match=told) as error:
+        conversion.convert(path, output)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 600
+    assert not output.exists()
+    assert not list(path.parent.glob(".*tmp"))
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_arrays_come_back_as_numpy_reads_them(stored: bool, tmp_path: Path):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "a/b": rng.normal(size=(3, 4, 5)).astype(np.float32),
+        "half": rng.normal(size=7).astype(np.float16),
+        "double": rng.normal(size=(2, 2)),
+        "big_endian": rng.normal(size=5).astype(">f4"),
+        "fortran": np.asfortranarray(rng.normal(size=(3, 5)).astype(np.float32)),
+        "scalar": np.float32(3.5),
+        "empty": np.zeros((0, 3), np.float32),
+    }
+    path = save_npz(arrays, tmp_path / "model.npz", stored)
+    with NpzReader(path) as reader:
+        assert reader.shapes == {key: value.shape for key, value in arrays.items()}
+        read = {key: reader.read_floats(key) for key in arrays}
+    loaded = np.load(path)
+    for key, tensor in read.items():  # still valid after the file is closed
+        np.testing.assert_array_equal(tensor.numpy(), loaded[key])
+    assert read["half"].dtype == torch.float16
+    assert read["double"].dtype == torch.float64
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_bfloat16_is_read(stored: bool, tmp_path: Path):
+    """JAX's bfloat16 comes as two bytes of no meaning; every one of them is a float32 cut short."""
+    values = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    cut = (values.view(np.uint32) >> 16).astype(np.uint16)
+    path = save_npz({"a": cut.view("V2"), "fortran": np.asfortranarray(cut).view("V2")}, tmp_path / "model.npz", stored)
+    with NpzReader(path) as reader:
+        for key in ("a", "fortran"):
+            read = reader.read_floats(key)
+            assert read.dtype == torch.bfloat16
+            np.testing.assert_array_equal(read.float().numpy(), (cut.astype(np.uint32) << 16).view(np.float32))
+
+
+def test_stored_arrays_share_the_files_mapping_and_never_change_the_file(tmp_path: Path):
+    path = save_npz({"a": np.ones(4, np.float32)}, tmp_path / "model.npz")
+    before = path.read_bytes()
+    with NpzReader(path) as reader:
+        first, second = reader.read("a"), reader.read("a")
+        assert first.data_ptr() == second.data_ptr()
+        first.fill_(9)
+        assert float(second[0]) == 9
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_mapped_arrays_are_read_ones(stored: bool, tmp_path: Path):
+    rng = np.random.default_rng(0)
+    arrays = {f"{kind} {i}": rng.normal(size=(3, 5)).astype(kind) for kind in ("f4", ">f4", "f8") for i in range(3)}
+    path = save_npz(arrays, tmp_path / "model.npz", stored)
+    with NpzReader(path) as reader:
+        mapped = {key: reader.map_floats(key) for key in arrays}
+        reader.confirm()
+        assert all(torch.equal(mapped[key], reader.read_floats(key)) for key in arrays)
+    assert torch.equal(mapped["f4 0"], torch.from_numpy(arrays["f4 0"]))  # still valid after the file is closed
+
+
+def map_all(path: Path) -> None:
+    with NpzReader(path) as reader:
+        for key in reader.shapes:
+            reader.map_floats(key)
+
+
+@pytest.mark.parametrize(("value", "told"), [(-1.0, "damaged at 'b' .bad checksum"), (np.nan, "'b' .* holds NaN")])
+def test_spoilt_mapped_array_does_not_stay_unnoticed(value, told, tmp_path: Path):
+    """Neither by who asks for the checks, nor by who forgets to."""
+    arrays = {name: np.arange(5000, dtype=np.float32) + i for i, name in enumerate("abc")}  # longer than a header read
+    spoilt = arrays["b"].copy()
+    spoilt[4000] = value
+    path = save_npz(arrays | ({"b": spoilt} if np.isnan(value) else {}), tmp_path / "model.npz")
+    path.write_bytes(path.read_bytes().replace(arrays["b"].tobytes(), spoilt.tobytes()))
+    with NpzReader(path) as reader:
+        for key in arrays:
+            reader.map_floats(key)
+        with pytest.raises(UserError, match=told):
+            reader.confirm()
+    with pytest.raises(UserError, match=told):
+        map_all(path)
+
+
+def test_an_error_within_is_not_hidden_by_the_checks(tmp_path: Path):
+    path = save_npz({"a": np.full(5000, np.nan, np.float32)}, tmp_path / "model.npz")
+
+    def fail() -> None:
+        with NpzReader(path) as reader:
+            reader.map_floats("a")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+
+
+def test_arrays_that_are_read_ahead_are_read_ones(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    arrays = {f"{kind} {i}": rng.normal(size=(30, 50)).astype(kind) for kind in ("f4", "f8") for i in range(5)}
+    with NpzReader(save_npz(arrays, tmp_path / "model.npz", False)) as reader:
+        reader.read_ahead(arrays)
+        found = {key: reader.map_floats(key) for key in arrays}
+        again = {key: reader.map_floats(key) for key in arrays}  # not asked for ahead
+    for key, array in arrays.items():
+        np.testing.assert_array_equal(found[key].numpy(), array)
+        np.testing.assert_array_equal(again[key].numpy(), array)
+
+
+def test_an_array_that_is_spoilt_ahead_is_refused_when_it_is_asked_for(tmp_path: Path):
+    with NpzReader(save_npz({"a": np.ones(9), "b": np.full(5000, np.nan)}, tmp_path / "model.npz", False)) as reader:
+        reader.read_ahead(["a", "b"])
+        assert reader.map_floats("a").sum() == 9
+        with pytest.raises(UserError, match=r"'b' .* holds NaN"):
+            reader.map_floats("b")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_values_are_finite_as_torch_tells(dtype: torch.dtype):
+    largest, nan, inf = torch.finfo(dtype).max, float("nan"), float("inf")
+    cases = [
+        torch.full((9,), largest, dtype=dtype),  # whose sum is not finite
+        *(torch.tensor([1.0, one, -largest], dtype=dtype) for one in (0.0, nan, -nan, inf, -inf, -1.0)),
+        torch.tensor([inf, -inf], dtype=dtype),
+        torch.tensor(nan, dtype=dtype),
+        torch.tensor(-2.0, dtype=dtype),
+        torch.zeros(0, 3, dtype=dtype),
+    ]
+    strided = torch.ones(40, 6, dtype=dtype)
+    strided[7, 3] = inf
+    for values in (*cases, strided[:, ::2].T, strided[:, 1::2].T):
+        assert all_finite(values) == bool(values.isfinite().all()), values
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {str(dtype): torch.randn(3, 4, dtype=torch.float64).to(dtype) for dtype in DTYPES} | {
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(2.5),
+    }
+
+
+@pytest.mark.parametrize("save", [save_file, torch.save])
+def test_tensors_come_back_exactly(save: Callable, tmp_path: Path):
+    path = tmp_path / "model"
+    save(tensors(), path)
+    with open_checkpoint(path) as reader:
+        assert type(reader) is (TorchReader if save is torch.save else SafetensorsReader)
+        assert reader.shapes == {key: tuple(value.shape) for key, value in tensors().items()}
+        assert reader.sha256() == hashlib.sha256(path.read_bytes()).hexdigest()
+        read = {key: reader.read_floats(key) for key in reader.shapes}
+    for key, expected in tensors().items():  # still valid after the file is closed
+        assert read[key].dtype == expected.dtype
+        assert torch.equal(read[key], expected)
+
+
+def test_nested_dicts_are_named_by_their_path(tmp_path: Path):
+    kept, shared = torch.arange(6.0).reshape(2, 3), torch.ones(4)
+    checkpoint = {
+        "model": {"a.b": kept.T, "c": torch.nn.Parameter(shared), "view": shared[1:3]},
+        "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1, "params": [0, 1]}]},
+        "args": argparse.Namespace(lr=0.1, model="vit"),
+        "epoch": 7,
+    }
+    torch.save(checkpoint, tmp_path / "model.pth")
+    with open_checkpoint(tmp_path / "model.pth") as reader:
+        assert reader.shapes == {"model.a.b": (3, 2), "model.c": (4,), "model.view": (2,), "optimizer.state.0.step": ()}
+        assert torch.equal(reader.read_floats("model.a.b"), kept.T)
+        assert torch.equal(reader.read_floats("model.view"), shared[1:3])
+
+
+def test_mapped_files_never_change(tmp_path: Path):
+    for save, name in ((save_file, "a.safetensors"), (torch.save, "a.pth")):
+        save({"a": torch.ones(1000)}, tmp_path / name)
+        before = (tmp_path / name).read_bytes()
+        with open_checkpoint(tmp_path / name) as reader:
+            reader.read_floats("a").fill_(9)
+        assert (tmp_path / name).read_bytes() == before
+
+
+def save_shards(folder: Path, save: Callable = save_file, name: str = "model", ending: str = "safetensors") -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "vit"}')
+    files = {f"{name}-00001-of-00002.{ending}": ["a", "b"], f"{name}-00002-of-00002.{ending}": ["c"]}
+    for number, (file, keys) in enumerate(files.items()):
+        save({key: torch.full((2,), float(number)) for key in keys}, folder / file)
+    index = folder / ("pytorch_model.bin.index.json" if save is torch.save else "model.safetensors.index.json")
+    index.write_text(json.dumps({"weight_map": {key: file for file, keys in files.items() for key in keys}}))
+    return index
+
+
+@pytest.mark.parametrize(
+    ("save", "name", "ending"), [(save_file, "model", "safetensors"), (torch.save, "pytorch_model", "bin")]
+)
+def test_folder_in_several_files(save: Callable, name: str, ending: str, tmp_path: Path):
+    index = save_shards(tmp_path / "saved", save, name, ending)
+    (index.parent / "preprocessor_config.json").write_text('{"image_mean": [0.5]}')
+    with open_checkpoint(index.parent) as reader:
+        assert type(reader) is ShardedReader
+        assert reader.shapes == dict.fromkeys("abc", (2,))
+        assert reader.read_floats("c").tolist() == [1, 1]
+        assert reader.companions == Companions({"model_type": "vit"}, {"image_mean": [0.5]})
+        files = sorted(index.parent.glob(f"*.{ending}"))
+        assert reader.sha256() == hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def test_index_and_files_must_agree(tmp_path: Path):
+    index = save_shards(tmp_path / "saved")
+    good = json.loads(index.read_text())["weight_map"]
+    first, second = good["a"], good["c"]
+    for weight_map, told in (
+        ({**good, "d": second}, "disagree about 1 keys, such as 'd' in model-00002"),
+        ({"a": first, "c": second}, "disagree about 1 keys, such as 'b' in model-00001"),
+        ({**good, "a": second}, "disagree about 2 keys, such as 'a'"),
+        ({**good, "c": "../model.safetensors"}, "names files that no library writes"),
+        ({**good, "c": "/etc/passwd"}, "names files that no library writes"),
+        ({**good, "c": 3}, "there is no file .*saved/3"),
+        ({**good, "c": "model-00003.safetensors"}, "there is no file .*model-00003"),
+        ({}, "has no 'weight_map'"),
+        ([], "has no 'weight_map'"),
+        ({**good, "a\0\nb": second}, r"such as 'a\\x00 b' in"),
+    ):
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        assert_unreadable(index.parent, told)
+    for text, told in (
+        ('{"a": [' + "[]," * 300_000 + "1]}", "more than 250000 values"),
+        ("[]", "holds no JSON object"),
+        ("{", "no readable JSON"),
+        ("[" * 10**5, "no readable JSON"),
+    ):
+        index.write_text(text)
+        assert_unreadable(index.parent, told)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("keep", [0.1, 0.5, 0.9, 0.999])
+def test_truncated(keep: float, stored: bool, tmp_path: Path):
+    for path in (tmp_path / "model.npz", tmp_path / "model.safetensors", tmp_path / "model.pth"):
+        if path.suffix == ".npz":
+            save_npz(make_checkpoint(), path, stored)
+        else:
+            (save_file if path.suffix == ".safetensors" else torch.save)(tensors(), path)
+        data = path.read_bytes()
+        path.write_bytes(data[: int(len(data) * keep)])
+        assert_refused(path, "model.npz is no readable .npz archive" if path.suffix == ".npz" else "model.* is no ")
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_flipped_byte_in_an_array(stored: bool, tmp_path: Path):
+    path = save_npz(make_checkpoint(), tmp_path / "model.npz", stored)
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo("embedding/kernel.npy")
+    data = bytearray(path.read_bytes())
+    data[info.header_offset + 500 + 30] ^= 0x10
+    path.write_bytes(data)
+    assert_refused(path, "is damaged at 'embedding/kernel'")
+
+
+def test_flipped_bytes_in_a_torch_file_are_noticed(tmp_path: Path):
+    """Of every member: its checksum is verified, names and numbers alike."""
+    path = tmp_path / "model.pth"
+    torch.save({"a": torch.ones(100)}, path)
+    data = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        starts = [info.header_offset for info in archive.infolist() if info.file_size]
+    for start in starts:
+        name_size, extra_size = struct.unpack_from("<2H", data, start + 26)
+        damaged = bytearray(data)
+        damaged[start + 30 + name_size + extra_size] ^= 1
+        path.write_bytes(damaged)
+        assert_unreadable(path, "is no readable PyTorch file .Bad CRC-32")
+
+
+def test_what_is_no_float_is_refused(tmp_path: Path):
+    for dtype in ("int32", "uint8", "bool", "complex64", "U3", "V3", [("a", "i1"), ("b", "i1")]):
+        arrays = make_checkpoint() | {"head/bias": np.zeros(5, dtype)}
+        told = "'head/bias' .*weights need float16, bfloat16, float32 or float64"
+        assert_refused(save_npz(arrays, tmp_path / "model.npz"), told)
+    for save in (save_file, torch.save):
+        for dtype in (torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn):
+            save({"a": torch.ones(2).to(dtype)}, tmp_path / "model")
+            assert_unreadable(tmp_path / "model", "'a' in model holds .*; weights need")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_are_refused_by_name(value: float, tmp_path: Path):
+    arrays = make_checkpoint()
+    arrays["head/kernel"][2, 1] = value
+    assert_refused(save_npz(arrays, tmp_path / "model.npz"), "'head/kernel' .*NaN or infinite values, 1 of 40")
+    for save in (save_file, torch.save):
+        for dtype in DTYPES:
+            save({"a": torch.tensor([[1, value]], dtype=dtype)}, tmp_path / "model")
+            assert_unreadable(tmp_path / "model", "'a' in model holds NaN or infinite values, 1 of 2")
+
+
+def test_values_beyond_float32(tmp_path: Path):
+    arrays = make_checkpoint(dtype="float64")
+    arrays["cls"][0, 0, 0] = 1e300
+    path = save_npz(arrays, tmp_path / "model.npz")
+    assert_refused(path, "'cls' holds values beyond the range of torch.float32")
+
+
+def lying(descr: str, shape: str) -> list[tuple[str, bytes]]:
+    """A member whose header describes other values than the 12 bytes after it."""
+    return [("cls.npy", npy_header(descr, "False", shape) + bytes(12))]
+
+
+ENDLESS = b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**31) + b"{" * 5000
+UNSAFE = ("../up.npy", "/root.npy", "a/../../b.npy", "C:/x.npy", "a\\b.npy", "a//b.npy", "./a.npy", "a" * 300 + ".npy")
+# Members of an archive -> what the refusal says.
+MEMBERS: list[tuple[list[tuple[str, bytes]], str]] = [
+    ([], "without any array"),
+    *(([(name, npy(np.ones(3)))], "unsafe name") for name in UNSAFE),
+    *(([(name, npy(np.ones(3)))], "is no .npy array") for name in ("readme.txt", "cls", "a\x1b[2J.npy")),
+    (lying("'<f4'", "(1000000, 1000000)"), "needs 4000000000000 bytes, 12 are there"),
+    (lying("'<f4'", "(4,)"), "needs 16 bytes, 12 are there"),
+    (lying("'<f4'", "(2,)"), "needs 8 bytes, 12 are there"),
+    (lying("'<f4'", "(-3,)"), "impossible shape"),
+    (lying("'<f4'", "(2**70,)"), "is damaged at 'cls'"),
+    (lying("'<f4'", "99999999999999999999999999"), "is damaged at 'cls'"),
+    (lying("'|O'", "(3,)"), "pickled Python objects"),
+    (lying("'nonsense'", "(3,)"), "is damaged at 'cls'"),
+    (lying("__import__('os').system('true')", "(3,)"), "is damaged at 'cls'"),
+    ([("cls.npy", ENDLESS)], "is damaged at 'cls'"),
+    ([("cls.npy", b"")], "is damaged at 'cls'"),
+]
+
+
+@pytest.mark.parametrize(("members", "told"), MEMBERS, ids=range(len(MEMBERS)))
+def test_members_that_are_no_arrays_are_refused(members: list[tuple[str, bytes]], told: str, tmp_path: Path):
+    assert_refused(save_members(members, tmp_path / "model.npz"), told)
+
+
+def test_duplicated_member(tmp_path: Path):
+    members = [("cls.npy", npy(np.ones(3))), ("cls.npy", npy(np.zeros(3)))]
+    with pytest.warns(UserWarning, match="Duplicate name"):
+        path = save_members(members, tmp_path / "model.npz")
+    assert_refused(path, "holds 'cls' twice")
+
+
+def test_zip_bomb_is_refused_before_it_is_inflated(tmp_path: Path, monkeypatch):
+    """Honest about its sizes, and still made to fill the machine (a smaller one here): 50 kB that grow to 10 MB."""
+    assert npz.FREE_BYTES <= 2**25
+    monkeypatch.setattr(npz, "FREE_BYTES", 2**23)
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for number in range(10):
+            file = npy_header("'<f4'", "False", "(262144,)") + bytes(2**20)
+            archive.writestr(f"{number}.npy", file)
+    assert path.stat().st_size < 2**17
+    with pytest.raises(UserError, match="a zip bomb"):
+        NpzReader(path)
+
+
+def test_half_precision_counts_as_what_it_becomes(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(npz, "FREE_BYTES", 2**20)
+    values = np.random.default_rng(0).integers(0, 64, 2**20).astype(np.float16)  # deflate makes half of it
+    with pytest.raises(UserError, match=r"would grow from .* to 4194304 bytes: a zip bomb"):
+        NpzReader(save_npz({"a": values}, tmp_path / "model.npz", False))
+
+
+def test_declared_size_that_no_compression_reaches(tmp_path: Path):
+    """The directory claims gigabytes for a few bytes: refused from the claim alone."""
+    path = save_members([("cls.npy", npy(np.ones(3, np.float32)))], tmp_path / "model.npz")
+    data = bytearray(path.read_bytes())
+    entry = data.rindex(b"PK\x01\x02")
+    struct.pack_into("<I", data, entry + 24, 2**31)
+    path.write_bytes(data)
+    assert_refused(path, "cannot hold 2147483648")
+
+
+def test_directory_that_ends_early(tmp_path: Path):
+    """A longer comment of one member swallows those after it; what is left here would make a model without a head."""
+    path = save_npz(make_checkpoint(representation=6), tmp_path / "model.npz")
+    data = bytearray(path.read_bytes())
+    entry = data.rindex(b"PK\x01\x02", 0, data.rindex(b"pre_logits/kernel.npy"))
+    data[entry - len("cls.npy") - 46 + 33] = 0xFF  # high byte of the comment's length of the entry before, 'cls'
+    path.write_bytes(data)
+    with zipfile.ZipFile(path) as archive:
+        assert "head/kernel.npy" not in archive.namelist()
+    assert_refused(path, "its directory lists 38 members, 42 were written")
+
+
+def test_two_archives_one_after_the_other(tmp_path: Path):
+    """The second alone would be read: here a model without its head."""
+    whole = save_npz(make_checkpoint(), tmp_path / "model.npz").read_bytes()
+    path = save_npz(make_checkpoint(labels=None), tmp_path / "model.npz")
+    path.write_bytes(whole + path.read_bytes())
+    assert_refused(path, f"its first member begins after {len(whole)} bytes of something else")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_other_compression_methods(method, tmp_path: Path):
+    path = tmp_path / "model.npz"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("cls.npy", npy(np.ones(300)))
+    assert_refused(path, "compression method")
+
+
+def test_encrypted_member(tmp_path: Path):
+    path = save_members([("cls.npy", npy(np.ones(3)))], tmp_path / "model.npz")
+    data = bytearray(path.read_bytes())
+    data[data.rindex(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(data)
+    assert_refused(path, "encrypted")
+
+
+class Trap:
+    """Unpickling it would write a file."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __reduce__(self):
+        return Path.touch, (self.place,)
+
+
+def test_pickled_objects_are_never_loaded(tmp_path: Path):
+    path, trace = tmp_path / "model.pth", tmp_path / "trace"
+    torch.save({"model": {"a": torch.ones(2)}, "trap": Trap(trace)}, path)
+    assert_refused(path, "holds pickled Python objects .*never loaded")
+    torch.save(torch.nn.Linear(2, 2), path)
+    assert_refused(path, "holds pickled Python objects .torch.nn.modules.linear.Linear., which are never loaded")
+    torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
+    assert_refused(path, "Python pickle .*never loaded")
+    np.savez(tmp_path / "model.npz", **make_checkpoint(), extra=np.array([{"a": 1}], dtype=object))
+    assert_refused(tmp_path / "model.npz", "'extra' .*pickled Python objects, which are never loaded")
+    assert not trace.exists()
+
+
+TIMM = ["blocks.0.norm1.weight", "blocks.0.attn.qkv.weight", "pos_embed"]
+TRANSFORMERS = ["vit.encoder.layer.0.attention.attention.query.weight", "vit.layernorm.weight"]
+
+
+@pytest.mark.parametrize("save", [torch.save, save_file])
+def test_models_of_other_libraries_are_named(save: Callable, tmp_path: Path):
+    for keys, told in (
+        (TIMM, "model.bin looks like part of a ViT of timm"),
+        (TRANSFORMERS, "model.bin looks like part of a ViT of transformers"),
+        (["weight"], "no checkpoint that is known here .it holds weight"),
+    ):
+        save({key: torch.ones(2) for key in keys}, tmp_path / "model.bin")
+        assert_refused(tmp_path / "model.bin", told)
+
+
+def test_other_files_and_folders_are_named(tmp_path: Path):
+    assert_refused(tmp_path / "none.npz", r"there is no file .*none\.npz")
+    for data, told in {
+        b"": "file is empty",
+        pickle.dumps({"a": 1}): "a Python pickle .*never loaded",
+        npy(np.ones(3)): r"a single \.npy array",
+        b"\x89HDF\r\n\x1a\n" + bytes(64): "an HDF5 file",
+        b"\x1f\x8b" + bytes(64): "compressed by gzip",
+        b"hello world": r"no \.npz archive, \.safetensors or PyTorch file",
+        bytes(100): r"no \.npz archive",
+    }.items():
+        (tmp_path / "file").write_bytes(data)
+        assert_refused(tmp_path / "file", told)
+    (tmp_path / "saved").mkdir()
+    assert_refused(tmp_path / "saved", "is a folder without config.json")
+    for config, told in {
+        b"\xff\xfe": "config.json is no readable JSON",
+        b'"vit"': "config.json holds no JSON object",
+        b"{}": "saved holds no weights; it needs model.safetensors or pytorch_model.bin",
+    }.items():
+        (tmp_path / "saved" / "config.json").write_bytes(config)
+        assert_refused(tmp_path / "saved", told)
+
+
+F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        safetensors_of({"a": F32}, bytes(4)),
+        safetensors_of({"a": F32}, bytes(12)),
+        safetensors_of({"a": {**F32, "shape": [3]}}, bytes(8)),
+        safetensors_of({"a": {**F32, "shape": [-2]}}, bytes(8)),
+        safetensors_of({"a": {**F32, "shape": [2**62, 2**62]}}, bytes(8)),
+        safetensors_of({"a": {**F32, "dtype": "Q4"}}, bytes(8)),
+        safetensors_of({"a": {**F32, "data_offsets": [4, 12]}}, bytes(12)),
+        safetensors_of({"a": F32, "b": F32}, bytes(8)),
+        safetensors_of(b'{"a": {', bytes(8)),
+        safetensors_of(b'{"\xff": 1}', bytes(8)),
+        safetensors_of(b"{" * 30, bytes(300)),
+    ],
+)
+def test_safetensors_that_lies(data: bytes, tmp_path: Path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(data)
+    assert_unreadable(path, "is no readable .safetensors file")
+
+
+def test_safetensors_without_arrays_or_with_bad_names(tmp_path: Path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(safetensors_of({}, b""))
+    assert_unreadable(path, "without any array")
+    for name in ("a\nb", "a\x1b[2J", "x" * 300, ""):
+        path.write_bytes(safetensors_of({name: F32}, bytes(8)))
+        assert_unreadable(path, "unsafe name")
+    path.write_bytes(safetensors_of(json.dumps({"a": F32}).encode() + b" " * 2**21, bytes(8)))
+    assert_unreadable(path, "has a header of 2097213 bytes; a checkpoint has less than 2097152")
+    path.write_bytes(safetensors_of({"a": F32}, bytes(8), size=2**40))
+    assert_unreadable(path, "no .npz archive, .safetensors or PyTorch file")
+
+
+def test_torch_files_that_are_no_checkpoint(tmp_path: Path):
+    path = tmp_path / "model.pth"
+    loop: dict = {"a": torch.ones(2)}
+    loop["self"] = loop
+    bomb: list = [0.0] * 1000
+    for _ in range(5):
+        bomb = [bomb] * 1000
+    overlapping = {"a": torch.ones(9).as_strided((3, 3), (1, 1))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+        for held, told in (
+            ({"epoch": 3}, "holds no tensor at all"),
+            (loop, "nests deeper than any checkpoint does"),
+            (bomb, "more than 1000000 values"),
+            ({"a": {"b": torch.ones(2)}, "a.b": torch.zeros(2)}, "holds 'a.b' twice"),
+            ({"a": torch.ones(1).expand(10**12)}, r"damaged at 'a' .shape \[1000000000000\] does not fit the 4 bytes"),
+            (overlapping, "'a' in model.pth has places that share memory"),
+            ({"a": torch.eye(3).to_sparse()}, "'a' in model.pth is no plain tensor"),
+            ({"a": quantized}, "'a' in model.pth is no plain tensor"),
+            ({"a": torch.ones(2, device="meta")}, "'a' in model.pth is no plain tensor"),
+            ({"a\nb": torch.ones(2)}, "unsafe name"),
+        ):
+            torch.save(held, path)
+            assert_unreadable(path, told)
+
+
+def test_tensors_that_share_their_bytes(tmp_path: Path):
+    """Are read apart, as no library saves a model that shares; by the hundred they would fill the memory."""
+    path, shared = tmp_path / "model.pth", torch.arange(100.0)
+    torch.save({"a": shared, "b": shared}, path)
+    first, second = read_all(path).values()
+    assert torch.equal(first, second)
+    assert first.data_ptr() != second.data_ptr()
+    torch.save({str(number): shared for number in range(300)}, path)
+    assert_unreadable(path, "would grow from .* bytes, as its tensors share theirs")
+
+
+def test_pickle_of_countless_objects(tmp_path: Path):
+    """A byte of it makes an object of a hundred."""
+    path = tmp_path / "model.pth"
+    torch.save({"a": torch.ones(2), "b": [[] for _ in range(300_000)]}, path)
+    assert_unreadable(path, "its pickle has more than 250000 opcodes")
+    big = b"](" + b"N" * 1000 + b"eq\1"  # a list to be copied again and again
+    for opcodes, told in (
+        (pickled(Call("builtins bytearray", (2**30,))), "its pickle calls bytearray"),
+        (pickled(Call("_codecs encode", ("x" * 9999, "utf-32"))), "its pickle calls encode"),
+        (big + b"cbuiltins\nset\nq\2(h\1tR", "its pickle copies into set"),
+        (big + b"0cbuiltins\nset\nq\0020h\2h\1\x85R", "its pickle copies into set"),
+        (pickled([Call("collections OrderedDict", (), {}) for _ in range(20)]), "its pickle calls BUILD"),
+    ):
+        path.write_bytes(torch_file(opcodes=b"\x80\2" + opcodes + b"."))
+        assert_unreadable(path, told)
+
+
+def test_torch_files_that_lie(tmp_path: Path):
+    """Their checksums are right, but the pickle describes other bytes, or the dict has attributes of its own."""
+    path, arrays = tmp_path / "model.pth", {"a": np.ones(64, np.float32), "b": np.ones((32, 4), np.float32)}
+    path.write_bytes(torch_file(tensors_of(arrays), state={"items": 5}))
+    assert read_all(path)["a"].tolist() == [1] * 64
+    larger, swapped = tensors_of(arrays), tensors_of(arrays)
+    larger["a"].numel, larger["a"].size = 66, (66,)
+    swapped["a"].member, swapped["b"].member = swapped["b"].member, swapped["a"].member
+    for forged, told in (
+        (larger, "is damaged at 'a'|no readable PyTorch file"),
+        (swapped, r"damaged at 'a' \(shape \[64\] does not fit the 512 bytes that are there\)"),
+    ):
+        path.write_bytes(torch_file(forged))
+        assert_unreadable(path, told)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model/data.pkl", bytes(1000))
+    assert_unreadable(path, "'model/data.pkl' is compressed or encrypted")
