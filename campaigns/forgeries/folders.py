@@ -92,9 +92,7 @@ def forge_shards(files: Mapping[str, bytes], arrays: Arrays, dump: Dump, suffix:
     weight_map = {key: name for name, part in shards.items() for key in part}
     content: Any = {"metadata": {"total_size": 1}, "weight_map": weight_map}
     beside: dict[str, bytes | str] = {name: data for name, data in files.items() if name.endswith(".json")}
-    kind = rng.choice(
-        ["value", "value", "text", "name", "name", "moved", "missing", "extra", "twice", "link", "honest", "spoilt"]
-    )
+    kind = rng.choice(LIES)
     key, shard = rng.choice(sorted(arrays)), rng.choice(sorted(shards))
     never, declared = False, b""
     if kind == "value":
@@ -145,10 +143,7 @@ def forge_places(files: Mapping[str, bytes], source: str, rng: random.Random) ->
         return Forgery({**files, "link": rng.choice([source, f"./{source}"])}, "link")
     if "/" not in next(iter(files)):
         return Forgery(files, source)
-    other = rng.choice(
-        ["generation_config.json", "tokenizer.json", "facts.json", "modeling_x.py", "x.pkl", "x.safetensors"]
-    )
-    return Forgery({**files, f"{source}/{other}": rng.choice(TEXTS)}, source)
+    return Forgery({**files, f"{source}/{rng.choice(BESIDE)}": rng.choice(TEXTS)}, source)
 
 
 def _possible(name: str) -> str:

@@ -27,22 +27,9 @@ KINDS = {
     "UntypedStorage": None,
 }  # fmt: skip
 PLACES = (
-    "cuda",
-    "cuda:0",
-    "cuda:99",
-    "meta",
-    "mps",
-    "xla:0",
-    "hpu",
-    "",
-    "cpu:1",
-    "CPU",
-    "x" * 3000,
-    "../x",
-    None,
-    0,
+    "cuda", "cuda:0", "cuda:99", "meta", "mps", "xla:0", "hpu", "", "cpu:1", "CPU", "x" * 3000, "../x", None, 0,
     ("cpu",),
-)
+)  # fmt: skip
 
 
 def forge_storages(arrays: Arrays, rng: random.Random) -> tuple[bytes, Arrays | None]:
@@ -78,14 +65,8 @@ def _offset(tensors: dict[str, Stored], name: str, other: str, rng: random.Rando
 def _size(tensors: dict[str, Stored], name: str, other: str, rng: random.Random) -> None:
     one = tensors[name]
     shape = one.array.shape
-    forms = [
-        (*shape, 2),
-        (2 * shape[0], *shape[1:]),
-        tuple(-side for side in shape),
-        shape[:-1],
-        (*shape, 0),
-        list(shape),
-    ]
+    negative = tuple(-side for side in shape)
+    forms = [(*shape, 2), (2 * shape[0], *shape[1:]), negative, shape[:-1], (*shape, 0), list(shape)]
     one.size = rng.choice([*forms, *ODD])
     if rng.random() < 0.3:
         one.stride = rng.choice([(0,) * len(shape), (1,) * len(shape), *ODD])
@@ -94,13 +75,8 @@ def _size(tensors: dict[str, Stored], name: str, other: str, rng: random.Random)
 def _stride(tensors: dict[str, Stored], name: str, other: str, rng: random.Random) -> None:
     one = tensors[name]
     true = one.stride
-    forms = [
-        (0,) * len(true),
-        tuple(-step for step in true),
-        tuple(2 * step for step in true),
-        (2**62,) * len(true),
-        (*true, 1),
-    ]
+    steps = [tuple(factor * step for step in true) for factor in (-1, 2)]
+    forms = [(0,) * len(true), *steps, (2**62,) * len(true), (*true, 1)]
     one.stride = rng.choice([*forms, *[odd for odd in ODD if odd not in ((1,), [1], list(true))]])
 
 

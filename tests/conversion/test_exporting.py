@@ -52,52 +52,25 @@ RECTANGLE = {"image_size": (8, 18), "patch_size": (4, 6)}
 DISTILLED = {"use_distillation_token": True}
 # (target, class) -> fields of configs that come back with the same parameters.
 CONFIGS: dict[tuple[str, str], tuple[dict[str, Any], ...]] = {
-    ("transformers", "HfViTForImageClassification"): (
-        LABELS,
-        {"id2label": LABELS["id2label"]},
-        {"hidden_act": "gelu", "qkv_bias": False, "layer_norm_eps": 1e-3, "position_interpolation": "bicubic"},
-        RECTANGLE,
-        {**LABELS, **DISTILLED},
-        {**DISTILLED, "use_distillation_head": False, "qkv_bias": False, "hidden_act": "gelu"},
-    ),
-    ("transformers", "HfViTModel"): (
-        {},
-        {"representation_size": 7},
-        DISTILLED,
-        {**DISTILLED, "representation_size": 7, **RECTANGLE},
-    ),
-    ("timm", "HfViTForImageClassification"): (
-        LABELS,
-        {**TIMM, "qkv_bias": False},
-        {**TIMM, "pooling": "gap"},
-        {"pooling": "gap", "use_class_token": True},
-        {**TIMM, "pooling": "map"},
-        {"position_on_class_token": False},
-        {"layer_scale_init_value": 1e-5},
-        RECTANGLE,
-        {**TIMM, **LABELS, **DISTILLED},
-        CLIP,
-        {"pooling": "gap", "norm_after_pooling": True},
-        {"num_register_tokens": 3, "position_on_class_token": False, "layer_scale_init_value": 1e-5},
-        {"mlp_type": "swiglu"},
-    ),
-    ("timm", "HfViTModel"): (
-        {**DISTILLED, "layer_scale_init_value": 1e-5},
-        {},
-        {"pooling": "map", "norm_after_pooling": True, "num_register_tokens": 2, "position_on_class_token": True},
-    ),
-    ("timm", "HfHybridViTForImageClassification"): (
-        {**TIMMS_HYBRID, **LABELS},
-        {**TIMMS_HYBRID, "stage_depths": (), "stem_patch_size": 4, "image_size": (32, 48), "qkv_bias": False},
-    ),
+    ("transformers", "HfViTForImageClassification"): (LABELS, {"id2label": LABELS["id2label"]}, {"hidden_act": "gelu",
+        "qkv_bias": False, "layer_norm_eps": 1e-3, "position_interpolation": "bicubic"}, RECTANGLE, {**LABELS,
+        **DISTILLED}, {**DISTILLED, "use_distillation_head": False, "qkv_bias": False, "hidden_act": "gelu"}),
+    ("transformers", "HfViTModel"): ({}, {"representation_size": 7}, DISTILLED, {**DISTILLED, "representation_size": 7,
+        **RECTANGLE}),
+    ("timm", "HfViTForImageClassification"): (LABELS, {**TIMM, "qkv_bias": False}, {**TIMM, "pooling": "gap"},
+        {"pooling": "gap", "use_class_token": True}, {**TIMM, "pooling": "map"}, {"position_on_class_token": False},
+        {"layer_scale_init_value": 1e-5}, RECTANGLE, {**TIMM, **LABELS, **DISTILLED}, CLIP, {"pooling": "gap",
+        "norm_after_pooling": True}, {"num_register_tokens": 3, "position_on_class_token": False,
+        "layer_scale_init_value": 1e-5}, {"mlp_type": "swiglu"}),
+    ("timm", "HfViTModel"): ({**DISTILLED, "layer_scale_init_value": 1e-5}, {}, {"pooling": "map",
+        "norm_after_pooling": True, "num_register_tokens": 2, "position_on_class_token": True}),
+    ("timm", "HfHybridViTForImageClassification"): ({**TIMMS_HYBRID, **LABELS}, {**TIMMS_HYBRID, "stage_depths": (),
+        "stem_patch_size": 4, "image_size": (32, 48), "qkv_bias": False}),
     ("timm", "HfHybridViTModel"): ({**TIMMS_HYBRID, "stage_depths": (), "stem_patch_size": 2},),
     ("vit_jax", "HfViTForImageClassification"): ({}, {"pooling": "gap"}, {"representation_size": 7}),
     ("vit_jax", "HfViTModel"): ({"patch_size": (4, 6), "image_size": (12, 18)},),
-    ("vit_jax", "HfHybridViTForImageClassification"): (
-        HYBRID,
-        {**HYBRID, "stage_depths": (), "group_norm_eps": 1e-6},  # that of LayerNorm, set by name
-    ),
-}
+    ("vit_jax", "HfHybridViTForImageClassification"): (HYBRID, {**HYBRID, "stage_depths": (), "group_norm_eps": 1e-6}),
+}  # fmt: skip
 CASES = [(target, kind, fields) for (target, kind), rows in CONFIGS.items() for fields in rows]
 
 
@@ -133,6 +106,13 @@ def test_what_has_no_place_is_named(field: str, target: str, tmp_path: Path):
     assert bool(told) != (tmp_path / "exported").exists()
     assert not told or f"{field}={TOWER[field]!r}" in told or "classifier.bias (which is not zero)" in told
     assert difference <= 1e-5
+
+
+@pytest.mark.slow  # torch's exporter
+@pytest.mark.filterwarnings("ignore:images of 14x14 px hold 3x3 patches:UserWarning")
+def test_a_tower_whose_images_leave_pixels_over_as_onnx(tmp_path: Path):
+    source = make("HfViTForImageClassification", tmp_path / "source", **TOWER, image_size=14)
+    assert export(source, tmp_path / "exported", "onnx").difference <= 1e-5
 
 
 @pytest.mark.parametrize(("target", "kind", "fields"), CASES, ids=range(len(CASES)))
@@ -250,11 +230,8 @@ REFUSED: tuple[tuple[dict[str, Any], tuple[str, ...], str], ...] = (
     ({"layer_scale_init_value": 0.1}, JAX, ""),
     ({"use_distillation_token": True}, JAX, ""),
     ({"use_distillation_head": False, **DISTILLED}, TIMM_ALONE, "use_distillation_head=False before a classifier"),
-    (
-        {"position_on_class_token": False, **DISTILLED},
-        TIMM_ALONE,
-        "position_on_class_token=False beside a distillation token",
-    ),
+    ({"position_on_class_token": False, **DISTILLED}, TIMM_ALONE,
+        "position_on_class_token=False beside a distillation token"),
     ({"position_on_class_token": False, **DISTILLED}, TRANSFORMERS, ""),
     ({"representation_size": 7}, TRANSFORMERS, "representation_size=7 before a classifier"),
     ({"representation_size": 7}, TIMM_ALONE, ""),
@@ -266,20 +243,14 @@ REFUSED: tuple[tuple[dict[str, Any], tuple[str, ...], str], ...] = (
     ({"hidden_act": "mish"}, TIMM_ALONE, ""),
     ({"norm_before_layers": True, "norm_after_pooling": True}, JAX, ""),
     ({"pooling": "gap", "norm_before_layers": True}, TRANSFORMERS, ""),
-    (
-        {"image_size": (12, 8), "norm_before_layers": True, "norm_after_pooling": True},
-        TRANSFORMERS,
-        "image_size=(12, 8) (it has squares)",
-    ),
-    (
-        {"intermediate_size": 21, "mlp_type": "swiglu", "layer_scale_init_value": 1.0},
-        TRANSFORMERS,
-        "intermediate_size=21 (no mlp_ratio gives it)",
-    ),
+    ({"image_size": (12, 8), "norm_before_layers": True, "norm_after_pooling": True}, TRANSFORMERS,
+        "image_size=(12, 8) (it has squares)"),
+    ({"intermediate_size": 21, "mlp_type": "swiglu", "layer_scale_init_value": 1.0}, TRANSFORMERS,
+        "intermediate_size=21 (no mlp_ratio gives it)"),
     ({"layer_norm_eps": 1e-5, "mlp_type": "swiglu"}, TIMM_ALONE, "layer_norm_eps=1e-05 with mlp_type='swiglu'"),
     ({"mlp_type": "swiglu", "layer_norm_eps": 1e-5}, TRANSFORMERS, ""),
     ({"qkv_bias": False}, JAX, ""),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("fields", "targets", "told"), REFUSED, ids=range(len(REFUSED)))
@@ -302,7 +273,7 @@ CROPS: list[tuple[dict[str, Any], tuple[str, float] | str]] = [
     ({"size": {"height": 14, "width": 14}}, NOT_OF_TIMM),
     ({"size": {"height": 15, "width": 12}, "do_center_crop": True, "crop_size": 12}, NOT_OF_TIMM),
     ({"size": {"height": 12, "width": 12}, "do_resize": False}, NOT_OF_TIMM),
-]
+]  # fmt: skip
 # Fields of a processor of 12x12 px -> nothing, as timm makes the same pixels, or what the refusal says.
 PIXELS: list[tuple[dict[str, Any], str]] = [
     ({}, ""),
@@ -315,7 +286,7 @@ PIXELS: list[tuple[dict[str, Any], str]] = [
     ({"rescale_factor": 0}, "makes no pixels of rescale_factor=0"),
     ({"image_mean": None}, "makes no pixels of .*image_mean=None"),
     ({"do_pad": True, "pad_size": {"height": 16, "width": 16}}, "cannot express the preprocessing .* do_pad=True"),
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ FORMS = {
     "rectangular": {"grid": (2, 3)},
     "rectangular GAP": {"grid": (2, 3), "token": False},
     "a square number of patches": {"grid": (2, 8)},
-}
+}  # fmt: skip
 
 
 def images_for(arrays, grid, count=2, seed=1):
@@ -128,25 +128,30 @@ def test_resampling_equals_scipys_zoom(old, new, checkpoint, write_npz, tmp_path
     assert model.config.grid == new
 
 
-def test_new_head_is_zero_and_accounted_for(checkpoint, reference, write_npz, tmp_path: Path):
-    arrays = checkpoint(labels=5)
-    result = conversion.convert(write_npz(arrays), tmp_path / "model", num_labels=3)
-    model = AutoModelForImageClassification.from_pretrained(tmp_path / "model")
-    assert model.classifier.weight.shape == (3, 8)
-    assert not model.classifier.weight.any()
-    assert not model.classifier.bias.any()
-    assert result.plan.ignored == dict.fromkeys(("head/kernel", "head/bias"), "replaced by a new head")
-    images = images_for(arrays, (3, 3))
-    found = run(model.vit, images).last_hidden_state
-    np.testing.assert_allclose(found, reference(arrays, images)["encoded"], rtol=0, atol=1e-10)
+# (form of the file, options, grid, size of the head's input).
+NEW_HEADS = [
+    ({}, {"num_labels": 3}, (3, 3), 8),
+    ({"labels": None, "representation": 6}, {"labels": ["cat", "dog", "ant"]}, (3, 3), 6),
+    ({"representation": 6}, {"resize_to": (16, 24), "labels": ["cat", "dog", "ant"], "drop_pre_logits": True}, (4, 6),
+        8),
+]  # fmt: skip
 
 
-def test_new_head_on_a_headless_source(checkpoint, write_npz, tmp_path: Path):
-    arrays = checkpoint(labels=None, representation=6)
-    conversion.convert(write_npz(arrays), tmp_path / "model", labels=["cat", "dog"])
+@pytest.mark.parametrize(("form", "options", "grid", "width"), NEW_HEADS, ids=range(len(NEW_HEADS)))
+def test_new_head_is_zero_and_accounted_for(
+    form, options, grid, width, checkpoint, reference, write_npz, tmp_path: Path
+):
+    arrays = checkpoint(**form)
+    result = conversion.convert(write_npz(arrays), tmp_path / "model", **options)
     model = AutoModelForImageClassification.from_pretrained(tmp_path / "model")
-    assert model.config.id2label == {0: "cat", 1: "dog"}
-    assert model.classifier.weight.shape == (2, 6)
+    assert (model.config.grid, model.classifier.weight.shape) == (grid, (3, width))
+    assert model.config.id2label == dict(enumerate(options.get("labels", ["LABEL_0", "LABEL_1", "LABEL_2"])))
+    assert not run(model, images_for(arrays, grid)).logits.any()
+    replaced = {key for key, reason in result.plan.ignored.items() if reason == "replaced by a new head"}
+    assert replaced == {key for key in arrays if key.startswith("head/")}
+    if not options.get("resize_to"):
+        tokens, images = reference(arrays, images_for(arrays, grid))["encoded"], images_for(arrays, grid)
+        np.testing.assert_allclose(run(model.vit, images).last_hidden_state, tokens, rtol=0, atol=1e-10)
 
 
 def test_optimizer_state_is_ignored_by_rule(checkpoint, reference, write_npz, tmp_path: Path):
@@ -204,19 +209,6 @@ def test_output_is_complete(checkpoint, write_npz, tmp_path: Path):
     }
 
 
-def test_all_transfer_options_at_once(checkpoint, write_npz, tmp_path: Path):
-    source = write_npz(checkpoint(representation=6))
-    result = conversion.convert(
-        source, tmp_path / "model", resize_to=(16, 24), labels=["cat", "dog"], drop_pre_logits=True
-    )
-    config = result.plan.config
-    assert (config.grid, config.num_labels, config.representation_size) == ((4, 6), 2, None)
-    assert config.id2label == {0: "cat", 1: "dog"}
-    with torch.no_grad():
-        model = hf_vit.HfViTForImageClassification.from_pretrained(result.output)
-        assert not model(torch.randn(1, 3, 16, 24)).logits.any()
-
-
 def shapes_of(arrays) -> dict[str, tuple[int, ...]]:
     return {key: tuple(value.shape) for key, value in arrays.items()}
 
@@ -261,7 +253,7 @@ HYBRIDS = {
     "wide": {"depths": (1,), "width": 96},
     "pixels that the stem rounds up": {"more_px": -3},
     "places that make no patch": {"depths": (3,), "side": 2, "more_px": 3},
-}
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:images of 19x19 px hold 2x2 patches:UserWarning")
@@ -287,14 +279,6 @@ def test_form_of_a_hybrid_gives_the_references_digits(form, reference, write_npz
     np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=1e-10)
 
 
-def test_auto_class_finds_the_family(write_npz, tmp_path: Path):
-    conversion.convert(write_npz(make_hybrid()), tmp_path / "model", num_labels=3)
-    model = AutoModelForImageClassification.from_pretrained(tmp_path / "model")
-    assert isinstance(model, hf_vit.HfHybridViTForImageClassification)
-    assert model.classifier.weight.shape == (3, 8)
-    assert not model.classifier.weight.any()
-
-
 # Forms of one and the same model, as this code wrote it over the years.
 BIG_VISION = {
     "params": lambda a: renamed(a, ("^", "params/")),
@@ -306,10 +290,9 @@ BIG_VISION = {
     "table in the encoder": lambda a: renamed(a, ("^pos_emb", "Transformer/pos_emb")),
     "table in a module of the encoder": lambda a: renamed(a, ("^pos_emb", "Transformer/posembed_input/pos_emb")),
     "MAP head inlined": lambda a: renamed(a, (f"^{MAP}", "")),
-    "all that is old": lambda a: renamed(
-        a, *PRE_LINEN, (f"^{MAP}", ""), ("^pos_emb", "Transformer/posembed_input/pos_emb"), ("^", "opt/target/")
-    ),
-}
+    "all that is old": lambda a: renamed(a, *PRE_LINEN, (f"^{MAP}", ""), ("^pos_emb",
+        "Transformer/posembed_input/pos_emb"), ("^", "opt/target/")),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -475,7 +458,7 @@ LAYOUTS = {
     "big_vision below a prefix": lambda arrays: {f"opt/target/{key}": array for key, array in arrays.items()},
     "big_transfer": as_big_transfer,
     "big_transfer, numbered": lambda arrays: as_big_transfer(arrays, numbered=True),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -518,7 +501,7 @@ TRANSFORMERS_NAMES = (
     (r"resnet\.encoder\.stages\.(\d+)\.(\d+)", r"bit.encoder.stages.\1.layers.\2"),
     ("projection", "downsample.conv"),
     ("classifier", "classifier.1"),
-)
+)  # fmt: skip
 
 
 def test_transformers_bit_gives_the_same(resnet, write_npz, tmp_path: Path):

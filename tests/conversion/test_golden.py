@@ -161,30 +161,16 @@ def test_report_names_the_block_of_a_stacked_array(golden: Path, tmp_path: Path)
 BLOCK = "Transformer/encoderblock_"
 # Case -> weight that is disturbed in the checkpoint -> the stage where that first shows.
 FIRST_STAGE = {
-    "vit_tok_rep": {
-        "embedding/kernel": "embedding",
-        "embedding/bias": "embedding",
-        "cls": "with_posemb",
+    "vit_tok_rep": {"embedding/kernel": "embedding", "embedding/bias": "embedding", "cls": "with_posemb",
         f"{BLOCK}0/MultiHeadDotProductAttention_1/query/bias": "layer_0_attn",
         f"{BLOCK}0/MultiHeadDotProductAttention_1/out/kernel": "layer_0_attn",
-        f"{BLOCK}0/LayerNorm_2/scale": "layer_0_mlp",
-        f"{BLOCK}0/MlpBlock_3/Dense_1/bias": "layer_0_mlp",
-        f"{BLOCK}1/LayerNorm_0/bias": "layer_1",
-        f"{BLOCK}1/MlpBlock_3/Dense_0/kernel": "layer_1",
-        "Transformer/encoder_norm/scale": "encoded",
-        "pre_logits/kernel": "pre_logits",
-        "head/bias": "logits",
-    },
-    "hybrid_stdeps": {
-        "conv_root/kernel": "conv_root",
-        "gn_root/bias": "gn_root",
-        "block1/unit1/conv2/kernel": "block1",
-        "block1/unit1/gn_proj/scale": "block1",
-        "block2/unit1/gn3/bias": "block2",
-        "embedding/kernel": "embedding",
-        "pre_logits/kernel": "pre_logits",
-    },
-}
+        f"{BLOCK}0/LayerNorm_2/scale": "layer_0_mlp", f"{BLOCK}0/MlpBlock_3/Dense_1/bias": "layer_0_mlp",
+        f"{BLOCK}1/LayerNorm_0/bias": "layer_1", f"{BLOCK}1/MlpBlock_3/Dense_0/kernel": "layer_1",
+        "Transformer/encoder_norm/scale": "encoded", "pre_logits/kernel": "pre_logits", "head/bias": "logits"},
+    "hybrid_stdeps": {"conv_root/kernel": "conv_root", "gn_root/bias": "gn_root", "block1/unit1/conv2/kernel": "block1",
+        "block1/unit1/gn_proj/scale": "block1", "block2/unit1/gn3/bias": "block2", "embedding/kernel": "embedding",
+        "pre_logits/kernel": "pre_logits"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

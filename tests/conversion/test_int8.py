@@ -73,7 +73,7 @@ SLOW = (
     ("onnx", "static", "--preprocessing"),
     ("openvino", "static", "--static"),
     ("openvino", "static", "--preprocessing"),
-)
+)  # fmt: skip
 
 
 CASES = (("onnx", "static", "--static"), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW))
@@ -301,29 +301,19 @@ def test_why_nothing_could_be_written_is_told(
 BAD: dict[str, tuple[dict[str, str], str]] = {
     "no images": ({"to": "onnx", "quantize": "static"}, "--quantize static needs images to measure with; add --calib"),
     "nothing to do": ({"to": "onnx", "calibrate": "DATA"}, "--calibrate is for --quantize; add that, or leave it out"),
-    "no such mode": (
-        {"to": "onnx", "quantize": "int4", "calibrate": "DATA"},
-        "--quantize 'int4' does not go with --to onnx; give dynamic or static",
-    ),
-    "not of this target": (
-        {"to": "openvino", "quantize": "dynamic", "calibrate": "DATA"},
-        "--quantize 'dynamic' does not go with --to openvino; give static",
-    ),
+    "no such mode": ({"to": "onnx", "quantize": "int4", "calibrate": "DATA"},
+        "--quantize 'int4' does not go with --to onnx; give dynamic or static"),
+    "not of this target": ({"to": "openvino", "quantize": "dynamic", "calibrate": "DATA"},
+        "--quantize 'dynamic' does not go with --to openvino; give static"),
     "another target": ({"to": "timm", "quantize": "static"}, "--quantize does not go with --to timm; leave it out"),
-    "too few": (
-        {"to": "onnx", "quantize": "static", "calibrate": "FEW"},
-        r"FEW has \d+ training and \d+ test images; int8 needs 64 .* give more",
-    ),
-    "no decoder": (
-        {"to": "onnx", "quantize": "static", "calibrate": "DATA", "decoding": "yes"},
-        "--quantize static runs the graph where there is no decoder; give --preprocessing instead of --decoding",
-    ),
-    "a bare model": (
-        {"to": "onnx", "quantize": "static", "calibrate": "DATA", "model": "BARE"},
-        "judged by answers, and a bare model has none; give a classifier",
-    ),
+    "too few": ({"to": "onnx", "quantize": "static", "calibrate": "FEW"},
+        r"FEW has \d+ training and \d+ test images; int8 needs 64 .* give more"),
+    "no decoder": ({"to": "onnx", "quantize": "static", "calibrate": "DATA", "decoding": "yes"},
+        "--quantize static runs the graph where there is no decoder; give --preprocessing instead of --decoding"),
+    "a bare model": ({"to": "onnx", "quantize": "static", "calibrate": "DATA", "model": "BARE"},
+        "judged by answers, and a bare model has none; give a classifier"),
     "no data": ({"to": "onnx", "quantize": "static", "calibrate": "NONE"}, "NONE"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -99,7 +99,7 @@ PROCESSORS = {
     "vit of another resampling": ViTImageProcessor(size={"height": 16, "width": 12}, resample=3, do_rescale=False),
     "deit": DeiTImageProcessor(size={"height": 20, "width": 20}, crop_size={"height": 12, "width": 12}),
     "no crop": DeiTImageProcessor(size={"shortest_edge": 12}, do_center_crop=False),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", PROCESSORS)
@@ -133,7 +133,7 @@ SILENT = {
     "SigLIP's square": {"image_processor_type": "SiglipImageProcessor"},
     "SigLIP's shortest edge": {"image_processor_type": "SiglipImageProcessor", "size": 12},
     "CLIP's shortest edge": {"image_processor_type": "CLIPImageProcessor", "size": 20, "crop_size": 12},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", SILENT)
@@ -162,11 +162,9 @@ AS_TIMM_READS: dict[str, dict[str, Any]] = {
     "no interpolation": {"pretrained_cfg": {"interpolation": None}},
     "one size alone": {"pretrained_cfg": {"input_size": [3, 224, 224], "fixed_input_size": True}},
     "other sizes": {"pretrained_cfg": {"input_size": [3, 224, 224], "fixed_input_size": False}},
-    "any size": {
-        "pretrained_cfg": {"input_size": [3, 224, 224], "fixed_input_size": True},
-        "model_args": {"dynamic_img_size": True},
-    },
-}
+    "any size": {"pretrained_cfg": {"input_size": [3, 224, 224], "fixed_input_size": True},
+        "model_args": {"dynamic_img_size": True}},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

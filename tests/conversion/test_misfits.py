@@ -60,13 +60,14 @@ def small(pooling: str = "token", **options: Any) -> Shapes:
 # Kind of file -> its good shapes.
 GOOD: dict[str, Callable[[], Shapes]] = {
     "vit_jax": lambda: shapes_of(make_checkpoint(depth=3)),
+    "linen": lambda: shapes_of(make_checkpoint(linen=True, prefix="opt/target/")),
     "hybrid": lambda: shapes_of(make_hybrid()),
     "mixer": lambda: shapes_of(make_mixer()),
     "token": lambda: small("token"),
     "gap": lambda: small("gap"),
     "map": lambda: small("map"),
     "bit_paper": lambda: shapes_of(as_big_transfer(make_resnet_v2())),
-}
+}  # fmt: skip
 ONE, UNIT = f"{BLOCK}1", "block2/unit1"
 # (kind of file, what is done to its shapes, what the refusal must say).
 MISFITS: tuple[tuple[str, Edit, list[str]], ...] = (
@@ -74,164 +75,93 @@ MISFITS: tuple[tuple[str, Edit, list[str]], ...] = (
     ("vit_jax", without(f"{ONE}/LayerNorm_2/scale"), [f"1 keys missing: {ONE}/LayerNorm_2/scale"]),
     ("vit_jax", lambda s: s | replaced("block_1", "block_7")(s), [f"64 keys missing: {BLOCK}3/*, {BLOCK}4/*"]),
     ("vit_jax", with_key(f"{BLOCK}3/LayerNorm_0/scale", 8), [f"15 keys missing: {BLOCK}3/LayerNorm_0/bias"]),
-    (
-        "vit_jax",
-        with_key(f"{BLOCK}99999999999/LayerNorm_0/scale", 8),
-        [f"1 keys left over: {BLOCK}99999999999/LayerNorm_0/scale"],
-    ),
+    ("vit_jax", with_key(f"{BLOCK}99999999999/LayerNorm_0/scale", 8),
+        [f"1 keys left over: {BLOCK}99999999999/LayerNorm_0/scale"]),
     ("vit_jax", replaced("block_1/", "block_01/"), [f"16 keys missing: {ONE}/*", f"16 keys left over: {BLOCK}01/"]),
     ("vit_jax", with_key(f"{ONE}/LayerNorm_9/scale", 8), [f"1 keys left over: {ONE}/LayerNorm_9/scale"]),
     ("vit_jax", with_key("temperature"), ["1 keys left over: temperature"]),
-    (
-        "vit_jax",
-        with_key(f"{ONE}/MlpBlock_3/Dense_0/kernel", 12, 8),
-        [f"1 keys of a wrong shape: {ONE}/MlpBlock_3/Dense_0/kernel is 12x8 (needs 8x12, it looks transposed)"],
-    ),
-    (
-        "vit_jax",
-        with_key("head/kernel", 5, 8),
-        ["1 keys of a wrong shape: head/kernel is 5x8 (needs 8x5, it looks transposed)"],
-    ),
-    (
-        "vit_jax",
-        with_key("embedding/kernel", 8, 3, 4, 4),
-        ["1 keys of a wrong shape: embedding/kernel is 8x3x4x4 (needs 8x3x4x8)"],
-    ),
-    (
-        "vit_jax",
-        with_key(f"{ONE}/MultiHeadDotProductAttention_1/out/kernel", 4, 2, 8),
-        ["out/kernel is 4x2x8 (needs 2x4x8, it looks transposed)"],
-    ),
-    (
-        "vit_jax",
-        with_key(f"{ONE}/MultiHeadDotProductAttention_1/key/kernel", 8, 8),
-        ["key/kernel is 8x8 (needs 8x2x4)"],
-    ),
+    ("vit_jax", with_key(f"{ONE}/MlpBlock_3/Dense_0/kernel", 12, 8),
+        [f"1 keys of a wrong shape: {ONE}/MlpBlock_3/Dense_0/kernel is 12x8 (needs 8x12, it looks transposed)"]),
+    ("vit_jax", with_key("head/kernel", 5, 8),
+        ["1 keys of a wrong shape: head/kernel is 5x8 (needs 8x5, it looks transposed)"]),
+    ("vit_jax", with_key("embedding/kernel", 8, 3, 4, 4),
+        ["1 keys of a wrong shape: embedding/kernel is 8x3x4x4 (needs 8x3x4x8)"]),
+    ("vit_jax", with_key(f"{ONE}/MultiHeadDotProductAttention_1/out/kernel", 4, 2, 8),
+        ["out/kernel is 4x2x8 (needs 2x4x8, it looks transposed)"]),
+    ("vit_jax", with_key(f"{ONE}/MultiHeadDotProductAttention_1/key/kernel", 8, 8),
+        ["key/kernel is 8x8 (needs 8x2x4)"]),
     ("vit_jax", with_key("embedding/bias"), ["embedding/bias is scalar (needs 8)"]),
     ("vit_jax", with_key("cls", 1, 0, 8), ["cls is 1x0x8 (needs 1x1x8)"]),
     ("vit_jax", with_key("cls", 1, 2, 8), ["cls is 1x2x8 (needs 1x1x8)"]),
     ("vit_jax", with_key("head/bias", 6), ["head/kernel is 8x5 (needs 8x6)"]),
     ("vit_jax", without("head/bias"), ["1 keys missing: head/bias"]),
-    (
-        "vit_jax",
-        lambda s: without("embedding/bias")(s) | {"x": (1,), "cls": (8,)},
-        ["1 keys missing: embedding/bias", "1 keys left over: x", "cls is 8 (needs 1x1x8)"],
-    ),
+    ("vit_jax", lambda s: without("embedding/bias")(s) | {"x": (1,), "cls": (8,)}, ["1 keys missing: embedding/bias",
+        "1 keys left over: x", "cls is 8 (needs 1x1x8)"],),
     ("vit_jax", without("block"), ["holds no encoder block"]),
     ("vit_jax", lambda s: s | replaced("^", "opt/target/")(s), ["exactly one set of weights is needed"]),
     ("vit_jax", with_key("Transformer/posembed_input/pos_embedding", 1, 1, 8), ["has no row for any patch"]),
-    (
-        "hybrid",
-        without("unit1/conv_proj", "unit1/gn_proj"),
-        ["6 keys missing: block1/unit1/conv_proj/kernel, block1/unit1/gn_proj/scale, block1/unit1/gn_proj/bias"],
-    ),
+    ("linen", without("1/LayerNorm_1/bias"), [f"1 keys missing: opt/target/{ONE}/LayerNorm_1/bias"]),
+    ("hybrid", without("unit1/conv_proj", "unit1/gn_proj"),
+        ["6 keys missing: block1/unit1/conv_proj/kernel, block1/unit1/gn_proj/scale, block1/unit1/gn_proj/bias"]),
     ("hybrid", without("gn_root"), ["2 keys missing: gn_root/scale, gn_root/bias"]),
     ("hybrid", without("block2/unit1/"), ["12 keys missing: block2/unit1/conv1/kernel"]),
     ("hybrid", without("block1/"), ["12 keys missing: block1/unit1/conv1/kernel"]),
-    (
-        "hybrid",
-        with_key("block2/unit2/conv_proj/kernel", 1, 1, 256, 256),
-        ["1 keys left over: block2/unit2/conv_proj/kernel"],
-    ),
+    ("hybrid", with_key("block2/unit2/conv_proj/kernel", 1, 1, 256, 256),
+        ["1 keys left over: block2/unit2/conv_proj/kernel"]),
     ("hybrid", with_key("block999/unit1/conv1/kernel", 1, 1, 8, 8), ["1 keys left over: block999/unit1/conv1/kernel"]),
-    (
-        "hybrid",
-        with_key(f"{UNIT}/conv2/kernel", 64, 64, 3, 3),
-        [f"1 keys of a wrong shape: {UNIT}/conv2/kernel is 64x64x3x3 (needs 3x3x64x64, it looks transposed)"],
-    ),
-    (
-        "hybrid",
-        with_key(f"{UNIT}/gn2/scale", 1, 1, 1, 96),
-        [f"1 keys of a wrong shape: {UNIT}/gn2/scale is 1x1x1x96 (needs 1x1x1x64)"],
-    ),
+    ("hybrid", with_key(f"{UNIT}/conv2/kernel", 64, 64, 3, 3),
+        [f"1 keys of a wrong shape: {UNIT}/conv2/kernel is 64x64x3x3 (needs 3x3x64x64, it looks transposed)"]),
+    ("hybrid", with_key(f"{UNIT}/gn2/scale", 1, 1, 1, 96),
+        [f"1 keys of a wrong shape: {UNIT}/gn2/scale is 1x1x1x96 (needs 1x1x1x64)"]),
     ("hybrid", with_key("gn_root/bias", 1, 32), ["gn_root/bias is 1x32 (needs 32)"]),
     ("hybrid", with_key("embedding/kernel", 1, 1, 128, 8), ["embedding/kernel is 1x1x128x8 (needs 1x1x256x8)"]),
     ("hybrid", with_key("embedding/kernel", 1, 2, 256, 8), ["embedding/kernel is 1x2x256x8"]),
     ("hybrid", without("encoderblock"), ["holds no encoder block"]),
-    (
-        "hybrid",
-        lambda _: shapes_of(make_hybrid(width=40)),
-        ["the stem is 40 wide, which GroupNorm's 32 groups do not divide"],
-    ),
+    ("hybrid", lambda _: shapes_of(make_hybrid(width=40)),
+        ["the stem is 40 wide, which GroupNorm's 32 groups do not divide"]),
     ("token", without("pos_embedding"), ["no position table", "sincos2d", "--image-size HxW"]),
     ("map", with_key("cls", 1, 1, 8), ["a class token and a MAP head"]),
-    (
-        "gap",
-        lambda s: s | replaced("^", "params/img/")(s),
-        ["encoders under 2 of the prefixes", "exactly one set of weights"],
-    ),
+    ("gap", lambda s: s | replaced("^", "params/img/")(s), ["encoders under 2 of the prefixes",
+        "exactly one set of weights"]),
     ("gap", replaced("^", "model/"), ["encoders under 0 of the prefixes"]),
     ("gap", with_key("Transformer/pos_embedding", 1, 9, 8), ["holds pos_embedding in an older place and in today's"]),
     ("map", without(f"{MAP}Mlp"), [f"4 keys missing: {MAP}MlpBlock_0/Dense_0/kernel, {MAP}MlpBlock_0/Dense_0/bias"]),
-    (
-        "map",
-        lambda s: replaced(f"^{MAP}", "")(without("Head_0/Layer")(s)),
-        ["2 keys missing: LayerNorm_0/scale, LayerNorm_0/bias"],
-    ),
+    ("map", lambda s: replaced(f"^{MAP}", "")(without("Head_0/Layer")(s)),
+        ["2 keys missing: LayerNorm_0/scale, LayerNorm_0/bias"]),
     ("map", without("probe"), [f"1 keys missing: {MAP}probe"]),
-    (
-        "map",
-        with_key(f"{MAP}MultiHeadDotProductAttention_0/out/kernel", 4, 2, 8),
-        ["out/kernel is 4x2x8 (needs 2x4x8, it looks transposed)"],
-    ),
+    ("map", with_key(f"{MAP}MultiHeadDotProductAttention_0/out/kernel", 4, 2, 8),
+        ["out/kernel is 4x2x8 (needs 2x4x8, it looks transposed)"]),
     ("gap", with_key("pos_embedding", 9, 8), ["pos_embedding is 9x8 (needs 1xTx8)"]),
     ("gap", with_key("pos_embedding", 1, 6, 8), ["6 patches, which make no square"]),
     ("gap", with_key("pos_embedding", 1, 10, 8), ["10 patches, which make no square"]),
-    (
-        "gap",
-        lambda s: stack(s) | {f"{BLOCK[:-1]}/LayerNorm_0/bias": (3, 8)},
-        ["encoderblock/LayerNorm_0/bias is 3x8 (needs 2x8)"],
-    ),
+    ("gap", lambda s: stack(s) | {f"{BLOCK[:-1]}/LayerNorm_0/bias": (3, 8)},
+        ["encoderblock/LayerNorm_0/bias is 3x8 (needs 2x8)"]),
     ("gap", lambda s: s | stack(s), [f"32 keys left over: {BLOCK}0/"]),
     ("gap", lambda s: without("embedding/bias")(stack(s)), ["1 keys missing: embedding/bias"]),
-    (
-        "gap",
-        lambda s: {key: (10**6, *v[1:]) if "encoderblock/" in key else v for key, v in stack(s).items()},
-        ["stacks 1000000 encoder blocks"],
-    ),
+    ("gap", lambda s: {key: (10**6, *v[1:]) if "encoderblock/" in key else v for key, v in stack(s).items()},
+        ["stacks 1000000 encoder blocks"]),
     ("gap", with_key("txt/head/bias", 3), ["1 keys left over: txt/head/bias"]),
-    (
-        "map",
-        lambda s: without("MAPHead_0/LayerNorm_1/bias")(renamed(s, *PRE_LINEN)),
-        ["1 keys missing: MAPHead_0/LayerNorm_1/bias"],
-    ),
+    ("map", lambda s: without("MAPHead_0/LayerNorm_1/bias")(renamed(s, *PRE_LINEN)),
+        ["1 keys missing: MAPHead_0/LayerNorm_1/bias"]),
     ("bit_paper", without("resnet/group_norm/beta"), ["1 keys missing: resnet/group_norm/beta"]),
     ("bit_paper", without("block1/unit01"), ["10 keys missing: resnet/block1/unit01/a/group_norm/gamma"]),
     ("bit_paper", without("root_block"), ["part of a BiT ResNet, whose root is missing"]),
     ("bit_paper", without("conv2d/bias"), ["1 keys missing: resnet/head/conv2d/bias"]),
     ("bit_paper", with_key("resnet/x", 2), ["1 keys left over: resnet/x"]),
-    (
-        "bit_paper",
-        with_key("resnet/block1/unit02/conv1/kernel", 2),
-        ["1 keys left over: resnet/block1/unit02/conv1/kernel"],
-    ),
+    ("bit_paper", with_key("resnet/block1/unit02/conv1/kernel", 2),
+        ["1 keys left over: resnet/block1/unit02/conv1/kernel"]),
     ("bit_paper", replaced("unit02", "unit2"), ["9 keys left over: resnet/block1/unit2/"]),
-    (
-        "bit_paper",
-        with_key("resnet/block1/unit02/a/standardized_conv2d_7/kernel", 1, 1, 128, 32),
-        ["which are the same array's; one is needed"],
-    ),
-    (
-        "bit_paper",
-        with_key("resnet/block1/unit02/c/standardized_conv2d/kernel", 1, 1, 128, 32),
-        ["kernel is 1x1x128x32 (needs 1x1x32x128, it looks transposed"],
-    ),
-    (
-        "bit_paper",
-        with_key("resnet/block1/unit02/a/proj/standardized_conv2d/kernel", 1, 1, 128, 128),
-        ["1 keys left over: resnet/block1/unit02/a/proj"],
-    ),
-    (
-        "bit_paper",
-        lambda _: shapes_of(make_resnet_v2((1,), 48)),
-        ["48 wide, which GroupNorm's 32 groups do not divide"],
-    ),
-    (
-        "bit_paper",
-        lambda _: (one := shapes_of(make_resnet_v2((1,)))) | replaced("^", "params/")(one),
-        ["holds 2 ResNets"],
-    ),
-)
+    ("bit_paper", with_key("resnet/block1/unit02/a/standardized_conv2d_7/kernel", 1, 1, 128, 32),
+        ["which are the same array's; one is needed"]),
+    ("bit_paper", with_key("resnet/block1/unit02/c/standardized_conv2d/kernel", 1, 1, 128, 32),
+        ["kernel is 1x1x128x32 (needs 1x1x32x128, it looks transposed"]),
+    ("bit_paper", with_key("resnet/block1/unit02/a/proj/standardized_conv2d/kernel", 1, 1, 128, 128),
+        ["1 keys left over: resnet/block1/unit02/a/proj"]),
+    ("bit_paper", lambda _: shapes_of(make_resnet_v2((1,), 48)), ["48 wide, which GroupNorm's 32 groups do not divide"],
+        ),
+    ("bit_paper", lambda _: (one := shapes_of(make_resnet_v2((1,)))) | replaced("^", "params/")(one),
+        ["holds 2 ResNets"],),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "edit", "told"), MISFITS, ids=[f"{kind}: {told[0]}" for kind, _, told in MISFITS])
@@ -262,41 +192,26 @@ BAD_OPTIONS: tuple[tuple[Callable[[], Shapes], dict[str, Any], str], ...] = (
     (GOOD["vit_jax"], {"resize_to": (3, 12)}, "sizes make no model: image_size=(3, 12) does not fit patch_size=4"),
     (GOOD["vit_jax"], {"drop_pre_logits": True}, "leave out --drop-pre-logits"),
     (GOOD["vit_jax"], {"num_heads": 4}, "--num-heads 4: files of vit_jax have num_attention_heads=2"),
-    (
-        GOOD["vit_jax"],
-        {"hidden_act": "gelu"},
-        "--hidden-act gelu: files of vit_jax have hidden_act='gelu_pytorch_tanh'",
-    ),
+    (GOOD["vit_jax"], {"hidden_act": "gelu"},
+        "--hidden-act gelu: files of vit_jax have hidden_act='gelu_pytorch_tanh'"),
     (GOOD["vit_jax"], {"pooling": "map"}, "--pooling map: files of vit_jax have pooling='token'"),
-    (
-        GOOD["vit_jax"],
-        {"position_embedding": "none"},
-        "--position-embedding none: files of vit_jax have position_embedding='learned'",
-    ),
+    (GOOD["vit_jax"], {"position_embedding": "none"},
+        "--position-embedding none: files of vit_jax have position_embedding='learned'"),
     (GOOD["mixer"], {"resize_to": (64, 64)}, "An MLP-Mixer has no positions to resample and takes images of one size"),
     (GOOD["mixer"], {"num_heads": 4}, "An MLP-Mixer has no num_attention_heads; leave out --num-heads"),
     (GOOD["mixer"], {"pooling": "gap"}, "An MLP-Mixer has no pooling; leave out --pooling"),
     (GOOD["mixer"], {"hidden_act": "gelu"}, "files of mixer have hidden_act='gelu_pytorch_tanh'"),
-    (
-        GOOD["mixer"],
-        {"image_size": (8, 8)},
-        "makes 2x4 = 8 patches of 4x2 px, but the token MLP has 4; sizes that fit: 8x4",
-    ),
-    (
-        lambda: shapes_of(make_mixer(grid=(1, 3))),
-        {},
-        "the token MLP has rows for 3 patches, which make no square; declare",
-    ),
+    (GOOD["mixer"], {"image_size": (8, 8)},
+        "makes 2x4 = 8 patches of 4x2 px, but the token MLP has 4; sizes that fit: 8x4"),
+    (lambda: shapes_of(make_mixer(grid=(1, 3))), {},
+        "the token MLP has rows for 3 patches, which make no square; declare"),
     (GOOD["bit_paper"], {"resize_to": (64, 64)}, "A BiT ResNet has no positions to resample"),
     (GOOD["bit_paper"], {"drop_pre_logits": True}, "no representation layer"),
     (lambda: small("gap", grid=(2, 3)), {"image_size": (12, 12)}, "9 patches of 4x4 px, but the position table has 6"),
-    (
-        lambda: shapes_of(make_checkpoint(grid=(2, 3))),
-        {"image_size": (12, 12)},
-        "12x12 makes 3x3 = 9 patches of 4x4 px, but the position table has 6",
-    ),
+    (lambda: shapes_of(make_checkpoint(grid=(2, 3))), {"image_size": (12, 12)},
+        "12x12 makes 3x3 = 9 patches of 4x4 px, but the position table has 6"),
     (lambda: shapes_of(make_checkpoint(grid=(2, 3))), {"image_size": (3, 12)}, "3x12 px hold no patch of 4x4 px"),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "options", "told"), BAD_OPTIONS, ids=[row[2] for row in BAD_OPTIONS])
@@ -311,7 +226,7 @@ RECTANGULAR = {
     "no token": (lambda: shapes_of(make_checkpoint(grid=(2, 3), token=False)), (8, 12), (2, 3), "6 patches.*8x12"),
     "big_vision": (lambda: small("gap", grid=(2, 3)), (8, 12), (2, 3), r"6 patches, which make no square.*8x12"),
     "mixer": (lambda: shapes_of(make_mixer(grid=(1, 3))), (4, 6), (1, 3), "3 patches, which make no square; declare"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", RECTANGULAR)
@@ -332,22 +247,16 @@ STEM_MISFITS: tuple[tuple[Callable[[dict], dict], str], ...] = (
     (without_arrays("gn_root/bias"), "1 keys missing: params/gn_root/bias"),
     (without_arrays("head/bias"), "1 keys missing: params/head/bias"),
     (lambda a: a | {"params/x": np.ones(2)}, "1 keys left over: params/x"),
-    (
-        lambda a: a | {"params/block2/unit1/conv1/kernel": a["params/block2/unit1/conv1/kernel"].swapaxes(2, 3)},
-        "conv1/kernel is 1x1x64x128 .needs 1x1x128x64, it looks transposed",
-    ),
+    (lambda a: a | {"params/block2/unit1/conv1/kernel": a["params/block2/unit1/conv1/kernel"].swapaxes(2, 3)},
+        "conv1/kernel is 1x1x64x128 .needs 1x1x128x64, it looks transposed"),
     (lambda a: a | {"params/gn_root/bias": a["params/gn_root/bias"] * np.nan}, "NaN or infinite values"),
     (lambda a: a | {"conv_root/kernel": np.ones((7, 7, 3, 32))}, "holds 2 ResNets"),
-    (
-        lambda a: a | {"params/Transformer/encoder_norm/bias": np.ones(8)},
-        "a stem takes a BiT ResNet of post-activation units",
-    ),
-    (
-        lambda a: {f"root_block/{key.removeprefix('params/')}": array for key, array in a.items()},
-        "looks like a BiT ResNetV2",
-    ),
+    (lambda a: a | {"params/Transformer/encoder_norm/bias": np.ones(8)},
+        "a stem takes a BiT ResNet of post-activation units"),
+    (lambda a: {f"root_block/{key.removeprefix('params/')}": array for key, array in a.items()},
+        "looks like a BiT ResNetV2"),
     (lambda a: {"weights": np.ones(3)}, "looks like no BiT ResNet"),
-)
+)  # fmt: skip
 TINY = {"image_size": 48, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 
 

@@ -215,15 +215,11 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "graph": (edit_graph, r"is not the file that export\.json certifies: it was changed"),
     "results": (other_results, r"other results here: results differ by at most \d\.\de-0[34] \(1e-05 is allowed\)"),
     "no graph": (lambda folder: (folder / "model.onnx").unlink(), r"lacks model\.onnx or export\.npz, whole"),
-    "half of it": (
-        lambda folder: (folder / "export.npz").write_bytes(b"PK"),
-        r"lacks model\.onnx or export\.npz, whole",
-    ),
-    "certificate": (
-        lambda folder: (folder / "export.json").write_text("{}"),
-        r"export\.json is no result of this version",
-    ),
-}
+    "half of it": (lambda folder: (folder / "export.npz").write_bytes(b"PK"),
+        r"lacks model\.onnx or export\.npz, whole"),
+    "certificate": (lambda folder: (folder / "export.json").write_text("{}"),
+        r"export\.json is no result of this version"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

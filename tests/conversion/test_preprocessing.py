@@ -13,7 +13,7 @@ import pytest
 import torch
 from models.families import FAMILIES, OTHERS
 from onnx import helper
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 from onnxruntime_extensions import get_library_path
 from onnxscript import ir
 from PIL import Image
@@ -36,13 +36,11 @@ PROCESSORS: dict[str, Any] = {
     "rectangle": ViTImageProcessor(size={"height": 48, "width": 80}, resample=BICUBIC),
     "CLIP": CLIPImageProcessor(),
     "DeiT": DeiTImageProcessor(size={"height": 60, "width": 60}, crop_size={"height": 56, "width": 56}),
-    "odd crop": ViTImageProcessor(
-        size={"shortest_edge": 41}, do_center_crop=True, crop_size={"height": 33, "width": 36}, do_normalize=False
-    ),
-    "crop alone": ViTImageProcessor(
-        do_resize=False, do_center_crop=True, crop_size={"height": 301, "width": 600}, do_rescale=False
-    ),
-}
+    "odd crop": ViTImageProcessor(size={"shortest_edge": 41}, do_center_crop=True, crop_size={"height": 33,
+        "width": 36}, do_normalize=False),
+    "crop alone": ViTImageProcessor(do_resize=False, do_center_crop=True, crop_size={"height": 301, "width": 600},
+        do_rescale=False),
+}  # fmt: skip
 PHOTOGRAPH = astronaut()
 PICTURES = [
     PHOTOGRAPH,
@@ -51,7 +49,7 @@ PICTURES = [
     PHOTOGRAPH[:9, 80:380],
     PHOTOGRAPH[:224, :224],
     chelsea()[:1, :1],
-]
+]  # fmt: skip
 
 
 def session_of(model: Any) -> onnxruntime.InferenceSession:
@@ -81,9 +79,12 @@ def processor_alone(processor: Any, takes: str = IMAGES) -> onnxruntime.Inferenc
 def test_the_same_values_as_transformers(name: str):
     """At every size of image, alone and in a batch; to the last bit of what is resized."""
     processor, graph = PROCESSORS[name], processor_alone(PROCESSORS[name])
+    of_levels = processor_alone(processor, LEVELS)  # as transformers.js hands them on: float32 [B, 3, H, W], 0..255
     for picture in PICTURES:
         wanted = processor(images=Image.fromarray(picture), return_tensors="np")["pixel_values"][0]
         batch = graph.run(["preprocessed"], {"images": np.stack([picture, 255 - picture, picture])})[0]
+        levels = picture.transpose(2, 0, 1)[None].astype(np.float32)
+        np.testing.assert_array_equal(of_levels.run(["preprocessed"], {"pixel_values": levels})[0][0], batch[0])
         for values in batch[::2]:
             np.testing.assert_allclose(values, wanted, rtol=0, atol=1e-6)  # a step of 1/255 is 4e-3 and more
 
@@ -132,40 +133,26 @@ def test_files_are_decoded():
         assert difference.max() == 0 if file in exact else difference.mean() < 0.01
 
 
-@pytest.mark.parametrize(
-    ("file", "why"),
-    [
-        (encoded(Image.fromarray(chelsea()), "GIF"), "the_file_must_be_a_png_or_a_whole_jpeg"),
-        (encoded(Image.fromarray(chelsea()), "JPEG")[:-2], "the_file_must_be_a_png_or_a_whole_jpeg"),
-        (encoded(Image.fromarray(chelsea()), "PNG")[:2000], "DecodeImage"),
-        (encoded(Image.fromarray(chelsea()).convert("CMYK"), "JPEG"), "images_of_four_channels_are_refused"),
-        (b"", "non-zero status code"),
-    ],
-    ids=["GIF", "half a JPEG", "half a PNG", "CMYK", "nothing"],
-)
-def test_other_files_are_refused(file: bytes, why: str):
-    """Not by the end of the process, as the decoder would have it."""
-    graph = processor_alone(ViTImageProcessor(), ENCODED)
-    with pytest.raises(Exception, match=f"(?i){why}"):
-        graph.run(["preprocessed"], {"file": np.frombuffer(file, np.uint8)})
+CHELSEA = Image.fromarray(chelsea())
+# What the graph takes, what it is given, and what its refusal says; the decoder alone would end the process.
+BAD: tuple[tuple[str, Any, str], ...] = (
+    (ENCODED, encoded(CHELSEA, "GIF"), "the_file_must_be_a_png_or_a_whole_jpeg"),
+    (ENCODED, encoded(CHELSEA, "JPEG")[:-2], "the_file_must_be_a_png_or_a_whole_jpeg"),
+    (ENCODED, encoded(CHELSEA, "PNG")[:2000], "DecodeImage"),
+    (ENCODED, encoded(CHELSEA.convert("CMYK"), "JPEG"), "images_of_four_channels_are_refused"),
+    (ENCODED, b"", "non-zero status code"),
+    (IMAGES, np.zeros((1, 9, 9, 3), np.float32), "Unexpected input data type"),
+    (IMAGES, np.zeros((1, 9, 9, 4), np.uint8), "Got: 4 Expected: 3"),
+    (IMAGES, np.zeros((1, 0, 9, 3), np.uint8), "images_are_empty"),
+)  # fmt: skip
 
 
-def test_levels_in_the_order_of_pixel_values():
-    """As transformers.js hands them on: float32 [B, 3, H, W], 0..255."""
-    graph, processor = processor_alone(ViTImageProcessor(), LEVELS), ViTImageProcessor()
-    wanted = processor(images=Image.fromarray(chelsea()), return_tensors="np")["pixel_values"]
-    levels = chelsea().transpose(2, 0, 1)[None].astype(np.float32)
-    np.testing.assert_array_equal(graph.run(["preprocessed"], {"pixel_values": levels})[0], wanted)
-
-
-def test_images_that_do_not_fit_are_refused():
-    graph = processor_alone(ViTImageProcessor())
-    with pytest.raises(InvalidArgument, match="Unexpected input data type"):
-        graph.run(None, {"images": np.zeros((1, 9, 9, 3), np.float32)})
-    with pytest.raises(InvalidArgument, match="Got: 4 Expected: 3"):
-        graph.run(None, {"images": np.zeros((1, 9, 9, 4), np.uint8)})
-    with pytest.raises(Fail, match="images_are_empty"):
-        graph.run(None, {"images": np.zeros((1, 0, 9, 3), np.uint8)})
+@pytest.mark.parametrize(("takes", "given", "why"), BAD, ids=[f"{row[0]}-{row[2]}" for row in BAD])
+def test_what_is_no_image_is_refused(takes: str, given: Any, why: str):
+    graph = processor_alone(ViTImageProcessor(), takes)
+    values = np.frombuffer(given, np.uint8) if takes == ENCODED else given
+    with pytest.raises((Fail, InvalidArgument, RuntimeException), match=f"(?i){why}"):
+        graph.run(["preprocessed"], {takes: values})
 
 
 class Mirrored(ViTImageProcessor):
@@ -177,15 +164,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "of the user": (Mirrored(), r"a Mirrored \(it has a resize of its own\)"),
     "of another model": (ConvNextImageProcessor(), r"a ConvNextImageProcessor \(it has a \w+ of its own\)"),
     "filter": (ViTImageProcessor(resample=1), r"resample=LANCZOS \(graphs have BILINEAR and BICUBIC\)"),
-    "many sizes": (
-        ViTImageProcessor(size={"shortest_edge": 16}),
-        r"size=\{'shortest_edge': 16\} \(graphs need a height",
-    ),
+    "many sizes": (ViTImageProcessor(size={"shortest_edge": 16}),
+        r"size=\{'shortest_edge': 16\} \(graphs need a height"),
     "no size": (ViTImageProcessor(do_resize=False), r"images of all sizes \(do_resize=False, and no crop\)"),
     "no deviation": (ViTImageProcessor(image_std=[0.5, 0, 0.5]), r"image_std=\(0\.5, 0, 0\.5\) \(nothing can be"),
     "margin": (ViTImageProcessor(do_pad=True), "do_pad=True"),
     "no processor": (object(), r"a object \(it is none of transformers' on torchvision\)"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -1,15 +1,24 @@
-"""Every key of every origin in PyTorch's formats: gone, added, turned or resized, it is named."""
+"""Every key of every origin in PyTorch's formats, and every value beside it: what does not fit is named."""
 
+import json
 import re
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 from originals.cases import CASES
-from originals.pytorch import old_spelling
+from originals.pytorch import of_timm, of_transformers, old_spelling, save_timm
 from originals.vit_jax import make_checkpoint
+from transformers import ViTImageProcessor
 
 import hf_vit.conversion as conversion
+from campaigns.forgeries.folders import places, with_value
+from hf_vit.conversion.building.model import build_processor
+from hf_vit.conversion.origins.transformers.configs import CARRIED
 from hf_vit.conversion.readers.checkpoint import Companions
+from hf_vit.conversion.readers.opening import open_checkpoint
 from hf_vit.errors import UserError
 
 Shapes = dict[str, tuple[int, ...]]
@@ -191,3 +200,106 @@ def test_one_weight_in_two_spellings_is_refused():
 )
 def test_configs_of_timm_that_do_not_fit(config: dict, told: str):
     assert told in refusal(good("timm_vit")[0], Companions(config))
+
+
+BAD = (-1, 0.5, float("inf"), "x", ["a"], [1, 2, 3], {"a": 1}, {"height": 0, "width": 5})
+
+
+@cache
+def of_library(library: str) -> tuple[Shapes, dict[str, Any], dict[str, Any]]:
+    """(shapes, config.json, preprocessor_config.json) of a good model; timm has no such third file."""
+    if library == "transformers":
+        model: Any = of_transformers("ViTForImageClassification")
+        read = ("model_type", "image_size", "patch_size", "id2label", *CARRIED)
+        config = {name: value for name, value in model.config.to_dict().items() if name in read}
+        processor = json.loads(ViTImageProcessor(size={"height": 12, "width": 12}).to_json_string())
+    else:
+        model = of_timm()
+        config = {"architecture": "vit_tiny_patch16_224", "global_pool": "token", "num_classes": 5}
+        pretrained = {"input_size": [3, 12, 12], "crop_pct": 0.9, "mean": [0.5] * 3, "std": [0.5] * 3}
+        pretrained |= {"interpolation": "bicubic", "crop_mode": "center", "label_names": None}
+        config |= {"pretrained_cfg": pretrained, "model_args": {"num_heads": 3, "act_layer": "gelu", "img_size": 12}}
+        processor = {}
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    return shapes, config, processor
+
+
+def refusal_of(shapes: Shapes, config: Any, processor: Any) -> str | None:
+    """The message, or None for what makes a model."""
+    try:
+        build_processor(conversion.plan(shapes, companions=Companions(config, processor or None)))
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("library", ["transformers", "timm"])
+def test_values_of_another_kind(library: str):
+    shapes, config, processor = of_library(library)
+    assert refusal_of(shapes, config, processor) is None
+    changed = [(with_value(config, place, bad), processor) for place in places(config) for bad in BAD]
+    changed += [(config, with_value(processor, place, bad)) for place in places(processor) for bad in BAD]
+    refusals = [message for files in changed if (message := refusal_of(shapes, *files)) is not None]
+    assert len(changed) // 4 < len(refusals) < len(changed)
+    assert not any("\n" in message for message in refusals)
+
+
+def with_other(**fields: Any) -> Callable[[Any], Any]:
+    return lambda content: content | fields
+
+
+def with_one(value: Any, *place: str) -> Callable[[Any], Any]:
+    return lambda content: with_value(content, place, value)
+
+
+PAD = {"do_pad": True, "pad_size": {"height": 16, "width": 16}}
+# (library, file, what is done to it, what the refusal says).
+VALUES: tuple[tuple[str, str, Callable[[Any], Any], str], ...] = (
+    ("transformers", "processor", with_other(image_mean=0.5), "preprocessor_config.json gives image_mean"),
+    ("transformers", "processor", with_other(size="x"), "preprocessor_config.json gives size"),
+    ("transformers", "processor", with_other(size={"depth": 3}), "makes no image processor"),
+    ("transformers", "processor", with_other(resample="2"), "preprocessor_config.json gives resample='2'"),
+    ("transformers", "processor", with_other(image_mean=[0.5]), "image_mean=.0.5."),
+    ("transformers", "processor", with_other(**PAD), "gives do_pad=true, and no processor here pads"),
+    ("transformers", "processor", with_other(image_processor_type=0), "json is of 0, whose steps"),
+    ("transformers", "processor", lambda _: {"a": 1}, "preprocessor_config.json says nothing of the pixels"),
+    ("transformers", "config", with_other(num_attention_heads=None), "gives num_attention_heads=None"),
+    ("transformers", "config", with_one(7, "id2label", "2"), "gives id2label.2=7"),
+    ("transformers", "config", with_other(id2label={"0": "a", "1": "b"}), "it names 2 classes, the weights make 5"),
+    ("transformers", "config", with_other(id2label={"1": "b"}), "no name for class 0"),
+    ("transformers", "config", with_other(hidden_act="x" * 9999), "make no model: hidden_act='xx"),
+    ("transformers", "config", with_other(model_type="x" * 9999), "says model_type 'x{79}; of"),
+    ("timm", "config", with_one("x", "pretrained_cfg", "crop_pct"), "gives crop_pct='x'"),
+    ("timm", "config", with_other(model_args=[1]), "config.json gives model_args"),
+    ("timm", "config", with_one(5, "pretrained_cfg", "label_names"), "gives label_names=5"),
+    ("timm", "config", with_other(pretrained_cfg={"a": 1}), "pretrained_cfg without input_size"),
+    ("timm", "config", with_one([], "pretrained_cfg", "mean"), r"gives mean=\[\]"),
+    ("timm", "config", with_one([], "model_args", "act_layer"), "argument act_layer"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("library", "file", "change", "told"), VALUES, ids=[row[3] for row in VALUES])
+def test_value_is_named(library: str, file: str, change: Callable[[Any], Any], told: str):
+    shapes, config, processor = of_library(library)
+    files = (config, change(processor)) if file == "processor" else (change(config), None)
+    message = refusal_of(shapes, *files)
+    assert message
+    assert re.search(told, message)
+    assert len(message) < 1000
+
+
+CONTENTS = (b"", b"\xff", b"{", b"[" * 10**5, b"[1]", b"5", b'"x"', b"null")
+WEIGHT_MAPS = (None, 5, "x", [], ["a"], {}, {"a": 5}, {"a": None}, {"a": ["b"]})
+
+
+def test_files_that_are_no_object(tmp_path: Path):
+    save_timm(of_timm(), tmp_path)
+    of_transformers("ViTModel").save_pretrained(tmp_path / "parts", max_shard_size="10KB")
+    config, index = tmp_path / "config.json", tmp_path / "parts" / "model.safetensors.index.json"
+    cases = [(file, content) for file in (config, index) for content in CONTENTS]
+    cases += [(index, json.dumps({"weight_map": weight_map}).encode()) for weight_map in WEIGHT_MAPS]
+    for file, content in cases:
+        file.write_bytes(content)
+        with pytest.raises(UserError, match=file.name if content in CONTENTS else None) as error:
+            open_checkpoint(file.parent)
+        assert "\n" not in str(error.value)

@@ -81,63 +81,27 @@ TEXT = {"the text tower", "scale and bias of the contrastive loss"}
 MASK = {"mask token of DINOv2's training"}
 # Name -> (model, class it goes out to, reasons why keys are left out, fields of the config).
 TOWERS: dict[str, tuple[Callable[[], nn.Module], str, set[str], dict[str, Any]]] = {
-    "clip": (
-        lambda: of_transformers("CLIPVisionModel"),
-        "CLIPVisionModel",
-        set(),
-        {"norm_before_layers": True, "norm_after_pooling": True, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
-    ),
-    "clip with projection": (
-        lambda: of_transformers("CLIPVisionModelWithProjection", projection_dim=7),
-        "CLIPVisionModelWithProjection",
-        set(),
-        {"num_labels": 7},
-    ),
+    "clip": (lambda: of_transformers("CLIPVisionModel"), "CLIPVisionModel", set(), {"norm_before_layers": True,
+        "norm_after_pooling": True, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}),
+    "clip with projection": (lambda: of_transformers("CLIPVisionModelWithProjection", projection_dim=7),
+        "CLIPVisionModelWithProjection", set(), {"num_labels": 7}),
     "both towers of clip": (lambda: two_towers("CLIPModel"), "CLIPVisionModelWithProjection", TEXT, {"num_labels": 7}),
-    "siglip": (
-        lambda: of_transformers("SiglipVisionModel", image_size=15),  # 3x3 patches of 4 px
-        "SiglipVisionModel",
-        set(),
-        {"pooling": "map", "hidden_act": "gelu_pytorch_tanh", "image_size": 15},
-    ),
-    "siglip without a head": (
-        lambda: of_transformers("SiglipVisionModel", vision_use_head=False),
-        "SiglipVisionModel",
-        set(),
-        {"pooling": "gap"},
-    ),
+    "siglip": (lambda: of_transformers("SiglipVisionModel", image_size=15), "SiglipVisionModel", set(),
+        {"pooling": "map", "hidden_act": "gelu_pytorch_tanh", "image_size": 15}),
+    "siglip without a head": (lambda: of_transformers("SiglipVisionModel", vision_use_head=False), "SiglipVisionModel",
+        set(), {"pooling": "gap"}),
     "both towers of siglip": (lambda: two_towers("SiglipModel"), "SiglipVisionModel", TEXT, {}),
-    "classifier of siglip": (
-        lambda: of_transformers("SiglipForImageClassification"),
-        "SiglipForImageClassification",
-        {"attention pooling that the classifier does not use"},
-        {"pooling": "gap", "num_labels": 5},
-    ),
-    "classifier of clip": (  # which reads the patches' mean before the last LayerNorm
-        lambda: of_transformers("CLIPForImageClassification"),
-        "",
-        {"the last LayerNorm, which the classifier does not read"},
-        {},
-    ),
-    "dinov2": (
-        lambda: of_transformers("Dinov2Model", **DINOV2, layerscale_value=0.5),
-        "Dinov2Model",
-        MASK,
-        {"layer_scale_init_value": 0.5, "hidden_act": "gelu", "intermediate_size": 48},
-    ),
-    "dinov2 of swiglu": (
-        lambda: of_transformers("Dinov2Model", mlp_ratio=2, use_swiglu_ffn=True, qkv_bias=False),
-        "Dinov2Model",
-        MASK,
-        {"mlp_type": "swiglu", "intermediate_size": 32, "qkv_bias": False},
-    ),
-    "dinov2 with registers": (
-        lambda: of_transformers("Dinov2WithRegistersModel", **DINOV2, num_register_tokens=3),
-        "Dinov2WithRegistersModel",
-        MASK,
-        {"num_register_tokens": 3},
-    ),
-}
+    "classifier of siglip": (lambda: of_transformers("SiglipForImageClassification"), "SiglipForImageClassification",
+        {"attention pooling that the classifier does not use"}, {"pooling": "gap", "num_labels": 5}),
+    "classifier of clip": (lambda: of_transformers("CLIPForImageClassification"), "",
+        {"the last LayerNorm, which the classifier does not read"}, {}),
+    "dinov2": (lambda: of_transformers("Dinov2Model", **DINOV2, layerscale_value=0.5), "Dinov2Model", MASK,
+        {"layer_scale_init_value": 0.5, "hidden_act": "gelu", "intermediate_size": 48}),
+    "dinov2 of swiglu": (lambda: of_transformers("Dinov2Model", mlp_ratio=2, use_swiglu_ffn=True, qkv_bias=False),
+        "Dinov2Model", MASK, {"mlp_type": "swiglu", "intermediate_size": 32, "qkv_bias": False}),
+    "dinov2 with registers": (lambda: of_transformers("Dinov2WithRegistersModel", **DINOV2, num_register_tokens=3),
+        "Dinov2WithRegistersModel", MASK, {"num_register_tokens": 3}),
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:images of 15x15 px")

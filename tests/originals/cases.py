@@ -38,7 +38,7 @@ SIZES = {
     "grid": (2, 2),
     "representation": 7,
     "labels": 4,
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -215,24 +215,17 @@ PIXELS: dict[str, Any] = {
     "image_mean": [0.5, 0.4, 0.3],
     "image_std": [0.5, 0.4, 0.3],
     "do_convert_rgb": True,
-}
+}  # fmt: skip
 TIMM_CONFIG: dict[str, Any] = {
     "architecture": "vit_tiny_patch16_224",
     "num_classes": 5,
     "num_features": 24,
     "global_pool": "token",
     "model_args": {"num_heads": 3, "act_layer": "gelu", "img_size": 12},
-    "pretrained_cfg": {
-        "input_size": [3, 12, 12],
-        "crop_pct": 0.9,
-        "crop_mode": "center",
-        "interpolation": "bicubic",
-        "mean": [0.5, 0.4, 0.3],
-        "std": [0.5, 0.4, 0.3],
-        "label_names": list("abcde"),
-        "first_conv": "patch_embed.proj",
-    },
-}
+    "pretrained_cfg": {"input_size": [3, 12, 12], "crop_pct": 0.9, "crop_mode": "center", "interpolation": "bicubic",
+        "mean": [0.5, 0.4, 0.3], "std": [0.5, 0.4, 0.3], "label_names": list("abcde"),
+        "first_conv": "patch_embed.proj"},
+}  # fmt: skip
 PATCH = ("less", "more")  # of the patch's height, which no other array confirms
 # A classifier of CLIP does not read the last LayerNorm.
 IDLE = ("vision_model.post_layernorm.weight", "vision_model.post_layernorm.bias")
