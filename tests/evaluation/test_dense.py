@@ -1,0 +1,373 @@
+"""Segmentation and detection: metrics against other computations, answers in the image's coordinates, tiles."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from datasets import Dataset
+from dense_heads import batch_for, build
+from PIL import Image
+from torch import nn
+from transformers import DetrImageProcessor, SegformerImageProcessor
+from transformers.modeling_outputs import SemanticSegmenterOutput
+
+import hf_vit
+from hf_vit import UserError
+from hf_vit.data import ImageData
+from hf_vit.evaluation import evaluate_protocol, predict
+from hf_vit.evaluation.dense_prediction import each_dense_prediction, write_dense_predictions
+from hf_vit.evaluation.protocols.dense.meters import IGNORED, DetectionMeter, SegmentationMeter
+from hf_vit.families import DENSE_HEADS
+from hf_vit.subjects.dense import dense_task_of, detect, segment
+from hf_vit.subjects.subject import open_subject
+
+NAMES = ["sky", "tree", "road", "lamp"]
+
+
+def test_segmentation_by_hand():
+    """Two images of two by two pixels: unions and intersections counted on paper."""
+    meter = SegmentationMeter(4)
+    meter.update(torch.tensor([[0, 0], [1, 1]]), torch.tensor([[0, 1], [1, 1]]))
+    meter.update(torch.tensor([[0, 2], [2, 2]]), torch.tensor([[0, IGNORED], [2, 0]]))
+    values = meter.values(NAMES)
+    # sky: both 2 of 4 (truth 3, answered 3); tree: 2 of 3; road: 1 of 2; the lamp is nowhere.
+    assert values["iou"] == pytest.approx({"sky": 2 / 4, "tree": 2 / 3, "road": 1 / 2})
+    assert values["mean_iou"] == pytest.approx((2 / 4 + 2 / 3 + 1 / 2) / 3)
+    assert values["pixel_accuracy"] == pytest.approx(5 / 7)
+    assert values["accuracy"] == pytest.approx({"sky": 2 / 3, "tree": 2 / 3, "road": 1.0})
+    assert values["mean_accuracy"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
+    assert values["pixels"] == {"sky": 3, "tree": 3, "road": 1}
+
+
+def test_segmentation_as_numpy_counts():
+    """Images of several sizes; a class that is answered and never true counts, one that is neither does not."""
+    random, meter = np.random.default_rng(0), SegmentationMeter(5)
+    pairs = []
+    for side in (5, 8, 13):
+        truth = random.choice([0, 1, 2, IGNORED], (side, side + 2))
+        predicted = np.where(random.random(truth.shape) < 0.6, np.where(truth == IGNORED, 0, truth), 3)
+        meter.update(torch.from_numpy(predicted), torch.from_numpy(truth))
+        pairs.append((predicted.ravel()[truth.ravel() != IGNORED], truth.ravel()[truth.ravel() != IGNORED]))
+    predicted, truth = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    names = [*NAMES, "none"]
+    expected = {
+        name: np.sum((predicted == k) & (truth == k)) / union
+        for k, name in enumerate(names)
+        if (union := np.sum((predicted == k) | (truth == k)))
+    }
+    values = meter.values(names)
+    assert values["iou"] == pytest.approx(expected)
+    assert values["iou"]["lamp"] == 0
+    assert values["mean_iou"] == pytest.approx(np.mean(list(expected.values())))
+    assert values["pixel_accuracy"] == pytest.approx(np.mean(predicted == truth))
+    one = meter.image_score(torch.tensor([[0, 0, 1]]), torch.tensor([[0, 1, 1]]))
+    assert one == pytest.approx((1 / 2 + 1 / 2) / 2)
+    assert np.isnan(meter.image_score(torch.tensor([[0]]), torch.tensor([[IGNORED]])))
+
+
+def objects(boxes, labels, scores=None):
+    made = {"boxes": torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4), "labels": torch.tensor(labels).long()}
+    return made | ({} if scores is None else {"scores": torch.tensor(scores, dtype=torch.float32)})
+
+
+def test_detection_by_hand():
+    """One class: a hit, a miss, a false alarm between them. Precision is 1 up to a recall of a half, then 2/3."""
+    meter = DetectionMeter()
+    truth = objects([[0, 0, 10, 10], [20, 20, 40, 40]], [0, 0])
+    answer = objects([[0, 0, 10, 10], [60, 60, 70, 70], [20, 20, 40, 40]], [0, 0, 0], [0.9, 0.8, 0.7])
+    meter.update(answer, truth)
+    values = meter.values(["box"])
+    expected = (51 * 1.0 + 50 * 2 / 3) / 101  # COCO asks at 101 recalls, 0 to .5 and from .51 on
+    assert values["ap50"] == pytest.approx(expected, abs=1e-6)
+    assert values["ap"] == pytest.approx(expected, abs=1e-6)
+    assert values["ar100"] == pytest.approx(1.0)
+    assert values["ap_of_class"] == pytest.approx({"box": expected})
+    assert values["ap_large"] is None
+    assert meter.image_score(answer, truth) == pytest.approx(expected, abs=1e-6)
+    assert meter.image_score(answer, objects([], [])) == 0
+    assert np.isnan(meter.image_score(objects([], [], []), objects([], [])))
+
+
+def iou_of(one, other):
+    low, high = np.maximum(one[:2], other[:2]), np.minimum(one[2:], other[2:])
+    both = np.prod(np.clip(high - low, 0, None))
+    return both / (np.prod(one[2:] - one[:2]) + np.prod(other[2:] - other[:2]) - both)
+
+
+def average_precision(images, label, threshold):
+    """Of one class at one overlap, from the definition: the best free object of each answer, the surest first."""
+    answers, total = [], 0
+    for answer, truth in images:
+        boxes = truth["boxes"].numpy()[truth["labels"].numpy() == label]
+        free, total = [True] * len(boxes), total + len(boxes)
+        chosen = np.flatnonzero(answer["labels"].numpy() == label)
+        for k in sorted(chosen, key=lambda k: -float(answer["scores"][k])):
+            overlaps = [iou_of(answer["boxes"][k].numpy(), box) if free[i] else 0 for i, box in enumerate(boxes)]
+            best = int(np.argmax(overlaps)) if overlaps else -1
+            hit = best >= 0 and overlaps[best] >= threshold
+            if hit:
+                free[best] = False
+            answers.append((float(answer["scores"][k]), hit))
+    hits = np.cumsum([hit for _, hit in sorted(answers, key=lambda each: -each[0])])
+    precision, recall = hits / np.arange(1, len(hits) + 1), hits / total
+    return float(np.mean([max(precision[recall >= r - 1e-9], default=0.0) for r in np.linspace(0, 1, 101)]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_detection_as_its_definition(seed):
+    random, meter = np.random.default_rng(seed), DetectionMeter()
+    images = []
+    for _ in range(6):
+        count = int(random.integers(1, 6))
+        corners = random.uniform(0, 60, (count, 2))
+        boxes = np.concatenate([corners, corners + random.uniform(8, 40, (count, 2))], axis=1)
+        labels = random.integers(0, 2, count)
+        moved = np.concatenate([boxes + random.normal(0, 2.0, boxes.shape), boxes[:1] + 5])
+        guesses = np.where(random.random(count + 1) < 0.85, [*labels, labels[0]], 1 - np.array([*labels, labels[0]]))
+        scores = random.permutation(count + 1) / 10 + random.random() / 20
+        truth = objects(boxes.tolist(), labels.tolist())
+        answer = objects(moved.tolist(), guesses.tolist(), scores.tolist())
+        images.append((answer, truth))
+        meter.update(answer, truth)
+    values = meter.values(["one", "other"])
+    thresholds = np.linspace(0.5, 0.95, 10)
+    expected = np.array([[average_precision(images, label, t) for t in thresholds] for label in range(2)])
+    assert values["ap"] == pytest.approx(expected.mean(), abs=1e-5)
+    assert values["ap50"] == pytest.approx(expected[:, 0].mean(), abs=1e-5)
+    assert values["ap75"] == pytest.approx(expected[:, 5].mean(), abs=1e-5)
+    assert list(values["ap_of_class"].values()) == pytest.approx(expected.mean(axis=1).tolist(), abs=1e-5)
+
+
+def test_masks_are_judged_beside_boxes():
+    """Equal boxes whose masks are apart: boxes all right, masks all wrong; a crowd is no miss."""
+    meter = DetectionMeter(with_masks=True)
+    left, right = torch.zeros(1, 12, 12, dtype=torch.bool), torch.zeros(1, 12, 12, dtype=torch.bool)
+    left[:, :, :6], right[:, :, 6:] = True, True
+    box = objects([[0, 0, 12, 12]], [0], [0.9])
+    truth = objects([[0, 0, 12, 12], [0, 0, 12, 12]], [0, 0]) | {"iscrowd": torch.tensor([0, 1])}
+    meter.update(box | {"masks": left}, truth | {"masks": torch.cat([right, right])})
+    values = meter.values(["box"])
+    assert values["ap50"] == pytest.approx(1.0)
+    assert values["mask_ap50"] == 0
+    assert values["mask_ap_of_class"] == {"box": 0}
+
+
+def test_what_gives_nothing_to_judge_by_is_refused(monkeypatch):
+    """Crowds alone are no image whose precision is -1, the worst of all, nor a split of which nothing is known."""
+    meter, crowd = DetectionMeter(), objects([[0, 0, 9, 9]], [0]) | {"iscrowd": torch.tensor([1])}
+    answer = objects([[0, 0, 9, 9]], [0], [0.9])
+    assert np.isnan(meter.image_score(answer, crowd))
+    nothing, pixels = DetectionMeter(), SegmentationMeter(2)
+    meter.update(answer, crowd)
+    nothing.update(answer, objects([], []))
+    pixels.update(torch.tensor([[0]]), torch.tensor([[IGNORED]]))
+    for each, said in (
+        (meter, "none of the 1 images has an object"),
+        (nothing, "none of the 1 images has an object"),
+        (pixels, "no pixel of the 1 images"),
+    ):
+        with pytest.raises(UserError, match=said):
+            each.values(["one", "other"])
+    meter.update(answer, objects([[0, 0, 9, 9]], [0]))
+    assert meter.values(["one"])["ap"] == pytest.approx(1.0)
+    monkeypatch.setattr("hf_vit.evaluation.protocols.dense.meters.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"torchmetrics and pycocotools, not .* pip install 'hf-vit\[dense"):
+        SegmentationMeter(2)
+
+
+@pytest.mark.parametrize("head", DENSE_HEADS)
+def test_a_folder_is_opened_with_its_head(head, tmp_path):
+    model, processor = build("plain", head)
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    subject = open_subject(tmp_path, "cpu")
+    assert type(subject.model) is DENSE_HEADS[head].model_class
+    assert type(subject.processor) is type(processor)
+    assert dense_task_of(subject.model) == DENSE_HEADS[head].task
+    assert subject.image_size == subject.input_size == (64, 64)
+    assert subject.pixel_values([Image.new("RGB", (90, 50))]).shape == (1, 3, 64, 64)
+    with pytest.raises(UserError, match="not an image classifier"):
+        open_subject(tmp_path, "cpu", as_classifier=True)
+
+
+def test_transformers_own_segmenters_are_known_and_classifiers_are_not_dense(tmp_path):
+    tiny = hf_vit.HfViTConfig(image_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    for other in (torch.nn.Identity(), hf_vit.HfViTForImageClassification(tiny)):
+        assert dense_task_of(other) is None
+    config = transformers.SegformerConfig(
+        depths=[1, 1], hidden_sizes=[8, 8], num_encoder_blocks=2, num_attention_heads=[1, 1], sr_ratios=[1, 1],
+        patch_sizes=[3, 3], strides=[2, 2], mlp_ratios=[1, 1], decoder_hidden_size=8,
+    )  # fmt: skip
+    transformers.SegformerForSemanticSegmentation(config).save_pretrained(tmp_path)
+    transformers.SegformerImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    subject = open_subject(tmp_path, "cpu")
+    assert dense_task_of(subject.model) == "segmentation"
+    (classes,) = segment(subject.model, subject.processor, torch.randn(1, 3, 32, 32), [(20, 50)])
+    assert classes.shape == (20, 50)
+
+
+@torch.no_grad()
+def test_class_maps_are_the_likeliest_classes_of_the_image():
+    model, processor = build("plain", "linear")
+    pixel_values, sizes = batch_for("linear")["pixel_values"], [(32, 128), (9, 9)]
+    logits = model.eval()(pixel_values).logits
+    for given, each, size in zip(segment(model, processor, pixel_values, sizes), logits, sizes, strict=True):
+        wanted = torch.nn.functional.interpolate(each[None], size, mode="bilinear", align_corners=False)
+        assert torch.equal(given, wanted[0].argmax(0))
+
+
+@pytest.mark.parametrize("head", ["mask-rcnn", "detr", "deformable-detr"])
+def test_objects_are_in_the_images_coordinates(head):
+    """The same pixels said to be of an image twice as wide and half as high: boxes and masks follow."""
+    model, processor = build("plain", head)
+    model.eval()
+    pixel_values = batch_for(head)["pixel_values"][:1]
+    (square,), (wide,) = (detect(model, processor, pixel_values, [size]) for size in ((64, 64), (32, 128)))
+    assert len(square["boxes"]) > 0
+    torch.testing.assert_close(wide["boxes"], square["boxes"] * torch.tensor([2.0, 0.5, 2.0, 0.5]), rtol=0, atol=1e-3)
+    assert torch.equal(wide["labels"], square["labels"])
+    assert set(square["labels"].tolist()) <= {0, 1}
+    assert (square["scores"].diff() <= 0).all()
+    if head == "mask-rcnn":
+        assert square["masks"].shape == (len(square["boxes"]), 64, 64)
+        assert wide["masks"].shape == (len(square["boxes"]), 32, 128)
+    best = square["scores"][0].item()
+    (surer,) = detect(model, processor, pixel_values, [(64, 64)], threshold=best - 1e-6)
+    assert 0 < len(surer["boxes"]) <= len(square["boxes"])
+
+
+def test_mask_rcnn_is_torchvisions():
+    """Against torchvision's own MaskRCNN around the same parts, which resizes by 1 and normalises by nothing."""
+    from collections import OrderedDict
+
+    from torchvision.models.detection import MaskRCNN
+    from torchvision.models.detection.anchor_utils import AnchorGenerator
+
+    model, _ = build("plain", "mask-rcnn")
+    batch = batch_for("mask-rcnn")
+
+    class Maps(torch.nn.Module):
+        out_channels = 16
+
+        def __init__(self):
+            super().__init__()
+            self.backbone = model.backbone
+
+        def forward(self, pixel_values):
+            return OrderedDict((str(i), each) for i, each in enumerate(self.backbone(pixel_values).feature_maps))
+
+    anchors = AnchorGenerator(((32,), (64,), (128,), (256,)), ((0.5, 1.0, 2.0),) * 4)
+    unchanged = {"min_size": 64, "max_size": 64, "image_mean": [0.0] * 3, "image_std": [1.0] * 3}
+    peer = MaskRCNN(Maps(), num_classes=3, rpn_anchor_generator=anchors, box_score_thresh=0.0, **unchanged)
+    peer.rpn.head = model.rpn.head
+    for name in ("box_head", "box_predictor", "mask_head", "mask_predictor"):
+        setattr(peer.roi_heads, name, getattr(model.roi_heads, name))
+    targets = [
+        {"boxes": each["boxes"], "labels": each["class_labels"] + 1, "masks": each["masks"]} for each in batch["labels"]
+    ]
+    torch.manual_seed(3)
+    wanted = peer.train()(list(batch["pixel_values"]), targets)
+    torch.manual_seed(3)
+    given = model.train()(**batch)
+    assert given.loss_dict.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(given.loss_dict[name], value, rtol=0, atol=1e-5)
+    with torch.no_grad():
+        found, objects = model.eval()(batch["pixel_values"]).detections, peer.eval()(list(batch["pixel_values"]))
+    for ours, theirs in zip(found, objects, strict=True):
+        assert torch.equal(ours["labels"] + 1, theirs["labels"])
+        for name in ("boxes", "scores", "masks"):
+            torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-4)
+
+
+def test_more_classes_than_eight_bits_tell(tmp_path):
+    """A mask in 16 bits; of masks in 8 bits 255 judges nothing, so that such a model cannot be judged by them."""
+    names = {number: f"class {number}" for number in range(300)}
+    model, processor = build("plain", "linear", id2label=names)
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+        model.classifier.bias.copy_(torch.arange(300) == 299)
+    subject = open_subject((model, processor))
+    Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
+    write_dense_predictions(each_dense_prediction(subject, [tmp_path / "a.png"]), tmp_path / "out")
+    with Image.open(tmp_path / "out" / "masks" / "a.png") as mask:
+        assert set(np.asarray(mask).flatten().tolist()) == {299}
+    rows = Dataset.from_dict({"image": [], "mask": [], "label": []})
+    data = ImageData("shapes", "0", {"test": rows}, [names[0]], target="mask")
+    with pytest.raises(UserError, match="has 300 classes; masks tell 255 apart"):
+        evaluate_protocol("segmentation", (model, processor), data, split="test", progress=False)
+
+
+SIDE = 32
+TILED = dict(
+    size={"height": SIDE, "width": SIDE}, image_mean=[0.0] * 3, image_std=[1.0] * 3, do_pad=False, do_normalize=True
+)
+COLORS = {0: "red", 1: "green", 2: "blue"}
+
+
+class ColourForSemanticSegmentation(nn.Module):
+    """The strongest colour of every pixel."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(id2label=COLORS, num_labels=3)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, pixel_values):
+        return SemanticSegmenterOutput(logits=self.scale * pixel_values)
+
+
+class BrightForObjectDetection(nn.Module):
+    """One box around what is bright, of the class "green"; nothing where nothing is."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(id2label=COLORS, num_labels=3)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, pixel_values):
+        logits = torch.tensor([0.0, 0.0, 0.0, 9.0]).repeat(len(pixel_values), 1, 1)
+        boxes = torch.zeros(len(pixel_values), 1, 4)
+        for index, image in enumerate(pixel_values):
+            rows, columns = torch.where(image.mean(0) > 0.5)
+            if len(rows):
+                logits[index, 0] = torch.tensor([0.0, 9.0, 0.0, 0.0])
+                x1, y1, x2, y2 = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+                boxes[index, 0] = torch.stack([(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1]) / SIDE
+        return SimpleNamespace(logits=self.scale * logits, pred_boxes=boxes)
+
+
+@pytest.mark.parametrize("size", [(100, 70), (33, 32), (20, 90), (32, 32), (10, 12)])
+def test_pixels_of_tiles_are_those_of_the_image(tmp_path, size):
+    """Seen at its own scale, every pixel has its colour's class; an image made smaller loses that."""
+    width, height = size
+    array = np.random.RandomState(0).randint(0, 256, (height, width, 3)).astype(np.uint8)
+    Image.fromarray(array).save(tmp_path / "image.png")
+    model = ColourForSemanticSegmentation(), SegformerImageProcessor(**TILED)
+    (answer,), (again,) = (predict(model, tmp_path / "image.png", tiles=True, batch_size=each) for each in (1, 5))
+    assert np.array_equal(answer.mask, again.mask)
+    assert answer.mask.shape == (height, width)
+    if min(size) >= SIDE:
+        assert np.array_equal(answer.mask, array.argmax(-1))
+        shares = {COLORS[k]: float((array.argmax(-1) == k).mean()) for k in range(3)}
+        assert {each["label"]: each["share"] for each in answer.answers} == pytest.approx(shares)
+    (smaller,) = predict(model, tmp_path / "image.png")
+    fits = max(size) <= SIDE
+    assert np.array_equal(smaller.mask, answer.mask) == fits, "without tiles the image is made as small as the model's"
+
+
+@pytest.mark.parametrize(
+    "box", [(4, 6, 12, 14), (22, 20, 30, 26), (24, 24, 32, 32), (52, 46, 59, 54), (100, 70, 108, 78)]
+)
+def test_an_object_is_one_box(tmp_path, box):
+    """No larger than the overlap, it is seen whole by a tile; what others see of it is dropped."""
+    array = np.zeros((80, 110, 3), dtype=np.uint8)
+    array[box[1] : box[3], box[0] : box[2]] = 255
+    Image.fromarray(array).save(tmp_path / "image.png")
+    model = BrightForObjectDetection(), DetrImageProcessor(**TILED)
+    (answer,) = predict(model, tmp_path / "image.png", tiles=True)
+    (only,) = answer.answers
+    assert (only["label"], only["box"]) == ("green", pytest.approx(box, abs=1e-3))
+    assert answer.mask is None
