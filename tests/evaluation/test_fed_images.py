@@ -1,0 +1,253 @@
+"""How images are fed: JPEG files decoded at a smaller scale (`--draft`), or in their own size (`--max-num-patches`)."""
+
+import functools
+import io
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from evaluation.tiny import NAMES, examine, make_data, our_subject, save_ours
+from models.families import OTHERS
+from PIL import Image
+from transformers import ViTImageProcessor
+
+from hf_vit import HfViTForImageClassification, HfViTModel, UserError
+from hf_vit.catalogue.listing import list_models
+from hf_vit.catalogue.published import TOP1
+from hf_vit.data.images import opened
+from hf_vit.evaluation import embed, evaluate, evaluate_protocol, predict
+from hf_vit.subjects.own_size import at_own_size, own_grid
+from hf_vit.subjects.subject import open_subject
+from hf_vit_cli.main import main
+
+# File -> (height, width) -> of 8 px at least, as libjpeg decodes it; and the nearest whole patches of 4 px, of which
+# more than 12 are shrunk in their shape.
+SIZES = {"a": (64, 64), "b": (40, 70), "c": (8, 8), "d": (33, 130), "e": (15, 17), "f": (128, 32)}
+DECODED = {"a": (8, 8), "b": (10, 18), "c": (8, 8), "d": (9, 33), "e": (15, 17), "f": (32, 8)}
+OWN = {"a": (8, 16), "b": (4, 4), "c": (40, 20), "d": (9, 13), "e": (3, 90), "f": (8, 8)}
+GRIDS = {"a": (2, 4), "b": (1, 1), "c": (4, 2), "d": (2, 3), "e": (1, 12), "f": (2, 2)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """model/ of 8 px; jpg/ and png/, each SPLIT/CLASS/LETTER of two classes; one JPEG is turned by its EXIF data."""
+    root = tmp_path_factory.mktemp("fed")
+    save_ours(root / "model")
+    random = np.random.default_rng(0)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for kind, sizes in (("jpg", SIZES), ("png", OWN)):
+        for split in ("train", "validation", "test"):
+            for number, (letter, size) in enumerate(sizes.items()):
+                place = root / kind / split / NAMES[number % 2]
+                place.mkdir(parents=True, exist_ok=True)
+                more = {"exif": turned} if (kind, letter) == ("jpg", "d") else {}
+                image = Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8))
+                image.save(place / f"{letter}.{kind}", quality=90, **more)
+    return root
+
+
+@pytest.fixture(scope="module")
+def classifier(folder):
+    return HfViTForImageClassification.from_pretrained(folder / "model").eval()
+
+
+def files(folder, kind="jpg"):
+    return sorted((folder / kind / "test").rglob(f"*.{kind}"))
+
+
+@torch.no_grad()
+def logits(folder, classifier, draft):
+    """By Pillow and transformers' processor, image by image."""
+    processor, rows = ViTImageProcessor.from_pretrained(folder / "model"), []
+    for path in files(folder):
+        with Image.open(path) as image:
+            if draft:
+                _, box = image.draft("RGB", (8, 8)) or ("", (0, 0, *image.size))
+                assert image.size == DECODED[path.stem][::-1]
+                image = image.resize(image.size, Image.Resampling.BILINEAR, box=box)
+            turned = image.convert("RGB")
+        if path.stem == "d":
+            turned = turned.transpose(Image.Transpose.ROTATE_270)
+        rows.append(classifier(**processor(turned, return_tensors="pt")).logits[0])
+    return torch.stack(rows)
+
+
+def fed(path):
+    """[1, C, H, W] of one image in its own size, by Pillow and numpy."""
+    h, w = GRIDS[path.stem]
+    with Image.open(path) as image:
+        pixels = np.asarray(image.resize((4 * w, 4 * h), Image.Resampling.BILINEAR), dtype=np.float32)
+    return torch.from_numpy(pixels / 127.5 - 1).permute(2, 0, 1)[None]
+
+
+def test_a_scale_that_covers_both_sides():
+    """Other formats stay whole, and so does a file without a side to cover."""
+    noise = Image.fromarray(np.random.default_rng(1).integers(0, 256, (100, 300, 3), dtype=np.uint8))
+    for kind, side, wanted in (("JPEG", 40, (150, 50)), ("JPEG", 101, (300, 100)), ("JPEG", None, (300, 100)),
+                               ("PNG", 40, (300, 100))):  # fmt: skip
+        content = io.BytesIO()
+        noise.save(content, kind)
+        image = opened(content, side)
+        assert image.size == wanted
+        assert np.asarray(image).shape == (*wanted[::-1], 3)
+
+
+@pytest.mark.parametrize("side", [33, 449, 1793])
+def test_a_side_that_is_no_multiple_is_not_stretched(side):
+    """The decoder ends with a whole pixel, of which only a part is the picture's: a ramp stays where it was."""
+    content = io.BytesIO()
+    ramp = np.linspace(0, 255, side).round().astype(np.uint8)
+    Image.fromarray(np.broadcast_to(ramp, (side, side)).copy()).save(content, "JPEG", quality=95)
+    small = opened(content, 16)
+    assert small.width < side
+    whole, reduced = (
+        np.asarray(each.resize((16, 16), Image.Resampling.BOX), float) for each in (opened(content), small)
+    )
+    assert abs((whole - reduced).mean()) < 0.5  # stretched it would be 0.8 to 4.3
+
+
+def test_predictions_accuracy_and_embeddings_are_of_the_smaller_images(folder, classifier, tmp_path):
+    model, data, names = str(folder / "model"), str(folder / "jpg"), classifier.config.id2label
+    for draft in (True, False):
+        found = predict(model, files(folder), top=6, draft=draft)
+        for each, row in zip(found, logits(folder, classifier, draft).softmax(-1), strict=True):
+            assert dict(each.scores) == pytest.approx({names[k]: float(p) for k, p in enumerate(row)}, abs=2e-6)
+    drafted = logits(folder, classifier, True)
+    assert (drafted - logits(folder, classifier, False)).abs().max() > 1e-3
+    labels = torch.tensor([NAMES.index(path.parent.name) for path in files(folder)])
+    wanted = float(torch.nn.functional.cross_entropy(drafted.double(), labels))
+    for num_workers in (0, 1):
+        given = dict(batch_size=4, progress=False, num_workers=num_workers, draft=True)
+        run = evaluate_protocol("top1", model, data, **given)
+        assert run.result.loss == pytest.approx(wanted, abs=1e-6)
+        assert run.settings["draft"] is True
+    given = dict(splits=["test"], predictions=True, top=6)
+    embed(model, data, tmp_path / "out", draft=True, **given)
+    rows = pq.read_table(next((tmp_path / "out").glob("*.parquet"))).to_pylist()
+    for row, wanted in zip(rows, drafted.softmax(-1), strict=True):
+        found = dict(zip(row["labels"], row["probabilities"], strict=True))
+        assert found == pytest.approx({names[k]: float(p) for k, p in enumerate(wanted)}, abs=2e-6)
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["settings"]["draft_side"] == 8
+    with pytest.raises(UserError):
+        embed(model, data, tmp_path / "out", **given)
+
+
+def test_a_record_and_a_card_say_how_images_were_fed(folder):
+    """The card's metadata, by which others compare, leaves such a result out."""
+    model, data = str(folder / "model"), str(folder / "jpg")
+    for more, told in (
+        ({"draft": True}, "JPEG files were decoded at a smaller scale"),
+        ({"max_num_patches": 4}, "images were fed in their own size and shape, of 4 patches at most"),
+    ):
+        evaluate(model, data, progress=False, **more)
+        last = json.loads((folder / "model" / "facts.json").read_text())[-1]["values"]
+        assert last["fed"] == more
+        assert told in last["warnings"][0]
+        card = (folder / "model" / "README.md").read_text()
+        assert told in card
+        assert "model-index" not in card
+    for less in ({}, {"draft": True}, {"num_images": 1}):  # the later take no place of the first, nor stand in a list
+        evaluate(model, data, progress=False, **less)
+        card = (folder / "model" / "README.md").read_text()
+        assert "model-index" in card
+        assert "were fed" not in card
+        (entry,) = list_models([model]).entries
+        (score,) = (score for score in entry.scores if score.metric == TOP1)
+        assert f"value: {score.value}" in card
+        assert f"num_images: {len(files(folder))}" in card
+        assert "--draft" not in score.source
+
+
+def test_the_commands_take_them(folder, tmp_path, capsys):
+    model, data, out = str(folder / "model"), str(folder / "jpg"), str(tmp_path / "out")
+    for words in (
+        ("predict", model, str(files(folder)[0]), "--json", "--draft"),
+        ("evaluate", model, "--data", data, "--draft"),
+        ("embed", model, "--data", data, "--output", out, "--draft"),
+        ("evaluate", model, "--data", str(folder / "png"), "--max-num-patches", "12"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(list(words))
+        assert not stop.value.code, capsys.readouterr().err
+
+
+def test_what_they_do_not_go_with(folder, classifier, tmp_path):
+    model, data = str(folder / "model"), str(folder / "jpg")
+    one_size = "takes images of one size"
+    refusals = [
+        ("top1", dict(draft=True, max_num_patches=12), "resized to one size, and not for masks or boxes; leave it out"),
+        (None, dict(draft=True, max_num_patches=12), "resized to one size; leave it out"),
+        (None, dict(draft=True, streaming=True), "resized to one size; leave it out"),
+        ("top1", dict(draft=True, streaming=True), "as they are; leave --streaming or --draft out"),
+        *(
+            (name, dict(max_num_patches=12), f"protocol {name} {one_size}; leave --max-num-patches out")
+            for name in ("linear-probe", "robustness", "corruptions", "patch-drop", "vtab")
+        ),
+    ]
+    for protocol, given, said in refusals:
+        measure = functools.partial(evaluate_protocol, protocol) if protocol else embed
+        output = {} if protocol else {"output": tmp_path / "out"}
+        with pytest.raises(UserError, match=said):
+            measure(model, data, **output, **given)
+    for subject, said in (
+        (examine().subject, f"{one_size}; --max-num-patches is for Vision Transformers"),
+        (open_subject((OTHERS["mixer"].build("classification"), ViTImageProcessor())), one_size),
+        (open_subject((HfViTModel(classifier.config, add_pooling_layer=False), ViTImageProcessor())), "pools nothing"),
+    ):
+        with pytest.raises(UserError, match=said):
+            at_own_size(subject, 12)
+    with pytest.raises(UserError, match="does not say what size its images are resized to; leave --draft out"):
+        _ = open_subject((classifier, ViTImageProcessor(do_resize=False))).draft_side
+    before_a_crop = ViTImageProcessor(
+        size={"shortest_edge": 11}, do_center_crop=True, crop_size={"height": 8, "width": 8}
+    )
+    assert open_subject(model).draft_side == 8
+    assert open_subject((classifier, before_a_crop)).draft_side == 11
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])  # processes that import
+def test_answers_in_their_own_size_are_those_of_each_image_alone(folder, classifier, tmp_path, processes):
+    model, data = str(folder / "model"), str(folder / "png")
+    given = dict(splits=["test"], batch_size=4, rows_per_file=5, num_processes=processes)
+    embed(model, data, tmp_path / "out", max_num_patches=12, **given)
+    rows = [row for path in (tmp_path / "out").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    assert {row["image"].rpartition("/")[2] for row in rows} == {f"{letter}.png" for letter in OWN}
+    with torch.no_grad():
+        for row in rows:
+            alone = classifier.vit(fed(folder / "png" / "test" / row["image"])).pooler_output[0]
+            np.testing.assert_allclose(row["embedding"], alone, rtol=0, atol=1e-5)
+        answers = torch.cat([classifier(fed(path)).logits for path in files(folder, "png")])
+    found = evaluate_protocol("top1", model, data, batch_size=4, max_num_patches=12, progress=False)
+    labels = torch.tensor([NAMES.index(path.parent.name) for path in files(folder, "png")])
+    assert found.result.loss == pytest.approx(float(torch.nn.functional.cross_entropy(answers, labels)), abs=1e-5)
+    assert found.result.top1 == pytest.approx(float((answers.argmax(1) == labels).float().mean()))
+    assert found.settings["max_num_patches"] == 12
+
+
+@pytest.mark.parametrize("family", ["plain", "hybrid", "axial", "local"])
+def test_every_vision_transformer_takes_them(family):
+    """Also those that go on with padding."""
+    subject = our_subject(family)
+    data = make_data(test=6, side=40)
+    small = data.splits["test"].map(lambda row, n: {"image": row["image"].resize((20 + 8 * n, 36))}, with_indices=True)
+    data.splits["test"] = small
+    features, _ = examine(at_own_size(subject, 64), data, batch_size=6).features("test")
+    alone = [examine(at_own_size(subject, 64), data, batch_size=1).features("test", [row])[0][0] for row in range(6)]
+    np.testing.assert_allclose(features, np.stack(alone), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 196])
+def test_a_grid_is_no_larger_than_asked_and_keeps_its_shape(most):
+    random = np.random.default_rng(0)
+    for height, width in random.integers(1, 900, (300, 2)).tolist():
+        h, w = own_grid((height, width), (16, 16), most)
+        assert 1 <= h * w <= most
+        whole = max(1, round(height / 16)), max(1, round(width / 16))
+        if whole[0] * whole[1] <= most:
+            assert (h, w) == whole
+        elif min(h, w) > 1:  # no patch more would have fitted both ways
+            assert (h + 1) * (w + 1) > most
+            assert 0.5 < (h / w) / (height / width) < 2
