@@ -102,17 +102,21 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 CASES = [
     *((kind, outputs, of) for kind in ("plain", "vit", "timm") for outputs in (1, 7) for of in ("regression", None)),
     *((kind, 7, "regression") for kind in ("hybrid", "axial", "local", "derived")),
+    ("plain", 1, MULTI_LABEL),
 ]
 
 
 @pytest.mark.parametrize(("kind", "outputs", "problem_type"), CASES)
 def test_values(kind: str, outputs: int, problem_type: str | None, image: Path):
-    """One output without a problem type is a value, as the losses have it; several are classes."""
+    """One output without a problem type is a value, as the losses have it; several are classes; of several labels one
+    output is a probability."""
     model, processor = build(kind, outputs, problem_type)
     (found,) = hf_vit.predict((model, processor), image)
     values = values_of(model, processor, image)
-    if problem_type is None and outputs > 1:
-        assert sum(score for _, score in found.scores) < 1
+    if problem_type == MULTI_LABEL:
+        assert found.scores == [("y0", pytest.approx(torch.tensor(values[0]).sigmoid().item()))]
+    if problem_type == MULTI_LABEL or (problem_type is None and outputs > 1):
+        assert sum(score for _, score in found.scores) <= 1
         assert not found.are_values
         return
     assert [name for name, _ in found.scores] == [f"y{n}" for n in range(outputs)]
@@ -121,14 +125,6 @@ def test_values(kind: str, outputs: int, problem_type: str | None, image: Path):
     if kind == "vit" and problem_type == "regression":
         piped = pipeline("image-classification", model=model, image_processor=processor)(str(image), top_k=outputs)
         assert {each["label"]: each["score"] for each in piped} == pytest.approx(dict(found.scores), abs=1e-4)
-
-
-def test_one_output_of_several_labels_is_a_probability(image: Path):
-    model, processor = build("plain", 1, MULTI_LABEL)
-    (found,) = hf_vit.predict((model, processor), image)
-    (value,) = values_of(model, processor, image)
-    assert found.scores == [("y0", pytest.approx(torch.tensor(value).sigmoid().item()))]
-    assert not found.are_values
 
 
 @pytest.mark.parametrize("form", ["table", "json", "csv", "parquet"])
@@ -188,38 +184,30 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize(
+    ("case", "problem_type"),
+    [*((case, "regression") for case in REFUSED), ("teacher", MULTI_LABEL), ("transformers.js", MULTI_LABEL)],
+)
 def test_refused_where_classes_are_needed(
-    case: str, saved: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    case: str, problem_type: str, saved: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    other = tmp_path / "other"
-    places = {"MODEL": saved, "DATA": data, "OUT": tmp_path / "out", "OTHER": other}
-    if "OTHER" in REFUSED[case]:
-        copy_of(saved, other)
+    """And where one class an image is, models of several labels."""
+    places = {name: tmp_path / name for name in ("MODEL", "OTHER", "OUT")} | {"DATA": data}
+    for name in {"MODEL", "OTHER"} & set(REFUSED[case]):
+        copy_of(saved, places[name], problem_type=problem_type)
     assert run(*(places.get(word, word) for word in REFUSED[case])) != 0
     last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "regression" in last
-    assert not (tmp_path / "out" / "config.json").exists()
+    assert re.search("multi.label" if problem_type == MULTI_LABEL else "regression", last)
+    assert not (tmp_path / "OUT" / "config.json").exists()
 
 
-def test_the_card(saved: Path):
+def test_the_card_and_a_classifier_that_starts_from_it(saved: Path):
     assert not run("card", saved)
     card = (saved / "README.md").read_text(encoding="utf-8")
-    assert "3 values for every image (regression)" in card
-    assert "- image-regression" in card
+    for word in ("3 values for every image (regression)", "- image-regression"):
+        assert word in card
     for word in ("accuracy", "43.75", "pipeline_tag", "argmax", "sorts images", "model-index"):
         assert word not in card, word
-
-
-def test_a_classifier_starts_with_a_new_head(saved: Path):
     model = build_classifier(find_model(str(saved)), NAMES)
     assert model.config.problem_type is None
-    assert not model.classifier.weight.any()
-
-
-def test_several_labels_teach_no_softmax(saved: Path, tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]):
-    copy_of(saved, tmp_path / "model", problem_type=MULTI_LABEL)
-    places = {"MODEL": tmp_path / "model", "DATA": data, "OUT": tmp_path / "out"}
-    for case in ("teacher", "transformers.js"):
-        assert run(*(places.get(word, word) for word in REFUSED[case])) != 0
-        assert re.search("multi.label", capsys.readouterr().err.strip().splitlines()[-1])
+    assert not model.classifier.weight.any(), "a new head"

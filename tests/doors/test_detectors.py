@@ -1,29 +1,20 @@
-"""The doors into transformers' and torchvision's dense predictors, one test and one recipe each.
+"""The doors into transformers' dense predictors, one test and one recipe each; the package's own heads, Mask2Former and
+torchvision's Mask R-CNN among them, are in training/test_dense_model.py.
 
-Every recipe starts at a backbone config; `import hf_vit` has registered it with `AutoBackbone`, so the libraries build
-`HfViTBackbone` (or `HfHybridViTBackbone`, `HfAxialViTBackbone`) from it. The built model has random weights; give its
-backbone those of a checkpoint with
-
-    model.<path>.load_state_dict(HfViTBackbone.from_pretrained(FOLDER, <the same backbone options>).state_dict())
-
-where <path> is `backbone` (UperNet, DepthAnything), `model.backbone.model` (DETR) or
-`model.pixel_level_module.encoder` (Mask2Former).
+Every recipe starts at a backbone config; `import hf_vit` has registered it with `AutoBackbone`, so transformers builds
+`HfViTBackbone` (or another family's) from it. The built model has random weights; give its backbone those of a
+checkpoint with `load_state_dict(HfViTBackbone.from_pretrained(FOLDER, <the same backbone options>).state_dict())`.
 """
-
-from collections import OrderedDict
 
 import dense_heads
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 from transformers import (
     DepthAnythingConfig,
     DepthAnythingForDepthEstimation,
     DetrConfig,
     DetrForObjectDetection,
-    Mask2FormerConfig,
-    Mask2FormerForUniversalSegmentation,
     UperNetConfig,
     UperNetForSemanticSegmentation,
 )
@@ -103,28 +94,6 @@ def test_detr_detects(family, tiny_config, learn, tmp_path):
     assert_same_after_reload(model, tmp_path, pixel_values, lambda outputs: outputs.pred_boxes)
 
 
-def test_mask2former_segments(family, tiny_config, learn, tmp_path):
-    """Universal segmentation; its pixel decoder expects strides 4, 8, 16 and 32, hence the pyramid. Needs scipy.
-
-    Mask2FormerConfig(backbone_config=HfViTConfig(..., use_feature_pyramid=True))
-    """
-    config = Mask2FormerConfig(
-        backbone_config=tiny_config(family, use_feature_pyramid=True, fpn_hidden_size=16),
-        **dict.fromkeys(("feature_size", "mask_feature_size", "hidden_dim", "encoder_feedforward_dim"), 32),
-        **{"dim_feedforward": 32, "encoder_layers": 1, "decoder_layers": 2, "num_attention_heads": 2},
-        **{"num_queries": 4, "train_num_points": 256, "num_labels": 2},
-    )
-    model = Mask2FormerForUniversalSegmentation(config)
-    backbone = model.model.pixel_level_module.encoder
-    assert type(backbone) is backbone_of(family)
-    pixel_values, mask = square()
-    mask_labels = list(torch.stack([~mask, mask], dim=1).float())  # one mask a class and image
-    class_labels = [torch.tensor([0, 1])] * 2
-    targets = {"mask_labels": mask_labels, "class_labels": class_labels}
-    learn(family, model, backbone, lambda: model(pixel_values, **targets).loss.sum())
-    assert_same_after_reload(model, tmp_path, pixel_values, lambda outputs: outputs.masks_queries_logits)
-
-
 def put_a_token_first(model: DepthAnythingForDepthEstimation) -> None:
     """What is read of the backbone's stages gets a token of zeros in front."""
     model.neck.reassemble_stage.register_forward_pre_hook(
@@ -154,94 +123,6 @@ def test_depth_anything_estimates_depth(family, tiny_config, learn, tmp_path):
     # transformers has no loss for it yet ("Training is not implemented"), its heads learn all the same.
     learn(family, model, model.backbone, lambda: F.mse_loss(model(pixel_values).predicted_depth, 1.0 + mask.float()))
     assert_same_after_reload(model, tmp_path, pixel_values, lambda outputs: outputs.predicted_depth, prepare)
-
-
-class Maps(nn.Module):
-    """What torchvision's detectors ask of a backbone: named maps, and `out_channels`, the channels of each."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.out_channels = backbone.channels[0]
-
-    def forward(self, pixel_values: torch.Tensor) -> OrderedDict[str, torch.Tensor]:
-        maps = self.backbone(pixel_values).feature_maps
-        return OrderedDict((str(index), feature_map) for index, feature_map in enumerate(maps))
-
-
-def mask_rcnn(backbone: nn.Module) -> nn.Module:
-    """torchvision's Mask R-CNN on the pyramid: one anchor size a map; it resizes and pads the images itself.
-
-    The heads are narrow for speed: leave the four arguments out, with `num_classes=2` in their place.
-    """
-    from torchvision.models.detection import MaskRCNN
-    from torchvision.models.detection.anchor_utils import AnchorGenerator
-    from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
-    from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-
-    maps = Maps(backbone)
-    channels = maps.out_channels
-    heads = {
-        "box_head": TwoMLPHead(channels * 7 * 7, 64),
-        "box_predictor": FastRCNNPredictor(64, num_classes=2),
-        "mask_head": MaskRCNNHeads(channels, (32, 32), dilation=1),
-        "mask_predictor": MaskRCNNPredictor(32, 32, num_classes=2),
-    }
-    anchors = AnchorGenerator(sizes=((16,), (32,), (64,), (128,)), aspect_ratios=((0.5, 1.0, 2.0),) * 4)
-    few = {"rpn_post_nms_top_n_train": 50, "box_batch_size_per_image": 8, "box_detections_per_img": 4}  # for speed
-    return MaskRCNN(
-        maps,
-        **heads,
-        rpn_anchor_generator=anchors,
-        min_size=64,
-        max_size=64,
-        image_mean=[0.0] * 3,
-        image_std=[1.0] * 3,
-        **few,
-    )
-
-
-def test_mask_rcnn_detects_and_segments(family, tiny_config, learn, tmp_path):
-    """Instance segmentation by torchvision's Mask R-CNN, as ViTDet does: see `Maps` and `mask_rcnn` above.
-
-    Save the backbone with `save_pretrained` as ever, and the whole detector by its state dict.
-    """
-    from safetensors.torch import load_model, save_model
-
-    model = mask_rcnn(backbone_of(family)(tiny_config(family, use_feature_pyramid=True, fpn_hidden_size=16)))
-    pixel_values, mask = square()
-    targets = [
-        {
-            "boxes": torch.tensor([[16.0, 8.0 + 16 * index, 48.0, 32.0 + 16 * index]]),  # x0, y0, x1, y1 in px
-            "labels": torch.tensor([1]),
-            "masks": mask[index : index + 1].to(torch.uint8),
-        }
-        for index in range(2)
-    ]
-    loss = lambda: sum(model(list(pixel_values), targets).values())  # noqa: E731
-    learn(family, model, model.backbone, loss, to=0.3, steps=20, lr=2e-3)
-
-    model.backbone.backbone.save_pretrained(tmp_path / "backbone")
-    save_model(model, tmp_path / "detector.safetensors")
-    again = mask_rcnn(backbone_of(family).from_pretrained(tmp_path / "backbone")).eval()
-    load_model(again, tmp_path / "detector.safetensors")
-    with torch.no_grad():
-        before, after = model(list(pixel_values)), again(list(pixel_values))
-    assert len(before[0]["boxes"])
-    for old, new in zip(before, after, strict=True):
-        assert all(torch.equal(old[name], new[name]) for name in ("boxes", "labels", "scores", "masks"))
-
-
-def test_a_detectors_backbone_takes_pretrained_weights(family, tiny_config, tmp_path):
-    options = {"out_features": ["stage1", "stage2", "stage3", "stage4"]}
-    pretrained = getattr(hf_vit, f"{family}Model")(tiny_config(family))
-    pretrained.save_pretrained(tmp_path / "pretrained")
-    model = UperNetForSemanticSegmentation(
-        UperNetConfig(backbone_config=tiny_config(family, **options), hidden_size=16)
-    )
-    model.backbone.load_state_dict(backbone_of(family).from_pretrained(tmp_path / "pretrained", **options).state_dict())
-    for name, parameter in pretrained.named_parameters():
-        assert torch.equal(model.backbone.vit.get_parameter(name), parameter), name
 
 
 @torch.no_grad()

@@ -1,24 +1,17 @@
 """The ResNet stem against the slow reference, sizes of every kind, and what the original code prescribes."""
 
-import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hybrid.reference import max_pool, original_names, same_pads, std_conv, stem_forward
+from hybrid.reference import max_pool, original_names, stem_forward
 from models.families import randomise
 from timm.layers import GroupNormAct, StdConv2dSame
 from timm.models.vision_transformer_hybrid import _resnetv2
 
 from hf_vit import HfHybridViTConfig, HfHybridViTModel
-from hf_vit.models.resnet_hf_vit import (
-    ResNetBottleneck,
-    ResNetStem,
-    StdConv2d,
-    max_pool_same,
-    same_padding,
-)
+from hf_vit.models.resnet_hf_vit import ResNetBottleneck, ResNetStem, StdConv2d, max_pool_same
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48, "stem_width": 32}
 
@@ -32,30 +25,7 @@ def nhwc(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().permute(0, 2, 3, 1).numpy()
 
 
-@pytest.mark.parametrize("stride", [1, 2, 4])
-@pytest.mark.parametrize("kernel", [1, 3, 7])
-def test_same_padding_is_tensorflows(kernel: int, stride: int):
-    for side in range(1, 40):
-        assert same_padding(side, kernel, stride) == same_pads(side, kernel, stride)
-
-
-@pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (1, 2), (3, 1), (3, 2), (7, 2)])
-@torch.no_grad()
-def test_convolution_of_any_size(kernel: int, stride: int):
-    conv = StdConv2d(5, 4, kernel, stride, standardization="std").double().eval()
-    for height, width in itertools.product((1, 2, 3, 6, 9), (1, 4, 7)):
-        images = torch.randn(2, 5, height, width, dtype=torch.float64)
-        expected = std_conv(nhwc(images), conv.weight.permute(2, 3, 1, 0).numpy(), stride)
-        np.testing.assert_allclose(nhwc(conv(images)), expected, rtol=0, atol=1e-12)
-
-
-def test_max_pool_of_any_size_sees_no_zeros_outside():
-    for height, width in itertools.product(range(1, 9), range(1, 9)):
-        features = torch.randn(1, 2, height, width, dtype=torch.float64) - 5
-        np.testing.assert_array_equal(nhwc(max_pool_same(features)), max_pool(nhwc(features)))
-
-
-@pytest.mark.parametrize("size", [(32, 32), (33, 47), (64, 31), (7, 5), (1, 18)])
+@pytest.mark.parametrize("size", [(32, 32), (33, 47), (34, 63), (7, 5), (1, 18)])
 @pytest.mark.parametrize("depths", [(), (2,), (1, 2), (1, 1, 1)])
 def test_stem_equals_the_slow_reference(depths: tuple[int, ...], size: tuple[int, int]):
     stem = make_stem(depths)
@@ -68,6 +38,13 @@ def test_stem_equals_the_slow_reference(depths: tuple[int, ...], size: tuple[int
         np.testing.assert_allclose(nhwc(stem(images.contiguous())), expected, rtol=0, atol=1e-10)  # cached kernels
     np.testing.assert_allclose(nhwc(stem(images)), expected, rtol=0, atol=1e-10)  # nothing is written in place
     np.testing.assert_allclose(nhwc(stem.train()(images)), expected, rtol=0, atol=1e-10)
+
+
+def test_max_pool_of_any_size_sees_no_zeros_outside():
+    """Behind a ReLU, as in the stem, nobody would notice."""
+    for height, width in [(height, width) for height in range(1, 9) for width in range(1, 9)]:
+        features = torch.randn(1, 2, height, width, dtype=torch.float64) - 5
+        np.testing.assert_array_equal(nhwc(max_pool_same(features)), max_pool(nhwc(features)))
 
 
 def test_input_is_not_written_to():

@@ -143,10 +143,9 @@ READ_BY_HEADS = {
 # Attention sees how many tokens there are, on which grid, in which order, a bias of positions, and what shares a block;
 # of the poolings, "map" attends as well.
 ATTENTION = (
-    *("gap", "map", "map_with_class_token", "relative", "relative_gap", "causal", "causal_gap", "causal_map_2d"),
-    *("distillation", "causal_distillation", "two_groups_of_three", "no_qkv_bias", "rectangular", "rectangular_patch"),
-    *("registers", "registers_map", "relative_bias", "relative_bias_gap", "map_with_registers"),
-    *("criss_cross", "strided"),
+    *("gap", "map", "map_with_class_token", "relative", "relative_gap", "causal", "causal_map_2d", "distillation"),
+    *("two_groups_of_three", "no_qkv_bias", "rectangular", "rectangular_patch", "registers_map", "relative_bias"),
+    *("relative_bias_gap", "map_with_registers", "causal_distillation", "criss_cross", "strided"),
 )
 # What a block holds and how often it runs.
 BLOCKS = (

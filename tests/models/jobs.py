@@ -105,19 +105,6 @@ def upload(folders: dict[str, str]) -> None:
         HfApi().upload_folder(repo_id=repo_id, folder_path=folder, ignore_patterns="answers*")
 
 
-def configurations(folder: str) -> dict[str, Any]:
-    """Of every folder in this one: the class of its configuration, and of what that saves."""
-    found = {}
-    for source in sorted(map(str, Path(folder).iterdir())):
-        transformers.AutoConfig.from_pretrained(source, trust_remote_code=True).save_pretrained(f"{source}/again")
-        loaded = [
-            transformers.AutoConfig.from_pretrained(f, trust_remote_code=True) for f in (source, f"{source}/again")
-        ]
-        names = [[type(config).__module__.partition(".")[0], type(config).__name__] for config in loaded]
-        found[Path(source).name] = names
-    return found
-
-
 def tensor_parallel(rank: int, meeting: str, folders: list[str]) -> dict[str, Any]:
     """One of two processes that share every layer of a folder's model: how far its share is from one process's.
 

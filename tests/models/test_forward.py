@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from models.families import (
+    ATTENTION,
     BLOCKS,
     FAMILIES,
     OTHERS,
@@ -80,6 +81,9 @@ def test_dropout_and_drop_path_act_in_training_only(family: Family, head: str):
     assert (first - second).abs().max() > 1e-2
 
 
+@pytest.mark.choices(
+    *TABLES, "gap", "map_with_class_token", "rectangular", "rectangular_patch", "root_alone", "strided"
+)
 def test_other_sizes_than_nominal(family: Family, choice: str):
     """Without a flag, and the same as a model whose nominal size that is."""
     model = family.shared("model", choice, torch.float64)
@@ -94,6 +98,7 @@ def test_other_sizes_than_nominal(family: Family, choice: str):
             torch.testing.assert_close(given, wanted, rtol=0, atol=1e-12, msg=lambda m, g=grid: f"{g}: {m}")
 
 
+@pytest.mark.choices(*ATTENTION, *BLOCKS, "resnet_stem", "root_alone")
 def test_an_image_of_a_batch_is_computed_as_if_alone(family: Family, choice: str):
     """Under no mask, and under one that hides nothing."""
     model = family.shared("model", choice, torch.float64)
@@ -106,6 +111,7 @@ def test_an_image_of_a_batch_is_computed_as_if_alone(family: Family, choice: str
         torch.testing.assert_close(other, wanted, rtol=0, atol=1e-12)
 
 
+@pytest.mark.choices(*ATTENTION, *TABLES, "downsampled", "norm_after_gap", "no_last_norm", "resnet_stem")
 def test_padded_batch_of_mixed_sizes(family: Family, head: str, choice: str):
     """Each image of a padded batch gets the outputs it has alone, special tokens and patches."""
     model = family.shared(head, choice, torch.float64)
@@ -142,7 +148,9 @@ def token_places(config, grid, padded, special=None) -> list[int]:
     return list(range(special)) + [special + place for place in patches]
 
 
-@pytest.mark.choices(*TABLES, "gap", "map_with_class_token", "representation", "layer_scale", "causal", "root_alone")
+@pytest.mark.choices(
+    "learned_2d", "sincos_2d", "relative", "relative_bias", "map", "causal", "layer_scale", "resnet_stem"
+)
 def test_precisions_agree(family: Family, choice: str):
     """float64 and bfloat16 with float32, in evaluation; autocast to bfloat16 in training."""
 

@@ -74,15 +74,6 @@ def test_distillation_layer_scale_and_probe():
     assert 0.8 * bound < probe.abs().max() <= bound
 
 
-def test_bottlenecks_of_the_hybrid_start_as_identities():
-    model = new(FAMILIES["hybrid"])
-    last = [p for name, p in model.named_parameters() if name.endswith("norm3.weight")]
-    assert len(last) == 2
-    assert not any(weight.any() for weight in last)
-    others = [p for name, p in model.named_parameters() if name.endswith(("norm1.weight", "norm2.weight"))]
-    assert all((weight == 1).all() for weight in others)
-
-
 def test_what_a_checkpoint_lacks_is_initialised_the_same(family: Family, tmp_path: Path):
     """More blocks, a representation layer and a head of another size: new ones start as in a new model."""
     base = family.build("classification", **{**WIDE, "representation_size": None})

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from models.families import FAMILIES, Family, corruption
+from models.families import FAMILIES, Family, corruption, pad
 from transformers import AutoModelForMaskedImageModeling
 
 from hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTForMaskedPatchPrediction, HfViTModel
@@ -136,8 +135,6 @@ def test_embeddings_are_corrupted_before_positions_are_added(name: str):
 
 
 def test_padded_batch_is_corrupted_as_each_image_alone():
-    from models.families import pad
-
     family = FAMILIES["plain"]
     model = family.build("masked_prediction", dtype=torch.float64)
     singles = [family.images(model.config, 1, grid, torch.float64) for grid in ((2, 3), (3, 2))]
@@ -223,27 +220,6 @@ def test_next_patch_is_predicted_from_those_before(target: str):
     assert not torch.equal(changed[:, 8:], given[:, 8:])
 
 
-def test_learns_to_copy_what_the_neighbours_show():
-    """Images of one colour each: from the patches that are left, the corrupted ones follow."""
-    torch.manual_seed(0)
-    model = HfViTForMaskedPatchPrediction(FAMILIES["plain"].config(prediction_target="mean_color"))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    palette = torch.tensor([[-0.9, -0.9, 0.9], [0.9, -0.4, -0.9], [-0.4, 0.4, 0.4], [0.9, 0.9, -0.4]])
-    first = None
-    for _ in range(100):
-        images = palette[torch.randint(4, (16,))][:, :, None, None].expand(16, 3, 16, 16)
-        loss = model.train()(images, **corruption(model.config, images)).loss
-        first = first or loss.item()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert first == pytest.approx(math.log(512), abs=1e-5), "a new head says nothing"
-    assert loss.item() < 0.1
-    images = palette[:, :, None, None].expand(4, 3, 16, 16)
-    found = model.eval()(images, bool_masked_pos=corruption(model.config, images)["bool_masked_pos"])
-    assert (found.reconstruction - images).abs().max() < 1 / 8, "the middle of the class is that near"
-
-
 def test_transformers_own_use(tmp_path):
     """`AutoModelForMaskedImageModeling` with `bool_masked_pos` alone, as transformers' example does."""
     build(dtype=torch.float32).save_pretrained(tmp_path)
@@ -255,6 +231,8 @@ def test_transformers_own_use(tmp_path):
     assert torch.equal(model(images, bool_masked_pos=masked.long()).loss, outputs.loss)
     assert torch.equal(model(images, masked, torch.full((2, 16), -1)).loss, outputs.loss)
     assert model.config.image_mean == MEAN
+    new = HfViTForMaskedPatchPrediction(FAMILIES["plain"].config(prediction_target="mean_color"))
+    assert new(images, bool_masked_pos=masked).loss.item() == pytest.approx(math.log(512), abs=1e-5), "it says nothing"
 
 
 def test_pretrained_weights_load_into_the_other_classes(family: Family, tmp_path):
@@ -302,12 +280,12 @@ MASKS = [
 ]
 
 
-@pytest.mark.parametrize(("masked", "sources", "message"), MASKS, ids=range(len(MASKS)))
 @pytest.mark.parametrize("training", [False, True])
-def test_wrong_masks(masked: torch.Tensor, sources: torch.Tensor | None, message: str, training: bool):
+def test_wrong_masks(training: bool):
     model = build().train(training)
-    with pytest.raises(ValueError, match=message):
-        model(images_of(model), bool_masked_pos=masked, patch_sources=sources)
+    for masked, sources, message in MASKS:
+        with pytest.raises(ValueError, match=message):
+            model(images_of(model), bool_masked_pos=masked, patch_sources=sources)
 
 
 def test_mask_for_models_that_cannot_take_it():
@@ -342,19 +320,6 @@ def test_targets_that_cannot_be(fields: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         HfViTForMaskedPatchPrediction(config)
     assert build_target(FAMILIES["plain"].config(**{**fields, "prediction_target": "pixels"})).num_outputs
-
-
-def test_wrong_configs():
-    for fields, message in (
-        ({"predict_next_patch": True}, "predict_next_patch=True needs is_causal=True"),
-        ({"prediction_target": "colour"}, "prediction_target"),
-        ({"image_mean": (0.5, 0.5)}, "image_mean=.*one for each of the 3 channels"),
-        ({"image_std": 0.0}, "image_std=0.0 must be above 0"),
-    ):
-        with pytest.raises(StrictDataclassError, match=message):
-            FAMILIES["plain"].config(**fields)
-    with pytest.raises(StrictDataclassError, match="is_causal=True does not go with an axial model"):
-        FAMILIES["axial"].config(is_causal=True, predict_next_patch=True)
 
 
 def test_other_patch_sizes(tmp_path):

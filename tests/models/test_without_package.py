@@ -1,15 +1,16 @@
-"""A saved model in processes that cannot import hf_vit: from a folder and from a Hub, and from what they save again."""
+"""A saved model in processes that cannot import hf_vit: from a folder, a Hub, what they save, and in two shares."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from dense_heads import CASES as DENSE_CASES
 from dense_heads import batch_for
 from dense_heads import build as build_dense
 from loopback.client import Client, Loopback
-from models.families import FAMILIES, HEADS, OTHERS, Family
+from models.families import FAMILIES, HEADS, OTHERS
 from models.jobs import dense_answers, load, outputs_of
 from safetensors.torch import save_file
 
@@ -43,58 +44,48 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def journey(family: Family, head: str, choice: str, source: str, saved: Path, target: Path) -> dict[str, Any]:
-    """The arguments of `jobs.journey`."""
-    others = [HEADS[other].auto_class for other in family.classes if other != head]
-    return {
+def journey(
+    case: tuple[str, str, str], source: str, saved: Path, target: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of `jobs.journey`, and what it is to find."""
+    family, head, choice = ALL_FAMILIES[case[0]], *case[1:]
+    classes = family.classes if choice == "default" else {head: family.classes[head]}
+    found: dict[str, Any] = {
+        HEADS[name].auto_class: ["transformers_modules", own.__name__, True] for name, own in classes.items()
+    }
+    arguments = {
         "source": source,
         "auto_class": HEADS[head].auto_class,
-        "others": others if choice == "default" else [],
-        "answers": str(saved / f"{family.name}-{head}-{choice}" / "answers.safetensors"),
-        "target": str(target / f"{family.name}-{head}-{choice}"),
+        "others": [name for name in found if name != HEADS[head].auto_class],
+        "answers": str(saved / "-".join(case) / "answers.safetensors"),
+        "target": str(target / "-".join(case)),
     }
-
-
-def wanted(family: Family, head: str, choice: str) -> dict[str, Any]:
-    """What `jobs.journey` is to find."""
-    own = ["transformers_modules", family.classes[head].__name__, True]
-    found = {"config": family.config_class.__name__, HEADS[head].auto_class: own, "again": own}
-    for other in family.classes if choice == "default" else ():
-        found[HEADS[other].auto_class] = ["transformers_modules", family.classes[other].__name__, True]
-    return found
+    return arguments, {"config": family.config_class.__name__, **found, "again": found[HEADS[head].auto_class]}
 
 
 def test_from_a_folder(saved: Path, stranger: Client, tmp_path: Path) -> None:
     """Loads by trust_remote_code alone, gives the same bits, and what it saves loads as every Auto class of the family;
     and with the package again."""
-    rows = [(ALL_FAMILIES[name], head, choice) for name, head, choice in CASES]
-    cases = [journey(*row, str(saved / "-".join(case)), saved, tmp_path) for row, case in zip(rows, CASES, strict=True)]
-    found = stranger.run("models.jobs:journeys", cases=cases)
-    assert dict(zip(CASES, found, strict=True)) == {case: wanted(*row) for row, case in zip(rows, CASES, strict=True)}
-    for (family, head, _), case in zip(rows, cases, strict=True):
-        assert type(family.classes[head].from_pretrained(case["target"]).config) is family.config_class
+    rows = [journey(case, str(saved / "-".join(case)), saved, tmp_path) for case in CASES]
+    found = stranger.run("models.jobs:journeys", cases=[arguments for arguments, _ in rows])
+    assert dict(zip(CASES, found, strict=True)) == {case: wanted for case, (_, wanted) in zip(CASES, rows, strict=True)}
+    for (name, head, _), (row, _) in zip(CASES, rows, strict=True):
+        family, source, target = ALL_FAMILIES[name], Path(row["source"]), Path(row["target"])
+        assert type(family.classes[head].from_pretrained(target).config) is family.config_class
         if head != "backbone":  # transformers' AutoBackbone does not read folders
-            assert type(load(case["target"], HEADS[head].auto_class)) is family.classes[head]
-        files = {path.name: path.read_text() for path in Path(case["target"]).glob("*.py")}
-        assert files == {path.name: path.read_text() for path in Path(case["source"]).glob("*.py")}
+            assert type(load(str(target), HEADS[head].auto_class)) is family.classes[head]
+        files = ({path.name: path.read_text() for path in folder.glob("*.py")} for folder in (source, target))
+        assert next(files) == next(files)
 
 
 def test_from_a_hub(saved: Path, hub: Loopback, stranger: Client, tmp_path: Path) -> None:
     """As from a folder; the code that the loaded head does not import is fetched from the Hub when it is saved."""
-    heads = dict(
-        zip(
-            ALL_FAMILIES,
-            ("model", "classification", "backbone", "masked_prediction", "model", "classification", "model"),
-            strict=True,
-        )
-    )
-    stranger.run(
-        "models.jobs:upload", folders={f"alice/{n}": str(saved / f"{n}-{h}-default") for n, h in heads.items()}
-    )
-    rows = [(ALL_FAMILIES[name], head, "default") for name, head in heads.items()]
-    cases = [journey(*row, f"alice/{row[0].name}", saved, tmp_path) for row in rows]
-    found = stranger.run("models.jobs:journeys", cases=cases, token=None)
-    assert dict(zip(heads, found, strict=True)) == {row[0].name: wanted(*row) for row in rows}
+    heads = ("model", "classification", "backbone", "masked_prediction", "model", "classification", "model")
+    cases = [(name, head, "default") for name, head in zip(ALL_FAMILIES, heads, strict=True)]
+    stranger.run("models.jobs:upload", folders={f"alice/{case[0]}": str(saved / "-".join(case)) for case in cases})
+    rows = [journey(case, f"alice/{case[0]}", saved, tmp_path) for case in cases]
+    found = stranger.run("models.jobs:journeys", cases=[arguments for arguments, _ in rows], token=None)
+    assert dict(zip(cases, found, strict=True)) == {case: wanted for case, (_, wanted) in zip(cases, rows, strict=True)}
 
 
 # Every head, and every family with one of them; `slow` has them all.
@@ -130,13 +121,39 @@ def test_heads_of_dense_prediction(cases: list[tuple[str, str]], stranger: Clien
         assert type(getattr(transformers, kind.auto_class).from_pretrained(folder / "again")) is kind.model_class
 
 
-def test_configurations_alone(stranger: Client, tmp_path: Path) -> None:
-    for family in ALL_FAMILIES.values():
-        family.config().save_pretrained(tmp_path / family.name)
-    found = stranger.run("models.jobs:configurations", folder=str(tmp_path))
-    wanted = {name: ["transformers_modules", family.config_class.__name__] for name, family in ALL_FAMILIES.items()}
-    assert found == {name: [own, own] for name, own in wanted.items()}
-    for name, family in ALL_FAMILIES.items():
-        config = transformers.AutoConfig.from_pretrained(tmp_path / name / "again")
-        assert type(config) is family.config_class
-        assert {**config.to_diff_dict(), "auto_map": None} == {**family.config().to_diff_dict(), "auto_map": None}
+# Two processes that share every layer: outputs, and the gradients of their shares.
+SHARED_OUT = [
+    *((name, "default") for name in FAMILIES),
+    *(("plain", choice) for choice in ("relative_gap", "map", "two_groups_of_three", "swiglu")),
+]
+
+
+def save_one_process(folder: Path, name: str, choice: str) -> None:
+    """A model, and what one process makes of it: logits and every gradient."""
+    model = FAMILIES[name].build("classification", choice, dtype=torch.float64)
+    model.save_pretrained(folder)
+    images, labels = FAMILIES[name].images(model.config, dtype=torch.float64), torch.tensor([0, 1])
+    outputs = model.train()(images, labels=labels)
+    outputs.loss.backward()
+    answers = {"images": images, "labels": labels, "logits": outputs.logits.detach()}
+    answers |= {f"grad.{key}": parameter.grad.contiguous() for key, parameter in model.named_parameters()}
+    save_file(answers, folder / "answers.safetensors")
+
+
+def test_two_processes_equal_one(stranger: Client, tmp_path: Path):
+    """By the code that travels with a checkpoint, as a user's processes load it."""
+    folders = {(name, choice): tmp_path / f"{name}-{choice}" for name, choice in SHARED_OUT}
+    for case, folder in folders.items():
+        save_one_process(folder, *case)
+    shared = {"meeting": str(tmp_path / "meeting"), "folders": list(map(str, folders.values()))}
+    ranks = [stranger.start("models.jobs:tensor_parallel", rank=rank, **shared) for rank in (0, 1)]
+    for outcome in [rank.wait() for rank in ranks]:
+        assert outcome.code == 0, outcome.err
+        for (name, choice), folder in folders.items():
+            found = outcome.answer[folder.name]
+            assert found["logits"] < 1e-12, (name, choice, found)
+            assert found["gradient"][1] < 1e-11, (name, choice, found)
+            # Six projections a block are shared out (a SwiGLU has one more), and the biases of those whose outputs are.
+            model = FAMILIES[name].shared("classification", choice)
+            blocks = sum(type(module).__name__ == "HfViTLayer" for module in model.modules())
+            assert found["sharded"] == (12 if model.config.mlp_type == "swiglu" else 10) * blocks
