@@ -3,14 +3,16 @@
 import importlib
 import re
 import runpy
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
 import markdown
 import pytest
+import typer
 import yaml
 
-from hf_vit_cli.main import COMMANDS
+from hf_vit_cli.main import COMMANDS, build_app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -33,6 +35,20 @@ def test_every_command_has_its_page():
         assert page.startswith(f"# hf-vit {name}\n")
         assert f"\nhf-vit {name} " in page, "a page shows the command"
         assert page.count("\n<!-- options -->\n") == 1
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.stem)
+def test_commands_that_pages_show_can_be_typed(page: Path):
+    """Their names, arguments, options and values exist; tests/test_readme.py runs those of the first pages."""
+    commands = typer.main.get_command(build_app()).commands  # pyright: ignore[reportAttributeAccessIssue]
+    blocks = re.findall(r"^```(?:bash|sh)\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for line in "".join(blocks).replace("\\\n", " ").splitlines():
+        program, *words = shlex.split(line, comments=True) or [""]
+        if program == "hf-vit" and not {"...", "|", ">", "&&", "--help", "--config"} & {*words} and "$" not in line:
+            command = commands[words.pop(0)]
+            while hasattr(command, "commands"):
+                command = command.commands[words.pop(0)]
+            command.make_context("hf-vit", words)
 
 
 @pytest.mark.parametrize("room", ROOMS)

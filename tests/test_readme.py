@@ -1,4 +1,7 @@
-"""Every code block of the README runs as it stands, in order, in a folder that starts like a fresh clone."""
+"""Every code block of the README runs as it stands, in order, in a folder that starts like a fresh clone.
+
+The pages after it run as well (`-m slow`); tests/test_docs.py reads the commands of all pages.
+"""
 
 import contextlib
 import io
@@ -47,12 +50,9 @@ def clone(tmp_path_factory: pytest.TempPathFactory):
         yield folder
 
 
-def test_readme_has_its_blocks():
-    assert [language for language, _ in BLOCKS] == ["sh", "bash", "python", "bash", "bash", "bash"]
-
-
 def test_the_first_commands_are_those_of_getting_started():
     """They need the Hub, so that they are run there, on what needs none."""
+    assert [language for language, _ in BLOCKS] == ["sh", "bash", "python", "bash", "bash", "bash"]
     (block,) = [code for language, code in BLOCKS if language == "sh"]
     install, *commands = block.strip().splitlines()
     page = (ROOT / "docs/getting_started.md").read_text().splitlines()
@@ -81,6 +81,7 @@ def test_commands_run(block: str, clone: Path):
             run_program(arguments)
 
 
+@pytest.mark.slow  # the commands of the README once more, on photographs
 def test_the_first_page_after_it_runs_too(clone: Path):
     """Getting started, from a checkpoint and a folder of photographs; in one epoch, and without what needs the Hub."""
     page = (ROOT / "docs/getting_started.md").read_text().split("\n## ")
@@ -101,6 +102,7 @@ def test_the_first_page_after_it_runs_too(clone: Path):
     assert len((clone / "predictions.csv").read_text().splitlines()) == 1 + 320
 
 
+@pytest.mark.slow  # six exports, each of which has tests of its own in tests/conversion
 def test_the_page_about_production_runs(clone: Path):
     """All its blocks in their order, in few steps; what is of node, tests/conversion/test_transformers_js.py runs."""
     page = (ROOT / "docs/production.md").read_text()
