@@ -34,14 +34,6 @@ def doubled(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
     return output * 2
 
 
-def hook_on_head(model: Any) -> None:
-    model.classifier.register_forward_hook(doubled)
-
-
-def hook_on_images(model: Any) -> None:
-    model.register_forward_pre_hook(lambda module, args: ((args[0] - 1) / 3,))
-
-
 def forward_of_ones_own(model: Any) -> None:
     plain = model.forward
     model.forward = types.MethodType(lambda self, images, **asked: plain(images * 2, **asked), model)
@@ -75,14 +67,6 @@ def a_pooler_of_ones_own(model: Any) -> None:
     model.vit.pooler = LastToken(model.config)
 
 
-def a_bare_model_of_ones_own(model: Any) -> None:
-    model.vit.__class__ = OfAllTokens
-
-
-def something_that_cannot_be_copied(model: Any) -> None:
-    model.lock = threading.Lock()
-
-
 def one_block_twice(model: Any) -> None:
     model.vit.layers[0] = model.vit.layers[1]
 
@@ -98,15 +82,18 @@ def other_biases(model: Any) -> None:
     first.mlp.fc1, first.mlp.fc2 = nn.Linear(32, 48, bias=False), nn.Linear(48, 32, bias=False)
 
 
-CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
-    "a hook on the head": (hook_on_head, "torch"),
-    "a hook on the images": (hook_on_images, "torch"),
+CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a hook on the head": (lambda model: model.classifier.register_forward_hook(doubled), "torch"),
+    "a hook on the images": (
+        lambda model: model.register_forward_pre_hook(lambda module, args: ((args[0] - 1) / 3,)),
+        "torch",
+    ),
     "a forward of one's own": (forward_of_ones_own, "torch"),
     "a forward that reads all tokens": (forward_that_reads_all_tokens, "torch"),
     "another pooler of the package": (another_pooler_of_the_package, "openvino"),
     "a pooler of one's own": (a_pooler_of_ones_own, "openvino"),
-    "a bare model of one's own": (a_bare_model_of_ones_own, "torch"),
-    "what cannot be copied": (something_that_cannot_be_copied, "torch"),
+    "a bare model of one's own": (lambda model: setattr(model.vit, "__class__", OfAllTokens), "torch"),
+    "what cannot be copied": (lambda model: setattr(model, "lock", threading.Lock()), "torch"),
     "an attention of one's own": (attend_to_twice_the_values, "openvino"),
     "one block twice": (one_block_twice, "openvino"),
     "patches that overlap": (patches_that_overlap, "openvino"),
@@ -114,11 +101,18 @@ CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def pair() -> tuple[Any, Any]:
+    """A model, and an engine's form of it."""
+    model = build()
+    return model, hf_vit.optimize_for_inference(copy.deepcopy(model), engine="openvino")
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("choice", ["default", "gap"])  # the last layer is cut to what the head reads, or is not
-@pytest.mark.parametrize("engine", ["auto", "torch"])
+# The last layer is cut to what the head reads, or is not.
+@pytest.mark.parametrize(("engine", "choice"), [("auto", "default"), ("torch", "default"), ("torch", "gap")])
 @pytest.mark.parametrize(("change", "computes"), CHANGES.values(), ids=CHANGES)
-def test_a_changed_classifier(change: Callable[[Any], None], computes: str, engine: str, choice: str):
+def test_a_changed_classifier(change: Callable[[Any], object], computes: str, engine: str, choice: str):
     model = build(choice)
     change(model)
     wanted = model(IMAGES).logits
@@ -129,7 +123,7 @@ def test_a_changed_classifier(change: Callable[[Any], None], computes: str, engi
 
 @torch.no_grad()
 @pytest.mark.parametrize("change", [another_pooler_of_the_package, a_pooler_of_ones_own])
-def test_a_pooler_that_comes_later(change: Callable[[Any], None]):
+def test_a_pooler_that_comes_later(change: Callable[[Any], None], pair: tuple[Any, Any]):
     """It may read what the last layer computed for nobody before; an engine's graph has the old one."""
     model = build("default")
     fast = hf_vit.optimize_for_inference(copy.deepcopy(model), engine="torch")
@@ -137,7 +131,7 @@ def test_a_pooler_that_comes_later(change: Callable[[Any], None]):
     change(fast)
     assert_near(fast(IMAGES).logits, model(IMAGES).logits)
     with pytest.raises(hf_vit.UserError, match="given another part here"):
-        change(hf_vit.optimize_for_inference(build("default"), engine="openvino"))
+        change(pair[1])
 
 
 @torch.no_grad()
@@ -156,8 +150,8 @@ def test_weights_whose_answers_are_not_numbers(value: float):
 
 
 @torch.no_grad()
-def test_what_an_engine_computes_takes_nothing_new():
-    fast = hf_vit.optimize_for_inference(build(), engine="openvino")
+def test_what_an_engine_computes_takes_nothing_new(pair: tuple[Any, Any]):
+    fast = pair[1]
     wanted = fast(IMAGES).logits
     weight = nn.Parameter(torch.full_like(fast.classifier.bias, 100.0))
     for change, message in (
@@ -187,20 +181,19 @@ def test_an_engine_that_is_asked_for_takes_no_hooks():
 
 
 @torch.no_grad()
-def test_hooks_that_come_later_on_parts_that_are_new():
+def test_hooks_that_come_later_on_parts_that_are_new(pair: tuple[Any, Any]):
     """Where patches are cut; and everywhere at once. Merged parts take none."""
     path = "vit.embeddings.patch_embeddings.projection"
-    plain = build()
-    fast = hf_vit.optimize_for_inference(copy.deepcopy(plain), engine="openvino")
-    for model in (plain, fast):
-        model.get_submodule(path).register_forward_hook(doubled)
+    plain, fast = pair
+    hooks = [model.get_submodule(path).register_forward_hook(doubled) for model in pair]
     assert_near(fast(IMAGES).logits, plain(IMAGES).logits)
+    for hook in hooks:
+        hook.remove()
     with pytest.raises(hf_vit.UserError, match="listened to here, where parts are merged"):
         fast.vit.layers[0].mlp.register_forward_pre_hook(lambda *_: None)
     heard: list[str] = []
-    other = hf_vit.optimize_for_inference(build(), engine="openvino")
     everywhere = nn.modules.module.register_module_forward_hook(lambda module, *_: heard.append(type(module).__name__))
-    other(IMAGES)
+    fast(IMAGES)
     everywhere.remove()
     assert {"FusedLayer", "LayerNorm"} <= set(heard)
 
@@ -232,11 +225,11 @@ def test_a_bias_before_a_batch_norm():
 
 @torch.no_grad()
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
-@pytest.mark.parametrize("name", ["plain", "bit"])
+@pytest.mark.parametrize("name", ["plain", pytest.param("bit", marks=pytest.mark.slow)])  # 10 s of compiling
 def test_images_that_overflow_on_the_way(name: str, engine: str):
     """Engines make numbers of it, in a ReLU, say."""
     family = (FAMILIES | OTHERS)[name]
-    model = family.build("classification")
+    model = family.build("classification", **({"hidden_act": "relu"} if name == "plain" else {}))
     images = family.images(model.config) * 1e20
     wanted = model(images).logits
     assert wanted.isnan().all()
@@ -244,8 +237,15 @@ def test_images_that_overflow_on_the_way(name: str, engine: str):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "torch"])
-@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("default", "engine"),
+    [
+        (torch.float64, "torch"),
+        (torch.bfloat16, "torch"),
+        (torch.float64, "onnxruntime"),
+        (torch.bfloat16, "openvino"),
+    ],
+)
 def test_another_default_dtype(default: torch.dtype, engine: str):
     model = build()
     wanted = model(IMAGES).logits
@@ -313,19 +313,13 @@ def test_a_pass_of_shapes_alone_leaves_nothing_behind():
 
 
 @torch.no_grad()
-def test_mapped_over_images_and_asked_for_a_mask(recwarn: pytest.WarningsRecorder):
+def test_mapped_over_images_asked_for_a_mask_and_exported(pair: tuple[Any, Any], recwarn: pytest.WarningsRecorder):
     """By torch, which says that mapping its packed products is slow."""
-    model = build()
+    model, fast = pair
     wanted = model(IMAGES).logits
-    fast = hf_vit.optimize_for_inference(model, engine="openvino")
     assert_near(torch.vmap(lambda image: fast(image[None]).logits[0])(IMAGES), wanted)
     recwarn.clear()
     with pytest.raises(ValueError, match=r"bool_masked_pos was given to a model without a \[mask\] embedding"):
         fast(IMAGES, bool_masked_pos=torch.ones(3, 4, dtype=torch.bool))
-
-
-@torch.no_grad()
-def test_export_is_refused_in_a_line():
-    fast = hf_vit.optimize_for_inference(build(), engine="openvino")
     with pytest.raises(hf_vit.UserError, match="cannot be traced or exported"):
         torch.export.export(fast, (IMAGES,))

@@ -15,10 +15,17 @@ PRECISION = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAcces
 
 
 @torch.no_grad()
-def test_a_compiled_model_is_one_graph(family: Family):
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(family, id=name, marks=[] if name in ("plain", "axial") else pytest.mark.slow)  # 10 s of Dynamo
+        for name, family in FAMILIES.items()
+    ],
+)
+def test_a_compiled_model_is_one_graph(row: Family):
     """Nothing that the package adds makes the compiler stop in the middle of a pass."""
-    model = family.build("classification")
-    images = family.images(model.config)
+    model = row.build("classification")
+    images = row.images(model.config)
     wanted = model(images).logits
     fast = hf_vit.optimize_for_inference(model, compile=True)
     compiled = torch.compile(fast.forward, backend="eager", fullgraph=True)
