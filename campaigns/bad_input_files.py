@@ -14,26 +14,15 @@ from PIL import Image
 # What the bad value of an option or argument is drawn from, by its name; a number by its type. Whatever is added to the
 # program must be added here, or the campaign says so.
 KINDS = {
-    "model": ("model", "models", "teacher", "against", "other"),
-    "data": ("data", "images", "source", "unlabelled", "calibrate"),
-    "output": ("output", "report"),
-    "runtime": ("runtime",),
-    "file": ("verify", "labels", "class_map", "cue_conflict", "config", "sources", "real_labels", "mappings"),
-    "size": ("image_size", "resize_to"),
-    "repository": ("repo", "push", "space"),
-    "place": ("places",),
-    "device": ("device",),
-    "name": (
-        "recipe", "distillation", "precision", "optimizer", "schedule", "loss", "tune", "objective", "target", "mode",
-        "normalization", "name", "protocol", "split", "fill", "picture_format", "hidden_act", "pooling", "to", "kinds",
-        "only", "corruption", "variants", "work", "dtype", "contestant", "report_to", "image_column", "label_column",
-        "family", "spelling", "self_training", "pseudo_labels", "auto_augment", "quantize",
-        "task", "head", "runner",
-    ),
-    "address": ("address",),
-    "text": (
-        "sweep_rates", "device_flops", "sha256", "license", "revision", "tag", "max_shard_size", "prefix",
-    ),
+    "model": "model models teacher against other", "data": "data images source unlabelled calibrate",
+    "output": "output report", "runtime": "runtime", "size": "image_size resize_to", "repository": "repo push space",
+    "file": "verify labels class_map cue_conflict config sources real_labels mappings", "place": "places",
+    "device": "device", "address": "address", "text": "sweep_rates device_flops sha256 license revision tag "
+    "max_shard_size prefix",
+    "name": "recipe distillation precision optimizer schedule loss tune objective target mode normalization name "
+    "protocol split fill picture_format hidden_act pooling to kinds only corruption variants work dtype contestant "
+    "report_to image_column label_column family spelling self_training pseudo_labels auto_augment quantize task head "
+    "runner position_embedding",
 }  # fmt: skip
 FREE = ("unit", "search", "judged_on", "collection")  # any text will do, or is shown as it is
 ENDLESS = ("steps", "epochs", "seeds", "turns", "builds", "trials", "seconds", "speed_turns")  # many take their time
@@ -85,93 +74,67 @@ VALUES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 # The inputs with which a command would work: each bad one takes the place of one of them, or is added.
+_GOOD = {
+    "demo": "output:--output=out epochs:--epochs=0.02",
+    "finetune": "model:model data:--data=colours output:--output=out steps:--steps=2 evaluations:--evaluations=1 "
+                "batch_size:--batch-size=4 precision:--precision=fp32",
+    "data": "source:colours output:--output=out",
+    "recipes": "",
+    "soup": "models:model,model_2 output:--output=out data:--data=colours",
+    "evaluate": "model:model data:--data=colours output:--output=out",
+    "predict": "model:model images:image.png",
+    "embed": "model:model data:--data=colours output:--output=out",
+    "analyze": "model:model images:--images=flat output:--output=out only:--only=patch_filters",
+    "compare": "models:model,model_2 data:--data=colours output:--output=out speed_turns:--speed-turns=0 "
+               "robustness_images:--robustness-images=2",
+    "cost": "model:model",
+    "scaling-law": "sources:runs.csv output:--output=out.png",
+    "convert": "model:checkpoint.npz output:out",
+    "export": "model:model output:out to:--to=transformers",
+    "page": "models:model output:--output=out images:--images=colours runtime:--runtime=runtime",
+    "card": "model:model",
+    "diff": "model:model other:model_2 output:--output=out",
+    "models": "places:model",
+    "push": "model:model repo:user/name license:--license=mit",
+    "verify": "repo:user/name",
+    "bench models": "variants:Ti/16 output:--output=out.json turns:--turns=1 batch:--batch=1 "
+                    "image_size:--image-size=16 contestant:--contestant=hf_vit work:--work=inference",
+    "bench saved": "models:model,model_2 output:--output=out.json turns:--turns=1 batch:--batch=1",
+    "bench data": "model:model data:--data=colours seconds:--seconds=0.1",
+}  # fmt: skip
+_GOOD["pretrain"] = _GOOD["finetune"]
 GOOD: dict[str, dict[str, list[str]]] = {
-    "demo": {"output": ["--output", "out"], "epochs": ["--epochs", "0.02"]},
-    "finetune": {
-        "model": ["model"], "data": ["--data", "colours"], "output": ["--output", "out"], "steps": ["--steps", "2"],
-        "evaluations": ["--evaluations", "1"], "batch_size": ["--batch-size", "4"],
-        "precision": ["--precision", "fp32"],
-    },
-    "data": {"source": ["colours"], "output": ["--output", "out"]},
-    "recipes": {},
-    "soup": {"models": ["model", "model_2"], "output": ["--output", "out"], "data": ["--data", "colours"]},
-    "evaluate": {"model": ["model"], "data": ["--data", "colours"], "output": ["--output", "out"]},
-    "predict": {"model": ["model"], "images": ["image.png"]},
-    "embed": {"model": ["model"], "data": ["--data", "colours"], "output": ["--output", "out"]},
-    "analyze": {
-        "model": ["model"], "images": ["--images", "flat"], "output": ["--output", "out"],
-        "only": ["--only", "patch_filters"],
-    },
-    "compare": {
-        "models": ["model", "model_2"], "data": ["--data", "colours"], "output": ["--output", "out"],
-        "speed_turns": ["--speed-turns", "0"], "robustness_images": ["--robustness-images", "2"],
-    },
-    "cost": {"model": ["model"]},
-    "scaling-law": {"sources": ["runs.csv"], "output": ["--output", "out.png"]},
-    "convert": {"model": ["checkpoint.npz"], "output": ["out"]},
-    "export": {"model": ["model"], "output": ["out"], "to": ["--to", "transformers"]},
-    "page": {
-        "models": ["model"], "output": ["--output", "out"], "images": ["--images", "colours"],
-        "runtime": ["--runtime", "runtime"],
-    },
-    "card": {"model": ["model"]},
-    "diff": {"model": ["model"], "other": ["model_2"], "output": ["--output", "out"]},
-    "models": {"places": ["model"]},
-    "push": {"model": ["model"], "repo": ["user/name"], "license": ["--license", "mit"]},
-    "verify": {"repo": ["user/name"]},
-    "bench models": {
-        "variants": ["Ti/16"], "output": ["--output", "out.json"], "turns": ["--turns", "1"], "batch": ["--batch", "1"],
-        "image_size": ["--image-size", "16"], "contestant": ["--contestant", "hf_vit"], "work": ["--work", "inference"],
-    },
-    "bench saved": {
-        "models": ["model", "model_2"], "output": ["--output", "out.json"], "turns": ["--turns", "1"],
-        "batch": ["--batch", "1"],
-    },
-    "bench data": {"model": ["model"], "data": ["--data", "colours"], "seconds": ["--seconds", "0.1"]},
-}  # fmt: skip
+    command: {name: words.split(",") for name, _, words in (each.partition(":") for each in line.split())}
+    for command, line in _GOOD.items()
+}
 REPLACES = {"epochs": "steps"}
-# What an option needs beside it, to be looked at.
-BESIDE = {
-    ("evaluate", "shots"): "--protocol few-shot", ("evaluate", "trials"): "--protocol few-shot",
-    ("evaluate", "neighbors"): "--protocol knn", ("evaluate", "epsilons"): "--protocol robustness",
-    ("evaluate", "steps"): "--protocol robustness", ("evaluate", "kinds"): "--protocol corruptions",
-    ("evaluate", "real_labels"): "--protocol real", ("evaluate", "mappings"): "--protocol objectnet",
-    ("diff", "image_column"): "--data colours", ("diff", "label_column"): "--data colours",
-    ("diff", "num_images"): "--data colours", ("card", "carbon_intensity"): "--power 30",
-    ("evaluate", "patch_size"): "--protocol patch-drop", ("evaluate", "fill"): "--protocol patch-drop",
-    ("finetune", "temperature"): "--teacher model_2", ("finetune", "distillation"): "--teacher model_2",
-    ("finetune", "distillation_weight"): "--teacher model_2", ("finetune", "bce_threshold"): "--loss bce",
-    ("finetune", "lora_rank"): "--tune lora", ("finetune", "lora_alpha"): "--tune lora",
-    ("finetune", "head"): "--task segmentation", ("finetune", "head_width"): "--task segmentation",
-    ("finetune", "scale_jitter"): "--task segmentation",
-    ("finetune", "cooldown"): "--schedule warmup_stable_decay",
-    ("pretrain", "cooldown"): "--schedule warmup_stable_decay",
-    ("finetune", "momentum"): "--optimizer sgd", ("analyze", "class_map"): "--cue-conflict cues --only shape_bias",
-    ("analyze", "cue_conflict"): "--only shape_bias", ("analyze", "rollout_identity"): "--only attention_rollout",
-    ("soup", "models"): "model_2", ("compare", "models"): "model_2", ("bench saved", "models"): "model_2",
-    ("analyze", "against"): "--only cka",
-    ("analyze", "cka_batch_size"): "--only cka", ("verify", "data"): "--results", ("verify", "device"): "--results",
-    ("export", "spelling"): "--to vit_jax", ("export", "quantize"): "--to onnx --calibrate colours",
-    ("export", "calibrate"): "--to onnx --quantize static",
+# What options need beside them, to be looked at.
+_TEACHER, _SCHEDULE = "--teacher model_2 --unlabelled flat", "--schedule warmup_stable_decay"
+_BESIDE = {
+    ("evaluate", "--protocol few-shot"): "shots trials", ("evaluate", "--protocol knn"): "neighbors",
+    ("evaluate", "--protocol robustness"): "epsilons steps", ("evaluate", "--protocol corruptions"): "kinds",
+    ("evaluate", "--protocol real"): "real_labels", ("evaluate", "--protocol objectnet"): "mappings",
+    ("evaluate", "--protocol patch-drop"): "patch_size fill",
+    ("diff", "--data colours"): "image_column label_column num_images", ("card", "--power 30"): "carbon_intensity",
+    ("finetune", "--teacher model_2"): "temperature distillation distillation_weight unlabelled",
+    ("finetune", "--loss bce"): "bce_threshold", ("finetune", "--tune lora"): "lora_rank lora_alpha",
+    ("finetune", "--task segmentation"): "head head_width scale_jitter", ("finetune", "--optimizer sgd"): "momentum",
+    ("finetune", _SCHEDULE): "cooldown", ("pretrain", _SCHEDULE): "cooldown",
+    ("finetune", _TEACHER): "self_training unlabelled_ratio pseudo_labels confidence images_per_class head_dropout",
+    ("finetune", f"{_TEACHER} --self-training meta-pseudo-labels"): "uda_weight uda_temperature uda_threshold",
+    ("finetune", "--runner ray --sweep-rates 0.001,0.01"): "address",
+    ("pretrain", "--objective contrastive"):
+        "temperature encoder_momentum projection_size hidden_size normalization",
+    ("analyze", "--cue-conflict cues --only shape_bias"): "class_map", ("analyze", "--only shape_bias"): "cue_conflict",
+    ("analyze", "--only attention_rollout"): "rollout_identity", ("analyze", "--only cka"): "against cka_batch_size",
+    ("soup", "model_2"): "models", ("compare", "model_2"): "models", ("bench saved", "model_2"): "models",
+    ("verify", "--results"): "data device", ("export", "--to vit_jax"): "spelling",
+    ("export", "--to onnx --calibrate colours"): "quantize", ("export", "--to onnx --quantize static"): "calibrate",
+    **{(command, "--runner ray"): "address" for command in ("compare", "embed", "evaluate", "predict")},
+    ("cost", "--images 1000"): "epochs device_flops", ("cost", "--mode memory"): "batch_size precision",
+    ("cost", "--images 1000 --device-flops 1e12"): "devices utilisation price",
 }  # fmt: skip
-for _name in ("self_training", "unlabelled_ratio", "pseudo_labels", "confidence", "images_per_class", "head_dropout"):
-    BESIDE["finetune", _name] = "--teacher model_2 --unlabelled flat"
-for _name in ("uda_weight", "uda_temperature", "uda_threshold"):
-    BESIDE["finetune", _name] = "--teacher model_2 --unlabelled flat --self-training meta-pseudo-labels"
-for _name in ("compare", "embed", "evaluate", "predict"):
-    BESIDE[_name, "address"] = "--runner ray"
-BESIDE["finetune", "address"] = "--runner ray --sweep-rates 0.001,0.01"
-for _name in ("epochs", "device_flops"):
-    BESIDE["cost", _name] = "--images 1000"
-for _name in ("devices", "utilisation", "price"):
-    BESIDE["cost", _name] = "--images 1000 --device-flops 1e12"
-for _name in ("batch_size", "precision"):
-    BESIDE["cost", _name] = "--mode memory"
-BESIDE["finetune", "unlabelled"] = "--teacher model_2"
-for _name in ("temperature", "encoder_momentum", "projection_size", "hidden_size", "normalization"):
-    BESIDE["pretrain", _name] = "--objective contrastive"
-
-GOOD["pretrain"] = {name: words for name, words in GOOD["finetune"].items()}
+BESIDE = {(command, name): words for (command, words), names in _BESIDE.items() for name in names.split()}
 
 
 def write_files(root: Path, checkpoint: Path) -> None:
@@ -279,42 +242,31 @@ def _models(root: Path) -> None:
         torch.nn.init.normal_(model.classifier.weight)
         model.save_pretrained(root / name)
         make_processor(config).save_pretrained(root / name)
-
-    for name in ("model", "model_2"):
-        values = {"variant": "S/16", "steps": 2, "recipe": {"batch_size": 4}}
         values = {"variant": "S/16", "steps": 2, "recipe": {"batch_size": 4}}
         data = DataFact(name="digits", fingerprint="0" * 16, split="train", size=8)
         facts = new_record("training", values=values, data=data, command="hf-vit finetune S/16 --data digits")
         append_record(root / name, facts)
 
-    def changed(name: str, **files: str | bytes | None) -> None:
+    names = {"config": "config.json", "weights": "model.safetensors", "index": "model.safetensors.index.json"}
+    fields = json.loads((root / "model" / "config.json").read_text())
+    weights = (root / "model" / "model.safetensors").read_bytes()
+    changes: dict[str, dict[str, str | bytes | None]] = {
+        "weights_only": {"config": None}, "config_folder": {"config": None}, "no_weights": {"weights": None},
+        "bert": {"config": '{"model_type": "bert", "architectures": ["BertModel"]}'},
+        "broken_config": {"config": "{"}, "config_list": {"config": "[]"}, "config_null": {"config": "null"},
+        "binary_config": {"config": bytes(range(256))}, "deep_config": {"config": "[" * 100_000},
+        "truncated": {"weights": weights[:-100]}, "zero_weights": {"weights": b""},
+        "other_weights": {"weights": b"\x02" + bytes(7) + b"{}"},
+        "broken_index": {"weights": None, "index": '{"weight_map": []}'},
+        "wrong_types": {"config": json.dumps(fields | {"hidden_size": "wide", "id2label": 3})},
+        "too_large": {"config": json.dumps(fields | {"hidden_size": 10**9})},
+        "no_layers": {"config": json.dumps(fields | {"num_hidden_layers": -1})},
+    }  # fmt: skip
+    for name, files in changes.items():
         shutil.copytree(root / "model", root / name)
         for file, content in files.items():
-            path = (
-                root
-                / name
-                / {"weights": "model.safetensors", "index": "model.safetensors.index.json"}.get(file, f"{file}.json")
-            )
+            path = root / name / names[file]
             path.unlink(missing_ok=True)
             if content is not None:
                 path.write_bytes(content.encode() if isinstance(content, str) else content)
-
-    fields = json.loads((root / "model" / "config.json").read_text())
-    weights = (root / "model" / "model.safetensors").read_bytes()
-    changed("weights_only", config=None)
-    changed("bert", config='{"model_type": "bert", "architectures": ["BertModel"]}')
-    changed("broken_config", config="{")
-    changed("config_list", config="[]")
-    changed("config_null", config="null")
-    changed("binary_config", config=bytes(range(256)))
-    changed("deep_config", config="[" * 100_000)
-    changed("no_weights", weights=None)
-    changed("truncated", weights=weights[:-100])
-    changed("zero_weights", weights=b"")
-    changed("other_weights", weights=b"\x02" + bytes(7) + b"{}")
-    changed("broken_index", weights=None, index='{"weight_map": []}')
-    changed("wrong_types", config=json.dumps(fields | {"hidden_size": "wide", "id2label": 3}))
-    changed("too_large", config=json.dumps(fields | {"hidden_size": 10**9}))
-    changed("no_layers", config=json.dumps(fields | {"num_hidden_layers": -1}))
-    changed("config_folder", config=None)
     (root / "config_folder" / "config.json").mkdir()

@@ -62,7 +62,7 @@ def kind_of(name: str, hint: Any) -> str | None:
     if bool in basic or hint is typer.Context or name in FREE or name == "return":
         return None
     numbers = [kind for kind, number in (("int", int), ("float", float)) if number in basic]
-    kinds = numbers or [kind for kind, names in KINDS.items() if name in names]
+    kinds = numbers or [kind for kind, names in KINDS.items() if name in names.split()]
     assert kinds, f"--{name} is new: say in bad_input_files.KINDS what it takes"
     return kinds[0]
 
