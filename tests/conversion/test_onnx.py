@@ -59,6 +59,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 GRIDS = [(4, 4), (3, 7), (2, 1), (9, 4), (6, 10)]
 
 
+# torch's exporter takes 4 to 8 s each.
 SLOW = (
     *(("plain", choice) for choice in ("learned_2d", "sincos_2d", "bicubic", "causal_map_2d", "registers_map")),
     *(("axial", choice) for choice in ("default", "sincos_1d", "map", "resnet_stem")),
