@@ -98,22 +98,18 @@ def test_mistakes_end_in_one_line(model, pictures, tmp_path, capsys, more, messa
 
 
 def test_a_stopped_run_says_how_it_goes_on(model, pictures, tmp_path, capsys, monkeypatch):
-    def stop(self):
+    def stop(*arguments, **options):
         raise KeyboardInterrupt
 
+    with monkeypatch.context() as patched:
+        patched.setattr(api, "open_subject", stop)
+        assert run(*typed(model, pictures, tmp_path)) == 130
+    said = "hf-vit: stopped; nothing is finished yet; start again with the same command\n"
+    assert capsys.readouterr().err == said
     monkeypatch.setattr(ANALYSES["cka"], "measure", stop)
     assert run(*typed(model, pictures, tmp_path, "--only", "attention_entropy", "--only", "cka")) == 130
     assert "the same command goes on from it" in capsys.readouterr().err
     assert (tmp_path / "out/attention_entropy.json").is_file()
-
-
-def test_a_run_that_stopped_before_anything_was_finished_says_so(model, pictures, tmp_path, capsys, monkeypatch):
-    def stop(*arguments, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(api, "open_subject", stop)
-    assert run(*typed(model, pictures, tmp_path)) == 130
-    assert capsys.readouterr().err == "hf-vit: stopped; nothing is finished yet; start again with the same command\n"
 
 
 def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(model, pictures, tmp_path, monkeypatch):

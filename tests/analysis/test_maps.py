@@ -1,13 +1,19 @@
-"""Distance, entropy, rollout and head maps beside closed forms and slow loops over single numbers."""
+"""Distance, entropy, rollout, head maps, filters and positions beside closed forms and slow loops."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from models.families import FAMILIES
+from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel, ViTConfig, ViTModel
 
-from hf_vit.analysis.analyses.distance import attention_distances, grid_distances
+from hf_vit import HfAxialResNetConfig, HfAxialResNetModel, HfBitConfig, HfBitModel
+from hf_vit.analysis.analyses.distance import attention_distances
 from hf_vit.analysis.analyses.entropy import attention_entropies
+from hf_vit.analysis.analyses.filters import patch_filters, principal_components
 from hf_vit.analysis.analyses.head_maps import query_maps
+from hf_vit.analysis.analyses.positions import patch_positions, position_similarity
 from hf_vit.analysis.analyses.rollout import rollout_step
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 
@@ -47,27 +53,34 @@ def slow_distance(probabilities: torch.Tensor, prefix: int, renormalize: bool) -
     return total / N
 
 
-def test_distance_of_uniform_attention():
-    found = attention_distances(dense(torch.full((1, 1, N, N), 1 / N)), 0, PATCH)
-    assert found["distance"].item() == pytest.approx(uniform_distance(), rel=1e-6)
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_distance_of_uniform_attention(prefix):
+    """Prefix tokens take their share of the attention away, which renormalizing gives back."""
+    size = N + prefix
+    found = attention_distances(dense(torch.full((1, 1, size, size), 1 / size), prefix), 0, PATCH)
+    assert found["distance"].item() == pytest.approx(uniform_distance() * N / size, rel=1e-6)
     assert found["distance_renormalized"].item() == pytest.approx(uniform_distance(), rel=1e-6)
-    assert found["prefix_attention"].item() == pytest.approx(0, abs=1e-6)
+    assert found["prefix_attention"].item() == pytest.approx(prefix / size, rel=1e-5, abs=1e-6)
 
 
-def test_distance_of_uniform_attention_with_prefix_tokens():
-    """Two prefix tokens take 2 / (N + 2) of the attention away, which renormalising gives back."""
-    found = attention_distances(dense(torch.full((1, 1, N + 2, N + 2), 1 / (N + 2)), prefix=2), 0, PATCH)
-    assert found["distance"].item() == pytest.approx(uniform_distance() * N / (N + 2), rel=1e-6)
-    assert found["distance_renormalized"].item() == pytest.approx(uniform_distance(), rel=1e-6)
-    assert found["prefix_attention"].item() == pytest.approx(2 / (N + 2), rel=1e-5)
+def test_distance_equals_the_slow_loop():
+    """Also where prefix tokens stand last, as in causal models; without attention among patches it is 0."""
+    probabilities = random_map(2, 3, N + 1, N + 1)
+    found = attention_distances(dense(probabilities, prefix=1), 0, PATCH)
+    for image in range(2):
+        for head in range(3):
+            for name, renormalize in (("distance", False), ("distance_renormalized", True)):
+                slow = slow_distance(probabilities[image, head], 1, renormalize)
+                assert found[name][image, head].item() == pytest.approx(slow, rel=1e-5)
+    turned = AttentionMaps({0: probabilities.roll((-1, -1), dims=(2, 3))}, GRID, slice(0, -1))
+    torch.testing.assert_close(attention_distances(turned, 0, PATCH), found)
+    probabilities = torch.zeros(1, 1, N + 1, N + 1)
+    probabilities[..., 0] = 1
+    found = attention_distances(dense(probabilities, prefix=1), 0, PATCH)
+    assert (found["distance_renormalized"].item(), found["prefix_attention"].item()) == (0, 1)
 
 
-def test_distance_of_identity_is_zero():
-    found = attention_distances(dense(torch.eye(N).expand(2, 3, N, N)), 0, PATCH)
-    assert torch.equal(found["distance"], torch.zeros(2, 3))
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(0, 1), (1, 0), (1, 2)])
+@pytest.mark.parametrize(("rows", "columns"), [(0, 0), (0, 1), (1, 0), (1, 2)])
 def test_distance_of_a_shift_is_its_length(rows, columns):
     """Every patch looks at the one `rows` down and `columns` right; at the border at itself."""
     probabilities, moved = torch.zeros(1, 1, N, N), 0
@@ -80,39 +93,6 @@ def test_distance_of_a_shift_is_its_length(rows, columns):
     assert found == pytest.approx(moved / N * math.hypot(rows * PATCH[0], columns * PATCH[1]), rel=1e-6)
 
 
-def test_distance_equals_the_slow_loop():
-    probabilities = random_map(2, 3, N + 1, N + 1)
-    found = attention_distances(dense(probabilities, prefix=1), 0, PATCH)
-    for image in range(2):
-        for head in range(3):
-            for name, renormalize in (("distance", False), ("distance_renormalized", True)):
-                slow = slow_distance(probabilities[image, head], 1, renormalize)
-                assert found[name][image, head].item() == pytest.approx(slow, rel=1e-5)
-
-
-def test_distance_without_any_attention_among_patches_is_zero():
-    probabilities = torch.zeros(1, 1, N + 1, N + 1)
-    probabilities[..., 0] = 1
-    found = attention_distances(dense(probabilities, prefix=1), 0, PATCH)
-    assert found["distance_renormalized"].item() == 0
-    assert found["prefix_attention"].item() == 1
-
-
-def test_prefix_tokens_may_stand_last():
-    """As in causal models."""
-    probabilities = random_map(1, 2, N + 1, N + 1)
-    turned = probabilities.roll((-1, -1), dims=(2, 3))
-    last = attention_distances(AttentionMaps({0: turned}, GRID, slice(0, -1)), 0, PATCH)
-    torch.testing.assert_close(last, attention_distances(dense(probabilities, prefix=1), 0, PATCH))
-
-
-def test_axial_distance_equals_that_of_the_dense_map():
-    maps = random_axial()
-    found = attention_distances(maps, 0, PATCH)
-    wanted = attention_distances(dense(maps.dense(0)), 0, PATCH)["distance"]
-    torch.testing.assert_close(found["distance"], wanted)
-
-
 def test_axial_distances_of_uniform_lines():
     """Along a line of n places, 1 apart, two of them are (n^2 - 1) / 3n apart on average."""
     pair = torch.full((1, 1, H, W, W), 1 / W), torch.full((1, 1, W, H, H), 1 / H)
@@ -120,10 +100,6 @@ def test_axial_distances_of_uniform_lines():
     assert found["distance_rows"].item() == pytest.approx(PATCH[1] * (W**2 - 1) / (3 * W), rel=1e-6)
     assert found["distance_columns"].item() == pytest.approx(PATCH[0] * (H**2 - 1) / (3 * H), rel=1e-6)
     assert found["distance"].item() == pytest.approx(uniform_distance(), rel=1e-6)
-
-
-def test_grid_distances_are_in_px():
-    assert grid_distances((2, 2), (3, 4)).tolist() == [[0, 4, 3, 5], [4, 0, 5, 3], [3, 5, 0, 4], [5, 3, 4, 0]]
 
 
 def test_entropy_of_uniform_identity_and_a_slow_loop():
@@ -193,3 +169,70 @@ def test_head_maps_are_rows_of_the_attention():
     maps = random_axial()
     axial = query_maps(maps, 0, class_token=None)
     torch.testing.assert_close(axial.flatten(2), maps.dense(0)[:, :, (H // 2) * W + W // 2])
+
+
+def test_components_span_the_filters():
+    filters = torch.randn(20, 3, 2, 2)
+    components, variance = principal_components(filters)
+    assert components.shape == (12, 3, 2, 2)
+    assert variance.sum() == pytest.approx(1, rel=1e-5)
+    eigenvalues = torch.linalg.eigvalsh(torch.cov(filters.flatten(1).double().T)).flip(0)
+    np.testing.assert_allclose(variance, eigenvalues / eigenvalues.sum(), rtol=1e-4)
+    first, second = torch.zeros(3, 2, 2), torch.zeros(3, 2, 2)  # spread along two directions, the first thrice as far
+    first[0, 0, 0], second[2, 1, 1] = 1, 1
+    angles = torch.linspace(0, 2 * math.pi, 41)[:-1]
+    filters = 3 * torch.cos(angles)[:, None, None, None] * first + torch.sin(angles)[:, None, None, None] * second + 5
+    components, variance = principal_components(filters, count=2)
+    np.testing.assert_allclose(np.abs(components), torch.stack([first, second]).numpy(), atol=1e-6)
+    np.testing.assert_allclose(variance, [0.9, 0.1], rtol=1e-5)
+
+
+def test_filters_of_every_family():
+    shapes = {
+        family: {name: tuple(found.shape) for name, found in patch_filters(FAMILIES[family].build()).items()}
+        for family in FAMILIES
+    }
+    assert shapes["plain"] == {"embedding": (32, 3, 4, 4)}
+    assert shapes["axial"] == {"embedding": (32, 3, 4, 4)}
+    assert shapes["hybrid"] == {"embedding": (32, 256, 1, 1), "root": (32, 3, 7, 7)}
+    root = patch_filters(FAMILIES["hybrid"].build())["root"]
+    torch.testing.assert_close(root.mean((1, 2, 3)), torch.zeros(32), rtol=0, atol=1e-5)  # standardized
+
+
+def test_a_resnet_has_the_filters_of_its_root():
+    tiny = {"image_size": 32, "stage_depths": (1,), "stem_width": 32}
+    bit, axial = HfBitModel(HfBitConfig(**tiny)), HfAxialResNetModel(HfAxialResNetConfig(**tiny))
+    (root,) = patch_filters(bit).values()
+    torch.testing.assert_close(root.mean((1, 2, 3)), torch.zeros(32), rtol=0, atol=1e-5)
+    (root,) = patch_filters(axial).values()
+    (wanted,) = (value for name, value in axial.named_parameters() if name.endswith("root_conv.weight"))
+    assert torch.equal(root, wanted)
+
+
+def test_similarity_equals_a_loop():
+    table = torch.randn(2, 3, 5)
+    found = position_similarity(table)
+    for place in np.ndindex(2, 3):
+        for other in np.ndindex(2, 3):
+            cosine = torch.dot(table[place], table[other]) / (table[place].norm() * table[other].norm())
+            assert found[(*place, *other)].item() == pytest.approx(cosine.item(), rel=1e-5)
+    torch.testing.assert_close(found.flatten(0, 1).flatten(1).diagonal(), torch.ones(6, dtype=torch.float64))
+
+
+def test_positions_leave_the_rows_of_other_tokens_out():
+    plain = FAMILIES["plain"].build()
+    torch.testing.assert_close(patch_positions(plain).flatten(0, 1), plain.embeddings.position_embeddings[0, 1:])
+    tiny = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    for model in (
+        ViTModel(ViTConfig(**tiny)),
+        Dinov2WithRegistersModel(Dinov2WithRegistersConfig(**tiny, num_register_tokens=3)),
+    ):
+        torch.nn.init.normal_(model.embeddings.position_embeddings)
+        found = patch_positions(model)
+        assert found.shape == (2, 2, 16)
+        torch.testing.assert_close(found.flatten(0, 1), model.embeddings.position_embeddings[0, 1:])
+    for choice in ("learned_2d", "sincos_2d", "sincos_1d", "gap", "rectangular"):
+        model = FAMILIES["plain"].build(choice=choice)
+        assert patch_positions(model).shape == (*model.config.grid, 32)
+    for choice in ("relative", "no_position"):
+        assert patch_positions(FAMILIES["plain"].build(choice=choice)) is None
