@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from hf_vit.comparison.opening import open_models
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
+from hf_vit.families import FAMILIES
 from hf_vit.subjects.features import pre_logits
 from hf_vit.subjects.image_gpt import ImageGPTFeatures
 from hf_vit.subjects.subject import open_subject
@@ -25,7 +25,7 @@ SETTINGS = ComparisonSettings(corruptions=("contrast",), epsilons=(8.0,), robust
 MEAN, STD = (torch.tensor(zoo.SCALE[name])[:, None, None] for name in ("image_mean", "image_std"))
 
 
-def library_model(saved: Any, kind: str) -> torch.nn.Module:
+def library_model(saved, kind):
     """The saved model as its own library loads it; timm's weights are read by hand."""
     if kind in zoo.TIMM:
         import timm
@@ -40,7 +40,7 @@ def library_model(saved: Any, kind: str) -> torch.nn.Module:
     return AutoModelForImageClassification.from_pretrained(saved.folder(kind)).eval()
 
 
-def pixels_of(data: ImageData, side: int = zoo.SIDE) -> torch.Tensor:
+def pixels_of(data, side=zoo.SIDE):
     """The test images in 0..1, resized as both libraries' processors do here: bilinear or bicubic, by Pillow."""
     from PIL import Image
 
@@ -48,19 +48,19 @@ def pixels_of(data: ImageData, side: int = zoo.SIDE) -> torch.Tensor:
     return torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2) / 255
 
 
-def answers(model: Any, pixels: torch.Tensor) -> torch.Tensor:
+def answers(model, pixels):
     output = model((pixels - MEAN) / STD)
     return getattr(output, "logits", output)
 
 
-def measured(saved: Any, data: ImageData, kind: str, probe: bool = False, **changes: Any) -> Any:
+def measured(saved, data, kind, probe=False, **changes):
     subject, settings = open_subject(saved.source(kind)), replace(SETTINGS, **changes)
     inputs = inputs_of(subject, judged_by(subject, data, probe), data, "test", settings)
     return subject, measure_model(subject, data, inputs, settings, progress=False)
 
 
 @pytest.mark.parametrize("kind", [*zoo.TRANSFORMERS, *zoo.TIMM])
-def test_a_kind_as_its_library_answers(kind: str, saved: Any, data: ImageData):
+def test_a_kind_as_its_library_answers(kind, saved, data):
     subject, result = measured(saved, data, kind)
     reference, truth = library_model(saved, kind), torch.tensor(data.split("test")["label"])
     pixels = subject.prepare(data.split("test")["image"]) * STD + MEAN
@@ -77,7 +77,11 @@ def test_a_kind_as_its_library_answers(kind: str, saved: Any, data: ImageData):
     assert result.inputs.model.kind == (type(reference).__name__ if kind in zoo.TIMM else reference.config.model_type)
 
 
-def test_images_are_prepared_as_by_hand(saved: Any, data: ImageData):
+def test_every_family_of_the_package_is_among_the_kinds():
+    assert {"vit" if name == "plain" else name for name in FAMILIES} <= {*zoo.TRANSFORMERS, *zoo.TIMM}
+
+
+def test_images_are_prepared_as_by_hand(saved, data):
     subjects = open_models([saved.source("vit"), saved.source("swin")])
     for subject in subjects:
         prepared = subject.prepare(data.split("test")["image"])
@@ -85,7 +89,7 @@ def test_images_are_prepared_as_by_hand(saved: Any, data: ImageData):
 
 
 @pytest.mark.parametrize("kind", ["bit", "coatnet"])
-def test_fgsm_as_by_hand(kind: str, saved: Any, data: ImageData):
+def test_fgsm_as_by_hand(kind, saved, data):
     """In the model's own units: a step of epsilon / std, cut where a pixel would leave black and white."""
     subject, result = measured(saved, data, kind)
     reference, truth = library_model(saved, kind), torch.tensor(data.split("test")["label"])
@@ -101,7 +105,7 @@ def test_fgsm_as_by_hand(kind: str, saved: Any, data: ImageData):
     assert result.fgsm == {"8": pytest.approx(float(hits.double().mean()), abs=1 / 24 + 1e-9)}
 
 
-def test_flops_as_the_configuration_tells(saved: Any, data: ImageData):
+def test_flops_as_the_configuration_tells(saved, data):
     from hf_vit.cost import forward_flops
 
     for kind in ("vit", "hybrid", "axial", "axial_resnet"):
@@ -110,7 +114,7 @@ def test_flops_as_the_configuration_tells(saved: Any, data: ImageData):
         assert (result.clean, result.corruptions, result.fgsm) == (None, {}, None)
 
 
-def test_wilsons_interval_in_closed_form(saved: Any, data: ImageData):
+def test_wilsons_interval_in_closed_form(saved, data):
     from hf_vit.comparison.measurement import share
 
     z, images, hits = 1.959963984540054, 24, 3
@@ -120,7 +124,7 @@ def test_wilsons_interval_in_closed_form(saved: Any, data: ImageData):
     assert (found.value, found.low, found.high) == pytest.approx((hits / images, middle - half, middle + half))
 
 
-def test_image_gpt_by_its_middle_layer(saved: Any, data: ImageData):
+def test_image_gpt_by_its_middle_layer_and_a_probe(saved, data, tmp_path):
     """Against the whole model: the input of the middle block, normed by it, averaged over the pixels."""
     from transformers import AutoImageProcessor, ImageGPTModel
 
@@ -136,40 +140,33 @@ def test_image_gpt_by_its_middle_layer(saved: Any, data: ImageData):
     assert torch.allclose(found, expected, atol=1e-6)
     assert torch.allclose(given, expected, atol=1e-6)
     assert len(whole.h) == 4, "the model that was given is left as it was"
-
-
-def test_image_gpt_is_measured_by_a_probe(saved: Any, data: ImageData):
     _, result = measured(saved, data, "igpt", probe=True)
     assert (result.inputs.model.judged_by, result.fgsm, set(result.corruptions)) == (PROBE, None, {"contrast"})
     assert result.notes[-1] == "not attacked: its choice of colours has no gradient"
     assert result.clean == result.top1.value
-
-
-def test_image_gpt_of_another_size_is_refused(tmp_path: Any, saved: Any):
-    from transformers import AutoImageProcessor
-
     folder = zoo.save_image_gpt(tmp_path / "small")
     AutoImageProcessor.from_pretrained(folder, size={"height": 16, "width": 16}).save_pretrained(folder)
     with pytest.raises(UserError, match=r"makes 16x16 px, a token each, and the ImageGPT takes 64"):
         open_models([str(folder), saved.source("vit")])
 
 
-@pytest.mark.parametrize("missing", [None, 5])
-def test_a_probe_answers_as_scikit_learn(missing: int | None, saved: Any, data: ImageData):
-    train = data.split("train").filter(lambda row: row["label"] != missing)
-    data = ImageData("colours", "", {**data.splits, "train": train}, data.label_names)
+@pytest.mark.parametrize(("missing", "classes"), [(None, 6), (5, 6), (None, 2)])
+def test_a_probe_answers_as_scikit_learn(missing, classes, saved, data):
+    splits = {name: table.filter(lambda row: row["label"] < classes) for name, table in data.splits.items()}
+    splits["train"] = splits["train"].filter(lambda row: row["label"] != missing)
+    data = ImageData("colours", "", splits, data.label_names[:classes])
     subject = open_subject(saved.source("swin"))
     examination = Examination(subject, data, progress=False)
     head, strength = fit_probe(examination)
     model = ProbedForImageClassification(subject.model, head, data.label_names)
     with torch.no_grad():
         found = model(subject.prepare(data.split("test")["image"])).softmax(dim=1)
-    expected, classes = regression(examination, strength)
-    assert found[:, classes].numpy() == pytest.approx(expected, abs=1e-4)
+    expected, seen = regression(examination, strength)
+    assert found[:, seen].numpy() == pytest.approx(expected, abs=1e-4)
     assert missing is None or not found[:, missing].any()
 
 
-def regression(examination: Examination, strength: float) -> Any:
+def regression(examination, strength):
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -180,7 +177,7 @@ def regression(examination: Examination, strength: float) -> Any:
 
 
 @pytest.mark.parametrize("knows_all", [True, False])
-def test_a_probe_that_never_saw_a_class_has_no_loss(knows_all: bool, saved: Any, data: ImageData):
+def test_a_probe_that_never_saw_a_class_has_no_loss(knows_all, saved, data):
     missing = None if knows_all else data.split("test")["label"][0]
     train = data.split("train").filter(lambda row: row["label"] != missing)
     data = ImageData("colours", "", {**data.splits, "train": train}, data.label_names)
@@ -191,18 +188,7 @@ def test_a_probe_that_never_saw_a_class_has_no_loss(knows_all: bool, saved: Any,
     assert found.loss is None or found.loss < 100
 
 
-def test_a_probe_of_two_classes(saved: Any, data: ImageData):
-    splits = {name: table.filter(lambda row: row["label"] < 2) for name, table in data.splits.items()}
-    data = ImageData("two", "", splits, data.label_names[:2])
-    subject = open_subject(saved.source("swin"))
-    examination = Examination(subject, data, progress=False)
-    head, strength = fit_probe(examination)
-    with torch.no_grad():
-        found = head(torch.from_numpy(examination.features("test")[0])).softmax(dim=1)
-    assert found.numpy() == pytest.approx(regression(examination, strength)[0], abs=1e-4)
-
-
-def test_timm_by_folder_and_by_file(saved: Any, data: ImageData):
+def test_timm_by_folder_and_by_file(saved, data):
     folder = saved.folder("efficientnet")
     sources = [str(folder), f"timm:test_efficientnet@{folder / 'model.safetensors'}"]
     pixel_values = torch.rand(2, 3, zoo.SIDE, zoo.SIDE)
