@@ -151,9 +151,12 @@ def test_the_command(form: str, tmp_path: Path, image: Path, saved: Path, capsys
 @pytest.mark.parametrize(
     ("target", "problem_type"),
     [
-        *(("onnx", "regression"), ("openvino", MULTI_LABEL)),
+        ("onnx", "regression"),
         *((target, kind) for target in ("transformers", "timm") for kind in ("regression", MULTI_LABEL)),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("onnx", MULTI_LABEL), ("openvino", "regression"))),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("onnx", MULTI_LABEL), ("openvino", MULTI_LABEL), ("openvino", "regression"))
+        ),
     ],  # slow: torch's exporter takes 5 s a model
 )
 def test_what_was_exported_answers_alike(target: str, problem_type: str, tmp_path: Path, image: Path, saved: Path):
