@@ -157,19 +157,12 @@ class Client:
         self.home = folder / "home"
         self.home.mkdir(parents=True)
         kept = {name: value for name, value in os.environ.items() if not name.upper().startswith(_SCRUBBED)}
+        on = ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS",
+              "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # fmt: skip
         environment = {
-            **kept,
-            "HF_ENDPOINT": hub.endpoint,
-            "HF_HOME": str(self.home),
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_XET_CLIENT_RETRY_BASE_DELAY": "20ms",
-            "NO_PROXY": "127.0.0.1",
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-            "PYTHONPATH": SEARCH_PATH,
-        }
+            **kept, **dict.fromkeys(on, "1"), "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(self.home),
+            "HF_XET_CLIENT_RETRY_BASE_DELAY": "20ms", "NO_PROXY": "127.0.0.1", "PYTHONPATH": SEARCH_PATH,
+        }  # fmt: skip
         self.warm = Zygote("-m", "loopback.processes", profile, folder=folder, environment=environment)
         self.close = self.warm.close
 
@@ -182,23 +175,17 @@ class Client:
         """Import modules once for all jobs that follow, where many of these need them."""
         self.warm.ask("warm_up", names=names)
 
-    def start(
-        self, name: str, /, *, token: str | None = "hf_alice_write", wait_factor: float = 0.01, **arguments: Any
-    ) -> "Job":
+    def start(self, name: str, /, *, token: str | None = "hf_alice_write", **arguments: Any) -> "Job":
         """Start a job; with a token in its environment, or without."""
         self.jobs += 1
         folder = self.folder / f"job-{self.jobs}"
         folder.mkdir()
-        pid = self.warm.ask(
-            "start",
-            name=name,
-            folder=str(folder),
-            environment={"HF_TOKEN": token} if token else {},
-            transport=self.transport,
-            wait_factor=wait_factor,
-            arguments=arguments,
-        )
-        return Job(self, folder, pid)
+        given = {
+            "environment": {"HF_TOKEN": token} if token else {},
+            "transport": self.transport,
+            "arguments": arguments,
+        }
+        return Job(self, folder, self.warm.ask("start", name=name, folder=str(folder), **given))
 
     def attempt(self, name: str, /, **arguments: Any) -> Outcome:
         """Run a job to its end, however it ends."""

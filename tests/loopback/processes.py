@@ -68,31 +68,19 @@ def rehearse(profile: str) -> None:
             travelling_code(Path(folder), read_config(Path(folder)))
 
 
-def start(
-    name: str, folder: str, environment: dict[str, str], transport: str, wait_factor: float, arguments: dict[str, Any]
-) -> int:
-    """`zygote.start`, by this transport and with shorter waits between attempts."""
+def start(name: str, folder: str, environment: dict[str, str], transport: str, arguments: dict[str, Any]) -> int:
+    """`zygote.start`, by this transport and with waits of a hundredth between attempts; their number stays."""
+    sleep = time.sleep
 
     def before() -> None:
-        if transport == "lfs":
-            disable_xet()
-        shorten_waits(wait_factor)
+        if transport == "lfs":  # what the variable does when huggingface_hub is imported
+            from huggingface_hub import constants
+
+            os.environ["HF_HUB_DISABLE_XET"] = "1"
+            constants.HF_HUB_DISABLE_XET = True
+        time.sleep = lambda seconds: sleep(seconds / 100)
 
     return zygote.start(name, folder, environment, arguments, before)
-
-
-def disable_xet() -> None:
-    """What HF_HUB_DISABLE_XET=1 does when huggingface_hub is imported."""
-    from huggingface_hub import constants
-
-    os.environ["HF_HUB_DISABLE_XET"] = "1"
-    constants.HF_HUB_DISABLE_XET = True
-
-
-def shorten_waits(factor: float) -> None:
-    """Waits between attempts become shorter; their number stays."""
-    sleep = time.sleep
-    time.sleep = lambda seconds: sleep(seconds * factor)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,7 @@ from typing import Any
 LFS_SUFFIXES = (".safetensors", ".bin", ".npz", ".npy", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".onnx", ".zip", ".gz")
 GITATTRIBUTES = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in LFS_SUFFIXES).encode()
 
-FIRST_PAGE = {
-    "README.md": b"---\ntitle: Page\nsdk: static\n---\n",
-    "index.html": b"<html></html>",
-    "style.css": b"body {}",
-}
+FIRST_PAGE = {"README.md": b"---\nsdk: static\n---\n", "index.html": b"<html></html>", "style.css": b"body {}"}
 
 
 def now() -> str:

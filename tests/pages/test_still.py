@@ -23,13 +23,7 @@ from hf_vit import HfViTModel
 from hf_vit.analysis import show
 from hf_vit.errors import UserError
 
-TINY = {
-    "image_size": 16,
-    "patch_size": 4,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
+TINY = {"image_size": 16, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 HOSTILE = ("<script>alert(1)</script>", "</script><b>", '"><img src=x>')
 
 
