@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,16 +12,16 @@ from transformers import BertConfig, BertForSequenceClassification, ViTModel
 
 from hf_vit import HfViTForImageClassification, variant_config
 from hf_vit.errors import UserError
-from hf_vit.subjects.subject import Subject, open_subject
+from hf_vit.subjects.subject import open_subject
 
 Save = Callable[..., Path]
 
 
-def open_classifier(source: Any, device: str | None = None) -> Subject:
+def open_classifier(source, device=None):
     return open_subject(source, device, as_classifier=True)
 
 
-def test_a_transformers_classifier_loads(save_classifier: Save) -> None:
+def test_a_transformers_classifier_loads(save_classifier):
     folder = save_classifier()
     loaded = open_classifier(folder, "cpu")
     assert type(loaded.model).__name__ == "ViTForImageClassification"
@@ -34,7 +33,7 @@ def test_a_transformers_classifier_loads(save_classifier: Save) -> None:
     assert torch.equal(loaded.model(pixel_values).logits, make_classifier()(pixel_values).logits)
 
 
-def test_our_classifier_loads(tmp_path: Path) -> None:
+def test_our_classifier_loads(tmp_path):
     fields = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = variant_config("Ti/4", image_size=(8, 12), id2label=dict(enumerate(NAMES)), **fields)
     model = HfViTForImageClassification(config).eval()
@@ -46,33 +45,33 @@ def test_our_classifier_loads(tmp_path: Path) -> None:
     assert loaded.label_sets == [list(NAMES)]
 
 
-def _truncate(folder: Path) -> None:
+def _truncate(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def _edit_config(**changes: Any) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
+def _edit_config(**changes):
+    def edit(folder):
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | changes))
 
     return edit
 
 
-def _black(folder: Path) -> None:
+def _black(folder):
     processor = json.loads((folder / "preprocessor_config.json").read_text())
     (folder / "preprocessor_config.json").write_text(json.dumps(processor | {"image_std": [0.5, 0.0, 0.5]}))
 
 
-def _bad_patch(folder: Path) -> None:
+def _bad_patch(folder):
     (folder / "config.json").write_text('{"model_type": "hf_vit", "image_size": 8, "patch_size": 9}')
 
 
-def _headless(folder: Path) -> None:
+def _headless(folder):
     ViTModel(make_classifier().config).save_pretrained(folder)
 
 
-def _bert(folder: Path) -> None:
+def _bert(folder):
     config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=9)
     BertForSequenceClassification(config).save_pretrained(folder)
 
@@ -102,48 +101,31 @@ def _bert(folder: Path) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_does_not_load_is_told(save_classifier: Save, damage: Callable[[Path], Any], message: str) -> None:
+def test_what_does_not_load_is_told(save_classifier, damage, message, capfd):
     folder = save_classifier()
     damage(folder)
+    capfd.readouterr()
     with pytest.raises(UserError, match=message) as caught:
         open_classifier(folder, "cpu")
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", ""), "loading is quiet"
 
 
-def test_a_folder_above_the_model_is_told(save_classifier: Save) -> None:
+def test_other_sources_and_devices_are_told(save_classifier):
     folder = save_classifier()
-    with pytest.raises(UserError, match=f"did you mean {folder}"):
-        open_classifier(folder.parent)
+    for source, device, said in (
+        (folder.parent, None, f"did you mean {folder}"),
+        (folder / "model.safetensors", None, r"or give the folder with the config\.json"),
+        ("nobody/nothing", None, r"no folder nobody/nothing, .* the Hub cannot be reached"),
+        ("one/two/three", None, "cannot be the name of a repository"),
+        *((folder, name, r"cannot be used here .*try --device cpu") for name in ("gpu", "cuda:99", "meta?")),
+    ):
+        with pytest.raises(UserError, match=said):
+            open_classifier(source, device)
 
 
-def test_a_file_and_a_hub_id_that_cannot_be_reached(save_classifier: Save) -> None:
-    folder = save_classifier()
-    with pytest.raises(UserError, match=r"or give the folder with the config\.json"):
-        open_classifier(folder / "model.safetensors")
-    with pytest.raises(UserError, match=r"no folder nobody/nothing, .* the Hub cannot be reached"):
-        open_classifier("nobody/nothing")
-    with pytest.raises(UserError, match="cannot be the name of a repository"):
-        open_classifier("one/two/three")
-
-
-@pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta?"])
-def test_a_device_that_is_not_there(save_classifier: Save, device: str) -> None:
-    with pytest.raises(UserError, match=r"cannot be used here .*try --device cpu"):
-        open_classifier(save_classifier(), device)
-
-
-def test_loading_is_quiet(save_classifier: Save, capfd: pytest.CaptureFixture[str]) -> None:
-    folder = save_classifier()
-    _headless(folder)
-    capfd.readouterr()
-    with pytest.raises(UserError):
-        open_classifier(folder, "cpu")
-    shown = capfd.readouterr()
-    assert shown.out == shown.err == ""
-
-
-def test_a_processor_of_another_model_is_told(save_classifier: Save, tmp_path: Path) -> None:
+def test_a_processor_of_another_model_is_told(save_classifier, tmp_path):
     from PIL import Image
     from transformers import ViTImageProcessor
 

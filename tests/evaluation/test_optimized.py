@@ -1,8 +1,6 @@
 """Commands that only infer optimize the model where that repays itself: the same answers, and it is said by what."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -22,7 +20,7 @@ COUNT = 24  # images of the test split
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
     random = np.random.default_rng(0)
     for split, count in (("train", 4), ("validation", 4), ("test", COUNT)):
@@ -34,13 +32,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     save_ours(tmp_path / "model")
     return tmp_path / "model"
 
 
-@pytest.fixture(params=["torch", "openvino"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(params=["torch", pytest.param("openvino", marks=pytest.mark.slow)])  # each command makes graphs
+def engine(request, monkeypatch):
     """Graphs for few images and small models, too, where one is asked for."""
     if request.param == "openvino":
         monkeypatch.setattr(optimizing, "GRAPH_FROM", 0)
@@ -48,13 +46,13 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return request.param
 
 
-def run(*arguments: object) -> None:
+def run(*arguments):
     with pytest.raises(SystemExit) as stopped:
         main([str(argument) for argument in arguments])
     assert not stopped.value.code
 
 
-def close(given: Any, wanted: Any) -> None:
+def close(given, wanted):
     """Numbers within 1e-5, everything else equal."""
     if isinstance(wanted, dict):
         assert set(given) == set(wanted)
@@ -68,7 +66,8 @@ def close(given: Any, wanted: Any) -> None:
         assert given == (pytest.approx(wanted, abs=1e-5) if isinstance(wanted, float) else wanted)
 
 
-def test_evaluate(folder: Path, data: Path, engine: str, capfd: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("engine", ["torch", "openvino"], indirect=True)
+def test_evaluate(folder, data, engine, capfd):
     """Beside the same as loaded; the record says what computed, of a model as loaded nothing."""
     run("evaluate", folder, "--data", data, "--no-optimize")
     assert "optimized" not in capfd.readouterr().err
@@ -81,13 +80,8 @@ def test_evaluate(folder: Path, data: Path, engine: str, capfd: pytest.CaptureFi
     close(fast, plain)
 
 
-def test_protocols_that_ask_for_gradients(folder: Path, data: Path, capfd: pytest.CaptureFixture[str]):
-    for protocol in ("patch-drop", "robustness"):
-        run("evaluate", folder, "--data", data, "--protocol", protocol)
-        assert "optimized" not in capfd.readouterr().err
-
-
-def test_predict(folder: Path, data: Path, engine: str, capfd: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("engine", ["torch", "openvino"], indirect=True)
+def test_predict(folder, data, engine, capfd):
     pattern = data / "test" / "*" / "*.png"
     run("predict", folder, pattern, "--json", "--no-optimize")
     plain = json.loads(capfd.readouterr().out)
@@ -98,7 +92,7 @@ def test_predict(folder: Path, data: Path, engine: str, capfd: pytest.CaptureFix
     close(json.loads(shown.out), plain)
 
 
-def test_embed(folder: Path, data: Path, engine: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_embed(folder, data, engine, tmp_path, capfd):
     """A folder that was begun goes on as it was begun."""
     for name, option in (("plain", ["--no-optimize"]), ("fast", []), ("fast", []), ("plain", [])):
         run("embed", folder, "--data", data, "--output", tmp_path / name, "--split", "test", *option)
@@ -112,7 +106,7 @@ def test_embed(folder: Path, data: Path, engine: str, tmp_path: Path, capfd: pyt
     assert settings["fast"]["engine"] == engine
 
 
-def test_compare(folder: Path, data: Path, engine: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_compare(folder, data, engine, tmp_path, capfd):
     """Beside another library's model, which stays as it is loaded, as do all while they are attacked."""
     zoo.save("resnet", tmp_path / "other", NAMES)
     for name, option in (("plain", ["--no-optimize"]), ("fast", [])):
@@ -127,7 +121,7 @@ def test_compare(folder: Path, data: Path, engine: str, tmp_path: Path, capfd: p
     close(fast, plain)
 
 
-def test_analyze(folder: Path, engine: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_analyze(folder, engine, tmp_path, capfd):
     """Where it reads answers alone."""
     random = np.random.default_rng(0)
     for number in range(COUNT):
@@ -148,22 +142,16 @@ def test_analyze(folder: Path, engine: str, tmp_path: Path, capfd: pytest.Captur
     assert fast == plain
 
 
-def test_a_models_fingerprint_stays_that_of_its_weights(folder: Path, data: Path):
+def test_a_fingerprint_stays_that_of_the_weights_and_other_models_stay_as_they_are(folder, data):
     optimized = evaluate(folder, str(data), optimize=True)
     assert optimized.engine == "torch"
-    assert optimized.examination.subject.fingerprint == open_subject(folder).fingerprint
-
-
-def test_models_that_are_given_stay_as_they_are(folder: Path, data: Path):
-    """What is made in Python is somebody's."""
     subject = open_subject(folder)
-    given = (subject.model, subject.processor)
-    assert evaluate(given, str(data), optimize=True).engine is None
-    subject.model.train()
-
-
-def test_protocols_that_read_inside_leave_the_model_as_loaded(folder: Path, data: Path):
+    assert optimized.examination.subject.fingerprint == subject.fingerprint
+    # What is made in Python is somebody's; and what reads inside of a model, or its gradients, needs it as loaded.
+    assert evaluate((subject.model, subject.processor), str(data), optimize=True).engine is None
     assert evaluate(folder, str(data), protocol="robustness", optimize=True, steps=1).engine is None
+    assert evaluate(folder, str(data), protocol="patch-drop", optimize=True).engine is None
+    subject.model.train()
 
 
 REPAID = [(1, True, None), (15, True, None), (16, True, "torch"), (9_999, True, "torch"), (10_000, True, "openvino")]
@@ -171,6 +159,6 @@ REPAID += [(None, True, "openvino"), (None, False, "torch"), (10**6, False, "tor
 
 
 @pytest.mark.parametrize(("images", "is_large", "engine"), REPAID)
-def test_what_so_many_images_repay(images: int | None, is_large: bool, engine: str | None, monkeypatch):
+def test_what_so_many_images_repay(images, is_large, engine, monkeypatch):
     monkeypatch.setattr(optimizing, "GRAPH_PARAMETERS", 0 if is_large else 10**8)
     assert engine_for(our_subject("plain"), images) == engine
