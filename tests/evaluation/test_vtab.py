@@ -2,10 +2,8 @@
 
 import importlib.util
 import shutil
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +20,6 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation import evaluate_protocol
 from hf_vit.evaluation.protocols.vtab import data as vtab_data
 from hf_vit.evaluation.protocols.vtab import natural, specialized, structured
-from hf_vit.evaluation.protocols.vtab.images import LabelledImages
 from hf_vit.evaluation.protocols.vtab.protocol import VtabResult, group_means
 from hf_vit.evaluation.protocols.vtab.tasks import GROUPS, PUBLISHED, TASKS
 from hf_vit.results.facts import Facts
@@ -31,7 +28,7 @@ from hf_vit_cli.main import main
 NAMES = [task.name for task in TASKS]
 
 
-def pairs(images: LabelledImages) -> list[tuple[int, int]]:
+def pairs(images):
     """(what the picture shows, its class) of every row."""
     return [(number_of(image), label) for image, label in (images[row] for row in range(len(images)))]
 
@@ -40,54 +37,11 @@ def test_the_tasks_are_those_of_the_paper():
     assert [sum(task.group == group for task in TASKS) for group in GROUPS] == [7, 4, 8]
     assert len(set(NAMES)) == 19
     classes = [[task.num_classes for task in TASKS if task.group == group] for group in GROUPS]
-    assert classes == [[102, 100, 47, 102, 37, 397, 10], [2, 10, 45, 5], [8, 6, 6, 16, 16, 4, 18, 9]]
-
-
-@pytest.mark.parametrize(
-    ("model", "mean"),
-    [("ViT-H/14, JFT", 77.63), ("ViT-L/16, ImageNet-21k", 72.72), ("ResNet-50, ImageNet", 66.37)],
-)
-def test_the_published_tasks_have_the_published_mean(model: str, mean: float):
-    """Of ViT: arXiv 2010.11929, table 2; of ResNet-50 the mean of the page's unrounded numbers."""
-    assert np.mean(PUBLISHED[model]) == pytest.approx(mean, abs=0.05)
+    means = {"ViT-H/14, JFT": 77.63, "ViT-L/16, ImageNet-21k": 72.72, "ResNet-50, ImageNet": 66.37}
+    # Of ViT: arXiv 2010.11929, table 2; of ResNet-50 the mean of the page's unrounded numbers.
+    assert {model: np.mean(PUBLISHED[model]) for model in means} == pytest.approx(means, abs=0.05)
     assert {len(values) for values in PUBLISHED.values()} == {19}
-
-
-def test_caltech101_has_thirty_images_a_class_to_learn_from(tmp_path: Path):
-    copies.caltech101(tmp_path)
-    parts = natural.caltech101(tmp_path)
-    assert np.bincount([label for _, label in pairs(parts.train)]).tolist() == [30, 30, 30]
-    assert np.bincount([label for _, label in pairs(parts.test)]).tolist() == [4, 4, 4]
-    assert all(seen == label for images in (parts.train, parts.test) for seen, label in pairs(images))
-
-
-def test_cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    copies.cifar100(tmp_path, monkeypatch)
-    parts = natural.cifar100(tmp_path)
-    assert pairs(parts.train) == [(row, 99 - row) for row in range(12)]
-    assert pairs(parts.test) == [(row, 99 - row) for row in range(5)]
-
-
-def test_sets_with_three_published_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    copies.dtd(tmp_path)
-    copies.flowers102(tmp_path, monkeypatch)
-    for part in vars(natural.dtd(tmp_path)).values():
-        assert pairs(part) == [(0, 0), (1, 1), (2, 2)]
-    parts = natural.flowers102(tmp_path)
-    assert pairs(parts.train) == [(2, 2), (1, 1)]
-    assert pairs(parts.validation) == [(0, 0), (1, 1)]
-    assert pairs(parts.test) == [(0, 0), (2, 2)]
-
-
-def test_sets_with_two_published_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    copies.pets(tmp_path)
-    copies.svhn(tmp_path, monkeypatch)
-    parts = natural.pets(tmp_path)
-    assert pairs(parts.train) == [(0, 0), (0, 0), (1, 1), (1, 1)]
-    assert pairs(parts.test) == [(0, 0), (1, 1)]
-    parts = natural.svhn(tmp_path)
-    assert pairs(parts.train) == [(digit, digit) for digit in (1, 2, 3, 4, 5, 6, 7, 8, 9, 0)]
-    assert pairs(parts.test) == [(digit, digit) for digit in (1, 2, 3, 4)]
+    assert classes == [[102, 100, 47, 102, 37, 397, 10], [2, 10, 45, 5], [8, 6, 6, 16, 16, 4, 18, 9]]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +52,7 @@ def test_sets_with_two_published_parts(tmp_path: Path, monkeypatch: pytest.Monke
         (copies.resisc45, specialized.resisc45, 3),
     ],
 )
-def test_sets_without_published_parts(tmp_path: Path, copy: Callable[..., None], read: Callable[..., Any], test: int):
+def test_sets_without_published_parts(tmp_path, copy, read, test):
     copy(tmp_path)
     parts, again = read(tmp_path), read(tmp_path)
     assert parts.validation is None
@@ -108,14 +62,14 @@ def test_sets_without_published_parts(tmp_path: Path, copy: Callable[..., None],
     assert all(seen == label for images in (parts.train, parts.test) for seen, label in pairs(images))
 
 
-def test_camelyon_is_read_with_h5py_or_asks_for_it(tmp_path: Path):
+def test_camelyon_is_read_with_h5py_or_asks_for_it(tmp_path):
     place = tmp_path / "pcam"
     place.mkdir()
     if importlib.util.find_spec("h5py") is None:
         with pytest.raises(UserError, match=r"Camelyon needs .* pip install 'hf-vit\[vtab\]'"):
             vtab_data.load_vtab(tmp_path)
         return
-    import h5py  # pyright: ignore[reportMissingImports]
+    import h5py
 
     for number, split in enumerate(("train", "valid", "test")):
         images = np.stack([np.asarray(copies.picture(number + row)) for row in range(2)])
@@ -124,13 +78,6 @@ def test_camelyon_is_read_with_h5py_or_asks_for_it(tmp_path: Path):
                 file[key] = array
     parts = specialized.camelyon(tmp_path)
     assert [pairs(part) for part in vars(parts).values()] == [[(n, 1), (n + 1, 0)] for n in range(3)]
-
-
-def test_retinopathy_takes_its_parts_from_the_leaderboards(tmp_path: Path):
-    copies.retinopathy(tmp_path)
-    parts = specialized.retinopathy(tmp_path)
-    labels = [[label for _, label in (part[row] for row in range(len(part)))] for part in vars(parts).values()]
-    assert labels == [[0, 4], [2], [1, 3]]
 
 
 def test_a_retina_is_scaled_centred_and_freed_of_its_mean():
@@ -146,28 +93,65 @@ def test_a_retina_is_scaled_centred_and_freed_of_its_mean():
     assert shown[270, 330].min() > 200  # (90 - 80) px * 300/50 right of the middle
 
 
-def test_clevr_counts_objects_and_bins_the_closest(tmp_path: Path):
-    copies.clevr(tmp_path)
-    parts = structured.clevr_count(tmp_path)
-    assert pairs(parts.train) == [(number, number) for number in range(8)]
-    assert pairs(parts.test) == [(0, 0), (1, 1), (2, 2)]
-    # Depths 7.9, 8.4, 8.9, ... 11.4 against the ends 0, 8, 8.5, 9, 9.5, 10.
-    assert pairs(structured.clevr_distance(tmp_path).train) == list(enumerate([0, 1, 2, 3, 4, 5, 5, 5]))
+def same(*numbers):
+    return [(number, number) for number in numbers]
+
+
+# Copy -> reader -> (what the picture shows, its class) of the published parts.
+PARTS = {
+    "cifar100": (copies.cifar100, natural.cifar100,
+                 [[(row, 99 - row) for row in range(12)], [(row, 99 - row) for row in range(5)]]),
+    "dtd": (copies.dtd, natural.dtd, [same(0, 1, 2)] * 3),
+    "flowers102": (copies.flowers102, natural.flowers102, [same(2, 1), same(0, 1), same(0, 2)]),
+    "pets": (copies.pets, natural.pets, [same(0, 0, 1, 1), same(0, 1)]),
+    "svhn": (copies.svhn, natural.svhn, [same(*range(1, 10), 0), same(1, 2, 3, 4)]),
+    "objects": (copies.clevr, structured.clevr_count, [None, None, same(0, 1, 2)]),
+    "records": (lambda root: copies.dmlab(root, example_writer()), structured.dmlab,
+                [same(0, 5), same(1), same(2, 3, 4)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_published_parts_are_read(tmp_path, monkeypatch, name):
+    copy, read, expected = PARTS[name]
+    copy(tmp_path, monkeypatch) if copy in (copies.cifar100, copies.flowers102, copies.svhn) else copy(tmp_path)
+    parts = read(tmp_path)
+    found = [parts.train, *([parts.validation] if len(expected) == 3 else []), parts.test]
+    for part, wanted in zip(found, expected, strict=True):
+        assert wanted is None or pairs(part) == wanted
+    if name == "objects":
+        assert pairs(parts.train) == same(*range(8))
+        # Depths 7.9, 8.4, 8.9, ... 11.4 against the ends 0, 8, 8.5, 9, 9.5, 10.
+        assert pairs(structured.clevr_distance(tmp_path).train) == list(enumerate([0, 1, 2, 3, 4, 5, 5, 5]))
+
+
+def test_retinopathy_takes_its_parts_from_the_leaderboards(tmp_path):
+    copies.retinopathy(tmp_path)
+    parts = vars(specialized.retinopathy(tmp_path)).values()
+    assert [[label for _, label in (part[row] for row in range(len(part)))] for part in parts] == [[0, 4], [2], [1, 3]]
+
+
+def test_caltech101_has_thirty_images_a_class_to_learn_from(tmp_path):
+    copies.caltech101(tmp_path)
+    parts = natural.caltech101(tmp_path)
+    for images, count in ((parts.train, 30), (parts.test, 4)):
+        assert np.bincount([label for _, label in pairs(images)]).tolist() == [count] * 3
+        assert all(seen == label for seen, label in pairs(images))
 
 
 @pytest.mark.parametrize(("value", "label"), [(0.1, 0), (8.0, 0), (8.0001, 1), (10.0, 4), (10.5, 5)])
-def test_a_depth_on_the_end_of_a_bin_is_of_the_nearer_one(value: float, label: int):
+def test_a_depth_on_the_end_of_a_bin_is_of_the_nearer_one(value, label):
     thresholds = np.array([0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0])
     assert structured.bin_of(value, structured.CLEVR_DEPTHS) == label
     assert label == np.where((thresholds - value) < 0)[0].max()  # as the paper's code says it
 
 
-def example_writer() -> Callable[[bytes, int, str], bytes]:
+def example_writer():
     """tf.train.Example as protobuf's own library writes it, from the published description of the message."""
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tf", syntax="proto3")
     kinds = descriptor_pb2.FieldDescriptorProto
 
-    def message(name: str, *fields: tuple[str, int, int, int, str]) -> Any:
+    def message(name, *fields):
         described = file.message_type.add(name=name)
         for field, number, kind, label, of in fields:
             described.field.add(name=field, number=number, type=kind, label=label, type_name=of or None)
@@ -187,8 +171,8 @@ def example_writer() -> Callable[[bytes, int, str], bytes]:
     pool.Add(file)
     class_of = message_factory.GetMessageClass(pool.FindMessageTypeByName("tf.Example"))
 
-    def write(image: bytes, label: int, name: str) -> bytes:
-        values: Any = class_of()
+    def write(image, label, name):
+        values = class_of()
         values.features.feature["image"].bytes_list.value.append(image)
         values.features.feature["filename"].bytes_list.value.append(name.encode())
         values.features.feature["label"].int64_list.value.append(label)
@@ -197,13 +181,7 @@ def example_writer() -> Callable[[bytes, int, str], bytes]:
     return write
 
 
-def test_dmlab_is_read_from_records(tmp_path: Path):
-    copies.dmlab(tmp_path, example_writer())
-    parts = structured.dmlab(tmp_path)
-    assert [pairs(part) for part in vars(parts).values()] == [[(0, 0), (5, 5)], [(1, 1)], [(2, 2), (3, 3), (4, 4)]]
-
-
-def test_dsprites_bins_positions_by_two_and_angles_by_two_and_a_half(tmp_path: Path):
+def test_dsprites_bins_positions_by_two_and_angles_by_two_and_a_half(tmp_path):
     copies.dsprites(tmp_path)
     for read, label_of in (
         (structured.dsprites_location, lambda number: number % 32 // 2),
@@ -220,7 +198,7 @@ def test_dsprites_bins_positions_by_two_and_angles_by_two_and_a_half(tmp_path: P
         assert sorted(seen) == list(range(320))
 
 
-def test_kitti_bins_the_closest_vehicle_and_parts_by_drives(tmp_path: Path):
+def test_kitti_bins_the_closest_vehicle_and_parts_by_drives(tmp_path):
     copies.kitti(tmp_path)
     parts = structured.kitti(tmp_path)
     order = np.random.default_rng(1).permutation(40)
@@ -235,7 +213,7 @@ def test_kitti_bins_the_closest_vehicle_and_parts_by_drives(tmp_path: Path):
     assert drives[2] == {int(np.random.choice(names, 1, replace=False)[0].split("_")[4])}
 
 
-def test_small_norb_reads_the_first_camera(tmp_path: Path):
+def test_small_norb_reads_the_first_camera(tmp_path):
     copies.small_norb(tmp_path)
     parts = structured.norb_azimuth(tmp_path)
     assert pairs(parts.train) == [(number % 18, number % 18) for number in range(36)]
@@ -246,10 +224,10 @@ def test_small_norb_reads_the_first_camera(tmp_path: Path):
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def small(monkeypatch):
     """The tasks judge by so many images as the small copies have; 20 and 10 images are drawn."""
 
-    def shrink(**num_test: int) -> None:
+    def shrink(**num_test):
         tasks = [replace(task, num_test=num_test.get(task.folder.replace("-", "_"), task.num_test)) for task in TASKS]
         monkeypatch.setattr(vtab_data, "TASKS", tuple(tasks))
         monkeypatch.setattr(vtab_data, "TRAIN", 20)
@@ -258,13 +236,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return shrink
 
 
-def features_of(model: Any, images: Sequence[Image.Image]) -> np.ndarray:
+def features_of(model, images):
     with torch.no_grad():
         pixels = make_processor()([image.convert("RGB") for image in images], return_tensors="pt")
         return model.vit(**pixels).last_hidden_state[:, 0].numpy()
 
 
-def test_the_probe_learns_from_800_chooses_by_200_and_learns_again_from_all(tmp_path: Path, small):
+def test_the_probe_learns_from_800_chooses_by_200_and_learns_again_from_all(tmp_path, small):
     copies.small_norb(tmp_path, count=60)
     small(smallnorb=30)
     data, model = vtab_data.load_vtab(tmp_path, seed=3), make_classifier()
@@ -277,7 +255,7 @@ def test_the_probe_learns_from_800_chooses_by_200_and_learns_again_from_all(tmp_
         assert [len(labels) for _, labels in found.values()] == [20, 10, 30]
         both = [np.concatenate(each) for each in zip(found["train"], found["validation"], strict=True)]
 
-        def accuracy(learned, judged, strength: float) -> float:
+        def accuracy(learned, judged, strength):
             scaler = StandardScaler().fit(learned[0])
             regression = LogisticRegression(C=strength, max_iter=1000).fit(scaler.transform(learned[0]), learned[1])
             return float((regression.predict(scaler.transform(judged[0])) == judged[1]).mean())
@@ -289,7 +267,7 @@ def test_the_probe_learns_from_800_chooses_by_200_and_learns_again_from_all(tmp_
     assert list(run.result.accuracy) == ["sNORB-Azim", "sNORB-Elev"]
 
 
-def test_the_draw_is_of_the_seed_and_takes_no_image_twice(tmp_path: Path, small):
+def test_the_draw_is_of_the_seed_and_takes_no_image_twice(tmp_path, small):
     copies.eurosat(tmp_path)
     with pytest.raises(UserError, match="6 images that judge instead of the published 5,400; copy all of it"):
         vtab_data.load_vtab(tmp_path)
@@ -307,6 +285,11 @@ def test_the_draw_is_of_the_seed_and_takes_no_image_twice(tmp_path: Path, small)
     assert rows["first"][2] == rows["other"][2]
     assert not set(rows["first"][0]) & set(rows["first"][1])
     assert first.fingerprint == again.fingerprint
+    for path in tmp_path.rglob("*.jpg"):
+        path.write_bytes(b"no image")
+    subject = (make_classifier(), make_processor())
+    with pytest.raises(UserError, match=r"eurosat/2750/.*\.jpg is no readable image"):
+        evaluate_protocol("vtab", subject, str(tmp_path), progress=False)
 
 
 def test_means_are_of_complete_groups_alone():
@@ -328,7 +311,7 @@ def test_means_are_of_complete_groups_alone():
     assert overall.title.endswith("; missing: DMLab")
 
 
-def typed(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+def typed(capfd, *arguments):
     capfd.readouterr()
     with pytest.raises(SystemExit) as stopped:
         main(["evaluate", *map(str, arguments), "--protocol", "vtab", "--device", "cpu"])
@@ -337,7 +320,7 @@ def typed(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, s
 
 
 @pytest.mark.filterwarnings("ignore:The number of unique classes")  # of 20 images in place of 800
-def test_typed(tmp_path: Path, small, save_classifier, capfd: pytest.CaptureFixture[str]):
+def test_typed(tmp_path, small, save_classifier, capfd):
     copies.small_norb(tmp_path / "vtab", count=60)
     small(smallnorb=30)
     model = save_classifier()
@@ -362,22 +345,22 @@ def test_typed(tmp_path: Path, small, save_classifier, capfd: pytest.CaptureFixt
         assert told in err
 
 
-def _without(name: str) -> Callable[[Path], None]:
-    def remove(root: Path) -> None:
+def _without(name):
+    def remove(root):
         place = root / name
         shutil.rmtree(place) if place.is_dir() else place.unlink()
 
     return remove
 
 
-def _text(name: str) -> Callable[[Path], None]:
-    def write(root: Path) -> None:
+def _text(name):
+    def write(root):
         (root / name).write_bytes(b"no such thing")
 
     return write
 
 
-def _cut(name: str) -> Callable[[Path], None]:
+def _cut(name):
     return lambda root: (root / name).write_bytes((root / name).read_bytes()[:-9])
 
 
@@ -412,7 +395,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", list(DAMAGE))
-def test_a_damaged_copy_is_refused_in_one_line_before_any_work(tmp_path: Path, damage: str):
+def test_a_damaged_copy_is_refused_in_one_line_before_any_work(tmp_path, damage):
     copy, harm, told = DAMAGE[damage]
     copy(tmp_path)
     harm(tmp_path)
@@ -425,7 +408,7 @@ def test_a_damaged_copy_is_refused_in_one_line_before_any_work(tmp_path: Path, d
     assert "\n" not in message
 
 
-def test_a_file_that_a_list_names_is_missed_before_any_work(tmp_path: Path, small):
+def test_a_file_that_a_list_names_is_missed_before_any_work(tmp_path, small):
     copies.retinopathy(tmp_path)
     place = tmp_path / "diabetic-retinopathy-detection"
     with (place / "trainLabels.csv").open("a") as file:
@@ -440,7 +423,7 @@ def test_a_file_that_a_list_names_is_missed_before_any_work(tmp_path: Path, smal
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "notes.txt", "empty"])
-def test_a_root_without_tasks_is_refused(tmp_path: Path, name: str, save_classifier, capfd, monkeypatch):
+def test_a_root_without_tasks_is_refused(tmp_path, name, save_classifier, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("notes.txt").write_text("notes")
     Path("empty").mkdir()
@@ -449,14 +432,3 @@ def test_a_root_without_tasks_is_refused(tmp_path: Path, name: str, save_classif
     assert not out
     assert err.count("\n") == 1
     assert "at least one of the folders caltech101, cifar-100-python" in err
-
-
-def test_a_damaged_image_is_named(tmp_path: Path, small):
-    copies.eurosat(tmp_path)
-    copies.folders(tmp_path / "eurosat/2750", ["Highway", "River"], 10)
-    small(eurosat=10)
-    for path in tmp_path.rglob("*.jpg"):
-        path.write_bytes(b"no image")
-    subject = (make_classifier(), make_processor())
-    with pytest.raises(UserError, match=r"eurosat/2750/.*\.jpg is no readable image"):
-        evaluate_protocol("vtab", subject, str(tmp_path), progress=False)
