@@ -1,4 +1,7 @@
-"""Embeddings and predictions of a data set: the model's own numbers, a row an image, whatever is killed meanwhile."""
+"""Embeddings and predictions of a data set: the model's own numbers, a row an image, whatever is killed meanwhile.
+
+On a disk, or in an object store, whose objects are the files of a local run.
+"""
 
 import io
 import json
@@ -9,19 +12,23 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
+import fsspec
 import numpy as np
 import psutil
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.data import eval_transform, load_data, make_processor
 from hf_vit.evaluation.embedding import job
 from hf_vit.evaluation.embedding.job import embed
-from hf_vit.results.writing import beside
+from hf_vit.results.delivery import free_folder
+from hf_vit.results.writing import beside, write_atomically
 from hf_vit_cli.main import main
 
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
@@ -196,18 +203,17 @@ def test_streamed_shards_become_files(model, images, tmp_path):
 
 def test_bad_input(model, images, tmp_path):
     embed(str(model), str(images), tmp_path / "out", splits=["test"])
-    with pytest.raises(UserError, match="was begun with settings"):
-        embed(str(model), str(images), tmp_path / "out", splits=["test"], batch_size=3)
-    with pytest.raises(UserError, match="was begun with data"):
-        embed(str(model), "digits", tmp_path / "out", splits=["test"])
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="holds something else"):
-        embed(str(model), str(images), tmp_path / "full")
-    with pytest.raises(UserError, match="no split 'dev'"):
-        embed(str(model), str(images), tmp_path / "new", splits=["dev"])
-    with pytest.raises(UserError, match="at least 1"):
-        embed(str(model), str(images), tmp_path / "new", num_processes=0)
+    for data, output, given, said in (
+        (images, "out", dict(splits=["test"], batch_size=3), "was begun with settings"),
+        ("digits", "out", dict(splits=["test"]), "was begun with data"),
+        (images, "full", {}, "holds something else"),
+        (images, "new", dict(splits=["dev"]), "no split 'dev'"),
+        (images, "new", dict(num_processes=0), "at least 1"),
+    ):
+        with pytest.raises(UserError, match=said):
+            embed(str(model), str(data), tmp_path / output, **given)
 
 
 @pytest.fixture(scope="module")
@@ -238,14 +244,6 @@ def left_by_the_dead(path):
     """What a process left that was killed while it wrote a file; no process has so high a number."""
     name = beside(path, "tmp").name.replace(f"-{os.getpid()}-", f"-{2**22 + 1}-")
     path.with_name(name).write_bytes(b"half a file")
-
-
-def test_a_run_killed_before_it_was_entered_is_started_anew(model, images, tmp_path):
-    folder = tmp_path / "out"
-    folder.mkdir()
-    left_by_the_dead(folder / "manifest.json")
-    embed(str(model), str(images), folder)
-    assert not list(folder.glob(".*"))
 
 
 def wait_for_files(folder, is_alive):
@@ -293,8 +291,9 @@ def test_a_bad_image_is_named_and_a_damaged_file_too(model, images, tmp_path):
         embed(str(model), str(tmp_path / "data"), tmp_path / "out", skip_bad_images=True)
 
 
-@pytest.mark.parametrize("told", ["[]", "null", '{"settings": null}', "{"])
-@pytest.mark.parametrize("optimize", [False, True])
+@pytest.mark.parametrize(
+    ("told", "optimize"), [("[]", False), ("null", True), ('{"settings": null}', False), ("{", True)]
+)
 def test_a_manifest_of_somebody_else(told, optimize, model, images, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "manifest.json").write_text(told)
@@ -330,5 +329,138 @@ def test_a_list_of_other_columns_is_embedded(model, images, tmp_path):
 def test_a_folder_that_an_earlier_version_began_goes_on(model, images, tmp_path):
     embed(str(model), str(images), tmp_path / "out")
     settings = json.loads((tmp_path / "out" / "manifest.json").read_text())["settings"]
-    known_to_0_2 = {"predictions", "top", "batch_size", "rows_per_file", "streaming"}
-    assert set(settings) == known_to_0_2
+    assert set(settings) == {"predictions", "top", "batch_size", "rows_per_file", "streaming"}, "those of 0.2"
+
+
+PLACE = "memory://bucket/embeddings"
+
+
+@pytest.fixture
+def store():
+    """An empty store in this process's memory."""
+    MemoryFileSystem.store.clear()
+    yield fsspec.filesystem("memory")
+    MemoryFileSystem.store.clear()
+
+
+GIVEN = dict(splits=["test"], rows_per_file=50, batch_size=25)
+
+
+@pytest.fixture(scope="module")
+def on_disk(model, tmp_path_factory):
+    """What is written on a disk."""
+    folder = tmp_path_factory.mktemp("whole") / "out"
+    embed(str(model), "digits", folder, **GIVEN)
+    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+
+
+def objects(store):
+    names = store.ls("bucket/embeddings", detail=False)
+    return {Path(name).name: store.cat_file(name) for name in names if name.endswith(".parquet")}
+
+
+def test_what_the_network_broke_off_the_same_command_finishes(model, on_disk, store, monkeypatch):
+    """Two objects arrive, then nothing does; what arrived is not computed again."""
+    written, lost = [], MemoryFileSystem.pipe_file
+
+    def pipe_file(self, path, value, **given):
+        if len(written) == 3:  # the manifest among them
+            raise ConnectionResetError("reset by https://bucket.example/part?Signature=SECRET")
+        written.append(Path(path).name)
+        return lost(self, path, value, **given)
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", pipe_file)
+    with pytest.raises(UserError, match=rf"^{PLACE}/\S+ cannot be written \(reset by") as raised:
+        embed(str(model), "digits", PLACE, **GIVEN)
+    assert "SECRET" not in str(raised.value)
+    assert objects(store) == {name: on_disk[name] for name in written[1:]}
+    before, written[:] = written[1:], []
+    monkeypatch.setattr(
+        MemoryFileSystem,
+        "pipe_file",
+        lambda self, path, value, **given: written.append(Path(path).name) or lost(self, path, value, **given),
+    )
+    assert embed(str(model), "digits", PLACE, **GIVEN).done_before == 2
+    assert objects(store) == on_disk
+    assert written[-1] == "manifest.json"
+    assert not set(before) & set(written)
+
+
+def test_what_other_processes_wrote_is_there(model, on_disk, store, monkeypatch):
+    """s3fs answers from the listing that it has seen last, and hears nothing of what others write."""
+    seen, opened = {}, MemoryFileSystem._open
+
+    def ls(self, path, *given, **options):
+        seen["listing"] = set(self.store)
+        return listed(self, path, *given, **options)
+
+    def _open(self, path, mode="rb", **options):
+        if mode == "rb" and path not in seen.get("listing", self.store):
+            raise FileNotFoundError(path)
+        return opened(self, path, mode, **options)
+
+    listed = MemoryFileSystem.ls
+    monkeypatch.setattr(MemoryFileSystem, "ls", ls)
+    monkeypatch.setattr(MemoryFileSystem, "_open", _open)
+    monkeypatch.setattr(MemoryFileSystem, "invalidate_cache", lambda self, path=None: seen.clear())
+    assert embed(str(model), "digits", PLACE, **GIVEN).done_before == 0
+    assert objects(store) == on_disk
+
+
+def test_objects_are_the_files_of_a_disk(model, on_disk, store, tmp_path, capsys):
+    done = embed(str(model), "digits", f"{PLACE}/", **GIVEN)
+    assert objects(store) == on_disk
+    assert (done.folder, sorted(done.files)) == (PLACE, sorted(on_disk))
+    assert f'"rows": {done.rows}' in store.cat_file("bucket/embeddings/manifest.json").decode()
+    MemoryFileSystem.store.clear()
+    words = ["embed", str(model), "--data", "digits", "--split", "test", "--rows-per-file", "50", "--batch-size", "25"]
+    for place in (PLACE, f"file://{tmp_path}/a%20b"):
+        with pytest.raises(SystemExit, match="0"):
+            main([*words, "--no-optimize", "--output", place])
+    assert f"manifest.json in {PLACE}" in capsys.readouterr().out
+    assert objects(store) == on_disk
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a b").glob("*.parquet")} == on_disk
+
+
+def test_places_that_cannot_be_written_are_refused_before_any_work(store, monkeypatch):
+    store.pipe_file("bucket/taken/notes.txt", b"mine")
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    for place, said in (
+        ("s3://bucket/x", "pip install s3fs$"),
+        ("ftp://host/x", "a kind that is not known; give a path, file:///, s3://, gs://"),
+        ("nosuch://x", "a kind that is not known"),
+        ("file://x", "a kind that is not known"),
+        ("memory://", "names no folder; give one, such as memory://NAME/embeddings$"),
+        ("memory://bucket/taken", r"holds something else \(notes\.txt\)"),
+        (Path("s3://bucket/x"), "is an address, not a place on this machine"),
+    ):
+        with pytest.raises(UserError, match=said):
+            embed("no-such-model", "digits", place)
+    assert not Path("s3:").exists()
+
+
+def test_an_object_store_that_was_begun_otherwise_is_refused(model, store):
+    embed(str(model), "digits", PLACE, **GIVEN)
+    with pytest.raises(UserError, match=f"{PLACE} was begun with settings"):
+        embed(str(model), "digits", PLACE, **GIVEN | dict(batch_size=3))
+    store.pipe_file("bucket/embeddings/manifest.json", b"{")
+    with pytest.raises(UserError, match=f"{PLACE}/manifest.json is damaged"):
+        embed(str(model), "digits", PLACE, **GIVEN)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda place: write_atomically(Path(place), "x"),
+        lambda place: free_folder(Path(place)),
+        lambda place: main(["convert", "NO", "--output", place]),
+        lambda place: main(["finetune", "NO", "--data", "digits", "--output", place]),
+        lambda place: main(["compare", "NO", "--data", "digits", "--output", place]),
+    ],
+)
+def test_other_outputs_refuse_an_address_before_any_work(write, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((UserError, SystemExit)) as stopped:
+        write("gs://bucket/x")
+    assert "is an address, not a place on this machine" in str(stopped.value) + capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
