@@ -2,8 +2,6 @@
 
 import hashlib
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -115,14 +113,6 @@ def test_the_same_images_on_every_machine():
     # Recorded once. A change here makes every accuracy measured before incomparable.
     assert digest(Fractals(10, seed=0)) == "6c5ca343970acdb8"
     assert digest(Fractals(10, seed=0, jitter=50)) == "42b1d9da1ed89541"
-    program = (
-        "import hashlib, numpy as np; np.random.seed(5)\n"
-        "from hf_vit.data.builtin.fractals import Fractals\n"
-        "made = Fractals(10, seed=0).render('train', np.arange(20), 32)\n"
-        "print(hashlib.sha256(made.tobytes()).hexdigest()[:16])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "6c5ca343970acdb8"
 
 
 def test_an_image_does_not_depend_on_how_many_there_are_nor_on_its_batch():

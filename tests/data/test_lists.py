@@ -69,11 +69,14 @@ def test_lists_are_what_datasets_reads(flat):
     assert read == expected
 
 
-def test_columns_of_any_name(flat, look, folder):
+def test_columns_of_any_name(flat, look, folder, tmp_path, make):
     place, rows = flat
+    table = make.table(folder).rename_columns({"image": "photo", "label": "species"}).add_column("label", [0] * 40)
+    table.to_parquet(str(tmp_path / "pets.parquet"))
     path = write_csv(place / "birds.csv", ("photo", "species", "label"), [(file, label, 0) for file, label in rows])
-    data = load_data(str(path), image_column="photo", label_column="species")
-    assert look.everything(data) == look.everything(load_data(str(folder)))
+    for source, streaming in ((path, False), (tmp_path / "pets.parquet", False), (tmp_path / "pets.parquet", True)):
+        data = load_data(str(source), image_column="photo", label_column="species", streaming=streaming)
+        assert look.everything(data) == look.everything(load_data(str(folder)))
     with pytest.raises(UserError, match=r"has no column 'kind' \(--label-column\); it has photo, species, label"):
         load_data(str(path), image_column="photo", label_column="kind")
     with pytest.raises(UserError, match=r"columns photo, species, label; needed: one of image files.* --image-column"):
@@ -82,37 +85,23 @@ def test_columns_of_any_name(flat, look, folder):
         load_data(str(folder), image_column="x")
 
 
-def test_columns_of_parquet_files(folder, tmp_path, make, look):
-    table = make.table(folder).rename_columns({"image": "photo", "label": "species"}).add_column("label", [0] * 40)
-    table.to_parquet(str(tmp_path / "pets.parquet"))
-    for streaming in (False, True):
-        data = load_data(
-            str(tmp_path / "pets.parquet"), image_column="photo", label_column="species", streaming=streaming
-        )
-        assert look.everything(data) == look.everything(load_data(str(folder)))
-
-
 @pytest.mark.parametrize("how", ["column", "folders", "lists"])
-def test_splits_of_a_list(how, flat, look):
+def test_splits_of_a_list(how, flat):
     place, rows = flat
     parts = ["train"] * 30 + ["val"] * 5 + ["test"] * 5
-    rows = [rows[number * 7 % 40] for number in range(40)]  # every class in train
+    rows = [(*rows[number * 7 % 40], part) for number, part in enumerate(parts)]  # every class in train
     if how == "column":
-        write_csv(
-            place / "metadata.csv",
-            ("file_name", "label", "split"),
-            [(*row, part) for row, part in zip(rows, parts, strict=True)],
-        )
+        write_csv(place / "metadata.csv", ("file_name", "label", "split"), rows)
     else:
-        for (file, _), part in zip(rows, parts, strict=True):
+        for file, _, part in rows:
             (place / part).mkdir(exist_ok=True)
             (place / file).rename(place / part / file)
     if how == "folders":
-        listed = [(f"{part}/{file}", label) for (file, label), part in zip(rows, parts, strict=True)]
+        listed = [(f"{part}/{file}", label) for file, label, part in rows]
         write_csv(place / "metadata.csv", ("file_name", "label"), listed)
     if how == "lists":
         for part in ("train", "val", "test"):
-            inside = [row for row, other in zip(rows, parts, strict=True) if other == part]
+            inside = [row[:2] for row in rows if row[2] == part]
             write_jsonl(place / part / "metadata.jsonl", ("file_name", "label"), inside)
     data = load_data(str(place))
     assert [data.num_examples(split) for split in ("train", "validation", "test")] == [30, 5, 5]
@@ -167,6 +156,12 @@ def test_labels_are_text_and_numbers_where_all_are(make, tmp_path, write, labels
     assert load_data(str(path)).label_names == names
 
 
+def test_decimal_labels_are_refused_with_a_remedy(make, tmp_path):
+    path = write_csv(tmp_path / "l.csv", ("file_name", "label"), named_images(make, tmp_path / "d", ["1.0", "2"]))
+    with pytest.raises(UserError, match=r"are of type float; needed: whole numbers or names \(write 1 for 1\.0, or"):
+        load_data(str(path))
+
+
 @pytest.mark.parametrize(
     ("write", "train", "test", "names"),
     [
@@ -188,12 +183,6 @@ def test_the_labels_of_all_lists_are_typed_together(make, tmp_path, write, train
         each = [label if isinstance(label, list) else [label] for label in data.splits["test"]["label"]]
         told = [str(label).lower() for label in test if label is not None for _ in range(4)]
         assert [names[label] for (label,) in each] == told
-
-
-def test_decimal_labels_are_refused_with_a_remedy(make, tmp_path):
-    path = write_csv(tmp_path / "l.csv", ("file_name", "label"), named_images(make, tmp_path / "d", ["1.0", "2"]))
-    with pytest.raises(UserError, match=r"are of type float; needed: whole numbers or names \(write 1 for 1\.0, or"):
-        load_data(str(path))
 
 
 def test_lists_and_folders_of_names_that_look_alike_are_the_same_data(make, look, tmp_path):
