@@ -104,7 +104,7 @@ def test_the_first_page_after_it_runs_too(clone: Path):
 
 @pytest.mark.slow  # six exports, each of which has tests of its own in tests/conversion
 def test_the_page_about_production_runs(clone: Path):
-    """All its blocks in their order, in few steps; what is of node, tests/conversion/test_transformers_js.py runs."""
+    """All its blocks in their order, in few steps; what is of node, tests/conversion/test_runtimes.py runs."""
     page = (ROOT / "docs/production.md").read_text()
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     for language, code in blocks:
