@@ -56,7 +56,16 @@ def faults(program: str, megabytes: int, folder: Path) -> float:
 
 
 @of_glibc
-@pytest.mark.parametrize(("how", "megabytes"), [*((how, 40) for how in RUN), ("optimized", 10)])
+@pytest.mark.parametrize(
+    ("how", "megabytes"),
+    [  # every process imports all libraries: 5 s and more
+        ("optimized", 40),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (*((how, 40) for how in list(RUN)[1:]), ("optimized", 10))
+        ),
+    ],
+)
 def test_activations_are_not_given_back_to_the_system(how: str, megabytes: int, tmp_path):
     """Their pages are fetched once, or twice: glibc alone fetches them all twenty times where they are above 32 MiB."""
     assert faults(f"{MODEL}\n{RUN[how]}", megabytes, tmp_path) < 2 * 6 * megabytes
@@ -64,7 +73,7 @@ def test_activations_are_not_given_back_to_the_system(how: str, megabytes: int, 
 
 @of_glibc
 @pytest.mark.skipif(HUGE_PAGES.exists() and "[always]" in HUGE_PAGES.read_text(), reason="a page is 2 MB here")
-@pytest.mark.parametrize("program", [PLAIN, MODEL])
+@pytest.mark.parametrize("program", [PLAIN, pytest.param(MODEL, marks=pytest.mark.slow)])  # as above
 def test_glibc_alone_gives_them_back(program: str, tmp_path):
     assert faults(program, 40, tmp_path) > 10 * 6 * 40
 
@@ -78,25 +87,26 @@ def test_what_the_environment_says_is_left_alone(monkeypatch):
             assert not keep_freed_memory()
 
 
-@pytest.mark.parametrize(("largest", "kept"), [(2**40, True), (2**25, True), (2**20, False)])
-def test_older_c_libraries_take_less(largest: int, kept: bool, monkeypatch):
+@pytest.mark.parametrize(
+    ("system", "largest", "kept"),
+    [
+        ("linux", 2**40, True),
+        ("linux", 2**25, True),
+        ("linux", 2**20, False),
+        *((system, None, False) for system in ("linux", "darwin", "win32")),
+    ],
+)
+def test_older_c_libraries_take_less_and_others_nothing(system: str, largest: int | None, kept: bool, monkeypatch):
     taken = {}
 
     def mallopt(which: int, value: int) -> int:
-        if value <= largest or which == -1:
+        if value <= (largest or 0) or which == -1:
             taken[which] = value
         return int(which in taken)
 
-    monkeypatch.setattr(sys, "platform", "linux")
+    library = SimpleNamespace() if largest is None else SimpleNamespace(mallopt=mallopt)
+    monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     assert keep_freed_memory() is kept
-    assert taken.get(-3) == (min(largest, 2**28) if kept else None)
-
-
-@pytest.mark.parametrize("platform_name", ["linux", "darwin", "win32"])
-def test_there_are_other_c_libraries(platform_name: str, monkeypatch):
-    monkeypatch.setattr(sys, "platform", platform_name)
-    monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
-    assert not keep_freed_memory()
+    assert taken.get(-3) == (min(largest or 0, 2**28) if kept else None)
