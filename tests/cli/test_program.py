@@ -3,15 +3,18 @@
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import typer
 
 import hf_vit
+from hf_vit_cli.command_line import command_line
 from hf_vit_cli.main import build_app, main
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +52,7 @@ class Bar:
             raise AssertionError(f"{name} was imported")
 
 sys.meta_path.insert(0, Bar())
+from hf_vit_cli.command_line import command_line
 from hf_vit_cli.main import main
 
 for line in json.loads(sys.argv[1]):
@@ -182,10 +186,8 @@ def test_every_command_names_model_and_output_alike():
 
 def test_every_command_that_reads_labelled_images_takes_the_columns_of_a_list():
     without = {"bench data", "analyze", "verify"}  # images alone; and several data sets, of columns as usual
-    for name, command in COMMANDS.items():
-        options = {each.name for each in command.params}
-        if "data" in options and name not in without:
-            assert options >= {"image_column", "label_column"}, name
+    options = {name: {each.name for each in COMMANDS[name].params} for name in set(COMMANDS) - without}
+    assert [n for n, each in options.items() if "data" in each and not each >= {"image_column", "label_column"}] == []
 
 
 REQUIRED = {name: [each for each in command.params if each.required] for name, command in COMMANDS.items()}
@@ -199,12 +201,12 @@ def test_all_that_is_missing_is_told_at_once(name, capsys):
     assert shown == [f"--{each.name.removesuffix('s') if each.nargs < 0 else each.name}" for each in REQUIRED[name]]
 
 
-@pytest.mark.parametrize("value", [["true"], ["False"], ["1"], ["no"]])
-def test_a_switch_that_is_given_a_value_is_told_so(value, capsys):
-    for words in (["--streaming", *value], [f"--streaming={value[0]}"]):
-        code, out, err = told(capsys, "finetune", "S/16", *words, "--data", "digits", "--output", "out")
-        assert (code, out, err.count("\n")) == (2, "", 1)
-        assert f"--streaming is a switch without a value, but got '{value[0]}': write --streaming, or " in err
+@pytest.mark.parametrize("words", ["--streaming true", "--streaming=False", "--streaming 1", "--streaming=no"])
+def test_a_switch_that_is_given_a_value_is_told_so(words, capsys):
+    code, out, err = told(capsys, "finetune", "S/16", *words.split(), "--data", "digits", "--output", "out")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    value = words.replace("=", " ").split()[1]
+    assert f"--streaming is a switch without a value, but got '{value}': write --streaming, or " in err
 
 
 @pytest.mark.parametrize(
@@ -313,3 +315,40 @@ def test_an_output_that_is_a_link_is_written_where_it_leads(tmp_path):
     words = ["model", "images", "--output", str(tmp_path / "rows.csv")]
     typed = COMMANDS["predict"].make_context("predict", words).params
     assert Path(typed["output"]) == tmp_path / "elsewhere" / "rows.csv"
+
+
+def _typed(*arguments: str) -> str:
+    app = typer.Typer()
+    found: list[str] = []
+
+    @app.command()
+    def work(
+        context: typer.Context,
+        places: Annotated[list[Path], typer.Argument()],
+        size: Annotated[int, typer.Option()] = 3,
+        range_: Annotated[tuple[float, float] | None, typer.Option("--range")] = None,
+        tag: Annotated[list[str] | None, typer.Option()] = None,
+        flag: Annotated[bool, typer.Option("--flag/--no-flag")] = True,
+        quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
+    ) -> None:
+        found.append(command_line(context))
+
+    app(args=list(arguments), prog_name="hf-vit", standalone_mode=False)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("a b", "a b"),
+        ("a --size 3", "a"),
+        ("a --size 4 --quiet", "a --size 4 --quiet"),
+        ("-q a", "a --quiet"),
+        ("a --no-flag --range 0.5 1", "a --range 0.5 1.0 --no-flag"),
+        ("a --tag x --tag y", "a --tag x --tag y"),
+        ("my\\ cat", "'my cat'"),
+    ],
+)
+def test_the_recorded_command_repeats_what_was_typed(typed: str, shown: str) -> None:
+    assert _typed(*shlex.split(typed)) == f"hf-vit {shown}"
+    assert _typed(*shlex.split(shown)) == f"hf-vit {shown}"

@@ -80,7 +80,11 @@ def tracked_on(devices: int) -> int:
         distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("variant", ["R26+S/32", "Axial-Ti/16", "BiT-R50x1", "Mixer-S/32", "AxialResNet-S"])
+# Axial models take 7 to 12 s to trace.
+AXIAL = [pytest.param(variant, marks=pytest.mark.slow) for variant in ("Axial-Ti/16", "AxialResNet-S")]
+
+
+@pytest.mark.parametrize("variant", ["R26+S/32", "BiT-R50x1", "Mixer-S/32", *AXIAL])
 def test_every_family(variant: str):
     plan = memory_plan(variant)
     assert plan.activations > 0
@@ -88,6 +92,7 @@ def test_every_family(variant: str):
     assert [row.sharded for row in plan.rows] == sorted((row.sharded for row in plan.rows), reverse=True)
 
 
+@pytest.mark.slow  # 48 layers are traced, in 12 s
 def test_the_largest_is_planned_without_its_weights():
     """G/14 has 1.84 billion parameters (arXiv 2106.04560, table 2); four numbers each are 29.5 GB."""
     plan = memory_plan("G/14", devices=3)

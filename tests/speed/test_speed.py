@@ -89,16 +89,36 @@ def test_every_cell_compiles_afresh():
             measure_cell(Cell("inference", SHAPE, batch=batch), ["hf_vit, compiled"], 1)
 
 
-def test_who_cannot_take_part_is_told():
-    assert obstacle("hf_vit optimized", SHAPE, training=True) == "it is for inference"
-    assert obstacle("transformers" + COMPILED, Shape("Axial-B/16"), training=False) == "transformers has no Axial-B/16"
-    assert obstacle("timm", Shape("R50+B/16", 384), training=True) is None
+AXIAL, HALF = Shape("Axial-B/16"), {"training": False, "dtype": torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "how", "said"),
+    [
+        *((name, SHAPE, {"training": True}, "it is for inference")
+          for name in ("hf_vit optimized", "timm, openvino", "transformers" + FROZEN, PRODUCTS + PACKED)),
+        ("transformers" + COMPILED, AXIAL, {"training": False}, "transformers has no Axial-B/16"),
+        ("transformers, openvino", AXIAL, {"training": False}, "transformers has no Axial-B/16"),
+        ("timm", Shape("R50+B/16", 384), {"training": True}, None),
+        ("timm, onnxruntime", SHAPE, HALF, "onnxruntime has no bfloat16"),
+        ("timm, openvino int8", SHAPE, HALF, "openvino int8 has no bfloat16"),
+        ("timm, openvino", SHAPE, {"training": False, "device": "cuda"}, "openvino is measured on CPUs"),
+    ],
+)  # fmt: skip
+def test_who_cannot_take_part_is_told(name, shape, how, said):
+    assert obstacle(name, shape, **how) == said
+
+
+def test_what_cannot_be_measured_is_refused(monkeypatch):
     with pytest.raises(UserError, match="nobody can take part: transformers has no Axial-B/16"):
-        measure_cell(Cell("inference", Shape("Axial-B/16")), ["transformers"], 1)
+        measure_cell(Cell("inference", AXIAL), ["transformers"], 1)
     with pytest.raises(UserError, match="no contestant 'keras'"):
         build("keras", SHAPE)
     with pytest.raises(UserError, match="dtype 'float8' is unknown"):
         Cell("inference", SHAPE, dtype="float8")
+    monkeypatch.setattr("hf_vit.inference.engines.find_spec", lambda name: None)
+    assert obstacle("timm, openvino", SHAPE, training=False).startswith("openvino and onnx")
+    assert engine_forms(["timm"]) == []
 
 
 @pytest.mark.parametrize("command", [["bench", "models", "--turns", "1"], ["cost"]], ids="-".join)
@@ -111,16 +131,19 @@ def test_a_variant_that_does_not_fit_is_told_in_one_line(command, capsys):
     assert told[0].startswith("hf-vit: image_size=224 does not fit patch_size=225")
 
 
-def test_a_missing_folder_or_device_is_told_before_anything_is_measured(tmp_path, capsys):
-    for options, message in (
-        (["--output", str(tmp_path / "none" / "speed.json")], "there is no folder"),
-        (["--device", "quantum"], "quantum"),
-    ):
-        with pytest.raises(SystemExit):
-            main(["bench", "models", "Ti/16", "--turns", "1", *options])
-        told = capsys.readouterr()
-        assert message in told.err.splitlines()[-1]
-        assert "images/s" not in told.out
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--output", "none/speed.json"], "there is no folder"), (["--device", "quantum"], "quantum")],
+)
+def test_a_missing_folder_or_device_is_told_before_anything_is_measured(
+    options, message, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["bench", "models", "Ti/16", "--turns", "1", *options])
+    told = capsys.readouterr()
+    assert message in told.err.splitlines()[-1]
+    assert "images/s" not in told.out
 
 
 @pytest.fixture
@@ -128,14 +151,8 @@ def bare(monkeypatch):
     """As on a machine that has neither datasets nor evaluate nor pydantic; what speed needs is imported anew."""
     for name in ("datasets", "evaluate", "pydantic"):
         monkeypatch.setitem(sys.modules, name, None)
-    anew = (
-        "hf_vit.speed",
-        "hf_vit.results",
-        "hf_vit.rewriting",
-        "hf_vit.inference",
-        "hf_vit_cli.",
-        "hf_vit.environment",
-    )
+    rooms = ("speed", "results", "rewriting", "inference", "environment")
+    anew = ("hf_vit_cli.", *(f"hf_vit.{room}" for room in rooms))
     for name in [name for name in sys.modules if name.startswith(anew)]:
         parent, _, child = name.rpartition(".")
         if hasattr(sys.modules[parent], child):  # to be given back with the module
@@ -204,18 +221,6 @@ def test_products_have_weights_of_their_own_in_every_layer():
         torch.testing.assert_close(packed(images), plain(images), rtol=1e-4, atol=1e-6)
 
 
-def test_who_cannot_be_computed_by_an_engine_is_told(monkeypatch):
-    half = torch.bfloat16
-    assert obstacle("timm, onnxruntime", SHAPE, training=False, dtype=half) == "onnxruntime has no bfloat16"
-    assert obstacle("timm, openvino int8", SHAPE, training=False, dtype=half) == "openvino int8 has no bfloat16"
-    assert obstacle("timm, openvino", SHAPE, training=True) == "it is for inference"
-    assert obstacle("timm, openvino", SHAPE, training=False, device="cuda") == "openvino is measured on CPUs"
-    assert obstacle("transformers, openvino", Shape("Axial-B/16"), False) == "transformers has no Axial-B/16"
-    monkeypatch.setattr("hf_vit.inference.engines.find_spec", lambda name: None)
-    assert obstacle("timm, openvino", SHAPE, training=False).startswith("openvino and onnx")
-    assert engine_forms(["timm"]) == []
-
-
 def test_a_frozen_peer_answers_as_it_does_plain():
     """With no compiler at work: the same model, without gradients, that takes no part in training."""
     images = SHAPE.images(2, torch.float32, "cpu")
@@ -224,7 +229,6 @@ def test_a_frozen_peer_answers_as_it_does_plain():
         plain = build("transformers", SHAPE).eval()
         torch.testing.assert_close(frozen(images), plain(images).detach())
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
-    assert obstacle("transformers" + FROZEN, SHAPE, training=True) == "it is for inference"
 
 
 def test_products_alone_are_a_ceiling_of_training_too(monkeypatch):
@@ -237,4 +241,3 @@ def test_products_alone_are_a_ceiling_of_training_too(monkeypatch):
     weights = [name for name in before if name.endswith("weight")]
     assert len(weights) == 1 + 4 * SHAPE.config().num_hidden_layers
     assert all((kept[0].state_dict()[name] != before[name]).any() for name in weights)
-    assert obstacle(PRODUCTS + PACKED, SHAPE, training=True) == "it is for inference"
