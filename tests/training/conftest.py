@@ -29,6 +29,25 @@ def make_colour_folder(root, count=20, colours=COLOURS):
     return root
 
 
+class Images:
+    """Fixed noise with hard or soft labels, which only shows what a training does to weights."""
+
+    def __init__(self, count=12, soft=False):
+        import torch
+
+        generator = torch.Generator().manual_seed(0)
+        self.pixels = torch.randn(count, 3, 8, 8, generator=generator)
+        self.labels = torch.arange(count) % 3
+        if soft:
+            self.labels = torch.rand(count, 3, generator=generator).softmax(-1)
+
+    def __len__(self):
+        return len(self.pixels)
+
+    def __getitem__(self, index):
+        return {"pixel_values": self.pixels[index], "labels": self.labels[index]}
+
+
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory):
     """A folder of three classes with 20 images each."""
@@ -110,7 +129,6 @@ def make_trainer(tiny_config, tmp_path):
     """An `HfViTTrainer` on noise: `extras` are keywords of its own, the others TrainingArguments'."""
     import torch
     from torch import nn
-    from training.noise import Images
     from transformers import TrainingArguments
 
     from hf_vit import HfViTForImageClassification

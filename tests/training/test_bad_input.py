@@ -256,15 +256,6 @@ def test_other_errors_are_not_taken_for_a_full_disk(colours, tiny_config, tmp_pa
         finetune(tiny_config(), str(colours), tmp_path / "out", steps=1)
 
 
-def test_too_little_memory_names_the_batch(colours, tiny_config, tmp_path, monkeypatch):
-    def fail(self, **kwargs):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(HfViTTrainer, "train", fail)
-    with pytest.raises(UserError, match="too little memory for 8 images at once; choose a smaller --micro-batch-size"):
-        finetune(tiny_config(), str(colours), tmp_path / "out", steps=1, batch_size=8)
-
-
 # datasets leaves the archive open when its reader is given up after an error.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("workers", [0, 1])

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.nn import functional as F
+from training.conftest import Images
 from transformers import (
     AutoModelForImageClassification,
     ConvNextImageProcessor,
@@ -260,19 +261,6 @@ def test_timm_knows_imagenet_by_number_and_by_word():
 
 
 # --- training ---
-
-
-class Images(torch.utils.data.Dataset):
-    def __init__(self, count=12):
-        generator = torch.Generator().manual_seed(4)
-        self.pixels = torch.rand(count, 3, 8, 8, generator=generator) * 2 - 1
-        self.labels = torch.arange(count) % 3
-
-    def __len__(self):
-        return len(self.pixels)
-
-    def __getitem__(self, index):
-        return {"pixel_values": self.pixels[index], "labels": self.labels[index]}
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft", "logit"])

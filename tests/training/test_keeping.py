@@ -15,7 +15,7 @@ from transformers import (
 from hf_vit import HfViTForImageClassification
 from hf_vit.data import make_processor
 from hf_vit.results.facts import Facts
-from hf_vit.training import FinetuneOptions, finetune
+from hf_vit.training import finetune
 from hf_vit.training.model_source import build_classifier, find_model
 from hf_vit.training.tasks.classification import accuracy_of_chance, compute_metrics
 from hf_vit.training.trainer.callbacks.patience import Patience
@@ -139,14 +139,6 @@ def test_no_run_is_stopped_while_it_warms_up(colours, tiny_config, tmp_path):
         tiny_config(), str(colours), tmp_path / "out", steps=6, warmup=6, patience=1, learning_rate=1e-12, batch_size=12
     )
     assert result.steps == 6
-
-
-def test_the_last_step_is_judged(colours, tiny_config, tmp_path):
-    options = FinetuneOptions(keep_checkpoints=True)
-    result = finetune(
-        tiny_config(), str(colours), tmp_path / "out", steps=7, evaluations=3, batch_size=16, options=options
-    )
-    assert [entry["step"] for entry in result.history if "eval_accuracy" in entry] == [3, 6, 7]
 
 
 @pytest.mark.parametrize("counts", [(36,) * 10, (500, 500), (900, 50, 50), (1,) * 2000])

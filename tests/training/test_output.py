@@ -225,16 +225,17 @@ def test_a_run_killed_before_it_was_entered_is_started_anew(left, train, tmp_pat
     assert not [path.name for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.EDQUOT, errno.EMFILE])
-def test_a_disk_that_refuses_a_checkpoint_is_one_line(number, train, tmp_path, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise OSError(number, os.strerror(number))
+def test_a_disk_that_refuses_a_checkpoint_is_one_line(train, tmp_path, monkeypatch):
+    for number in (errno.EIO, errno.EROFS, errno.EDQUOT, errno.EMFILE):
 
-    with monkeypatch.context() as patched:
-        patched.setattr(HfViTTrainer, "_save_optimizer_and_scheduler", refuse)
-        message = rf"out cannot be written: {os.strerror(number)}; .*, then start again with --resume$"
-        with pytest.raises(UserError, match=message):
-            train(tmp_path / "out")
+        def refuse(*args, number=number, **kwargs):
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(HfViTTrainer, "_save_optimizer_and_scheduler", refuse)
+            message = rf"out cannot be written: {os.strerror(number)}; .*, then start again with --resume$"
+            with pytest.raises(UserError, match=message):
+                train(tmp_path / "out", resume=number != errno.EIO)
     assert train(tmp_path / "out", resume=True).steps == 4
 
 

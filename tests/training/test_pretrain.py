@@ -8,7 +8,7 @@ from transformers import AutoImageProcessor, AutoModel, AutoModelForMaskedImageM
 
 from hf_vit import HfAxialViTConfig, HfViTConfig, HfViTForMaskedPatchPrediction, HfViTModel, UserError
 from hf_vit.results.facts import Facts
-from hf_vit.training import FinetuneOptions, find_recipe, finetune, pretrain
+from hf_vit.training import FinetuneOptions, finetune, pretrain
 from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
 
 OBJECTIVES = ("masked-patch", "next-patch", "contrastive")
@@ -141,17 +141,6 @@ def test_choices_reach_the_model(train, tmp_path):
     config = done.model.config
     assert (config.pooling, config.has_class_token, config.num_hidden_groups) == ("gap", False, 1)
     assert (config.is_causal, config.predict_next_patch, config.prediction_target) == (True, False, "pixels")
-
-
-def test_the_papers_recipes():
-    paper = find_recipe("vit-self-supervised").settings()
-    wanted = dict(
-        learning_rate=2e-4, warmup=10_000, steps=1_000_000, batch_size=4096, schedule="cosine", weight_decay=0.0
-    )
-    assert {key: paper[key] for key in wanted} == wanted
-    moco = find_recipe("moco-v3").settings()
-    wanted = dict(learning_rate=1.5e-4 * 4096 / 256, weight_decay=0.1, epochs=300, batch_size=4096, warmup=40 / 300)
-    assert {key: moco[key] for key in wanted} == pytest.approx(wanted)
 
 
 REFUSED = [

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
-from training.noise import Images
+from training.conftest import Images
 from transformers import TrainerCallback
 
 from hf_vit import HfAxialViTConfig, HfAxialViTForImageClassification, HfViTForImageClassification, UserError

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from training.noise import Images
+from training.conftest import Images
 from transformers import Trainer
 
 from hf_vit import HfViTForImageClassification, HfViTForMaskedPatchPrediction, UserError
