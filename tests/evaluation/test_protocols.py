@@ -33,7 +33,7 @@ QUICK: dict[str, list[object]] = {
     "segmentation": [],
     "detection": [],
 }
-# Those with data of their own: tests/training/test_multi_label.py and test_dense_tasks.py, test_imagenet_labels.py,
+# Those with data of their own: tests/training/test_multi_label.py and test_dense.py, test_imagenet_labels.py,
 # test_vtab.py.
 assert set(QUICK) == set(PROTOCOLS)
 OTHERS = ("top1", "multi-label", "real", "objectnet", "vtab", "segmentation", "detection")

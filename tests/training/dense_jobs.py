@@ -1,4 +1,4 @@
-"""What processes of their own do for test_dense_tasks.py."""
+"""What processes of their own do for test_dense.py."""
 
 from pathlib import Path
 from typing import Any

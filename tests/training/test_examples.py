@@ -1,6 +1,10 @@
+"""Examples and the demonstration."""
+
+import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +14,12 @@ import typer
 import yaml
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
+from hf_vit import HfHybridViTForImageClassification, UserError
+from hf_vit.data import make_processor
+from hf_vit.results.delivery import free_folder
+from hf_vit.results.facts import Facts, append_record, new_record
+from hf_vit.results.writing import beside
+from hf_vit.training.demonstration import FRESH_PROGRAM, claim_output, digits_config, look_afresh, train_digits
 from hf_vit_cli.main import build_app
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -89,3 +99,121 @@ def test_slurm_jobs_resume_and_have_folders_of_their_own(monkeypatch):
     ]
     expected = {"folder": "out/b16.jobs", "cluster": "slurm", "nodes": 2, "gpus_per_node": 8, "tasks_per_node": 8}
     assert asked.items() >= (expected | {"timeout_min": 90, "slurm_partition": "gpu"}).items()
+
+
+def test_demo_by_command(command, tmp_path):
+    output = tmp_path / "demo"
+    code, out, err = command("demo", "--output", output, "--epochs", "1")
+    assert code == 0
+    assert [line for line in err.splitlines() if not line.startswith("step ")] == []  # a log is told how training goes
+    assert "No module named 'hf_vit'" in out
+    assert "probabilities differ by at most" in out
+    last = out.strip().splitlines()[-1]
+    accuracy = re.fullmatch(r"accuracy (\d+\.\d\d)% in \d+ s", last)[1]
+    facts = Facts.load(output)
+    assert f"{facts.records[-1].values['top1']:.2%}" == f"{accuracy}%"
+    assert facts.records[-1].data.split == "test"
+    assert facts.records[-1].data.size == 360
+    assert {path.name for path in tmp_path.iterdir()} == {"demo"}
+    assert re.search(r"^# demo$", (output / "README.md").read_text(), re.MULTILINE)
+
+    # A second demonstration replaces the first, and nothing else.
+    claim_output(output)
+    assert free_folder(output, force=True) == output
+    (output / "facts.json").unlink()
+    code, _, err = command("demo", "--output", output, "--epochs", "1")
+    assert code == 1
+    assert "holds something else" in err
+
+
+def test_output_of_others_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("the only copy")
+    with pytest.raises(UserError, match="holds something else"):
+        claim_output(tmp_path)
+    with pytest.raises(UserError, match="holds something else"):
+        claim_output(tmp_path / "thesis.txt")
+    claim_output(tmp_path / "new")
+
+
+def test_what_a_killed_demonstration_left_goes(tmp_path):
+    left = beside(tmp_path / "demo" / "demo", "tmp")
+    left = left.with_name(left.name.replace(f"-{os.getpid()}-", f"-{2**22}-"))  # no system gives this number
+    (left / "demo").mkdir(parents=True)
+    claim_output(tmp_path / "demo")
+    assert not left.exists()
+
+
+def test_fresh_program_would_notice_an_importable_package(tmp_path):
+    """Without the bar the import succeeds, and the program says so and fails."""
+    without = FRESH_PROGRAM.replace("sys.meta_path.insert(0, Bar())", "")
+    assert without != FRESH_PROGRAM
+    (tmp_path / "hf_vit.py").touch()  # stands for the package, which takes seconds to import
+    command = [sys.executable, "-c", without, str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "hf_vit could be imported" in done.stderr
+
+
+@pytest.mark.slow  # trains three models to the end
+def test_promised_accuracy(tmp_path):
+    """Over three seeds at least 99% of the test images on average."""
+    accuracies = []
+    for seed in range(3):
+        done = subprocess.run(
+            [sys.executable, "-m", "hf_vit", "demo", "--output", str(tmp_path / "demo")]
+            if seed == 0
+            else [sys.executable, "-c", PROGRAM, str(tmp_path / f"seed-{seed}"), str(seed)],
+            capture_output=True,
+            text=True,
+            env=os.environ,
+            check=True,
+        )
+        accuracies.append(float(re.search(r"accuracy ([\d.]+)%", done.stdout)[1]))
+    print(accuracies)
+    assert sum(accuracies) / 3 >= 99.0
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from hf_vit.training.demonstration import train_digits
+result = train_digits(Path(sys.argv[1]), seed=int(sys.argv[2]), command="hf-vit demo", report=print)
+print(f"accuracy {result.test.top1:.2%}")
+"""
+
+
+def test_an_earlier_demonstration_stays_until_the_new_one_takes_its_place(tmp_path, monkeypatch):
+    output = tmp_path / "demo"
+    output.mkdir()
+    append_record(output, new_record("training", values={}, command="hf-vit demo"))
+    there = []
+
+    def finished(config, data, folder, **options):
+        (folder / "config.json").touch()
+        there.append(output.exists())
+
+    def replaced(real):
+        def moving(source, target, *args):
+            there.append(output.exists() or any(tmp_path.glob(".demo.*.former/facts.json")))
+            return real(source, target, *args)
+
+        return moving
+
+    monkeypatch.setattr("hf_vit.training.demonstration.finetune", finished)
+    for name in ("replace", "rename"):
+        monkeypatch.setattr(os, name, replaced(getattr(os, name)))
+    train_digits(output, seed=0, command="hf-vit demo", report=print)
+    assert len(there) > 1
+    assert all(there)
+    assert [path.name for path in tmp_path.rglob("*")] == ["demo", "config.json"]
+
+
+def test_a_full_disk_of_the_fresh_process_is_told_in_a_line(tmp_path, monkeypatch):
+    model = HfHybridViTForImageClassification(digits_config())
+    result = SimpleNamespace(model=model, processor=make_processor(model.config))
+    (tmp_path / "config.json").touch()
+    said = "Traceback (most recent call last):\n  ...\nOSError: [Errno 28] No space left on device"
+    failed = subprocess.CompletedProcess([], 1, "", said)
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **settings: failed)
+    with pytest.raises(UserError, match="cannot be written: No space left on device; free some space there"):
+        look_afresh(tmp_path, result)

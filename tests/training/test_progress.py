@@ -1,14 +1,22 @@
-"""What a training tells where there is no terminal, and whom else it tells."""
+"""What a training tells: its log, its learning curve, and how fast its input is."""
 
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
+from matplotlib.figure import Figure
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from hf_vit.errors import UserError
-from hf_vit.training import FinetuneOptions, finetune
+from hf_vit import UserError
+from hf_vit.data.transforms import TrainTransform
+from hf_vit.training import FinetuneOptions, finetune, input_speed
+from hf_vit.training.input_speed import InputSpeed, measure_input
+from hf_vit.training.run import learning_curve
+from hf_vit.training.run.learning_curve import plot_learning_curve
 from hf_vit.training.trainer.callbacks import progress
 
 SHORT = dict(epochs=2, batch_size=4, evaluations=3, warmup=0)
@@ -91,3 +99,74 @@ def test_tensorboard_gets_the_log_into_a_folder_that_stays(colours, tiny_checkpo
     assert written == pytest.approx([entry["eval_accuracy"] for entry in result.history if "eval_accuracy" in entry])
     logged = [entry["step"] for entry in result.history if "loss" in entry]
     assert [event.step for event in events.Scalars("train/loss")] == logged
+
+
+def test_the_learning_curve_shows_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = [
+        {"epoch": 0.5, "loss": 2.0, "learning_rate": 1e-3, "step": 5},
+        {"epoch": 1.0, "eval_loss": 1.5, "eval_accuracy": 0.6, "step": 10},
+        {"epoch": 1.5, "loss": 1.0, "step": 15},
+        {"epoch": 2.0, "eval_loss": 1.2, "eval_accuracy": 0.7, "step": 20},
+        {"epoch": 2.0, "train_runtime": 3.0, "train_loss": 1.5, "step": 20},
+    ]
+    figures: list[Figure] = []
+    monkeypatch.setattr(learning_curve, "save_figure", lambda figure, path: figures.append(figure))
+    assert plot_learning_curve(history, tmp_path / "c.png")
+    loss, accuracy = figures[0].axes
+    drawn = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in loss.lines}
+    assert drawn == {"training": [[0.5, 2.0], [1.5, 1.0]], "validation": [[1.0, 1.5], [2.0, 1.2]]}
+    assert np.asarray(accuracy.lines[0].get_xydata()).tolist() == [[1.0, 60.0], [2.0, 70.0]]
+
+
+def test_no_history_no_curve(tmp_path: Path) -> None:
+    assert not plot_learning_curve([], tmp_path / "c.png")
+    assert not plot_learning_curve([{"epoch": 1.0, "train_runtime": 3.0}], tmp_path / "c.png")
+    assert plot_learning_curve([{"epoch": 1.0, "loss": 3.0}], tmp_path / "d.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["d.png"]
+
+
+OPTIONS = FinetuneOptions(device="cpu", precision="fp32", micro_batch_size=4)
+
+
+@pytest.mark.parametrize(("a_batch", "a_step", "limit"), [(0.2, 0.05, "data"), (0.1, 0.4, "model")])
+def test_images_a_second_by_a_clock_that_input_and_model_move(
+    make_colours, tmp_path, tiny_config, monkeypatch, a_batch, a_step, limit
+):
+    now = 0.0
+
+    def takes(owner, name, seconds):
+        work = getattr(owner, name)
+
+        def moved(self, *args, **kwargs):
+            nonlocal now
+            now += seconds
+            return work(self, *args, **kwargs)
+
+        monkeypatch.setattr(owner, name, moved)
+
+    monkeypatch.setattr(input_speed, "time", SimpleNamespace(perf_counter=lambda: now))
+    takes(TrainTransform, "finish", a_batch)  # once for every batch of four
+    takes(torch.optim.AdamW, "step", a_step)
+    found = measure_input(tiny_config(), str(make_colours(tmp_path / "colours", 22)), options=OPTIONS, seconds=9.0)
+    assert found.data == pytest.approx(4 / a_batch)
+    assert found.model == pytest.approx(4 / a_step)
+    assert found.together == pytest.approx(4 / (a_batch + a_step))
+    assert found.limit == limit
+    assert (found.micro_batch_size, found.num_workers, found.is_cached) == (4, 0, True)
+
+
+def test_by_command(command, colours, tiny_checkpoint, monkeypatch):
+    measured = InputSpeed(100.0, 50.0, 40.0, 8, 2, False)
+    monkeypatch.setattr("hf_vit.training.input_speed.measure_input", lambda *args, **kwargs: measured)
+    code, out, _ = command("bench", "data", "--data", colours, "--model", tiny_checkpoint, "--num-workers", "2")
+    assert code == 0
+    assert "the model limits: the input could feed 2.0 times as many images" in out
+    assert "2 workers" in out
+    measured = InputSpeed(10.0, 40.0, 9.0, 8, 0, True)
+    assert "the model could train on 4.0 times as many" in command("bench", "data", "--data", "d", "--model", "m")[1]
+    assert "bench" in command("--help")[1]
+
+
+def test_bad_input(tiny_config, colours):
+    with pytest.raises(UserError, match="too few to measure"):
+        measure_input(tiny_config(), str(colours), options=OPTIONS, seconds=0)

@@ -1,5 +1,9 @@
+"""The steps of the trainer against plain torch: decay, accumulation, losses, unequal classes, layer-wise rates."""
+
 import copy
 import math
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +12,20 @@ from torch.nn import functional as F
 from training.conftest import Images
 from transformers import Trainer
 
-from hf_vit import HfViTForImageClassification, HfViTForMaskedPatchPrediction, UserError
-from hf_vit.training.trainer.losses import smooth_labels
+from hf_vit import (
+    HfAxialViTConfig,
+    HfAxialViTForImageClassification,
+    HfHybridViTConfig,
+    HfHybridViTForImageClassification,
+    HfViTForImageClassification,
+    HfViTForMaskedPatchPrediction,
+    UserError,
+)
+from hf_vit.results.facts import Facts
+from hf_vit.training import FinetuneOptions, finetune
+from hf_vit.training.trainer.layer_decay import layer_numbers, parameter_groups
+from hf_vit.training.trainer.losses import WeightedCrossEntropy, smooth_labels
+from hf_vit.training.trainer.sampling import EpochSampler
 
 FORMS = {
     "plain": dict(),
@@ -209,3 +225,151 @@ def test_operations_are_counted_as_the_stock_trainer_does(make_trainer):
         batch = {"pixel_values": torch.zeros(size, 3, 8, 8)}
         assert trainer.floating_point_ops(batch) == Trainer.floating_point_ops(trainer, batch)
     assert trainer.floating_point_ops({"other": torch.zeros(2)}) == 0
+
+
+LABELS = [0] * 60 + [1] * 30 + [2] * 10
+
+
+def test_weights_are_one_on_average_and_even_the_classes_out():
+    loss = WeightedCrossEntropy.balanced(LABELS, 4)
+    assert loss.weights == pytest.approx((100 / 180, 100 / 90, 100 / 30, 1.0))
+    assert sum(loss.weights[label] for label in LABELS) == pytest.approx(100)
+    assert 60 * loss.weights[0] == pytest.approx(10 * loss.weights[2])
+
+
+def test_the_loss_is_each_images_own_times_its_weight():
+    torch.manual_seed(0)
+    logits, labels = torch.randn(8, 3), torch.tensor([0, 0, 1, 2, 1, 0, 2, 2])
+    loss = WeightedCrossEntropy.balanced(LABELS, 3)
+    own = -torch.log_softmax(logits.double(), 1)[torch.arange(8), labels]
+    expected = (own * torch.tensor(loss.weights, dtype=torch.float64)[labels]).mean()
+    outputs = SimpleNamespace(logits=logits)
+    torch.testing.assert_close(loss(outputs, loss.targets(labels, 3)).double(), expected, atol=1e-6, rtol=0)
+    # Two micro-batches of a step, as the Trainer counts them: label elements, three a row.
+    halves = [
+        loss(SimpleNamespace(logits=logits[half]), loss.targets(labels[half], 3), num_items_in_batch=24)
+        for half in (slice(0, 5), slice(5, 8))
+    ]
+    torch.testing.assert_close(sum(halves).double(), expected, atol=1e-6, rtol=0)
+    # An evaluation's class indices are not weighted.
+    torch.testing.assert_close(loss(outputs, labels), F.cross_entropy(logits, labels))
+
+
+def test_every_class_is_drawn_as_often_as_the_others():
+    weights = WeightedCrossEntropy.balanced(LABELS, 3).weights
+    sampler = EpochSampler(100, seed=3, weights=[weights[label] for label in LABELS])
+    drawn: Counter[int] = Counter()
+    for epoch in range(60):
+        sampler.set_epoch(epoch)
+        keys = list(sampler)
+        assert len(keys) == 100
+        assert {number % 2**32 for number, _ in keys} == {epoch}
+        assert len(set(keys)) == 100, "drawn again, an image is varied anew"
+        drawn.update(LABELS[index] for _, index in keys)
+    # Binomial(6000, 1/3): standard deviation 36.5.
+    assert all(abs(count - 2000) < 183 for count in drawn.values())
+    sampler.set_epoch(4)
+    assert list(sampler) == list(sampler)
+
+
+def test_a_training_that_makes_up_for_it(make_colours, tiny_config, tmp_path):
+    data = make_colours(tmp_path / "colours", count=20)
+    for path in sorted((data / "red").iterdir())[6:]:
+        path.unlink()
+    heads = []
+    for how in ({}, {"class_weights": True}, {"balanced_sampling": True}):
+        output = tmp_path / "_".join(["out", *how])
+        result = finetune(tiny_config(), str(data), output, steps=4, evaluations=2, batch_size=8, **how)
+        recipe = Facts.load(output).records[0].values["recipe"]
+        assert {name: recipe[name] for name in ("class_weights", "balanced_sampling")} == {
+            "class_weights": False, "balanced_sampling": False, **how
+        }  # fmt: skip
+        heads.append(result.model.classifier.weight.detach())
+    assert not torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
+
+
+def test_what_does_not_go_together_is_refused_before_anything_is_written(colours, tiny_config, tmp_path):
+    def run(**values):
+        options = FinetuneOptions(streaming=values.pop("streaming", False))
+        finetune(tiny_config(), str(colours), tmp_path / "out", options=options, steps=2, **values)
+
+    with pytest.raises(UserError, match="the classes of a stream are not known beforehand; balance them without"):
+        run(streaming=True, class_weights=True)
+    with pytest.raises(UserError, match="class weights are a setting of the loss ce"):
+        run(loss="bce", class_weights=True)
+    with pytest.raises(UserError, match="make up for the same; choose one"):
+        run(balanced_sampling=True, class_weights=True)
+    assert not (tmp_path / "out").exists()
+
+
+SIZES = dict(image_size=32, hidden_size=16, num_hidden_layers=4, num_attention_heads=2, intermediate_size=16)
+
+
+def models(tiny_config):
+    yield HfViTForImageClassification(tiny_config(num_hidden_layers=4, layer_scale_init_value=0.1))
+    yield HfViTForImageClassification(tiny_config(num_hidden_layers=4, pooling="map", representation_size=8))
+    towers = {"num_register_tokens": 2, "norm_before_layers": True, "norm_after_pooling": True, "mlp_type": "swiglu"}
+    yield HfViTForImageClassification(tiny_config(num_hidden_layers=4, **towers))
+    yield HfHybridViTForImageClassification(HfHybridViTConfig(**SIZES, stage_depths=(1,), stem_width=32))
+    yield HfAxialViTForImageClassification(HfAxialViTConfig(**SIZES, patch_size=8))
+
+
+def test_rates_of_every_family(tiny_config):
+    for model in models(tiny_config):
+        decaying = {name for name, parameter in model.named_parameters() if parameter.ndim > 1}
+        groups = parameter_groups(model, decaying, learning_rate=2.0, weight_decay=0.3, layer_decay=0.5)
+        found = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+        assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+        for name, parameter in model.named_parameters():
+            words = name.split(".")
+            if "layers" in words:
+                above = 4 - int(words[words.index("layers") + 1])
+            else:
+                above = 5 if words[1] == "embeddings" else 0
+            assert found[id(parameter)] == (2.0 / 2**above, 0.3 if name in decaying else 0.0), name
+        assert groups[0]["lr"] == 2.0  # what the Trainer logs
+
+
+def test_shared_blocks_have_the_number_of_the_highest_layer(tiny_config):
+    model = HfViTForImageClassification(tiny_config(num_hidden_layers=6, num_hidden_groups=2))
+    numbers = layer_numbers(model)
+    by_block = {name.split(".")[2]: number for name, number in numbers.items() if ".layers." in name}
+    blocks = list(model.vit.layers)
+    order = [blocks.index(layer) for layer in model.vit.layer_sequence()]
+    assert by_block == {str(group): 1 + max(i for i, own in enumerate(order) if own == group) for group in (0, 1)}
+    assert numbers["classifier.weight"] == 7
+
+
+def test_frozen_parameters_are_left_out(tiny_config):
+    model = HfViTForImageClassification(tiny_config())
+    model.vit.requires_grad_(False)
+    groups = parameter_groups(model, [], learning_rate=1.0, weight_decay=0.0, layer_decay=0.5)
+    assert [len(group["params"]) for group in groups] == [2]
+
+
+def test_a_model_without_layers_is_refused():
+    model = nn.Linear(2, 2)
+    model.config = type("Config", (), {"num_hidden_layers": 2})()
+    with pytest.raises(UserError, match="leave --layer-decay out"):
+        layer_numbers(model)
+
+
+def test_the_trainer_moves_lower_layers_less(tiny_config, make_trainer):
+    torch.manual_seed(0)
+    model = HfViTForImageClassification(tiny_config(num_hidden_layers=4))
+    nn.init.normal_(model.classifier.weight)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    trainer = make_trainer(model, extras=dict(layer_decay=0.5), max_grad_norm=0.0, weight_decay=0.0, logging_steps=1)
+    trainer.train()
+    moved = {name: parameter.detach() - before[name] for name, parameter in model.named_parameters()}
+    numbers = layer_numbers(model)
+
+    torch.manual_seed(0)
+    plain = HfViTForImageClassification(tiny_config(num_hidden_layers=4))
+    plain.load_state_dict(before)
+    make_trainer(plain, max_grad_norm=0.0, weight_decay=0.0).train()
+    for name, parameter in plain.named_parameters():
+        expected = (parameter.detach() - before[name]) * 0.5 ** (5 - numbers[name])
+        torch.testing.assert_close(moved[name], expected, rtol=1e-3, atol=1e-7)
+    assert trainer.state.log_history[0]["learning_rate"] == pytest.approx(0.1)
