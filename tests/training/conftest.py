@@ -48,6 +48,21 @@ class Images:
         return {"pixel_values": self.pixels[index], "labels": self.labels[index]}
 
 
+def same_weights(one, other):
+    """Return whether the models saved in two folders are equal to the bit."""
+    from safetensors.torch import load_file
+
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (one, other))
+    return ours.keys() == theirs.keys() and all(bool((ours[name] == theirs[name]).all()) for name in ours)
+
+
+def untimed_log(result):
+    """Return the log of a training without what depends on the clock."""
+    entries = [entry for entry in result.history if "train_runtime" not in entry]
+    timed = ("runtime", "per_second")
+    return [{key: value for key, value in entry.items() if not key.endswith(timed)} for entry in entries]
+
+
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory):
     """A folder of three classes with 20 images each."""

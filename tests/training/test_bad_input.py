@@ -77,20 +77,23 @@ def refused(command, tmp_path, colours, monkeypatch):
         (("--model", "nothing"), "no variant 'nothing'"),
         (("--model", "nobody/nothing"), "'nobody/nothing' is no folder and no variant .*, and as a model of the Hub: "),
         (("--data", "no-such-folder-here"), "no-such-folder-here"),
+        (("--data", "digits", "--repeated-augmentation", "3", "--streaming"), "images of a stream come once an epoch"),
+        (
+            ("--random-crop", "16", "--image-size", "16"),
+            "--random-crop 16 reflects more than there is",
+        ),
+        (("--auto-augment", "rand-m"), "auto_augment = rand-m; needed: a policy such as"),
+        (("--distillation", "soft"), "need a --teacher"),
+        (("--temperature", "2"), "need a --teacher"),
+        (("--teacher", "TINY", "--distillation", "loud"), "'loud' is unknown; choose hard, soft, logit"),
+        (("--teacher", "TINY", "--distillation-weight", "2"), "must be in 0..1"),
+        (("--teacher", "no/such/teacher/here"), "there is no folder no/such/teacher/here"),
+        (("--teacher", "timm:no_such_model"), "timm:no_such_model cannot be loaded"),
+        (("--teacher", "TINY", "--data", "digits"), "teacher tiny: the data has classes the model does not know"),
     ],
 )
-def test_bad_values(arguments, message, refused):
-    import re
-
-    assert re.search(message, refused(*arguments))
-
-
-def test_epochs_must_be_positive(command, colours, tmp_path):
-    for epochs in ("0", "-3"):
-        arguments = ("--model", "Ti/4", "--data", colours, "--output", tmp_path / "out", "--epochs", epochs)
-        code, _, err = command("finetune", *arguments)
-        assert code == 1
-        assert "Input should be greater than 0" in err
+def test_bad_values(arguments, message, refused, tiny_checkpoint):
+    assert re.search(message, refused(*(tiny_checkpoint if word == "TINY" else word for word in arguments)))
 
 
 def test_data_that_cannot_be_trained_on(refused, make_colours, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.nn import functional as F
-from training.conftest import Images
+from training.conftest import Images, same_weights
 from transformers import (
     AutoModelForImageClassification,
     ConvNextImageProcessor,
@@ -337,18 +337,7 @@ def distil(tiny_config, colours, teacher_folder):
     return run
 
 
-@pytest.fixture(scope="module")
-def same_weights():
-    from safetensors.torch import load_file
-
-    def compare(one, other):
-        ours, theirs = (load_file(folder / "model.safetensors") for folder in (one, other))
-        return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-    return compare
-
-
-def test_a_distilled_model_is_saved_with_facts_and_resumes_exactly(distil, tmp_path, same_weights, teacher_folder):
+def test_a_distilled_model_is_saved_with_facts_and_resumes_exactly(distil, tmp_path, teacher_folder):
     before = {path: path.read_bytes() for path in teacher_folder.iterdir()}
     done = distil(tmp_path / "done", keep_checkpoints=True)
     assert {path: path.read_bytes() for path in teacher_folder.iterdir()} == before
@@ -384,7 +373,7 @@ def test_another_teacher_cannot_take_over(distil, tmp_path, teacher_folder, tiny
         distil(again, kind="logit", resume=True, changes=dict(steps=2, evaluations=1))
 
 
-def test_a_teacher_does_not_change_how_the_student_begins(distil, tiny_config, colours, tmp_path, same_weights):
+def test_a_teacher_does_not_change_how_the_student_begins(distil, tiny_config, colours, tmp_path):
     """With a weight of nothing the training is the one without a teacher."""
     settings = {**SETTINGS, "steps": 3, "evaluations": 1}
     options = FinetuneOptions(micro_batch_size=6, device="cpu")
@@ -426,25 +415,3 @@ def test_flags(command, colours, teacher_folder, tmp_path):
     assert "taught by teacher" in out
     values = json.loads((tmp_path / "out" / "facts.json").read_text())[0]["values"]
     assert (values["distillation"], values["temperature"], values["distillation_weight"]) == ("soft", 2.0, 0.3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--distillation", "soft"), "need a --teacher"),
-        (("--temperature", "2"), "need a --teacher"),
-        (("--teacher", "TEACHER", "--distillation", "loud"), "'loud' is unknown; choose hard, soft, logit"),
-        (("--teacher", "TEACHER", "--distillation-weight", "2"), "must be in 0..1"),
-        (("--teacher", "no/such/teacher/here"), "there is no folder no/such/teacher/here"),
-        (("--teacher", "timm:no_such_model"), "timm:no_such_model cannot be loaded"),
-        (("--teacher", "TEACHER", "--data", "digits"), "teacher teacher: the data has classes the model does not know"),
-    ],
-)
-def test_refused_before_any_training(arguments, message, command, colours, teacher_folder, tmp_path):
-    words = [teacher_folder if word == "TEACHER" else word for word in arguments]
-    given = ("--model", "Ti/4", "--data", colours, "--output", tmp_path / "out", "--image-size", "8", *words)
-    code, _, err = command("finetune", *given)
-    assert code == 1
-    assert message in err
-    assert err.count("\n") == 1, err
-    assert not (tmp_path / "out").exists()

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.utils.data import get_worker_info
+from training.conftest import same_weights
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from hf_vit import HfViTConfig, UserError
@@ -50,14 +50,6 @@ def done(train, tmp_path_factory):
     return train(tmp_path_factory.mktemp("done") / "done", keep_checkpoints=True)
 
 
-def weights(folder):
-    return load_file(folder / "model.safetensors")
-
-
-def same(one, other):
-    return all(torch.equal(value, other[name]) for name, value in one.items())
-
-
 def test_checkpoints_are_kept_on_request_and_apart(done):
     assert {"run.json", "checkpoint-4"} <= {path.name for path in (done.folder / "checkpoints").iterdir()}
     assert not list(done.folder.glob("*.pt"))
@@ -82,7 +74,7 @@ def test_a_second_run_in_a_live_runs_folder_is_refused(place, train, done, tmp_p
     monkeypatch.setattr(f"hf_vit.training.{place}", meanwhile)
     train(output)
     assert refused == [False, True]
-    assert same(weights(output), weights(done.folder))
+    assert same_weights(output, done.folder)
     assert not [path for path in output.iterdir() if path.name.startswith(".") or path.is_dir()]
 
 
@@ -131,8 +123,9 @@ def test_a_run_killed_in_its_final_tidying_is_finished(left, train, done, tmp_pa
     assert told == [f"{output} holds a finished model: there is nothing to resume"]
     assert {path.name for path in output.iterdir()} == {p.name for p in done.folder.iterdir()} - {"checkpoints"}
     assert (output / "facts.json").read_bytes() == (done.folder / "facts.json").read_bytes()
-    assert same(weights(output), weights(done.folder))
-    assert same(again.model.state_dict(), done.model.state_dict())
+    assert same_weights(output, done.folder)
+    trained = done.model.state_dict()
+    assert all(torch.equal(value, trained[name]) for name, value in again.model.state_dict().items())
     for field in ("steps", "best_step", "validation"):
         assert getattr(again, field) == getattr(done, field)
     for field in ("num_images", "num_wrong", "top1", "top5", "loss", "ece", "per_class", "label_names"):
@@ -283,7 +276,7 @@ def test_sigterm_writes_a_checkpoint_to_go_on_from(train, done, tmp_path, stop_a
     again = train(tmp_path / "out", told.append, resume=True)
     assert "going on from checkpoint-3" in told
     assert again.steps == 4
-    assert same(weights(again.folder), weights(done.folder))
+    assert same_weights(again.folder, done.folder)
     assert (again.validation, again.test.loss) == (done.validation, done.test.loss)
 
 

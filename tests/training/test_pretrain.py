@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import distributed
+from training.conftest import same_weights, untimed_log
 from transformers import AutoImageProcessor, AutoModel, AutoModelForMaskedImageModeling
 
 from hf_vit import (
@@ -107,20 +108,9 @@ def test_fine_tuning_starts_from_the_pretrained_weights(train, tiny_config, colo
             torch.testing.assert_close(value, saved[name], rtol=0, atol=1e-6)
 
 
-def outcome(result):
-    log = [
-        {key: value for key, value in entry.items() if not key.endswith(("runtime", "per_second"))}
-        for entry in result.history
-        if "train_runtime" not in entry
-    ]
-    return load_file(result.folder / "model.safetensors"), result.validation_loss, log
-
-
 def assert_same(one, other):
-    (weights, *numbers), (others, *other_numbers) = outcome(one), outcome(other)
-    assert weights.keys() == others.keys()
-    assert all(torch.equal(weights[name], others[name]) for name in weights)
-    assert numbers == other_numbers
+    assert same_weights(one.folder, other.folder)
+    assert (one.validation_loss, untimed_log(one)) == (other.validation_loss, untimed_log(other))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
+from training.conftest import same_weights
 from training.rank_jobs import FSDP2, SETTINGS, VARIANTS, contrast, noisy_student, tiny_config, variant
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
@@ -262,10 +263,8 @@ def test_whatever_is_chosen_two_processes_train_as_one(two, one, name):
 
 def assert_resumed(folder, name):
     """To the bit, from the middle and when the training itself had ended."""
-    weights = load_file(folder / name / "model.safetensors")
     for again in ("resumed", "ended"):
-        found = load_file(folder / f"{name} {again}" / "model.safetensors")
-        assert all(torch.equal(found[key], weight) for key, weight in weights.items()), (name, again)
+        assert same_weights(folder / name, folder / f"{name} {again}"), again
 
 
 @pytest.mark.slow  # two processes train in twelve ways

@@ -181,24 +181,6 @@ def test_a_missing_timm_names_the_extra_before_anything_is_written(monkeypatch, 
         assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("wanted", "message"),
-    [
-        (("--repeated-augmentation", "3", "--streaming"), "images of a stream come once an epoch; choose"),
-        (
-            ("--random-crop", "16", "--image-size", "16"),
-            "--random-crop 16 reflects more than there is of images of 16x16",
-        ),
-        (("--auto-augment", "rand-m"), "auto_augment = rand-m; needed: a policy such as"),
-    ],
-)
-def test_what_cannot_be_varied_so_is_refused_before_anything_is_written(command, tmp_path, wanted, message):
-    code, _, err = command("finetune", "--model", "Ti/16", "--data", "digits", "--output", tmp_path / "out", *wanted)
-    assert code == 1
-    assert message in err
-    assert not (tmp_path / "out").exists()
-
-
 def test_muon_takes_torchs_steps_on_matrices_and_adams_on_the_others():
     """torch has a second implementation, of matrices alone."""
     weight = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from training.conftest import same_weights, untimed_log
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.results.facts import Facts
@@ -63,23 +64,15 @@ def short(train, tmp_path_factory):
 
 
 def outcome(result):
-    """Everything that must be equal: weights, test and validation numbers, and the whole log but for timings."""
+    """Everything that must be equal beside weights: test and validation numbers, and the log but for timings."""
     record = Facts.load(result.folder).of_kind("evaluation")[-1]
     values = {key: value for key, value in record.values.items() if key != "images_per_second"}
-    log = [
-        {key: value for key, value in entry.items() if not key.endswith(("runtime", "per_second"))}
-        for entry in result.history
-        if "train_runtime" not in entry
-    ]
-    return load_file(result.folder / "model.safetensors"), values, result.validation, result.best_step, log
+    return values, result.validation, result.best_step, untimed_log(result)
 
 
 def assert_same(one, other):
-    weights, *numbers = outcome(one)
-    others, *other_numbers = outcome(other)
-    assert weights.keys() == others.keys()
-    assert all(bool((weights[name] == others[name]).all()) for name in weights)
-    assert numbers == other_numbers
+    assert same_weights(one.folder, other.folder)
+    assert outcome(one) == outcome(other)
 
 
 def test_killed_training_resumes_to_the_same_numbers(train, unbroken, tiny_config, colours, tmp_path, warm):
@@ -239,9 +232,8 @@ def test_a_recorded_run_is_done_again(name, settings, colours, tiny_checkpoint, 
     assert command(name, "tiny", "--data", "colours", "--output", "one", *SHORT_FLAGS, *settings)[0] == 0
     assert command(name, "--config", "one/facts.json", "--output", "two")[0] == 0
     assert command(name, "--config", "one/facts.json", "--output", "three", "--seed", "8")[0] == 0
-    one, two, three = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two", "three"))
-    assert all((two[key] == value).all() for key, value in one.items())
-    assert any((three[key] != value).any() for key, value in one.items())
+    assert same_weights(tmp_path / "one", tmp_path / "two")
+    assert not same_weights(tmp_path / "one", tmp_path / "three")
     commands = [Facts.load(tmp_path / name).of_kind("training")[-1].command for name in ("one", "two")]
     assert commands[0] == commands[1].replace("--output two", "--output one"), "its facts can be run again"
 
@@ -291,8 +283,7 @@ def test_the_best_trial_is_the_run_of_its_own_rate(swept, tiny_config, colours, 
     assert [trial["loss"] for trial in result.trials] == [alone[rate].validation["loss"] for rate in RATES]
     best = max(RATES, key=lambda rate: (alone[rate].validation["accuracy"], -alone[rate].validation["loss"]))
     assert result.recipe.learning_rate == best == 3e-3
-    found, expected = (load_file(folder / "model.safetensors") for folder in (result.folder, alone[best].folder))
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert same_weights(result.folder, alone[best].folder)
     assert result.test.top1 == alone[best].test.top1
     training = Facts.load(result.folder).of_kind("training")[-1].values
     assert [trial["learning_rate"] for trial in training["learning_rate_sweep"]] == list(RATES)
@@ -321,8 +312,7 @@ def test_a_killed_sweep_goes_on_to_the_same(swept, sweep, tmp_path):
     assert not (again / "checkpoints").exists()
     without_time = [[{**trial, "seconds": None} for trial in run.trials] for run in (done, result)]
     assert without_time[0] == without_time[1]
-    found, expected = (load_file(folder / "model.safetensors") for folder in (result.folder, done.folder))
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert same_weights(result.folder, done.folder)
 
 
 def test_a_rate_that_diverges_is_told_and_passed_over(sweep, tmp_path, monkeypatch):

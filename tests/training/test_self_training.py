@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
-from training.conftest import COLOURS, coloured_square
+from training.conftest import COLOURS, coloured_square, same_weights
 from transformers import AutoModelForImageClassification, TrainerCallback, TrainingArguments
 
 from hf_vit import HfViTForImageClassification, UserError
@@ -436,11 +435,6 @@ def train(tiny_config, colours, teacher_folder, more):
         )
 
     return run
-
-
-def same_weights(one, other):
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (one, other))
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.parametrize("kind", KINDS)

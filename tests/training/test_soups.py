@@ -11,12 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageClassification
 
-from hf_vit import (
-    HfAxialResNetConfig,
-    HfAxialResNetForImageClassification,
-    HfViTForImageClassification,
-    UserError,
-)
+from hf_vit import HfAxialResNetConfig, HfAxialResNetForImageClassification, HfViTForImageClassification, UserError
 from hf_vit.data import load_data, make_processor
 from hf_vit.evaluation import evaluate_protocol
 from hf_vit.results.facts import Facts
