@@ -66,9 +66,11 @@ def test_runs_have_the_rates_that_are_best_on_validation(pretraining_script, mon
         return chosen | {"accuracy": best / 4}
 
     monkeypatch.setattr(pretraining_script, "carry_out", learn)
+    starts = {name: pretraining_script.STARTS[name] for name in ("scratch", "contrast")}
+    monkeypatch.setattr(pretraining_script, "STARTS", starts)
     records = pretraining_script.Records(tmp_path / "r.jsonl")
     pretraining_script.work(records, 1.0)
-    assert len(asked) == 2 * (2 * 4 + 5 * 12 + 7 * 5) + 2 * (1 + 5 * 3 + 6 * 5)
+    assert len(asked) == 2 * (4 + 12 + 2 * 5) + 2 * (1 + 3 + 2 * 5)
     runs = {tuple(rates) for kind, *rates in asked if kind == "run"}
     assert runs == {
         (0.0, pretraining_script.TUNING_RATES[1]),
