@@ -3,7 +3,6 @@
 import itertools
 import re
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from models.families import FAMILIES, randomise
 
 import hf_vit.analysis.api as api
 from hf_vit import families
-from hf_vit.analysis import ANALYSES, AnalysisDocument, AnalysisRun, AnalysisSettings, analyze, open_images
+from hf_vit.analysis import ANALYSES, AnalysisDocument, AnalysisSettings, analyze, open_images
 from hf_vit.analysis.analyses.rollout import draw_overlays
 from hf_vit.analysis.reading.images import AnalysisImages
 from hf_vit.data import load_data
@@ -22,7 +21,7 @@ SETTINGS = AnalysisSettings(num_images=9, batch_size=4, num_pictures=3, cka_batc
 ATTENTION = ["attention_distance", "attention_entropy", "attention_rollout", "head_maps"]
 
 
-def axes_of(model, images: int = 9) -> dict[str, int]:
+def axes_of(model, images=9):
     """The length of every named axis that a model and the settings fix."""
     h, w = model.config.grid
     return {
@@ -133,7 +132,7 @@ def test_images_are_read_when_needed_and_let_go(with_processor):
 
 
 @pytest.fixture(scope="module")
-def whole(saved, pictures, tmp_path_factory) -> tuple[AnalysisRun, Path]:
+def whole(saved, pictures, tmp_path_factory):
     """A run of everything, and its folder."""
     out = tmp_path_factory.mktemp("whole") / "out"
     return analyze(saved, pictures, out, settings=SETTINGS, against=saved, device="cpu"), out
@@ -197,7 +196,7 @@ def test_an_interrupted_run_goes_on(saved, pictures, tmp_path, monkeypatch):
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     assert set(before) >= {"attention_distance.json", "attention_entropy.json"}
     assert "cka.json" not in before
-    lines: list[str] = []
+    lines = []
     run = analyze(saved, pictures, tmp_path / "out", report=lines.append, **options)
     assert run.measured == ["cka"]
     assert [line.partition(",")[0] for line in lines[:2]] == ["attention_distance: kept", "attention_entropy: kept"]

@@ -16,7 +16,7 @@ from hf_vit_cli.main import main
 
 
 @pytest.fixture(scope="module")
-def axial(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def axial(tmp_path_factory):
     folder = tmp_path_factory.mktemp("axial") / "my-axial"
     made = FAMILIES["axial"].build("classification")
     made.save_pretrained(folder)
@@ -26,18 +26,18 @@ def axial(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def model(axial: Path, tmp_path: Path) -> Path:
+def model(axial, tmp_path):
     """A copy of it, to write into."""
     return Path(shutil.copytree(axial, tmp_path / axial.name))
 
 
-def run(*arguments: object) -> int:
+def run(*arguments):
     with pytest.raises(SystemExit) as end:
         main([str(argument) for argument in arguments])
     return int(end.value.code or 0)
 
 
-def typed(model: Path, pictures: Path, tmp_path: Path, *more: str) -> list[object]:
+def typed(model, pictures, tmp_path, *more):
     sizes = ("--num-images", 8, "--num-pictures", 2, "--device", "cpu")
     return ["analyze", model, "--images", pictures, "--output", tmp_path / "out", *sizes, *more]
 

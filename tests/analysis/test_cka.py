@@ -20,7 +20,7 @@ from hf_vit.subjects.subject import Subject
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
 
-def slow_hsic(first: np.ndarray, second: np.ndarray) -> float:
+def slow_hsic(first, second):
     """HSIC_1 as the U-statistic it is: a mean over all ordered quadruples of different images."""
     total, count = 0.0, 0
     for i, j, q, r in itertools.permutations(range(len(first)), 4):
@@ -29,11 +29,11 @@ def slow_hsic(first: np.ndarray, second: np.ndarray) -> float:
     return total / count
 
 
-def symmetric(kernel: torch.Tensor) -> torch.Tensor:
+def symmetric(kernel):
     return (kernel + kernel.T) / 2
 
 
-def value(first: list[torch.Tensor], second: list[torch.Tensor], size: int) -> np.ndarray:
+def value(first, second, size):
     """CKA [L, L'] of features [B, ...] in minibatches of `size`."""
     running = MinibatchCKA()
     for start in range(0, len(first[0]), size):
@@ -42,7 +42,7 @@ def value(first: list[torch.Tensor], second: list[torch.Tensor], size: int) -> n
     return running.value()
 
 
-def features(count: int = 8, seed: int = 0) -> list[torch.Tensor]:
+def features(count=8, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(count, 5, 3, generator=generator), torch.randn(count, 7, generator=generator) + 2]
 
@@ -84,7 +84,7 @@ def test_minibatches_agree_with_the_full_batch():
     assert 0.5 < whole < 0.9
 
 
-def kernel_u_centred(layer: torch.Tensor) -> torch.Tensor:
+def kernel_u_centred(layer):
     """Szekely and Rizzo's U-centring, under which HSIC_1 is a plain inner product."""
     kernel = (layer.double() @ layer.double().T).fill_diagonal_(0)
     size = len(kernel)
@@ -98,7 +98,7 @@ def test_a_layer_that_says_nothing_has_no_cka():
     assert np.isnan(found).all()
 
 
-def names(model) -> list[str]:
+def names(model):
     return list(layers_of(model))
 
 
@@ -150,7 +150,7 @@ def test_images_of_another_than_the_nominal_size():
     assert run["cka"]["cka"].shape == (3, 3)
 
 
-def test_the_heat_map_names_whole_layers() -> None:
+def test_the_heat_map_names_whole_layers():
     """With few layers, ticks would stand between them."""
     axes = draw_cka(np.eye(4, 2, dtype=np.float32), "vit", "resnet").axes[0]
     assert {*axes.get_xticks(), *axes.get_yticks()} >= {0, 1, 2, 3}

@@ -22,26 +22,26 @@ H, W = GRID
 N = H * W
 
 
-def dense(probabilities: torch.Tensor, prefix: int = 0) -> AttentionMaps:
+def dense(probabilities, prefix=0):
     return AttentionMaps({0: probabilities}, GRID, slice(prefix, None))
 
 
-def random_map(*shape: int, seed: int = 0) -> torch.Tensor:
+def random_map(*shape, seed=0):
     return (2 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).softmax(-1)
 
 
-def random_axial(batch: int = 2, heads: int = 3) -> AttentionMaps:
+def random_axial(batch=2, heads=3):
     pair = random_map(batch, heads, H, W, W), random_map(batch, heads, W, H, H, seed=1)
     return AttentionMaps({0: pair}, GRID, slice(0, None))
 
 
-def uniform_distance() -> float:
+def uniform_distance():
     """Mean distance of two patches drawn independently."""
     places = [(i * PATCH[0], j * PATCH[1]) for i in range(H) for j in range(W)]
     return sum(math.dist(a, b) for a in places for b in places) / len(places) ** 2
 
 
-def slow_distance(probabilities: torch.Tensor, prefix: int, renormalize: bool) -> float:
+def slow_distance(probabilities, prefix, renormalize):
     """Of one head of one image, number by number in double precision."""
     total = 0.0
     for query in range(N):

@@ -1,7 +1,6 @@
 """Shape bias: counts beside a loop, the reader of cue conflicts, and classifiers whose decisions are known."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ SHADES = {name: 60 * place for place, name in enumerate(CLASSES)}
 
 
 @pytest.fixture
-def conflicts(tmp_path: Path) -> Path:
+def conflicts(tmp_path):
     """Two images of every shape with every texture: red tells the shape, blue the texture."""
     top = tmp_path / "conflicts"
     for shape in CLASSES:
@@ -38,12 +37,12 @@ def conflicts(tmp_path: Path) -> Path:
 class Reads(nn.Module):
     """Classifies by one colour: a channel's shade is the class, and the class the label of `names`."""
 
-    def __init__(self, channel: int, names=CLASSES) -> None:
+    def __init__(self, channel, names=CLASSES):
         super().__init__()
         self.channel, self.names = channel, list(names)
         self.shift = nn.Parameter(torch.zeros(()))
 
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+    def forward(self, pixel_values):
         shades = pixel_values[:, self.channel].mean(dim=(1, 2)) * 255 + self.shift
         wanted = torch.tensor([SHADES.get(name, 1000) for name in self.names])
         return -(shades[:, None] - wanted).abs()
@@ -57,7 +56,7 @@ class Named(Subject):
         return [self.model.names]
 
 
-def subject(channel: int, names=CLASSES) -> Subject:
+def subject(channel, names=CLASSES):
     def prepare(images):
         return torch.stack([pil_to_tensor(image) / 255 for image in images])
 

@@ -1,7 +1,5 @@
 """`analyze` of a run's checkpoints: one report a stage, and the numbers of all over the steps."""
 
-from pathlib import Path
-
 import pytest
 from models.families import FAMILIES
 
@@ -15,7 +13,7 @@ ONLY = ["attention_entropy", "cka"]
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory) -> Path:
+def checkpoints(tmp_path_factory):
     """Three checkpoints; the order of their steps is not that of their names."""
     folder = tmp_path_factory.mktemp("run") / "checkpoints"
     for seed, step in enumerate((5, 20, 100)):
@@ -27,7 +25,7 @@ def checkpoints(tmp_path_factory) -> Path:
     return folder
 
 
-def files(folder: Path) -> dict[str, bytes]:
+def files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

@@ -9,7 +9,7 @@ from hf_vit.speed.measuring import counted_flops, others_load, peak_memory, quar
 
 def test_turns_change_who_follows_whom():
     """Every turn has each once; in the warm-up and 40 turns everybody begins, and comes right after everybody else."""
-    order: list[str] = []
+    order = []
     contestants = {name: lambda name=name: order.append(name) for name in "abc"}
     seconds = take_turns(contestants, turns=40, warm_up=1)
     assert {name: len(found) for name, found in seconds.items()} == {"a": 40, "b": 40, "c": 40}
@@ -29,7 +29,7 @@ def test_ratios_are_paired():
 
 
 def test_peak_memory_of_known_tensors():
-    def work() -> None:
+    def work():
         first = torch.ones(1000, 250)  # 1 MB
         second = first + 1  # 2 MB in all
         del first
@@ -49,7 +49,7 @@ def test_flops_of_a_layer_and_of_attention():
     assert counted_flops(layer, lambda: attend(inputs, inputs, inputs)) == 2 * 2 * tokens**2 * width
 
 
-def test_own_work_is_not_the_load_of_others(monkeypatch: pytest.MonkeyPatch):
+def test_own_work_is_not_the_load_of_others(monkeypatch):
     import os
     from types import SimpleNamespace as Times
 

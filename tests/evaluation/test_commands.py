@@ -1,9 +1,7 @@
 """`hf-vit evaluate` and `hf-vit predict`, as a user meets them."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas
@@ -18,14 +16,12 @@ from hf_vit.evaluation import evaluate_protocol, plot_wrong_images
 from hf_vit.results.facts import Facts
 from hf_vit_cli.main import main
 
-Save = Callable[..., Path]
-
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def run(capfd):
     """Run the program: exit code, standard output, standard error."""
 
-    def run(*arguments: object) -> tuple[int, str, str]:
+    def run(*arguments):
         capfd.readouterr()
         with pytest.raises(SystemExit) as stopped:
             main([str(argument) for argument in arguments])
@@ -37,7 +33,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]
 
 
 @pytest.fixture
-def class_folders(tmp_path: Path) -> Path:
+def class_folders(tmp_path):
     """test/<class>/*.png and train/<class>/*.png, four images a class and split."""
     root = tmp_path / "animals"
     images = iter(make_images(3 * 2 * 4 * 3, side=16))
@@ -49,7 +45,7 @@ def class_folders(tmp_path: Path) -> Path:
     return root
 
 
-def _fails(outcome: tuple[int, str, str], *needed: str) -> None:
+def _fails(outcome, *needed):
     code, out, err = outcome
     assert code == 1
     assert out == ""
@@ -59,7 +55,7 @@ def _fails(outcome: tuple[int, str, str], *needed: str) -> None:
         assert word in err
 
 
-def test_evaluate_prints_records_draws_and_writes_the_card(run, save_classifier: Save, class_folders: Path) -> None:
+def test_evaluate_prints_records_draws_and_writes_the_card(run, save_classifier, class_folders):
     folder = save_classifier()
     code, out, _ = run("evaluate", folder, "--data", class_folders, "--batch-size", 3, "--device", "cpu")
     assert code == 0
@@ -71,8 +67,8 @@ def test_evaluate_prints_records_draws_and_writes_the_card(run, save_classifier:
     assert record.data.fingerprint
     assert f"{record.values['top1']:.2%}" in out
     assert "8 images" in out
-    assert set(record.values["per_class"]) == {"ant", "fox"}  # type: ignore[arg-type]
-    for name in record.values["pictures"]:  # type: ignore[union-attr]
+    assert set(record.values["per_class"]) == {"ant", "fox"}
+    for name in record.values["pictures"]:
         with Image.open(folder / str(name)) as picture:
             assert picture.format == "PNG"
     card = (folder / "README.md").read_text()
@@ -81,7 +77,7 @@ def test_evaluate_prints_records_draws_and_writes_the_card(run, save_classifier:
     assert str(class_folders.parent) not in card + (folder / "facts.json").read_text()
 
 
-def test_streams_other_splits_and_folders(run, save_classifier: Save, class_folders: Path, tmp_path: Path) -> None:
+def test_streams_other_splits_and_folders(run, save_classifier, class_folders, tmp_path):
     """All as transformers' pipeline answers; a card written by hand stays."""
     folder, pictures = save_classifier(), tmp_path / "new" / "pictures"
     (folder / "README.md").write_text("my own words")
@@ -105,9 +101,7 @@ def test_streams_other_splits_and_folders(run, save_classifier: Save, class_fold
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_pictures_of_others_are_left_alone(
-    elsewhere: bool, run, save_classifier: Save, class_folders: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pictures_of_others_are_left_alone(elsewhere, run, save_classifier, class_folders, tmp_path, caplog):
     """Those that an evaluation has drawn are replaced, and removed where there is none any more."""
     folder = save_classifier()
     place = tmp_path if elsewhere else folder
@@ -128,7 +122,7 @@ def test_pictures_of_others_are_left_alone(
     assert own[0].read_bytes() == drawn
 
 
-def test_evaluate_refuses_in_one_line(run, save_classifier: Save, class_folders: Path, tmp_path: Path) -> None:
+def test_evaluate_refuses_in_one_line(run, save_classifier, class_folders, tmp_path):
     folder, birds = save_classifier(), save_classifier("birds", ("ant", "owl"))
     (tmp_path / "out").mkdir()
     for model, data, more, needed in (
@@ -152,13 +146,11 @@ def test_evaluate_refuses_in_one_line(run, save_classifier: Save, class_folders:
     assert "left out" in out
 
 
-def test_what_was_measured_is_told_where_it_cannot_be_kept(
-    run, save_classifier: Save, class_folders: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_measured_is_told_where_it_cannot_be_kept(run, save_classifier, class_folders, monkeypatch):
     """Another model takes the folder while the first is measured: it gets no record of the first."""
     folder, evaluated = save_classifier(), evaluation_api.evaluate_protocol
 
-    def replaced_meanwhile(*arguments: Any, **options: Any) -> Any:
+    def replaced_meanwhile(*arguments, **options):
         done = evaluated(*arguments, **options)
         make_classifier(seed=1).save_pretrained(folder)
         return done
@@ -169,7 +161,7 @@ def test_what_was_measured_is_told_where_it_cannot_be_kept(
     assert sorted(folder.iterdir()) == before
 
 
-def test_nothing_is_written_among_the_images(run, save_classifier: Save, class_folders: Path) -> None:
+def test_nothing_is_written_among_the_images(run, save_classifier, class_folders):
     folder, before = save_classifier(), sorted(class_folders.rglob("*"))
     given = ("--data", class_folders, "--output")
     for output in (class_folders, class_folders / "out", class_folders / "test" / ".." / "out"):
@@ -179,13 +171,13 @@ def test_nothing_is_written_among_the_images(run, save_classifier: Save, class_f
     assert sorted(class_folders.rglob("*")) == before
 
 
-def _probabilities(images: list[Image.Image]) -> torch.Tensor:
+def _probabilities(images):
     pixel_values = make_processor()(images=images, return_tensors="pt")["pixel_values"]
     with torch.no_grad():
         return make_classifier()(pixel_values).logits.softmax(-1)
 
 
-def test_predict_answers_as_the_model(run, save_classifier: Save, tmp_path: Path) -> None:
+def test_predict_answers_as_the_model(run, save_classifier, tmp_path):
     """A folder, a list of files, JSON and a table; whatever the mode of the image."""
     model, folder = save_classifier(), tmp_path / "pictures"
     folder.mkdir()
@@ -215,9 +207,7 @@ def test_predict_answers_as_the_model(run, save_classifier: Save, tmp_path: Path
     assert deep == white == clear
 
 
-def test_predict_refuses_in_one_line_or_leaves_bad_images_out(
-    run, save_classifier: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predict_refuses_in_one_line_or_leaves_bad_images_out(run, save_classifier, tmp_path, monkeypatch):
     model, (image,), good = save_classifier(), make_images(1, side=40), tmp_path / "good.png"
     image.save(good)
     (tmp_path / "cut.png").write_bytes(good.read_bytes()[:500])
@@ -243,7 +233,7 @@ def test_predict_refuses_in_one_line_or_leaves_bad_images_out(
 
 
 @pytest.mark.parametrize(("ending", "read"), [(".csv", pandas.read_csv), (".parquet", pandas.read_parquet)])
-def test_predict_writes_a_table_of_many_images(run, save_classifier: Save, tmp_path: Path, ending: str, read) -> None:
+def test_predict_writes_a_table_of_many_images(run, save_classifier, tmp_path, ending, read):
     (tmp_path / "photos/more").mkdir(parents=True)
     images, places = make_images(3), ("photos/a.png", "photos/c.png", "photos/more/d.png")
     for name, image in zip(places, images, strict=True):
@@ -271,7 +261,7 @@ def test_predict_writes_a_table_of_many_images(run, save_classifier: Save, tmp_p
     assert run("predict", *asked, "--skip-bad-images")[0] == 0
 
 
-def test_predict_takes_a_model_of_timm(run, tmp_path: Path) -> None:
+def test_predict_takes_a_model_of_timm(run, tmp_path):
     """With its own preparation and names of classes; the words where it knows words."""
     import timm
     from timm.models import save_for_hf
@@ -292,7 +282,7 @@ def test_predict_takes_a_model_of_timm(run, tmp_path: Path) -> None:
     assert found == pytest.approx(expected, abs=1e-5)
 
 
-def test_mistakes_carry_the_names_of_their_files(save_classifier: Save, class_folders: Path) -> None:
+def test_mistakes_carry_the_names_of_their_files(save_classifier, class_folders):
     """Every mistake is named after the file that shows it, also where a few images were drawn."""
     for few in (None, 9):
         run = evaluate_protocol("top1", str(save_classifier()), str(class_folders), num_images=few, progress=False)

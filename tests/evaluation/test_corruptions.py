@@ -15,19 +15,19 @@ from hf_vit.evaluation.protocols.corruptions import CORRUPTIONS, corrupt, disk_k
 from hf_vit.evaluation.protocols.top1 import top1
 
 
-def photo(side: int = 64) -> np.ndarray:
+def photo(side=64):
     """A smooth picture with an edge, in steps of 1/255."""
     rows, columns = np.mgrid[:side, :side] / side
     channels = [0.5 + 0.3 * np.sin(6 * rows), 0.2 + 0.5 * columns, np.where(rows > columns, 0.8, 0.3)]
     return np.rint(np.stack(channels, axis=-1) * 255) / 255
 
 
-def seeded() -> np.random.Generator:
+def seeded():
     return np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_severities_grow_and_stay_pictures(name: str) -> None:
+def test_severities_grow_and_stay_pictures(name):
     picture = photo()
     distances = []
     for severity in range(1, 6):
@@ -42,7 +42,7 @@ def test_severities_grow_and_stay_pictures(name: str) -> None:
     assert all(later > earlier for earlier, later in itertools.pairwise(distances)), distances
 
 
-def test_the_statistics_of_noise() -> None:
+def test_the_statistics_of_noise():
     gray = np.full((200, 200, 3), 102 / 255)
     normal = corrupt(gray, "gaussian_noise", 1, seeded()) - gray
     assert normal.std() == pytest.approx(0.08, rel=0.02)
@@ -55,7 +55,7 @@ def test_the_statistics_of_noise() -> None:
     assert ((impulse == 0) | (impulse == 1) | (impulse == gray)).all()
 
 
-def test_kernels_of_blurs() -> None:
+def test_kernels_of_blurs():
     for radius in (0.3, 0.9, 4.0, 7.5):
         kernel = disk_kernel(radius)
         assert kernel.sum() == pytest.approx(1)
@@ -76,12 +76,12 @@ def test_kernels_of_blurs() -> None:
 
 
 @pytest.mark.parametrize("name", ["defocus_blur", "motion_blur", "zoom_blur", "contrast", "pixelate"])
-def test_a_picture_of_one_colour_stays(name: str) -> None:
+def test_a_picture_of_one_colour_stays(name):
     flat = np.full((40, 56, 3), (51 / 255, 102 / 255, 1))
     np.testing.assert_allclose(corrupt(flat, name, 5, seeded()), flat, atol=1e-9)
 
 
-def test_blurs_follow_the_size_of_the_image() -> None:
+def test_blurs_follow_the_size_of_the_image():
     """The same edge, four times as large, is blurred over four times as many pixels."""
     widths = []
     for side in (56, 224):
@@ -92,7 +92,7 @@ def test_blurs_follow_the_size_of_the_image() -> None:
     assert widths[1] == pytest.approx(4 * widths[0], abs=3)
 
 
-def test_those_with_a_formula() -> None:
+def test_those_with_a_formula():
     picture = photo()
     mean = picture.mean(axis=(0, 1))
     np.testing.assert_allclose(
@@ -108,7 +108,7 @@ def test_those_with_a_formula() -> None:
     assert (corrupt(picture, "jpeg_compression", 5, seeded()) * 255 == np.asarray(Image.open(content))).all()
 
 
-def test_randomness_belongs_to_the_image() -> None:
+def test_randomness_belongs_to_the_image():
     images = [np.asarray(image) / 255 for image in make_images(4, side=16)]
     pixels = torch.tensor(np.stack(images)).permute(0, 3, 1, 2)
     for name in ("gaussian_noise", "motion_blur"):
@@ -118,7 +118,7 @@ def test_randomness_belongs_to_the_image() -> None:
         assert not torch.equal(corrupt_batch(pixels, name, 3, seed=2), found)
 
 
-def test_accuracy_equals_a_plain_loop() -> None:
+def test_accuracy_equals_a_plain_loop():
     data, model = make_data(), make_classifier()
     result = corruptions(examine(model, data, batch_size=8, seed=4), kinds=["contrast", "shot_noise"])
     assert list(result.accuracy) == ["shot_noise", "contrast"]
@@ -136,6 +136,6 @@ def test_accuracy_equals_a_plain_loop() -> None:
     assert result.values()["error_above_clean"] == pytest.approx(result.mean_error - (1 - result.clean))
 
 
-def test_unknown_corruptions_are_named() -> None:
+def test_unknown_corruptions_are_named():
     with pytest.raises(UserError, match="there is no corruption fog; there are gaussian_noise, shot_noise"):
         corruptions(examine(), kinds=["fog", "contrast"])

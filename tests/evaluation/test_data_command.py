@@ -66,7 +66,7 @@ def test_dark_scans_are_told(told):
 def test_finetune_repeats_the_notes(told, tmp_path):
     """Whatever `data` notes, dark scans and uneven classes among it, is said before a training."""
     notes = re.findall(r"^note: (.*)$", told(), re.MULTILINE)
-    said: list[str] = []
+    said = []
     load_images(str(tmp_path / "pets"), (4, 4), (12, 12), FinetuneOptions(skip_bad_images=True), said.append)
     assert len(notes) == 4
     assert said[:4] == [f"note: {note}" for note in notes]

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +11,6 @@ from transformers import BertConfig, BertForSequenceClassification, ViTModel
 from hf_vit import HfViTForImageClassification, variant_config
 from hf_vit.errors import UserError
 from hf_vit.subjects.subject import open_subject
-
-Save = Callable[..., Path]
 
 
 def open_classifier(source, device=None):

@@ -1,9 +1,6 @@
 """`evaluate_protocol` and `hf-vit evaluate --protocol`, from what is typed to the files, the facts and the card."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from evaluation.tiny import make_classifier, make_dataset, make_images, make_processor
@@ -15,9 +12,8 @@ from hf_vit.hub.card import render_card
 from hf_vit.results.facts import Facts, append_record, new_record
 from hf_vit_cli.main import main
 
-Run = Callable[..., tuple[int, str, str]]
 # Options that keep a protocol quick, as they are typed.
-QUICK: dict[str, list[object]] = {
+QUICK = {
     "top1": [],
     "few-shot": ["--shots", 10, "--shots", 2, "--trials", 1],
     "linear-probe": [],
@@ -41,10 +37,10 @@ OF_ONE_CLASS = [name for name in PROTOCOLS if name not in OTHERS]
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
+def run(capfd):
     """Run `hf-vit evaluate`: exit code, standard output, standard error."""
 
-    def run(*arguments: object) -> tuple[int, str, str]:
+    def run(*arguments):
         capfd.readouterr()
         with pytest.raises(SystemExit) as stopped:
             main(["evaluate", *(str(argument) for argument in arguments), "--device", "cpu"])
@@ -55,7 +51,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture(scope="module")
-def animals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def animals(tmp_path_factory):
     """train (ten images a class), validation and test (six), of two of the model's classes."""
     root = tmp_path_factory.mktemp("data") / "animals"
     images = iter(make_images(3 * 2 * 10, side=10))
@@ -68,7 +64,7 @@ def animals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("protocol", OF_ONE_CLASS)
-def test_files_facts_and_card(run: Run, save_classifier: Any, animals: Path, tmp_path: Path, protocol: str) -> None:
+def test_files_facts_and_card(run, save_classifier, animals, tmp_path, protocol):
     folder, name = save_classifier(), protocol.replace("-", "_")
     typed = [folder, "--data", animals, "--protocol", protocol, *QUICK[protocol]]
     code, out, err = run(*typed, "--output", tmp_path / "out")
@@ -101,7 +97,7 @@ def test_files_facts_and_card(run: Run, save_classifier: Any, animals: Path, tmp
     assert card.count("| animals, split test") == len(document["headline"]), "of the same measurement the latest"
 
 
-def test_top1_by_the_same_door(run: Run, save_classifier: Any, animals: Path, tmp_path: Path) -> None:
+def test_top1_by_the_same_door(run, save_classifier, animals, tmp_path):
     """Its record is its values and the speed: no protocol, nothing told twice in the card."""
     folder = save_classifier()
     code, out, err = run(folder, "--data", animals, "--num-images", 7, "--output", tmp_path / "out")
@@ -118,7 +114,7 @@ def test_top1_by_the_same_door(run: Run, save_classifier: Any, animals: Path, tm
     assert "## Further measurements" not in (folder / "README.md").read_text()
 
 
-def test_a_second_run_writes_the_same_bytes(run: Run, save_classifier: Any, animals: Path, tmp_path: Path) -> None:
+def test_a_second_run_writes_the_same_bytes(run, save_classifier, animals, tmp_path):
     folder = save_classifier()
     found = []
     for place, size in ((tmp_path / "one", 2), (tmp_path / "two", 9)):
@@ -133,7 +129,7 @@ def test_a_second_run_writes_the_same_bytes(run: Run, save_classifier: Any, anim
     assert table.values["pgd_accuracy"] == stream.values["pgd_accuracy"]
 
 
-def test_a_protocol_leaves_the_pictures_of_top1_in_the_card(run: Run, save_classifier: Any, animals: Path) -> None:
+def test_a_protocol_leaves_the_pictures_of_top1_in_the_card(run, save_classifier, animals):
     folder = save_classifier()
     for protocol in ("top1", "knn"):
         assert run(folder, "--data", animals, "--protocol", protocol, *QUICK.get(protocol, []))[0] == 0
@@ -157,9 +153,7 @@ def test_a_protocol_leaves_the_pictures_of_top1_in_the_card(run: Run, save_class
         (["--protocol", "robustness", "--epsilons", 0], "must lie in 0 < epsilon <= 255"),
     ],
 )
-def test_mistakes_end_in_one_line(
-    run: Run, save_classifier: Any, animals: Path, typed: list[object], message: str
-) -> None:
+def test_mistakes_end_in_one_line(run, save_classifier, animals, typed, message):
     folder = save_classifier()
     code, out, err = run(folder, "--data", animals, *typed)
     assert (code, out) == (1, "")
@@ -172,7 +166,7 @@ def test_mistakes_end_in_one_line(
     assert not (folder / "confusion_matrix.png").exists()
 
 
-def test_of_equal_answers_the_first_counts_in_every_protocol() -> None:
+def test_of_equal_answers_the_first_counts_in_every_protocol():
     """As argmax has it; topk chooses at will. 40 classes whose logits are all the same, and images of the first."""
     names = [f"class {number:02d}" for number in range(40)]
     model = make_classifier(names)
@@ -187,7 +181,7 @@ def test_of_equal_answers_the_first_counts_in_every_protocol() -> None:
     assert (top1.top1, top1.top5, calibration.top1) == (4 / 20, 1.0, 4 / 20)
 
 
-def test_pictures_show_the_numbers(animals: Path) -> None:
+def test_pictures_show_the_numbers(animals):
     model = (make_classifier(), make_processor())
     result = evaluate_protocol("robustness", model, str(animals), epsilons=(1, 8), steps=2, progress=False).result
     first, second = (container.lines[0] for container in result.draw().axes[0].containers)
