@@ -782,6 +782,18 @@ def small_data_compare(path: Path) -> str:
     )
 
 
+@table("mutants.json")
+def mutants(path: Path) -> str:
+    """Return one line a package of the newest round."""
+    name, last = list(load(path).items())[-1]
+    kinds = ("killed", "timed out", "survived", "no test", "gone", "struck", "not run")
+    packages = {**last["packages"], "all": last}
+    lines = [(package, *(str(counts.get(kind, 0)) for kind in kinds)) for package, counts in packages.items()]
+    caption = f"Round `{name}`, {last['date']}, commit {last['commit'][:7]}, {last['cpu_hours']} CPU hours. "
+    caption += f"Survived: of the tests in the {last['test_files_covered']} test files looked at so far."
+    return markdown(["package", *kinds], lines, caption)
+
+
 def rewrite(text: str) -> str:
     """Return a page with every marked table as the records have it."""
     return MARKED.sub(lambda match: f"{match[1]}\n{TABLES[match[2]](None)}\n{match[3]}", text)

@@ -1,6 +1,6 @@
 """Draw the list of mutants, campaigns/mutants.json: `python campaigns/draw_mutants.py [SEED]`.
 
-Drawing anew makes earlier rounds incomparable.
+Drawing anew makes earlier rounds incomparable and forgets what was struck.
 """
 
 import ast

@@ -122,8 +122,9 @@ def load_mutants() -> list[dict[str, Any]]:
 def find() -> dict[int, tuple[str, Site, str]]:
     """Return file, site and replacement of every mutant that is in the source: in its function, or in one other."""
     where: dict[Any, Any] = defaultdict(lambda: defaultdict(list))
+    wanted = {(mutant | mutant.get("now", {}))["statement"] for mutant in load_mutants()}
     for file, sites in sources():
-        for site in sites:
+        for site in (site for site in sites if site.statement in wanted):
             where[site.statement, header(site.node)][site.function, file].append(site)
     found: dict[int, tuple[str, Site, str]] = {}
     for mutant in load_mutants():
@@ -308,6 +309,10 @@ def cpu_ticks(session: int) -> int:
     return ticks
 
 
+def load_rounds() -> dict[str, Any]:
+    return json.loads(RECORD.read_text()) if RECORD.exists() else {}
+
+
 def load(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -341,7 +346,7 @@ def cover(place: Path, end: float) -> None:
 
 
 def select_tests(place: Path) -> tuple[dict[int, list[str]], dict[int, float]]:
-    """Return the fastest passing tests that reach each mutant, in order, and the sum of their CPU seconds."""
+    """Return the passing tests that reach each mutant, fastest first, and the sum of their CPU seconds."""
     hits: dict[str, set[int]] = defaultdict(set)
     fixtures: dict[str, float] = defaultdict(float)
     tests: list[dict[str, Any]] = []
@@ -355,7 +360,14 @@ def select_tests(place: Path) -> tuple[dict[int, list[str]], dict[int, float]]:
                 tests.append(line)
     selected, paid = defaultdict[int, list[str]](list), defaultdict[int, set[str]](set)
     spent: dict[int, float] = defaultdict(float)
-    for line in sorted(tests, key=lambda line: line["seconds"] + sum(fixtures[key] for key in line["fixtures"])):
+    for line in tests:
+        line["price"] = line["seconds"] + sum(fixtures[key] for key in line["fixtures"])
+    cases: Counter[str] = Counter()
+    for line in sorted(tests, key=lambda line: line["price"]):
+        function = line["test"].partition("[")[0]
+        cases[function] += 1
+        line["price"] *= cases[function]  # further cases of a test tell little more
+    for line in sorted(tests, key=lambda line: line["price"]):
         for number in hits[line["test"]].union(*(hits[key] for key in line["fixtures"])):
             price = line["seconds"] + sum(fixtures[key] for key in {*line["fixtures"]} - paid[number])
             if spent[number] + price <= SECONDS:
@@ -371,11 +383,16 @@ def run(place: Path, end: float, hours: float) -> None:
     places, outcomes, (selected, seconds_of) = find(), load(place / "outcomes.jsonl"), select_tests(place)
     sound = {test for line in outcomes for test in line["passed"]}  # they pass in such a run, too
     spent = sum(line["seconds"] for line in outcomes)
+    recorded = load_rounds().get(place.name, {}).get("outcomes", {})  # where build/ is not that of the round's begin
     for mutant in load_mutants():
         number, before = mutant["id"], [line for line in outcomes if line["id"] == mutant["id"]]
         passed = {test for line in before for test in (*line["passed"], *line["unsound"])}
         tests = [test for test in selected[number] if test not in passed]
-        if not tests or number not in places or {line["outcome"] for line in before} & DEAD:
+        if (
+            not tests
+            or number not in places
+            or {recorded.get(str(number)), *(line["outcome"] for line in before)} & DEAD
+        ):
             continue
         if time.time() > end or spent > hours * 3600:
             return
@@ -416,6 +433,9 @@ def record(place: Path) -> int:
     files = len([*ROOT.glob("tests/**/test_*.py")])
     outcomes = {str(each["id"]): "no test" if len(pieces) == files else "not run" for each in everything}
     outcomes |= {str(number): "not run" for number, tests in selected.items() if tests}
+    rounds, ran = load_rounds(), {*DEAD, "survived"}
+    recorded = rounds.get(place.name, {}).get("outcomes", {})
+    outcomes |= {number: outcome for number, outcome in recorded.items() if outcome in ran}
     outcomes |= {str(line["id"]): line["outcome"] for line in lines if line["outcome"] != "unsound"}
     outcomes |= {str(line["id"]): line["outcome"] for line in lines if line["outcome"] in DEAD}
     for each in everything:
@@ -429,12 +449,11 @@ def record(place: Path) -> int:
     result = {
         **{"date": date.today().isoformat(), "commit": commit.strip(), "python": sys.version.split()[0]},
         "test_files_covered": f"{len(pieces)} of {files}",
-        "run": sum(outcome in (*DEAD, "survived") for outcome in outcomes.values()),
+        "run": sum(outcome in ran for outcome in outcomes.values()),
         **Counter(outcomes.values()),
         "cpu_hours": round(sum(line["seconds"] for line in (*pieces, *lines)) / 3600, 2),
         "packages": packages,
     }
-    rounds = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     earlier = [old["outcomes"] for name, old in rounds.items() if name != place.name]
     rounds[place.name] = {**result, "outcomes": outcomes}
     RECORD.write_text(json.dumps(rounds, indent=1) + "\n")
