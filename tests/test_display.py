@@ -1,8 +1,12 @@
-"""What Python shows of data and results: a line that says what it is, and a table in notebooks."""
+"""What Python shows of data and results: a line that says what it is, and a table in notebooks; and the notebook."""
 
+import os
 from html.parser import HTMLParser
+from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 from training.conftest import make_colour_folder
 
 import hf_vit
@@ -10,6 +14,7 @@ from hf_vit.data import load_data
 from hf_vit.evaluation import embed
 from hf_vit.results.facts import Facts
 
+ROOT = Path(__file__).parents[1]
 CLASSES = {"<b>bold": (230, 40, 40), "green & grey": (40, 200, 40)}
 
 
@@ -98,3 +103,22 @@ def test_functions_do_what_their_commands_do(results, folder, tmp_path):
     assert hf_vit.predict(str(model), images[0], top=1) == answers[:1]
     assert hf_vit.predict(str(model), str(folder / "*/*.png"), output=tmp_path / "all.csv") == []
     assert len((tmp_path / "all.csv").read_text().splitlines()) == 21
+
+
+def test_notebook_runs(tmp_path, monkeypatch):
+    """From a fresh clone, with a tenth of its epochs; every cell that showed something shows the same kind of thing."""
+    monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
+    notebook = nbformat.read(ROOT / "examples/first_model.ipynb", as_version=4)
+    shown = [[sorted(output.data) for output in cell.outputs] for cell in notebook.cells if cell.cell_type == "code"]
+    (training,) = [cell for cell in notebook.cells if "epochs=10" in cell.source]
+    training.source = training.source.replace("epochs=10", "epochs=1")
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    (tmp_path / "examples").mkdir()
+    place = {"metadata": {"path": str(tmp_path / "examples")}}
+    NotebookClient(notebook, timeout=300, resources=place).execute()
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    results = [[sorted(each.data) for each in cell.outputs if each.output_type != "stream"] for cell in cells]
+    assert results == shown
+    assert "FinetuneResult(" in cells[1].outputs[-1].data["text/plain"]
+    model = tmp_path / "examples/first-model"
+    assert [each.kind for each in Facts.load(model).records] == ["training", "evaluation", "evaluation", "analysis"]
