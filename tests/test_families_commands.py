@@ -64,6 +64,21 @@ VARIANTS = {
     "bit": "BiT-R50x1",
     "mixer": "Mixer-S/32",
 }
+# What these do depends on the family; what others do only on whether it has tokens.
+OF_EACH_FAMILY = ("finetune", "predict", "embed", "cost")
+BY_DEFAULT = {"export": ("plain", "hybrid", "axial"), "bench": ("plain",)}
+CASES = [
+    pytest.param(
+        command,
+        name,
+        id=f"{command}-{name}",
+        marks=[]
+        if command in OF_EACH_FAMILY or name in BY_DEFAULT.get(command, ("plain", "axial_resnet"))
+        else pytest.mark.slow,  # the same code as for another family
+    )
+    for command in COMMANDS
+    for name in FAMILIES
+]
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +108,7 @@ def saved(tmp_path_factory) -> dict[str, Path]:
     return folders
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(("command", "name"), CASES)
 def test_every_command_takes_every_family(command, name, saved, data, tmp_path, monkeypatch, caplog):
     places = {"MODEL": saved[name], "DATA": data, "OUT": tmp_path / "out", "IMAGE": next(data.glob("*/*.png"))}
     places["RUNTIME"] = save_runtime(tmp_path / "runtime")
@@ -109,30 +123,29 @@ def test_every_command_takes_every_family(command, name, saved, data, tmp_path, 
     assert not ended.value.code
     foreign = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert not foreign  # the program would show them
+    out = tmp_path / "out"
     if COMMANDS[command][0] == "finetune":
-        folder = tmp_path / "out"
-        assert [record.kind for record in Facts.load(folder).records] == ["training", "evaluation"]
-        assert json.loads((folder / "config.json").read_text())["model_type"] == FAMILIES[name].model_type
-        assert "colours" in (folder / "README.md").read_text()
+        assert [record.kind for record in Facts.load(out).records] == ["training", "evaluation"]
+        assert json.loads((out / "config.json").read_text())["model_type"] == FAMILIES[name].model_type
+        assert "colours" in (out / "README.md").read_text()
     if command == "analyze":
-        done = json.loads((tmp_path / "out/cka.json").read_text())
-        assert done["inputs"]["model"]["name"] == name
+        assert json.loads((out / "cka.json").read_text())["inputs"]["model"]["name"] == name
     if command == "compare":
-        assert json.loads((tmp_path / "out/speed.json").read_text())["rows"]
+        assert json.loads((out / "speed.json").read_text())["rows"]
     if command == "diff":
-        told = json.loads((tmp_path / "out/diff.json").read_text())
+        told = json.loads((out / "diff.json").read_text())
         assert told["configuration"]["model_type"] == [f'"{FAMILIES[each].model_type}"' for each in (name, second)]
         assert [layer["num_values"] for layer in told["layers"] if layer["layer"] == "classifier"] != [0]
         assert 0 < sum(told["accuracy"]["top1"]) < 2
-    if command == "bench":
-        (cell,) = json.loads((tmp_path / "out").read_text())["rows"]
-        assert {"hf_vit", "hf_vit optimized"} <= set(cell["outcomes"])
-    if command == "bench-saved":
-        (row,) = json.loads((tmp_path / "out").read_text())["rows"]
-        assert list(row["models"]) == [name, second]
+    if command.startswith("bench"):
+        (row,) = json.loads(out.read_text())["rows"]
+        if command == "bench":
+            assert {"hf_vit", "hf_vit optimized"} <= set(row["outcomes"])
+        else:
+            assert list(row["models"]) == [name, second]
     if command == "export":
         model = AutoModelForImageClassification.from_pretrained(saved[name]).eval()
-        session = onnxruntime.InferenceSession(next((tmp_path / "out").glob("*.onnx")))
+        session = onnxruntime.InferenceSession(next(out.glob("*.onnx")))
         height, width = model.config.nominal_size
         for count in (1, 3):  # the batch is dynamic
             images = torch.randn(count, model.config.num_channels, height, width)
@@ -152,30 +165,25 @@ def test_axial_resnets_by_name(name, stem_width):
 def test_bits_by_name_are_timms(depth, factor):
     with torch.device("meta"):
         theirs = timm.create_model(f"resnetv2_{depth}x{factor}_bit", num_classes=1000)
-    assert parameters_of(f"BiT-R{depth}x{factor}") == sum(parameter.numel() for parameter in theirs.parameters())
+        ours = AutoModelForImageClassification.from_config(variant_config(f"BiT-R{depth}x{factor}", num_labels=1000))
+    counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (ours, theirs)]
+    assert counts[0] == counts[1]
 
 
-def parameters_of(name: str) -> int:
-    with torch.device("meta"):
-        model = AutoModelForImageClassification.from_config(variant_config(name, num_labels=1000))
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def test_every_family_is_shared_and_verified(saved, hub, xet_client, tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ("plain", "bit") else pytest.mark.slow) for name in FAMILIES],  # as others
+)
+def test_every_family_is_shared_and_verified(name, saved, hub, xet_client, tmp_path):
     """One after the other by a fresh process; what the Hub has then is what lay in the folder."""
-    for name in FAMILIES:
-        folder = tmp_path / name
-        shutil.copytree(saved[name], folder)
-        append_record(folder, training_record())
-        pushed = ["push", str(folder), f"alice/{name}", "--license", "mit"]
-        done = xet_client.attempt("hub.jobs:command", arguments=pushed)
-        assert done.code == 0, done.err
-        files = hub.files(f"alice/{name}")
-        weights = (folder / "model.safetensors").read_bytes()
-        assert files["model.safetensors"] == content_hash(weights, True)
-        assert {path.name for path in folder.glob("*.py")} <= set(files)
-        verified = xet_client.attempt("hub.jobs:command", arguments=["verify", f"alice/{name}"])
-        assert verified.code == 0, verified.err
+    folder = tmp_path / name
+    shutil.copytree(saved[name], folder)
+    append_record(folder, training_record())
+    xet_client.run("hub.jobs:command", arguments=["push", str(folder), f"alice/{name}", "--license", "mit"])
+    files = hub.files(f"alice/{name}")
+    assert files["model.safetensors"] == content_hash((folder / "model.safetensors").read_bytes(), True)
+    assert {path.name for path in folder.glob("*.py")} <= set(files)
+    xet_client.run("hub.jobs:command", arguments=["verify", f"alice/{name}"])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
