@@ -66,7 +66,7 @@ VARIANTS = {
 }
 # What these do depends on the family; what others do only on whether it has tokens.
 OF_EACH_FAMILY = ("finetune", "predict", "embed", "cost")
-BY_DEFAULT = {"export": ("plain", "hybrid", "axial"), "bench": ("plain",)}
+BY_DEFAULT = {"export": ("plain", "hybrid", "axial"), "bench": ("plain",), "page": ("plain", "bit")}
 CASES = [
     pytest.param(
         command,
