@@ -197,7 +197,7 @@ def test_a_chosen_contestant_is_compiled_too(monkeypatch):
         (SHAPE, "timm", ", openvino", 1e-4),
         (SHAPE, "timm", ", onnxruntime int8", 0.5),
         (Shape("R26+S/32", 64), "timm", ", openvino", 1e-4),  # of its own converter's graph OpenVINO crashes
-        (Shape("R26+S/32", 64), "timm", ", openvino int8", 0.5),
+        pytest.param(Shape("R26+S/32", 64), "timm", ", openvino int8", 0.5, marks=pytest.mark.slow),  # over 10 s
     ],
     ids=lambda value: value.variant if isinstance(value, Shape) else None,
 )
