@@ -105,6 +105,7 @@ def test_functions_do_what_their_commands_do(results, folder, tmp_path):
     assert len((tmp_path / "all.csv").read_text().splitlines()) == 21
 
 
+@pytest.mark.slow  # 24 s: starts a kernel that imports and trains
 def test_notebook_runs(tmp_path, monkeypatch):
     """From a fresh clone, with a tenth of its epochs; every cell that showed something shows the same kind of thing."""
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")

@@ -172,7 +172,7 @@ def test_bits_by_name_are_timms(depth, factor):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in ("plain", "bit") else pytest.mark.slow) for name in FAMILIES],  # as others
+    [pytest.param(name, marks=[] if name == "bit" else pytest.mark.slow) for name in FAMILIES],  # 10 s each
 )
 def test_every_family_is_shared_and_verified(name, saved, hub, xet_client, tmp_path):
     """One after the other by a fresh process; what the Hub has then is what lay in the folder."""

@@ -239,6 +239,7 @@ def test_scaling_law_refuses_in_one_line(run, tmp_path: Path) -> None:
     fails(run("scaling-law", folder), "no evaluation", "hf-vit evaluate")
 
 
+@pytest.mark.slow  # 15 s: the page's commands, whose parts the tests above run
 def test_the_commands_of_the_page_on_cost_run(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()
     monkeypatch.chdir(tmp_path)

@@ -47,6 +47,7 @@ def test_a_step_on_this_machine(tmp_path, precision: str, checkpointing: bool):
     assert plan.states == 16 * sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.slow  # 8 s: four processes
 def test_fsdp2_on_four_devices():
     """torch's tracker sees no gradients at the peak, of which the plan has every device's share."""
     (plan,) = (row for row in memory_plan("S/16", batch_size=8, devices=4).rows if row.devices == 4)

@@ -94,7 +94,7 @@ def test_by_branch_tag_and_commit_and_offline(
 @pytest.mark.parametrize(
     ("task", "head", "metric"),
     [
-        ("segmentation", "linear", "mean_iou"),
+        pytest.param("segmentation", "linear", "mean_iou", marks=pytest.mark.slow),  # 18 s
         pytest.param("detection", "mask-rcnn", "mean_average_precision", marks=pytest.mark.slow),  # 15 s
     ],
 )

@@ -296,7 +296,7 @@ def test_a_run_names_the_image_that_changed(make_colours, stopped, train, tmp_pa
         train(data, output, False, resume=True)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])  # a worker process: 20 s
 def test_a_shard_that_vanishes_while_training(workers, shards, train, tmp_path, monkeypatch):
     """One line with its name; once it is back, the run ends as if nothing had been."""
     data, step, calls = shards("parquet"), HfViTTrainer.training_step, []

@@ -101,6 +101,7 @@ def test_slurm_jobs_resume_and_have_folders_of_their_own(monkeypatch):
     assert asked.items() >= (expected | {"timeout_min": 90, "slurm_partition": "gpu"}).items()
 
 
+@pytest.mark.slow  # 15 s; test_readme.py runs the demo in this process
 def test_demo_by_command(command, tmp_path):
     output = tmp_path / "demo"
     code, out, err = command("demo", "--output", output, "--epochs", "1")
