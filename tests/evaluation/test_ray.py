@@ -75,7 +75,7 @@ def test_files_are_those_of_one_process(ray, place, tmp_path, splits):
     done = embed(str(place / "model"), str(place / "images"), tmp_path / "out", **given, runner="ray")
     found, whole = files_of(tmp_path / "out"), files_of(place / "whole")
     assert found == {name: content for name, content in whole.items() if name.partition("-")[0] in splits}
-    assert done.files == sorted(found, key=lambda name: splits.index(name.partition("-")[0]))
+    assert done.files == sorted(found, key=lambda name: (splits.index(name.partition("-")[0]), name))
 
 
 @pytest.mark.slow  # processes that import this package start for each call: half a minute
@@ -207,7 +207,7 @@ def test_what_fails_on_a_node_is_told_in_one_line(ray, place, tmp_path, monkeypa
         (folder.path / sorted(files_of(place / "whole"))[3] / "mine").mkdir(parents=True)
 
     monkeypatch.setattr(job, "_enter", enter)
-    work |= SETTINGS
+    work |= SETTINGS | {"output": tmp_path / "other"}
     refused("cannot be written")
 
 
