@@ -9,7 +9,7 @@ from functools import partial
 
 import pyarrow.parquet
 import pytest
-from data.conftest import everything, make_folder, make_table, make_tar, picture
+from data.conftest import encoded, everything, make_folder, make_table, make_tar, picture
 from datasets import Dataset
 from PIL import Image
 
@@ -154,6 +154,20 @@ def test_tables_that_are_no_data(name, folder, tmp_path):
     TABLES[name][0](folder, path)
     for streaming in (False, True)[: 1 + name.endswith("*")]:
         refuses(path, TABLES[name][1], streaming=streaming)
+
+
+@EITHER
+@pytest.mark.parametrize("texts", [["01", "1", "2"], [["01"], ["1"], ["1", "2"]]], ids=["one label", "lists"])
+def test_labels_that_are_text_in_one_parquet_file_alone_are_refused(tmp_path, texts, streaming):
+    """`datasets` would cast all to the type of the first file: 01 became 1."""
+    numbers = [[1], [2], [1, 2]] if isinstance(texts[0], list) else [1, 2, 2]
+    for split, labels in (("train", texts), ("test", numbers)):
+        rows = {"image": [{"bytes": encoded(picture(0)), "path": None}] * 6, "label": labels * 2}
+        (tmp_path / split).mkdir()
+        pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / split / "0.parquet")
+    refuses(
+        tmp_path, r"the label column 'label' of '.*' is text in train/0\.parquet, int64 in test/0", streaming=streaming
+    )
 
 
 @EITHER

@@ -159,7 +159,36 @@ def read_folder(source: DataSource) -> Tables:
 
 def read_files(source: DataSource, named: NamedColumns, *, streaming: bool) -> Tables:
     """Tables or streams of parquet or webdataset files."""
-    return _tables(open_files(source, streaming=streaming), source, named, streaming)
+    tables = _tables(open_files(source, streaming=streaming), source, named, streaming)
+    if source.kind == "parquet":
+        for column in tables.columns.labelling:
+            _refuse_mixed_labels(source, column)
+    return tables
+
+
+def _refuse_mixed_labels(source: DataSource, column: str) -> None:
+    """Make sure that a label column is text in all parquet files or in none: `datasets` casts to one file's type.
+
+    Raises:
+        UserError: it is text in one and something else in another, so that "01" would become 1.
+    """
+    from pyarrow import parquet, types
+
+    known: dict[bool, tuple[str, Any]] = {}
+    for name, path in source.named_files():
+        with path.open("rb") as file:
+            schema = parquet.read_schema(file)
+        if column in schema.names:
+            kind: Any = schema.field(column).type
+            while hasattr(kind, "value_type"):  # of lists, and of categories
+                kind = kind.value_type
+            known.setdefault(types.is_string(kind) or types.is_large_string(kind), (name, kind))
+    if len(known) == 2:
+        (text, _), (other, kind) = known[True], known[False]
+        raise UserError(
+            f"the label column '{column}' of '{source.name}' is text in {text}, {kind} in {other}; save the column with "
+            "the same type in all files"
+        )
 
 
 def open_files(source: DataSource, *, streaming: bool) -> dict[str, Any]:
