@@ -186,8 +186,8 @@ def _refuse_mixed_labels(source: DataSource, column: str) -> None:
     if len(known) == 2:
         (text, _), (other, kind) = known[True], known[False]
         raise UserError(
-            f"the label column '{column}' of '{source.name}' is text in {text}, {kind} in {other}; save the column with "
-            "the same type in all files"
+            f"the label column '{column}' of '{source.name}' is text in {text}, {kind} in {other}; save the column "
+            "with the same type in all files"
         )
 
 
