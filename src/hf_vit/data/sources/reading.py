@@ -9,7 +9,7 @@ import math
 import os
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -161,12 +161,11 @@ def read_files(source: DataSource, named: NamedColumns, *, streaming: bool) -> T
     """Tables or streams of parquet or webdataset files."""
     tables = _tables(open_files(source, streaming=streaming), source, named, streaming)
     if source.kind == "parquet":
-        for column in tables.columns.labelling:
-            _refuse_mixed_labels(source, column)
+        _refuse_mixed_labels(source, tables.columns.labelling)
     return tables
 
 
-def _refuse_mixed_labels(source: DataSource, column: str) -> None:
+def _refuse_mixed_labels(source: DataSource, columns: Sequence[str]) -> None:
     """Make sure that a label column is text in all parquet files or in none: `datasets` casts to one file's type.
 
     Raises:
@@ -174,21 +173,22 @@ def _refuse_mixed_labels(source: DataSource, column: str) -> None:
     """
     from pyarrow import parquet, types
 
-    known: dict[bool, tuple[str, Any]] = {}
+    known: dict[str, dict[bool, tuple[str, Any]]] = {column: {} for column in columns}
     for name, path in source.named_files():
         with path.open("rb") as file:
             schema = parquet.read_schema(file)
-        if column in schema.names:
+        for column in known.keys() & schema.names:
             kind: Any = schema.field(column).type
             while hasattr(kind, "value_type"):  # of lists, and of categories
                 kind = kind.value_type
-            known.setdefault(types.is_string(kind) or types.is_large_string(kind), (name, kind))
-    if len(known) == 2:
-        (text, _), (other, kind) = known[True], known[False]
-        raise UserError(
-            f"the label column '{column}' of '{source.name}' is text in {text}, {kind} in {other}; save the column "
-            "with the same type in all files"
-        )
+            known[column].setdefault(types.is_string(kind) or types.is_large_string(kind), (name, kind))
+    for column, kinds in known.items():
+        if len(kinds) == 2:
+            (text, _), (other, kind) = kinds[True], kinds[False]
+            raise UserError(
+                f"the label column '{column}' of '{source.name}' is text in {text}, {kind} in {other}; save the column "
+                "with the same type in all files"
+            )
 
 
 def open_files(source: DataSource, *, streaming: bool) -> dict[str, Any]:
