@@ -22,7 +22,7 @@ from pyarrow import parquet
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.data import make_processor
-from hf_vit.data.builtin.tables import netpbm
+from hf_vit.data.builtin import netpbm
 from hf_vit.speed.script import Script, parser
 
 PER_FILE, SIDE, PROCESSES, PAUSE = 10_000, 8, 2, 0.2

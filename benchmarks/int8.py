@@ -69,7 +69,7 @@ def photograph_crops(mirrored: bool) -> Iterator[tuple[str, str, Image.Image]]:
     """(split, class, image): crops like the built-in photos, four times as many, from disjoint tiles."""
     import skimage
 
-    from hf_vit.data.builtin.shipped import PHOTOGRAPHS, crop_boxes
+    from hf_vit.data.builtin import PHOTOGRAPHS, crop_boxes
 
     for label, (name, file, frame) in enumerate(PHOTOGRAPHS):
         photograph = Image.open(Path(str(skimage.__file__)).parent / "data" / file).convert("RGB").crop(frame)

@@ -272,7 +272,7 @@ def test_a_stream_tells_the_file_and_row_of_every_bad_image(kind, folder, tmp_pa
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert sorted(told) == [f"left out the unreadable image {place}" for place in sorted(places)]
     # Of files too large to be searched the content is told.
-    monkeypatch.setattr("hf_vit.data.sources.reading._SEARCHED_BYTES", 0)
+    monkeypatch.setattr("hf_vit.data.reading._SEARCHED_BYTES", 0)
     data = load_data(str(shutil.copytree(root, tmp_path / "again")), streaming=True, skip_bad_images=True)
     everything(data)
     digest = hashlib.sha256(b"GIF, or so").hexdigest()[:12]
@@ -284,7 +284,7 @@ def test_big_sets_show_their_progress(folder, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     load_data(str(folder))
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("hf_vit.data.checks.PROGRESS_FROM", 40)
+    monkeypatch.setattr("hf_vit.data.images.PROGRESS_FROM", 40)
     load_data(str(folder))
     shown = capsys.readouterr().err
     assert "Checking train images" in shown

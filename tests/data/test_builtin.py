@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from hf_vit.data import check_images, load_data
-from hf_vit.data.builtin.shipped import PHOTOGRAPHS, crop_boxes
+from hf_vit.data.builtin import PHOTOGRAPHS, crop_boxes
 from hf_vit.errors import UserError
 
 

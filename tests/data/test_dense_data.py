@@ -580,7 +580,7 @@ def test_a_strangers_table_that_names_files_is_refused(tmp_path, make, monkeypat
         columns = {"image": pictures, "objects": [objects] * 4}
     table = Dataset.from_dict(columns, features=features)
     monkeypatch.setattr(
-        "hf_vit.data.dense.reading.open_hub", lambda source, streaming: ({"train": table}, [], "a" * 40)
+        "hf_vit.data.dense_reading.open_hub", lambda source, streaming: ({"train": table}, [], "a" * 40)
     )
     with pytest.raises(UserError, match=r"names a file in place of an image|with a mask that is not in the table"):
         load_data("user/rooms", target=target)

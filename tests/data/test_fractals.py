@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from hf_vit.data import load_data
-from hf_vit.data.builtin.fractals import HELD_OUT, Fractals
+from hf_vit.data.fractals import HELD_OUT, Fractals
 from hf_vit.errors import UserError
 
 # ---- the formula once more, number by number

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from hf_vit.data import load_data
-from hf_vit.data.builtin.scenes import HELD_OUT, SHAPES, Scenes
-from hf_vit.data.builtin.shipped import photograph_tiles
+from hf_vit.data.builtin import photograph_tiles
+from hf_vit.data.scenes import HELD_OUT, SHAPES, Scenes
 from hf_vit.errors import UserError
 
 SMALL = "scenes:images=30,size=48"

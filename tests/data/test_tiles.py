@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torchvision.ops import batched_nms
 
-from hf_vit.data.dense.tiles import Tiles
+from hf_vit.data.tiles import Tiles
 from hf_vit.errors import UserError
 
 LAYOUTS = [

@@ -20,7 +20,7 @@ from training.dense_jobs import learn
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 import hf_vit
-from hf_vit.data.builtin import scenes
+from hf_vit.data import scenes
 from hf_vit.evaluation import embed
 from hf_vit.hub.card import MARKER, render_card
 from hf_vit_cli.main import main

@@ -17,7 +17,7 @@ def learn(output: Path, task: str, head: str, family: str = "plain", **settings:
     import torch
 
     from hf_vit import HfBitConfig, HfViTConfig
-    from hf_vit.data.builtin import scenes
+    from hf_vit.data import scenes
     from hf_vit.training import finetune
     from hf_vit.training.recipes.registry import find_recipe
 

@@ -65,7 +65,7 @@ def read_lanes(folder: Path, name: str, workers: int, batches: int) -> None:
     """What this process sees of shards of numbered rows."""
     from datasets import load_dataset
 
-    from hf_vit.data.transformed_stream import TransformedStream
+    from hf_vit.data.batches import TransformedStream
     from hf_vit.training.trainer.streaming import SeededStream, stream_loader
 
     files = sorted(map(str, (folder / name).glob("*.parquet")))

@@ -16,7 +16,7 @@ from training.conftest import same_weights
 from hf_vit import UserError
 from hf_vit.data import load_data
 from hf_vit.data.fingerprints import file_states, states_fingerprint, tell_changes
-from hf_vit.data.sources.data_source import resolve_source
+from hf_vit.data.sources import resolve_source
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
 

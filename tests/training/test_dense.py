@@ -18,8 +18,7 @@ from zygote import Zygote
 import hf_vit
 from hf_vit import UserError
 from hf_vit.audit.results import audit_results
-from hf_vit.data import load_data
-from hf_vit.data.builtin import scenes
+from hf_vit.data import load_data, scenes
 from hf_vit.evaluation import evaluate, predict
 from hf_vit.families import DENSE_HEADS
 from hf_vit.models.resnet_hf_vit import ResNetStem

@@ -89,7 +89,7 @@ def test_bfloat16_on_a_cpu(
 def test_after_bfloat16_the_saved_model_is_judged(settings, tiny_checkpoint, colours, tmp_path, processor, monkeypatch):
     """`evaluate` of the saved folder gives the same digits; the record says what the validation was computed in."""
     processor(avx512_bf16=True)
-    monkeypatch.setattr("hf_vit.data.builtin.scenes.HELD_OUT", 6)
+    monkeypatch.setattr("hf_vit.data.scenes.HELD_OUT", 6)
     data = "scenes:images=16,size=32" if "task" in settings else str(colours)
     quick = dict(steps=4, evaluations=2, batch_size=8, learning_rate=1e-3, precision="bf16", device="cpu")
     done = finetune(str(tiny_checkpoint), data, tmp_path / "out", **quick, **settings)

@@ -12,8 +12,7 @@ from timm.data.auto_augment import rand_augment_transform
 from transformers import TrainingArguments, get_scheduler
 
 from hf_vit import UserError
-from hf_vit.data.augmentation import AugmentationConfig
-from hf_vit.data.auto_augment import open_policy
+from hf_vit.data.augmentation import AugmentationConfig, open_policy
 from hf_vit.training import pretrain
 from hf_vit.training.model_source import find_model
 from hf_vit.training.recipes.registry import OVERRIDABLE, RECIPES, find_recipe

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hf_vit import UserError
-from hf_vit.data.transformed_stream import TransformedStream
+from hf_vit.data.batches import TransformedStream
 from hf_vit.training.trainer.sampling import EpochBatches, EpochSampler, SeededDataset, as_is, derive_seed, seeded
 from hf_vit.training.trainer.streaming import SeededStream, StreamCollator, stream_loader
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hf_vit.data import ImageData, load_data
-from hf_vit.data.dense.annotations import Target
-from hf_vit.data.sources.data_source import is_builtin
+from hf_vit.data.annotations import Target
+from hf_vit.data.sources import is_builtin
 from hf_vit.errors import UserError
 from hf_vit.hub.published_results import hub_dataset
 from hf_vit.results.facts import DataFact

@@ -23,8 +23,8 @@ from hf_vit.comparison.result_files import (
 )
 from hf_vit.comparison.tables import html, markdown, plain_csv, plain_json
 from hf_vit.data import ImageData, load_data
-from hf_vit.data.builtin.shipped import MAX_PHOTO_SIDE
-from hf_vit.data.sources.data_source import is_builtin
+from hf_vit.data.builtin import MAX_PHOTO_SIDE
+from hf_vit.data.sources import is_builtin
 from hf_vit.display import Displayed, shortened
 from hf_vit.environment import hardware
 from hf_vit.errors import UserError

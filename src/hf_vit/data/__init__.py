@@ -1,14 +1,27 @@
 """Images in, batches out: built-in and own data sets, checks before training, transforms and collators."""
 
 from hf_vit.data.augmentation import AugmentationConfig
-from hf_vit.data.batches import AnnotatedImages, ImageCollator, TransformedImages, dense_collator, transform_split
-from hf_vit.data.dense.tiles import Tiles
-from hf_vit.data.dense.transforms import DenseEvalTransform, DenseTrainTransform, dense_transforms
+from hf_vit.data.batches import (
+    AnnotatedImages,
+    ImageCollator,
+    TransformedImages,
+    TransformedStream,
+    dense_collator,
+    transform_split,
+)
 from hf_vit.data.image_data import ImageData, check_images
 from hf_vit.data.images import to_rgb
 from hf_vit.data.load import load_data
-from hf_vit.data.transformed_stream import TransformedStream
-from hf_vit.data.transforms import eval_transform, image_transforms, make_processor, train_transform
+from hf_vit.data.tiles import Tiles
+from hf_vit.data.transforms import (
+    DenseEvalTransform,
+    DenseTrainTransform,
+    dense_transforms,
+    eval_transform,
+    image_transforms,
+    make_processor,
+    train_transform,
+)
 
 __all__ = [
     "AnnotatedImages",

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from hf_vit.data.checks import Seen, keep_good, scan, short_name
-from hf_vit.data.dense.annotations import Target
+from hf_vit.data.annotations import Target
 from hf_vit.data.fingerprints import content_fingerprint, file_states, tell_changes
-from hf_vit.data.sources.data_source import DataSource
-from hf_vit.data.sources.stream_reader import StreamReader
+from hf_vit.data.images import Seen, keep_good, scan, short_name
+from hf_vit.data.reading import StreamReader
+from hf_vit.data.sources import DataSource
 from hf_vit.display import Displayed, shortened
 from hf_vit.errors import UserError
 

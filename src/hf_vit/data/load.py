@@ -7,23 +7,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from hf_vit.data.builtin.fractals import Fractals
-from hf_vit.data.builtin.scenes import Scenes
-from hf_vit.data.builtin.shipped import digits, photos
-from hf_vit.data.builtin.tables import SPLIT_NUMBERS
-from hf_vit.data.checks import Seen, keep_good, scan, short_name
-from hf_vit.data.copies import tell_copies
-from hf_vit.data.dense.annotations import Target
-from hf_vit.data.dense.reading import read_dense
-from hf_vit.data.dense.tables import DenseTables, tell_unseen
-from hf_vit.data.fingerprints import content_fingerprint, digests_of, file_states, states_fingerprint
+from hf_vit.data.annotations import Target
+from hf_vit.data.builtin import SPLIT_NUMBERS, digits, photos
+from hf_vit.data.dense_reading import read_dense
+from hf_vit.data.dense_tables import DenseTables, tell_unseen
+from hf_vit.data.fingerprints import content_fingerprint, digests_of, file_states, states_fingerprint, tell_copies
+from hf_vit.data.fractals import Fractals
 from hf_vit.data.image_data import ImageData
-from hf_vit.data.images import tell_dark
+from hf_vit.data.images import Seen, keep_good, scan, short_name, tell_dark
 from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabelled
-from hf_vit.data.sources.data_source import DataSource, image_files, is_builtin, resolve_source
-from hf_vit.data.sources.reading import (
+from hf_vit.data.reading import (
     Columns,
     NamedColumns,
+    StreamCut,
+    StreamReader,
     Tables,
     broken_file,
     hub_commit,
@@ -33,7 +30,8 @@ from hf_vit.data.sources.reading import (
     read_hub,
     read_list,
 )
-from hf_vit.data.sources.stream_reader import StreamCut, StreamReader
+from hf_vit.data.scenes import Scenes
+from hf_vit.data.sources import DataSource, image_files, is_builtin, resolve_source
 from hf_vit.data.splits import SPLIT_SEED, SPLITS, cut_rows, missing_splits
 from hf_vit.errors import UserError
 from hf_vit.repositories.stores import is_folder, place_of

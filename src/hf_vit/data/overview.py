@@ -1,7 +1,8 @@
 """What was understood of a data set, before anything is trained on it: classes, counts, sizes, kinds, and a look."""
 
+import colorsys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -9,13 +10,14 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from hf_vit.data.dense.drawing import class_palette, paint_classes, paint_objects
+from hf_vit.data.annotations import IGNORED
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.images import to_rgb
 from hf_vit.data.labels import classes_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from PIL.Image import Image
 
 _LOOKED_INTO = 200
 # Where the largest class is that many times the smallest, an accuracy hides the small ones.
@@ -155,3 +157,50 @@ def _pair(data: ImageData, row: dict[str, Any], side: int) -> tuple[Image.Image,
         masks = [mask.resize((width, height), Image.Resampling.NEAREST) for mask in objects["segmentation"]]
         scaled["masks"] = torch.from_numpy(np.stack([np.array(mask) for mask in masks]))
     return shown, paint_objects(shown, scaled, data.label_names)
+
+
+_GOLDEN = 0.618033988749895  # steps of it around the circle of hues fill it evenly, however many there are
+_MASK_STRENGTH = 0.55
+_NAME_LENGTH = 16
+
+
+def class_palette(count: int) -> list[tuple[int, int, int]]:
+    """A colour for each of so many classes, those of neighbouring numbers far apart."""
+    hues = [colorsys.hsv_to_rgb(number * _GOLDEN % 1.0, 0.85, 1.0) for number in range(count)]
+    return [(round(255 * red), round(255 * green), round(255 * blue)) for red, green, blue in hues]
+
+
+def paint_classes(image: "Image", classes: torch.Tensor, count: int) -> "Image":
+    """An image with the class of every pixel, [H, W] of 0..count-1 (ignored ones stay as they are), as its colour."""
+    from torchvision.transforms.functional import to_pil_image
+    from torchvision.utils import draw_segmentation_masks
+
+    there = [number for number in classes.unique().tolist() if number != IGNORED]
+    if not there:
+        return image
+    palette = class_palette(count)
+    layers = torch.stack([classes == number for number in there])
+    return to_pil_image(draw_segmentation_masks(_pixels(image), layers, _MASK_STRENGTH, [palette[k] for k in there]))
+
+
+def paint_objects(image: "Image", objects: Mapping[str, torch.Tensor], names: Sequence[str]) -> "Image":
+    """An image with objects: "boxes" [n, 4] x1 y1 x2 y2 px, "labels" [n], and "scores", "masks" [n, H, W] if any."""
+    from torchvision.transforms.functional import to_pil_image
+    from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
+
+    numbers: list[int] = objects["labels"].tolist()
+    if not numbers:
+        return image
+    palette = class_palette(len(names))
+    colours: Any = [palette[number] for number in numbers]
+    pixels = _pixels(image)
+    if "masks" in objects:
+        pixels = draw_segmentation_masks(pixels, objects["masks"].cpu().bool(), _MASK_STRENGTH, colours)
+    titles = [names[number][:_NAME_LENGTH] for number in numbers]
+    if "scores" in objects:
+        titles = [f"{title} {score:.0%}" for title, score in zip(titles, objects["scores"].tolist(), strict=True)]
+    return to_pil_image(draw_bounding_boxes(pixels, objects["boxes"].cpu(), titles, colours, width=2))
+
+
+def _pixels(image: "Image") -> torch.Tensor:
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)

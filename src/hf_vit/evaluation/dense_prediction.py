@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from hf_vit.data.dense.drawing import paint_classes, paint_objects
-from hf_vit.data.dense.tiles import Tiles
+from hf_vit.data.overview import paint_classes, paint_objects
+from hf_vit.data.tiles import Tiles
 from hf_vit.errors import UserError
 from hf_vit.evaluation.prediction import image_files, opened_images
 from hf_vit.evaluation.reading import enough_for

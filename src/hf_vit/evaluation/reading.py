@@ -65,7 +65,7 @@ class Collate:
         return pixel_values, torch.tensor(labels), images
 
     def _decoded(self, stored: Mapping[str, Any]) -> "Image":
-        from hf_vit.data.checks import open_image, raise_bad
+        from hf_vit.data.images import open_image, raise_bad
 
         seen, image = open_image(stored, "an image", self.draft_side)
         if image is None:

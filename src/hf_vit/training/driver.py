@@ -13,8 +13,8 @@ from transformers import set_seed
 from transformers.utils import logging as transformers_logging
 
 from hf_vit.data import ImageData
-from hf_vit.data.auto_augment import open_policy
-from hf_vit.data.dense.annotations import Target
+from hf_vit.data.annotations import Target
+from hf_vit.data.augmentation import open_policy
 from hf_vit.environment import keep_freed_memory
 from hf_vit.errors import UserError
 from hf_vit.families import family_of

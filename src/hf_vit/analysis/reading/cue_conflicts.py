@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self, final
 
 from hf_vit.analysis.reading.images import AnalysisImages, images_of_files
-from hf_vit.data.sources.data_source import IMAGE_SUFFIXES
+from hf_vit.data.sources import IMAGE_SUFFIXES
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
 from hf_vit.subjects.subject import Subject

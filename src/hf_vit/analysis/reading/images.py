@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast, final
 import numpy as np
 
 from hf_vit.data import ImageData, load_data, to_rgb
-from hf_vit.data.checks import open_image, short_name
-from hf_vit.data.sources.data_source import IMAGE_SUFFIXES
+from hf_vit.data.images import open_image, short_name
+from hf_vit.data.sources import IMAGE_SUFFIXES
 from hf_vit.errors import UserError
 from hf_vit.results.facts import DataFact
 

@@ -140,8 +140,8 @@ class Job:
             return
         import datasets
 
-        from hf_vit.data.checks import open_image, raise_bad, short_name
         from hf_vit.data.fingerprints import refuse_changed
+        from hf_vit.data.images import open_image, raise_bad, short_name
 
         table = self.splits[part.split].cast_column("image", datasets.Image(decode=False))
         first = part.number * self.settings.rows_per_file

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 from hf_vit.data import ImageData, load_data
-from hf_vit.data.dense.annotations import Target
+from hf_vit.data.annotations import Target
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination

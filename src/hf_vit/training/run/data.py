@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from hf_vit.data import ImageData, check_images, load_data
-from hf_vit.data.dense.annotations import Target
+from hf_vit.data.annotations import Target
 from hf_vit.data.overview import tell_uneven
 from hf_vit.training.run.options import FinetuneOptions
 

@@ -14,7 +14,7 @@ from transformers import AutoImageProcessor, PreTrainedModel, TrainerCallback, T
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from hf_vit.data import ImageData, eval_transform, train_transform, transform_split
-from hf_vit.data.dense.annotations import Target
+from hf_vit.data.annotations import Target
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.results.facts import Facts, Record

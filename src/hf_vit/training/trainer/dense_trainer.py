@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from transformers.trainer_utils import EvalLoopOutput
 
-from hf_vit.data.dense.annotations import IGNORED
+from hf_vit.data.annotations import IGNORED
 from hf_vit.families import DENSE_HEADS
 from hf_vit.training.dense_model import model_inputs
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer

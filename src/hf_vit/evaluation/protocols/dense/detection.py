@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import numpy as np
 import torch
 
-from hf_vit.data.dense.drawing import paint_objects
+from hf_vit.data.overview import paint_objects
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.dense.meters import DetectionMeter
 from hf_vit.evaluation.protocols.dense.pictures import (

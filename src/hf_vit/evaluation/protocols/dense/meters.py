@@ -6,7 +6,7 @@ from typing import Any, final
 
 import torch
 
-from hf_vit.data.dense.annotations import IGNORED
+from hf_vit.data.annotations import IGNORED
 from hf_vit.errors import UserError
 
 # Every process of a training judges all images by itself.

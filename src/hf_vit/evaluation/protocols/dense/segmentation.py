@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import numpy as np
 import torch
 
-from hf_vit.data.dense.annotations import IGNORED
-from hf_vit.data.dense.drawing import paint_classes
+from hf_vit.data.annotations import IGNORED
+from hf_vit.data.overview import paint_classes
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.dense.meters import SegmentationMeter

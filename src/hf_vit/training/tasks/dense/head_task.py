@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
 from hf_vit.data import ImageData, dense_collator, dense_transforms
-from hf_vit.data.dense.transforms import refuse_apart
+from hf_vit.data.transforms import refuse_apart
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.dense.detection import DetectionResult

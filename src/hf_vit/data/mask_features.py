@@ -13,7 +13,7 @@ from datasets import ClassLabel, Features, Image, List, Value
 from datasets.features.features import register_feature
 from PIL import Image as Pillow
 
-from hf_vit.data.dense.annotations import class_numbers
+from hf_vit.data.annotations import class_numbers
 
 
 @dataclass(repr=False)

@@ -5,8 +5,10 @@ import functools
 import glob
 import hashlib
 import json
+import logging
 import math
 import os
+import sys
 import tarfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_vit.data.images import tell_dark
-from hf_vit.data.labels import first_of, plain_label, plain_name, typed_labels
-from hf_vit.data.sources.data_source import DataSource, Listing, find_file
-from hf_vit.data.sources.hub_data import load_hub, refuse_places
-from hf_vit.data.splits import SPLITS, split_name
+from hf_vit.data.images import Seen, open_image, raise_bad, short_name, tell_dark
+from hf_vit.data.labels import LabelMap, first_of, plain_label, plain_name, typed_labels
+from hf_vit.data.sources import DataSource, Listing, find_file
+from hf_vit.data.splits import SPLITS, part_of, split_name
 from hf_vit.errors import UserError
 from hf_vit.repositories.reading import reading
 from hf_vit.repositories.stores import in_store, sizes
@@ -634,3 +635,188 @@ def find_columns(features: "Features", name: str, named: NamedColumns | None = N
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."
+
+
+# Where a card, or the file in its stead, tells `datasets` which files are read.
+_DECLARING = ("README.md", ".huggingface.yaml")
+_PATTERNS = ("data_files", "data_dir")
+
+
+def load_hub(repo: str, commit: str | None, configuration: str | None, *, streaming: bool) -> Any:
+    """What `datasets` makes of a data set, split by split, from its own files alone.
+
+    Args:
+        repo: user/name.
+        commit: to be read; None where the Hub cannot be asked, for what was read before.
+        configuration: None for the only one.
+
+    Raises:
+        UserError: it names files of another place.
+        Exception: whatever `datasets` raises.
+    """
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, load_dataset
+
+    if commit is not None:
+        for pattern in _declared(repo, commit):
+            _refuse_pattern(repo, pattern)
+    is_quiet = are_progress_bars_disabled() or sys.stderr.isatty()
+    if not is_quiet:  # bars are for terminals
+        disable_progress_bars()
+    try:
+        return load_dataset(repo, configuration, revision=commit, streaming=streaming)
+    finally:
+        if not is_quiet:
+            enable_progress_bars()
+
+
+def _declared(repo: str, commit: str) -> Iterator[str]:
+    """Every pattern of files in the data set's own description."""
+    import yaml
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    for name in _DECLARING:
+        with reading(repo):
+            try:
+                text = Path(hf_hub_download(repo, name, repo_type="dataset", revision=commit)).read_text("utf-8")
+            except EntryNotFoundError:
+                continue
+        front = text.split("\n---", 1)[0].removeprefix("---") if name.endswith(".md") else text
+        try:
+            described: object = yaml.safe_load(front)
+        except (yaml.YAMLError, RecursionError, ValueError) as error:
+            raise UserError(f"{name} of {repo} cannot be read as YAML; its author has to mend it") from error
+        yield from _patterns_in(described)
+
+
+def _patterns_in(value: object, within: bool = False, depth: int = 0) -> Iterator[str]:
+    """Texts under a key that names files, at any depth."""
+    if within and isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping) and depth < 20:
+        for key, item in value.items():  # pyright: ignore[reportUnknownVariableType]
+            yield from _patterns_in(item, (within and key != "split") or key in _PATTERNS, depth + 1)  # pyright: ignore[reportUnknownArgumentType]
+    elif isinstance(value, list) and depth < 20:
+        for item in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from _patterns_in(item, within, depth + 1)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _refuse_pattern(repo: str, pattern: str) -> None:
+    """Relative ones stay inside the repository."""
+    if "://" in pattern or "::" in pattern or pattern.startswith(("/", "~", "\\")) or ".." in pattern.split("/"):
+        raise UserError(f"{repo} names files of another place ({pattern[:80]!r}), which are not read; give other data")
+
+
+def refuse_places(table: "Dataset", column: str, source: DataSource) -> None:
+    """Refuse a table whose images, instead of being in it, are to be read from somewhere else.
+
+    A stranger's may only name what lies in the Hub's caches, one of this machine no addresses.
+
+    Raises:
+        UserError: names the first.
+    """
+    import pyarrow.compute
+    from datasets import config
+    from huggingface_hub import constants
+
+    pc: Any = pyarrow.compute  # whose functions are made when it is imported
+    images: Any = table.data.column(column)
+    outside = pc.filter(pc.struct_field(images, "path"), pc.is_null(pc.struct_field(images, "bytes")))
+    caches = [os.path.realpath(place) for place in (constants.HF_HUB_CACHE, config.HF_DATASETS_CACHE)]
+    for path in pc.unique(outside).to_pylist():
+        if path is None:
+            continue
+        if is_foreign(source, path) and not any(os.path.realpath(path).startswith(place + os.sep) for place in caches):
+            refuse_image(source.name, path)
+
+
+def is_foreign(source: DataSource, path: object) -> bool:
+    """Whether a table of this source has no business there."""
+    return not source.may_name_files or "://" in str(path)
+
+
+def refuse_image(repo: str, path: object) -> None:
+    """The error of an image that a table wants to be read from somewhere."""
+    raise UserError(
+        f"{repo} names a file in place of an image ({str(path)[:80]!r}), which is not read; give data that hold their "
+        "images"
+    )
+
+
+logger = logging.getLogger(__name__)
+
+# Decoded images waiting inside a stream; small, so that a stream of large photographs stays small in memory.
+_BATCH = 16
+
+
+@dataclass(frozen=True)
+class StreamCut:
+    """Which part of a training stream is wanted, when validation or test are cut from it."""
+
+    missing: tuple[str, ...]
+    wanted: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class StreamReader:
+    """Batched map function of a stream: undecoded rows in, RGB images and class numbers out.
+
+    A bad image raises UserError, or with skip_bad_images is left out, named in a warning and in `skipped` (of this
+    process: in a loader's worker the list is the worker's own). It is named by its file and row, see `places`.
+    """
+
+    columns: Columns
+    labels: LabelMap
+    split: str
+    min_size: tuple[int, int] = (1, 1)
+    skip_bad_images: bool = False
+    cut: StreamCut | None = None
+    skipped: list[str] = field(default_factory=list[str])
+    source: DataSource | None = None
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+        images: list[Any] = []
+        labels: list[int] = []
+        for stored, raw in zip(batch[self.columns.image], self.columns.labels(batch), strict=True):
+            if self.cut is not None and not self._wanted(stored):
+                continue
+            path = stored.get("path")
+            if stored.get("bytes") is None and self.source is not None and is_foreign(self.source, path):
+                refuse_image(self.source.name, path)
+            seen, image = open_image(stored, "")
+            problem = seen.problem_below(self.min_size)
+            if image is not None and problem is None:
+                if raw not in self.labels.numbers:
+                    self.labels.number(raw, f"image '{self.places(seen)[0]}'")
+                labels.append(self.labels.numbers[raw])
+                images.append(image)
+            elif self.skip_bad_images:
+                self._skip(map(short_name, self.places(seen)))
+            else:
+                raise_bad(replace(seen, name=self.places(seen)[0]), problem or "is corrupt")
+        return {"image": images, "label": labels}
+
+    def places(self, seen: Seen) -> list[str]:
+        """Where an image stands, for people: file and row, of several equal ones all; else what is known of it."""
+        known = image_places(self.source, self.columns.image).get(seen.digest) if self.source else None
+        return known or [seen.name or f"of split {self.split} with SHA-256 {seen.digest[:12]}"]
+
+    def _skip(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self.skipped:  # a stream passes once an epoch
+                self.skipped.append(name)
+                logger.warning("left out the unreadable image %s", name)
+
+    def _wanted(self, stored: Mapping[str, Any]) -> bool:
+        assert self.cut is not None
+        content: bytes | None = stored.get("bytes")
+        if content is None:  # of a file that cannot be read its name must do: whose part it is will tell of it
+            content = str(stored.get("path")).encode()
+        digest = hashlib.sha256(content).hexdigest()
+        return part_of(digest, self.cut.missing, seed=self.cut.seed) == self.cut.wanted
+
+    def over(self, stream: "IterableDataset") -> "IterableDataset":
+        """The stream of {"image": RGB image, "label": class number} that this reader makes of an undecoded one."""
+        columns: Sequence[str] = [self.columns.image, self.columns.label[0]]
+        return stream.map(self, batched=True, batch_size=_BATCH, remove_columns=list(columns))

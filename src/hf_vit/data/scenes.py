@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from PIL import Image
 
+from hf_vit.data.annotations import Annotation, Target, mask_annotation, object_annotation, tight_box
 from hf_vit.data.augmentation import random_keys, uniforms
-from hf_vit.data.builtin.shipped import photograph_tiles
-from hf_vit.data.builtin.tables import LARGEST_TABLE, SPLIT_NUMBERS, Builtin, netpbm, read_numbers
-from hf_vit.data.checks import Seen
-from hf_vit.data.dense.annotations import Annotation, Target, mask_annotation, object_annotation, tight_box
+from hf_vit.data.builtin import LARGEST_TABLE, SPLIT_NUMBERS, Builtin, netpbm, photograph_tiles, read_numbers
+from hf_vit.data.images import Seen
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ class Scenes:
         from datasets import Dataset
         from datasets import Image as ImageFeature
 
-        from hf_vit.data.dense.features import mask_features, object_features
+        from hf_vit.data.mask_features import mask_features, object_features
 
         if target == "label":
             raise UserError("scenes have no label an image; they are for --task segmentation and --task detection")
@@ -178,7 +177,7 @@ def _mask_row(scene: Scene) -> "tuple[dict[str, Any], Annotation]":
 
 
 def _object_row(scene: Scene) -> "tuple[dict[str, Any], Annotation]":
-    from hf_vit.data.dense.features import encoded
+    from hf_vit.data.mask_features import encoded
 
     objects: dict[str, list[Any]] = {
         "bbox": [tight_box(mask) for mask in scene.masks],

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_vit.data.augmentation import random_keys, uniforms
-from hf_vit.data.builtin.tables import LARGEST_TABLE, SPLIT_NUMBERS, Builtin, make_table, netpbm, read_numbers
-from hf_vit.data.checks import Seen
+from hf_vit.data.builtin import LARGEST_TABLE, SPLIT_NUMBERS, Builtin, make_table, netpbm, read_numbers
+from hf_vit.data.images import Seen
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:

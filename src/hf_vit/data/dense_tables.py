@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import UnidentifiedImageError
 
-from hf_vit.data.checks import Seen
-from hf_vit.data.dense.annotations import Target, mask_annotation, object_annotation
+from hf_vit.data.annotations import Target, mask_annotation, object_annotation
+from hf_vit.data.images import Seen
 from hf_vit.data.labels import first_of
 from hf_vit.errors import UserError
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 # What rounding may put a box outside of its image, px; it is cut off.
 _ROUNDING = 1.0
-
 RawObjects = dict[str, list[Any]]
 
 
@@ -176,7 +175,7 @@ class ObjectTables(DenseTables):
             "iscrowd": [int(bool(crowd)) for crowd in raw["iscrowd"]],
         }
         if self.with_masks:
-            from hf_vit.data.dense.run_lengths import run_lengths
+            from hf_vit.data.annotations import run_lengths
 
             objects["segmentation"] = [
                 run_lengths(mask, seen.height, seen.width, f"object {number}")
@@ -193,7 +192,7 @@ class ObjectTables(DenseTables):
     def table(self, split: str, rows: Sequence[int]) -> "Dataset":
         from datasets import Dataset, Features, concatenate_datasets
 
-        from hf_vit.data.dense.features import RunLengthMask, object_features
+        from hf_vit.data.mask_features import RunLengthMask, object_features
 
         features = object_features(self.label_names or [], RunLengthMask() if self.with_masks else None)
         objects = Dataset.from_dict(
