@@ -33,10 +33,10 @@ import hf_vit
 from hf_vit.data import dense_collator, dense_transforms, load_data, transform_split
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.registry import PROTOCOLS, TARGETS
-from hf_vit.subjects.subject import open_subject
+from hf_vit.loading.model import load_model
+from hf_vit.loading.start import find_model
 from hf_vit.training import finetune
 from hf_vit.training.dense_model import build_dense_model, model_inputs
-from hf_vit.training.model_source import find_model
 from hf_vit.training.recipes.registry import Recipe, find_recipe
 from hf_vit.training.trainer.optimizers import optimizer_of
 
@@ -149,7 +149,7 @@ def costs(pair: Pair) -> tuple[float, float]:
         optimizer.zero_grad()
         seconds.append(time.process_time() - start)
     start, judged = time.process_time(), 40
-    PROTOCOLS[pair.task](Examination(open_subject((model, processor)), data, num_images=judged, progress=False))
+    PROTOCOLS[pair.task](Examination(load_model((model, processor)), data, num_images=judged, progress=False))
     return min(seconds[1:]), (time.process_time() - start) * HELD_OUT / judged
 
 

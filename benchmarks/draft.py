@@ -19,9 +19,9 @@ from hf_vit import HfViTConfig
 from hf_vit.data import load_data
 from hf_vit.data.images import opened, to_rgb
 from hf_vit.evaluation import evaluate_protocol, predict
+from hf_vit.loading.model import load_model
 from hf_vit.speed.measuring import speed_ratio, take_turns
 from hf_vit.speed.script import Script, parser
-from hf_vit.subjects.subject import open_subject
 from hf_vit.training import FinetuneOptions, finetune
 
 SIDE, SIZES = 384, (48, 112)  # px
@@ -65,7 +65,7 @@ def measured(size: int, data: Path, folder: Path, turns: int) -> dict[str, Any]:
         [each.scores[0][0] for each in predict(model, files, draft=each)] for each in (False, True)
     ]
     row["test_answers_changed"] = sum(a != b for a, b in zip(*answers, strict=True))
-    subject = open_subject(model)
+    subject = load_model(model)
 
     def values(side: int | None) -> list[torch.Tensor]:
         return [subject.prepare([to_rgb(opened(path, side))]) for path in files]

@@ -141,12 +141,12 @@ def judge_torch(family: str, name: str, work: Path) -> dict[str, Any]:
     """Share of the test split that `optimize_for_inference(quantize="int8")` answers as the model does."""
     from hf_vit import optimize_for_inference
     from hf_vit.data import load_data
-    from hf_vit.subjects.subject import open_subject
+    from hf_vit.loading.model import load_model
 
     data = load_data(str(data_folder(name, work)))
     table: Any = data.split("test")
     folder = trained(family, name, work)
-    subject, ours = open_subject(folder, "cpu"), open_subject(folder, "cpu").model
+    subject, ours = load_model(folder, "cpu"), load_model(folder, "cpu").model
     quantized = optimize_for_inference(subject.model, quantize="int8")
     classes = torch.tensor(subject.classes_of(data.label_names))
     answers = list[torch.Tensor]()

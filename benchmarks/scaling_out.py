@@ -25,10 +25,10 @@ from PIL import Image
 from hf_vit import HfViTForImageClassification
 from hf_vit.data import make_processor
 from hf_vit.evaluation import embed
+from hf_vit.loading.model import load_model
+from hf_vit.loading.optimizing import optimize
 from hf_vit.speed.measuring import quartiles
 from hf_vit.speed.script import Script, parser
-from hf_vit.subjects.optimizing import optimize
-from hf_vit.subjects.subject import open_subject
 from hf_vit.variants import variant_config
 
 WORKERS, BATCH, ROWS_PER_FILE, EDGE = 2, 8, 32, 4
@@ -37,7 +37,7 @@ WORKERS, BATCH, ROWS_PER_FILE, EDGE = 2, 8, 32, 4
 def alone(model: str, seconds: float, barrier: Any, told: Any) -> None:
     """Images/s of one process with one thread, while the others are at it."""
     torch.set_num_threads(1)
-    subject = open_subject(model, "cpu")
+    subject = load_model(model, "cpu")
     optimize(subject, "torch")
     values = torch.randn(BATCH, 3, 224, 224)
     with torch.inference_mode():

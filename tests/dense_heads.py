@@ -6,9 +6,9 @@ import torch
 
 import hf_vit
 from hf_vit.families import DENSE_HEADS
+from hf_vit.loading.start import find_model
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 from hf_vit.training.dense_model import build_dense_model
-from hf_vit.training.model_source import find_model
 
 SIDE = 64
 VIT = {

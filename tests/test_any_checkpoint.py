@@ -14,9 +14,9 @@ from training.conftest import make_colour_folder
 from transformers import AutoModel, BertConfig, BertModel, SwinConfig
 
 from hf_vit.conversion import convert
+from hf_vit.loading.model import load_model
+from hf_vit.loading.start import build_classifier, build_model, find_model
 from hf_vit.results.facts import Facts
-from hf_vit.subjects.subject import open_subject
-from hf_vit.training.model_source import build_classifier, build_model, find_model
 from hf_vit_cli.main import main
 
 SHORT = ("--steps", "1", "--batch-size", "4", "--evaluations", "1", "--precision", "fp32", "--device", "cpu")
@@ -117,7 +117,7 @@ def test_weights_are_those_of_convert(kind, kinds):
     source, converted = kinds[kind]
     wanted = AutoModel.from_pretrained(converted).state_dict()
     started = build_model(find_model(source), "model").state_dict()
-    looked_at: Any = open_subject(source, "cpu", inside=True).model
+    looked_at: Any = load_model(source, "cpu", inside=True).model
     both = [started]
     if type(looked_at).__module__.startswith("hf_vit."):
         both.append(getattr(looked_at, "vit", looked_at).state_dict())
@@ -137,9 +137,9 @@ def test_heads_of_the_same_classes_are_kept(kinds):
 
 def test_timm_is_converted_where_it_is_not_installed(kinds, monkeypatch):
     source, converted = kinds["timm folder"]
-    own = open_subject(source, "cpu")
+    own = load_model(source, "cpu")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    ours, saved = open_subject(source, "cpu"), open_subject(str(converted), "cpu")
+    ours, saved = load_model(source, "cpu"), load_model(str(converted), "cpu")
     assert (own.origin, ours.origin, saved.origin) == (None, "timm_vit", None)
     assert ours.label_sets == own.label_sets == [list(LABELS)]
     images = [Image.effect_noise((20, 20), 90).convert("RGB")]

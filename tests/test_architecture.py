@@ -27,7 +27,7 @@ RANKS = {
     **dict.fromkeys(("data", "results", "rewriting", "model_cards"), 5),
     "conversion": 6,
     "inference": 7,
-    "subjects": 8,
+    "loading": 8,
     "cost": 9,
     "hub": 10,
     **dict.fromkeys(("evaluation", "pages"), 11),

@@ -17,7 +17,7 @@ from training.conftest import make_colour_folder
 from hf_vit import conversion
 from hf_vit.data import make_processor
 from hf_vit.errors import UserError
-from hf_vit.subjects.subject import open_subject
+from hf_vit.loading.model import load_model
 from hf_vit_cli.main import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's exporter
@@ -63,7 +63,7 @@ def run(*words: object) -> Any:
 
 def test_the_same_answers_as_the_model(places: dict[str, Path]):
     """To images, and to noise; an image that is not finite spoils no other."""
-    graph, model = open_subject(places["GRAPH"]), open_subject(places["MODEL"], "cpu")
+    graph, model = load_model(places["GRAPH"]), load_model(places["MODEL"], "cpu")
     images = [Image.open(path).convert("RGB") for path in sorted(places["DATA"].rglob("*.png"))[:5]]
     assert graph.label_sets == model.label_sets
     assert torch.equal(graph.prepare(images), model.prepare(images))
@@ -151,7 +151,7 @@ def test_other_files_are_refused(places: dict[str, Path], tmp_path: Path, capfd:
     file = tmp_path / f"text{graph.suffix}"
     file.write_text("no graph")
     with pytest.raises(UserError, match=rf"text\{graph.suffix} cannot be read by (onnxruntime|openvino)"):
-        open_subject(file)
+        load_model(file)
     assert capfd.readouterr() == ("", "")
 
 
@@ -159,7 +159,7 @@ def test_other_files_are_refused(places: dict[str, Path], tmp_path: Path, capfd:
 def test_images_of_refused_sizes_are_not_answered(threads: int, places: dict[str, Path]):
     """On one thread OpenVINO gave the answers of the images before."""
     torch.set_num_threads(threads)
-    model = open_subject(places["GRAPH"]).model
+    model = load_model(places["GRAPH"]).model
     wanted = model(torch.ones(2, 3, 16, 16)).logits
     for height, width in ((1, 16), (16, 3)):
         with pytest.raises(
@@ -180,7 +180,7 @@ def test_a_graph_of_another_hand_is_refused(places: dict[str, Path], tmp_path: P
     else:
         file.write_text(file.read_text().replace("<labels ", "<names "))
     with pytest.raises(UserError, match=r"does not say its labels; give a graph that hf-vit export --to"):
-        open_subject(file)
+        load_model(file)
 
 
 def test_bench_beside_the_model(places: dict[str, Path], tmp_path: Path):
@@ -219,7 +219,7 @@ def test_what_a_bench_cannot_measure_is_refused_in_one_line(
 
 @pytest.mark.parametrize("which", ["images", "files"])
 def test_a_graph_with_its_processor_takes_images_of_several_sizes(which: str, of_images: dict[str, Path]):
-    graph, model = open_subject(of_images[which]), open_subject(of_images["MODEL"], "cpu")
+    graph, model = load_model(of_images[which]), load_model(of_images["MODEL"], "cpu")
     picture = Image.effect_mandelbrot((90, 70), (-2, -1.2, 0.6, 1.2), 60).convert("RGB")
     sizes = ((90, 70), (16, 16), (31, 8), (400, 300))
     images = [picture.resize(size) for size in sizes]

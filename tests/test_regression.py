@@ -18,8 +18,8 @@ from transformers import TimmWrapperConfig, TimmWrapperForImageClassification, p
 import hf_vit
 from hf_vit import conversion
 from hf_vit.data import make_processor as processor_of
+from hf_vit.loading.start import build_classifier, find_model
 from hf_vit.results.facts import append_record, new_record
-from hf_vit.training.model_source import build_classifier, find_model
 from hf_vit_cli.main import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")

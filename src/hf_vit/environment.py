@@ -9,7 +9,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from hf_vit.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 _PACKAGES = ("hf-vit", "torch", "torchvision", "transformers", "datasets", "huggingface_hub")
 # mallopt(3): what is larger is mapped by itself, and unmapped when freed (older C libraries take no more than 32 MiB);
@@ -121,3 +126,18 @@ def keep_freed_memory() -> bool:
     return any(mallopt(_MMAP_THRESHOLD, size) for size in _MAPPED_FROM) and bool(
         mallopt(_TRIM_THRESHOLD, _TRIMMED_FROM)
     )
+
+
+def pick_device(device: str | None = None) -> "torch.device":
+    """The asked device if torch can use it here; by default CUDA where there is one, else the CPU."""
+    import torch
+
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+        torch.empty(1, device=place).item()  # which the device "meta" cannot
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device {device!r} cannot be used here ({reason}); try --device cpu") from error
+    return place

@@ -102,7 +102,7 @@ def test_a_stopped_run_says_how_it_goes_on(model, pictures, tmp_path, capsys, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(api, "open_subject", stop)
+        patched.setattr(api, "load_model", stop)
         assert run(*typed(model, pictures, tmp_path)) == 130
     said = "hf-vit: stopped; nothing is finished yet; start again with the same command\n"
     assert capsys.readouterr().err == said

@@ -14,8 +14,8 @@ from transformers import ResNetConfig, ResNetModel, ViTConfig, ViTImageProcessor
 
 from hf_vit.analysis import AnalysisSettings, analyze
 from hf_vit.analysis.analyses.cka import MinibatchCKA, draw_cka, gram, hsic
-from hf_vit.subjects.layers import layers_of
-from hf_vit.subjects.subject import Subject
+from hf_vit.loading.model import LoadedModel
+from hf_vit.loading.outputs import layers_of
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -135,7 +135,7 @@ def test_a_vit_beside_a_mixer_and_a_resnet_of_timm(with_processor):
             theirs[resnet].append(features)
     by_index = {image.tobytes(): row for row, image in enumerate(images)}
     for other, layers in theirs.items():
-        subject = Subject(other, lambda chosen: pixels[[by_index[image.tobytes()] for image in chosen]], "other")
+        subject = LoadedModel(other, lambda chosen: pixels[[by_index[image.tobytes()] for image in chosen]], "other")
         run = analyze((vit, processor), images, only=["cka_between"], settings=settings, against=subject)
         running = MinibatchCKA()
         for chosen in (slice(0, 5), slice(5, 9)):

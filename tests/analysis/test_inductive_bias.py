@@ -37,7 +37,7 @@ from hf_vit.analysis.analyses.permutation import SHARES, patch_sources, permute_
 from hf_vit.analysis.analyses.receptive_field import field_energy, field_numbers
 from hf_vit.analysis.reading.features import FeatureReader
 from hf_vit.errors import UserError
-from hf_vit.subjects.subject import Subject
+from hf_vit.loading.model import LoadedModel
 
 NEW = ["equivariance", "patch_permutation", "receptive_field"]
 SETTINGS = AnalysisSettings(num_images=5, batch_size=2)
@@ -47,7 +47,7 @@ def look(model, only=NEW, settings=SETTINGS, side=16):
     def prepare(images):
         return torch.stack([pil_to_tensor(image.resize((side, side))) / 127.5 - 1 for image in images])
 
-    return analyze(Subject(model.eval(), prepare, "toy"), make_images(5), only=only, settings=settings)
+    return analyze(LoadedModel(model.eval(), prepare, "toy"), make_images(5), only=only, settings=settings)
 
 
 class Convolutions(nn.Module):

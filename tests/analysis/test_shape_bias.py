@@ -13,8 +13,8 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 from hf_vit.analysis import analyze, open_cue_conflicts
 from hf_vit.analysis.analyses.shape_bias import class_decisions, count_decisions, shape_share
 from hf_vit.errors import UserError
+from hf_vit.loading.model import LoadedModel
 from hf_vit.results.facts import Facts
-from hf_vit.subjects.subject import Subject
 from hf_vit_cli.main import main
 
 CLASSES = ("ant", "bee", "cow")
@@ -48,7 +48,7 @@ class Reads(nn.Module):
         return -(shades[:, None] - wanted).abs()
 
 
-class Named(Subject):
+class Named(LoadedModel):
     """A subject with named classes."""
 
     @property
@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_refused(conflicts, tmp_path):
     with pytest.raises(UserError, match=r"reader has no label 'cow' \(class cow\); give --class-map FILE"):
         read.for_model(subject(0, ("ant", "bee")))
     with pytest.raises(UserError, match="names no classes"):
-        read.for_model(Subject(nn.Linear(1, 1), lambda images: torch.zeros(1), "bare"))
+        read.for_model(LoadedModel(nn.Linear(1, 1), lambda images: torch.zeros(1), "bare"))
     for text, message in (("{", "is not valid JSON"), ('{"ant": []}', "must hold a JSON object"), ("[]", "must hold")):
         (tmp_path / "map.json").write_text(text)
         with pytest.raises(UserError, match=message):

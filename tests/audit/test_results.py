@@ -21,7 +21,7 @@ from hf_vit.data import ImageData, load_data
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.hub.card import write_card
-from hf_vit.subjects.subject import open_subject
+from hf_vit.loading.model import load_model
 
 
 def audit(folder: Path, *data: Path, **options: Any) -> list[Any]:
@@ -91,7 +91,7 @@ def test_what_is_not_true_is_different(judged: Path, colours: Path) -> None:
 @pytest.fixture
 def tied() -> Examination:
     """A classifier to which two classes are one: what is of either may be answered with any of both."""
-    subject = open_subject((make_classifier(), make_processor()))
+    subject = load_model((make_classifier(), make_processor()))
     data = ImageData("animals", "0", {"test": make_dataset(16)}, list(NAMES))
     with torch.no_grad():
         subject.model.classifier.weight[1] = subject.model.classifier.weight[0]

@@ -17,9 +17,9 @@ from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.families import FAMILIES
-from hf_vit.subjects.features import pre_logits
-from hf_vit.subjects.image_gpt import ImageGPTFeatures
-from hf_vit.subjects.subject import open_subject
+from hf_vit.loading.folders import ImageGPTFeatures
+from hf_vit.loading.model import load_model
+from hf_vit.loading.outputs import pre_logits
 
 SETTINGS = ComparisonSettings(corruptions=("contrast",), epsilons=(8.0,), robustness_images=None, speed_turns=0)
 MEAN, STD = (torch.tensor(zoo.SCALE[name])[:, None, None] for name in ("image_mean", "image_std"))
@@ -54,7 +54,7 @@ def answers(model, pixels):
 
 
 def measured(saved, data, kind, probe=False, **changes):
-    subject, settings = open_subject(saved.source(kind)), replace(SETTINGS, **changes)
+    subject, settings = load_model(saved.source(kind)), replace(SETTINGS, **changes)
     inputs = inputs_of(subject, judged_by(subject, data, probe), data, "test", settings)
     return subject, measure_model(subject, data, inputs, settings, progress=False)
 
@@ -128,7 +128,7 @@ def test_image_gpt_by_its_middle_layer_and_a_probe(saved, data, tmp_path):
     """Against the whole model: the input of the middle block, normed by it, averaged over the pixels."""
     from transformers import AutoImageProcessor, ImageGPTModel
 
-    subject = open_subject(saved.source("igpt"))
+    subject = load_model(saved.source("igpt"))
     images = list(data.split("test")["image"])
     whole = ImageGPTModel.from_pretrained(saved.folder("igpt")).eval()
     tokens = AutoImageProcessor.from_pretrained(saved.folder("igpt"))(images=images, return_tensors="pt")
@@ -155,7 +155,7 @@ def test_a_probe_answers_as_scikit_learn(missing, classes, saved, data):
     splits = {name: table.filter(lambda row: row["label"] < classes) for name, table in data.splits.items()}
     splits["train"] = splits["train"].filter(lambda row: row["label"] != missing)
     data = ImageData("colours", "", splits, data.label_names[:classes])
-    subject = open_subject(saved.source("swin"))
+    subject = load_model(saved.source("swin"))
     examination = Examination(subject, data, progress=False)
     head, strength = fit_probe(examination)
     model = ProbedForImageClassification(subject.model, head, data.label_names)
@@ -181,7 +181,7 @@ def test_a_probe_that_never_saw_a_class_has_no_loss(knows_all, saved, data):
     missing = None if knows_all else data.split("test")["label"][0]
     train = data.split("train").filter(lambda row: row["label"] != missing)
     data = ImageData("colours", "", {**data.splits, "train": train}, data.label_names)
-    subject = open_subject(saved.source("swin"))
+    subject = load_model(saved.source("swin"))
     settings = replace(SETTINGS, corruptions=(), epsilons=())
     found = measure_model(subject, data, inputs_of(subject, PROBE, data, "test", settings), settings, progress=False)
     assert (found.loss is not None) == knows_all

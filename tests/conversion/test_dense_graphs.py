@@ -10,9 +10,9 @@ from dense_heads import build
 
 import hf_vit
 from hf_vit.conversion.targets.graphs.tracing import OTHERWISE, spaced
-from hf_vit.subjects.subject import open_subject
+from hf_vit.loading.model import load_model
+from hf_vit.loading.start import find_model
 from hf_vit.training.dense_model import build_dense_model
-from hf_vit.training.model_source import find_model
 
 CASES = [("plain", "linear")]
 SLOW = [
@@ -36,7 +36,7 @@ def saved(family: str, head: str, folder: Path) -> Path:
 def test_a_graph_answers_at_every_size(family: str, head: str, tmp_path: Path) -> None:
     folder = saved(family, head, tmp_path / "model")
     hf_vit.export(folder, tmp_path / "graph", "onnx")
-    model = open_subject(folder, "cpu").model
+    model = load_model(folder, "cpu").model
     session = onnxruntime.InferenceSession(tmp_path / "graph" / "model.onnx", providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_outputs()]
     for batch, height, width in ((1, 64, 64), (3, 64, 160), (2, 128, 96), (1, 32, 64)):
@@ -50,7 +50,7 @@ def test_a_graph_answers_at_every_size(family: str, head: str, tmp_path: Path) -
     told = json.loads(session.get_modelmeta().custom_metadata_map["labels"])
     assert told == {"0": "sky", "1": "cat"}
     with pytest.raises(hf_vit.UserError, match=r"the graph of a Hf\w+, which is run by onnxruntime alone"):
-        open_subject(tmp_path / "graph")
+        load_model(tmp_path / "graph")
 
 
 @pytest.mark.slow

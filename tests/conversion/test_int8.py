@@ -25,7 +25,7 @@ from hf_vit.conversion.targets.graphs.quantizing import choose
 from hf_vit.conversion.targets.graphs.runtimes import openvino_core
 from hf_vit.data import make_processor
 from hf_vit.errors import UserError
-from hf_vit.subjects.subject import open_subject
+from hf_vit.loading.model import load_model
 from hf_vit_cli.main import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of exporters and quantisers
@@ -105,7 +105,7 @@ def test_what_the_certificate_says_of_int8(
     told = capsys.readouterr().out
     certificate = json.loads((tmp_path / "out" / "export.json").read_text())
     said = certificate["quantization"]
-    graph, model = open_subject(tmp_path / "out"), open_subject(places["model"], "cpu")
+    graph, model = load_model(tmp_path / "out"), load_model(places["model"], "cpu")
     files = [(path, COLOURS.index(path.parent.name)) for path in sorted((places["data"] / "test").rglob("*.png"))]
     images = [Image.open(path).convert("RGB") for path, _ in files]
     with torch.no_grad():
@@ -166,19 +166,19 @@ def test_without_vnni_sums_of_two_products_fit_into_16_bits(
     weights = int8_weights(tmp_path / "out")
     assert len(weights) >= 12  # of 13; a part may stay in float
     assert max(2 * 255 * abs(each.astype(int)).max() for each in weights) < 2**15
-    open_subject(tmp_path / "out")
+    load_model(tmp_path / "out")
     with np.load(tmp_path / "out" / "export.npz") as arrays:
         elsewhere = [arrays[name] * 1.3 for name in arrays.files]
     np.savez(tmp_path / "out" / "export.npz", *elsewhere)
     with pytest.raises(UserError, match=r"gives other results here: .* or export the model again on this one"):
-        open_subject(tmp_path / "out")
+        load_model(tmp_path / "out")
     (tmp_path / "out" / "export.json").rename(tmp_path / "away.json")
     with pytest.raises(
         UserError, match=r"is in int8, .* no export\.json of it lies beside it .* export the model again"
     ):
-        open_subject(tmp_path / "out")
+        load_model(tmp_path / "out")
     processor(avx512_vnni=True)
-    open_subject(tmp_path / "out")
+    load_model(tmp_path / "out")
 
 
 class EyesOfFour:

@@ -15,8 +15,8 @@ from hf_vit.data.load import load_unlabelled
 from hf_vit.evaluation import predict
 from hf_vit.evaluation.dense_prediction import write_dense_predictions
 from hf_vit.evaluation.prediction import image_files, predict_images
+from hf_vit.loading.model import load_model
 from hf_vit.repositories.stores import StoreError
-from hf_vit.subjects.subject import open_subject
 from hf_vit_cli.main import main
 
 
@@ -194,7 +194,7 @@ def model(tmp_path):
 def test_predictions(given, model, folder, stored):
     address = stored(folder)
     (folder / "cat" / "x").mkdir()
-    subject = open_subject(model)
+    subject = load_model(model)
     here = predict_images(subject, [f"{folder}/cat{given}"])
     there = predict_images(subject, [f"{address}/cat{given}"])
     assert [each.scores for each in there] == [each.scores for each in here] != []
@@ -237,4 +237,4 @@ def test_a_failing_store_is_no_image_to_pass_over(model, folder, stored, monkeyp
     monkeypatch.setattr(MemoryFileSystem, "_open", refuse)
     monkeypatch.setattr(MemoryFileSystem, "cat_file", refuse)
     with pytest.raises(StoreError, match=r"cat/000.png cannot be read \(Forbidden\); check its name, your right to it"):
-        predict_images(open_subject(model), files, skip_bad_images=True)
+        predict_images(load_model(model), files, skip_bad_images=True)

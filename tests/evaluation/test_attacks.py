@@ -15,8 +15,8 @@ from hf_vit.data import eval_transform
 from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.attacks import fgsm, pgd, random_start, robustness
 from hf_vit.evaluation.protocols.top1 import top1
-from hf_vit.subjects.pixels import PixelScale
-from hf_vit.subjects.subject import Subject
+from hf_vit.loading.model import LoadedModel
+from hf_vit.loading.pixels import PixelScale
 
 MEAN, STD = (0.3, 0.45, 0.6), (0.2, 0.25, 0.5)
 
@@ -35,7 +35,7 @@ class Linear(nn.Module):
 @pytest.fixture
 def linear():
     processor = ViTImageProcessor(size={"height": 6, "width": 6}, image_mean=MEAN, image_std=STD)
-    return Subject(Linear(), lambda images: torch.stack(eval_transform(processor).prepare(images)), "linear")
+    return LoadedModel(Linear(), lambda images: torch.stack(eval_transform(processor).prepare(images)), "linear")
 
 
 def pixel_weights(model):
@@ -67,7 +67,9 @@ def test_the_scale_of_a_timm_model():
     model = timm.create_model("resnet10t", num_classes=3)
     config = resolve_model_data_config(model)
     transform = create_transform(**config, is_training=False)
-    scale = PixelScale.of(Subject(model, lambda images: torch.stack([transform(image) for image in images]), "timm"))
+    scale = PixelScale.of(
+        LoadedModel(model, lambda images: torch.stack([transform(image) for image in images]), "timm")
+    )
     assert scale.mean == pytest.approx(config["mean"], rel=1e-5)
     assert scale.std == pytest.approx(config["std"], rel=1e-5)
 
@@ -84,7 +86,7 @@ def test_processors_that_do_more_than_scale(linear):
 
     for prepare in (squared, constant, swapped):
         with pytest.raises(UserError, match="does more to a pixel than scale it"):
-            PixelScale.of(Subject(linear.model, prepare, "odd"))
+            PixelScale.of(LoadedModel(linear.model, prepare, "odd"))
 
 
 def test_at_the_border_only_what_is_left_counts(linear):
@@ -146,7 +148,7 @@ def test_accuracy_under_attack_equals_the_closed_form():
     model = Named()
     model.config = type("Config", (), {"id2label": {0: "ant", 1: "bee"}, "num_labels": 2})()
     processor = ViTImageProcessor(size={"height": 6, "width": 6}, image_mean=MEAN, image_std=STD)
-    subject = Subject(model, lambda images: torch.stack(eval_transform(processor).prepare(images)), "linear")
+    subject = LoadedModel(model, lambda images: torch.stack(eval_transform(processor).prepare(images)), "linear")
     data = make_data(test=60, side=6)
     two = data.splits["test"].map(
         lambda row: {"image": row["image"].point(lambda value: 60 + value // 2), "label": row["label"] % 2}

@@ -20,8 +20,8 @@ from hf_vit.evaluation import evaluate_protocol, predict
 from hf_vit.evaluation.dense_prediction import each_dense_prediction, write_dense_predictions
 from hf_vit.evaluation.protocols.dense.meters import IGNORED, DetectionMeter, SegmentationMeter
 from hf_vit.families import DENSE_HEADS
-from hf_vit.subjects.dense import dense_task_of, detect, segment
-from hf_vit.subjects.subject import open_subject
+from hf_vit.loading.model import load_model
+from hf_vit.loading.outputs import dense_task_of, detect, segment
 
 NAMES = ["sky", "tree", "road", "lamp"]
 
@@ -182,14 +182,14 @@ def test_a_folder_is_opened_with_its_head(head, tmp_path):
     model, processor = build("plain", head)
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    subject = open_subject(tmp_path, "cpu")
+    subject = load_model(tmp_path, "cpu")
     assert type(subject.model) is DENSE_HEADS[head].model_class
     assert type(subject.processor) is type(processor)
     assert dense_task_of(subject.model) == DENSE_HEADS[head].task
     assert subject.image_size == subject.input_size == (64, 64)
     assert subject.pixel_values([Image.new("RGB", (90, 50))]).shape == (1, 3, 64, 64)
     with pytest.raises(UserError, match="not an image classifier"):
-        open_subject(tmp_path, "cpu", as_classifier=True)
+        load_model(tmp_path, "cpu", as_classifier=True)
 
 
 def test_transformers_own_segmenters_are_known_and_classifiers_are_not_dense(tmp_path):
@@ -202,7 +202,7 @@ def test_transformers_own_segmenters_are_known_and_classifiers_are_not_dense(tmp
     )  # fmt: skip
     transformers.SegformerForSemanticSegmentation(config).save_pretrained(tmp_path)
     transformers.SegformerImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
-    subject = open_subject(tmp_path, "cpu")
+    subject = load_model(tmp_path, "cpu")
     assert dense_task_of(subject.model) == "segmentation"
     (classes,) = segment(subject.model, subject.processor, torch.randn(1, 3, 32, 32), [(20, 50)])
     assert classes.shape == (20, 50)
@@ -289,7 +289,7 @@ def test_more_classes_than_eight_bits_tell(tmp_path):
     with torch.no_grad():
         model.classifier.weight.zero_()
         model.classifier.bias.copy_(torch.arange(300) == 299)
-    subject = open_subject((model, processor))
+    subject = load_model((model, processor))
     Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
     write_dense_predictions(each_dense_prediction(subject, [tmp_path / "a.png"]), tmp_path / "out")
     with Image.open(tmp_path / "out" / "masks" / "a.png") as mask:

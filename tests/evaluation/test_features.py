@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from hf_vit.errors import UserError
-from hf_vit.subjects.features import PRE_LOGITS, class_token, depth_features, pre_logits
+from hf_vit.loading.outputs import PRE_LOGITS, class_token, depth_features, pre_logits
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4}
 

@@ -18,8 +18,8 @@ from hf_vit.catalogue.listing import list_models
 from hf_vit.catalogue.published import TOP1
 from hf_vit.data.images import opened
 from hf_vit.evaluation import embed, evaluate, evaluate_protocol, predict
-from hf_vit.subjects.own_size import at_own_size, own_grid
-from hf_vit.subjects.subject import open_subject
+from hf_vit.loading.model import load_model
+from hf_vit.loading.pixels import at_own_size, own_grid
 from hf_vit_cli.main import main
 
 # File -> (height, width) -> of 8 px at least, as libjpeg decodes it; and the nearest whole patches of 4 px, of which
@@ -194,18 +194,18 @@ def test_what_they_do_not_go_with(folder, classifier, tmp_path):
             measure(model, data, **output, **given)
     for subject, said in (
         (examine().subject, f"{one_size}; --max-num-patches is for Vision Transformers"),
-        (open_subject((OTHERS["mixer"].build("classification"), ViTImageProcessor())), one_size),
-        (open_subject((HfViTModel(classifier.config, add_pooling_layer=False), ViTImageProcessor())), "pools nothing"),
+        (load_model((OTHERS["mixer"].build("classification"), ViTImageProcessor())), one_size),
+        (load_model((HfViTModel(classifier.config, add_pooling_layer=False), ViTImageProcessor())), "pools nothing"),
     ):
         with pytest.raises(UserError, match=said):
             at_own_size(subject, 12)
     with pytest.raises(UserError, match="does not say what size its images are resized to; leave --draft out"):
-        _ = open_subject((classifier, ViTImageProcessor(do_resize=False))).draft_side
+        _ = load_model((classifier, ViTImageProcessor(do_resize=False))).draft_side
     before_a_crop = ViTImageProcessor(
         size={"shortest_edge": 11}, do_center_crop=True, crop_size={"height": 8, "width": 8}
     )
-    assert open_subject(model).draft_side == 8
-    assert open_subject((classifier, before_a_crop)).draft_side == 11
+    assert load_model(model).draft_side == 8
+    assert load_model((classifier, before_a_crop)).draft_side == 11
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])  # processes that import

@@ -1,4 +1,4 @@
-"""`open_subject`: what loads as an image classifier, and one clear line for everything that does not."""
+"""`load_model`: what loads as an image classifier, and one clear line for everything that does not."""
 
 import json
 import shutil
@@ -10,11 +10,11 @@ from transformers import BertConfig, BertForSequenceClassification, ViTModel
 
 from hf_vit import HfViTForImageClassification, variant_config
 from hf_vit.errors import UserError
-from hf_vit.subjects.subject import open_subject
+from hf_vit.loading.model import load_model
 
 
 def open_classifier(source, device=None):
-    return open_subject(source, device, as_classifier=True)
+    return load_model(source, device, as_classifier=True)
 
 
 def test_a_transformers_classifier_loads(save_classifier):

@@ -10,10 +10,10 @@ from evaluation.tiny import NAMES, our_subject, save_ours
 from PIL import Image
 
 from hf_vit.evaluation import evaluate
+from hf_vit.loading import optimizing
+from hf_vit.loading.model import load_model
+from hf_vit.loading.optimizing import engine_for
 from hf_vit.results.facts import Facts
-from hf_vit.subjects import optimizing
-from hf_vit.subjects.optimizing import engine_for
-from hf_vit.subjects.subject import open_subject
 from hf_vit_cli.main import main
 
 COUNT = 24  # images of the test split
@@ -145,7 +145,7 @@ def test_analyze(folder, engine, tmp_path, capfd):
 def test_a_fingerprint_stays_that_of_the_weights_and_other_models_stay_as_they_are(folder, data):
     optimized = evaluate(folder, str(data), optimize=True)
     assert optimized.engine == "torch"
-    subject = open_subject(folder)
+    subject = load_model(folder)
     assert optimized.examination.subject.fingerprint == subject.fingerprint
     # What is made in Python is somebody's; and what reads inside of a model, or its gradients, needs it as loaded.
     assert evaluate((subject.model, subject.processor), str(data), optimize=True).engine is None

@@ -18,9 +18,8 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.top1 import top1
 from hf_vit.evaluation.protocols.top1_figures import thumbnail_of
 from hf_vit.evaluation.reading import Collate, image_batches
+from hf_vit.loading.model import load_model, match_labels, unique_names
 from hf_vit.results.figures import save_figure
-from hf_vit.subjects.labels import match_labels, unique_names
-from hf_vit.subjects.subject import open_subject
 
 COUNT = 61
 
@@ -31,7 +30,7 @@ def dataset():
 
 
 def measure(model, dataset, label_names=NAMES, prepare=None, max_wrong=64, **options):
-    subject = open_subject((model, make_processor()))
+    subject = load_model((model, make_processor()))
     subject = subject if prepare is None else replace(subject, prepare=prepare)
     data = ImageData("noise", "0123456789abcdef", {"test": dataset}, list(label_names))
     return top1(Examination(subject, data, **{"progress": False, **options}), max_wrong=max_wrong)

@@ -15,7 +15,7 @@ from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.data import ImageData
 from hf_vit.data import make_processor as processor_of
 from hf_vit.evaluation.examination import Examination
-from hf_vit.subjects.subject import Subject, open_subject
+from hf_vit.loading.model import LoadedModel, load_model
 
 NAMES = ("ant", "bee", "cow", "dog", "eel", "fox")
 
@@ -83,12 +83,12 @@ def make_data(train: int = 72, validation: int = 24, test: int = 30, side: int =
 
 def examine(model: Any = None, data: ImageData | None = None, **options: Any) -> Examination:
     """A classifier of transformers with its processor, on noise."""
-    subject = open_subject(model if isinstance(model, Subject) else (model or make_classifier(), make_processor()))
+    subject = load_model(model if isinstance(model, LoadedModel) else (model or make_classifier(), make_processor()))
     return Examination(subject, data or make_data(), **{"progress": False, **options})
 
 
-def our_subject(family: str, **fields: Any) -> Subject:
+def our_subject(family: str, **fields: Any) -> LoadedModel:
     """A tiny classifier of ours with the classes of `NAMES`."""
     model = FAMILIES[family].build("classification", num_labels=len(NAMES), **fields).eval()
     model.config.id2label = dict(enumerate(NAMES))
-    return open_subject((model, processor_of(model.config)))
+    return load_model((model, processor_of(model.config)))

@@ -38,9 +38,9 @@ from hf_vit.hub.licenses import common_license, license_of, need_license
 from hf_vit.hub.model_folder import count_parameters, read_config
 from hf_vit.hub.published_results import RESULTS_FILE, results_file
 from hf_vit.hub.recipe_in_use import in_use
+from hf_vit.loading.model import load_model
 from hf_vit.results.facts import DataFact, Facts, Record, append_record
 from hf_vit.results.writing import write_atomically
-from hf_vit.subjects.subject import open_subject
 from hf_vit.training.recipes.registry import find_recipe
 from hf_vit_cli.main import main
 
@@ -584,7 +584,7 @@ def test_the_cards_code_is_predict(
             if not names:
                 with redirect_stdout(io.StringIO()) as printed:
                     exec(code, names)
-                (prediction,) = predict_images(open_subject(folder, "cpu"), ["image.png"], top=1)
+                (prediction,) = predict_images(load_model(folder, "cpu"), ["image.png"], top=1)
                 assert printed.getvalue().strip() == prediction.scores[0][0], kind
             exec(preparing, names)
             with Image.open("image.png") as opened:
@@ -596,7 +596,7 @@ def test_what_the_card_says_of_pipelines_is_so(photographs: list[Image.Image], f
     make_classifier().save_pretrained(tmp_path / "theirs")
     make_processor().save_pretrained(tmp_path / "theirs")
     classify = pipeline("image-classification", model=str(tmp_path / "theirs"), device="cpu")
-    subject = open_subject(tmp_path / "theirs", "cpu")
+    subject = load_model(tmp_path / "theirs", "cpu")
     off: dict[str, float] = {}
     for kind, save in KINDS.items():
         total = 0.0

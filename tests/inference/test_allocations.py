@@ -33,11 +33,11 @@ model = hf_vit.HfViTForImageClassification(config)
 RUN = {
     "optimized": "hf_vit.optimize_for_inference(model, engine='torch')",
     "opened by its name": """
-from hf_vit.subjects.subject import open_subject
+from hf_vit.loading.model import load_model
 model.save_pretrained("saved")
 from transformers import ViTImageProcessor
 ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained("saved")
-open_subject("saved")
+load_model("saved")
 """,
     "trained": "hf_vit.finetune(config, 'digits', 'trained', steps=1, evaluations=1, batch_size=4)",
 }

@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_vit import HfMixerForImageClassification, UserError
 from hf_vit.analysis.reading.attention import AttentionReader
-from hf_vit.training.model_source import build_classifier, find_model
+from hf_vit.loading.start import build_classifier, find_model
 
 MIXER = MIXERS["mixer"]
 WIDE = {"image_size": 64, "hidden_size": 96, "token_intermediate_size": 120, "intermediate_size": 160}

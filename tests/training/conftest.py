@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from hf_vit import HfViTConfig
-from hf_vit.subjects.checkpoint_folders import checkpoints_in
+from hf_vit.loading.folders import checkpoints_in
 from hf_vit_cli.main import main
 
 COLOURS = {"blue": (40, 40, 230), "green": (40, 200, 40), "red": (230, 40, 40)}

@@ -21,13 +21,13 @@ from hf_vit.audit.results import audit_results
 from hf_vit.data import load_data, scenes
 from hf_vit.evaluation import evaluate, predict
 from hf_vit.families import DENSE_HEADS
+from hf_vit.loading.folders import checkpoints_in
+from hf_vit.loading.outputs import dense_task_of, detect, segment
+from hf_vit.loading.start import build_classifier, find_model, own_head
 from hf_vit.models.resnet_hf_vit import ResNetStem
 from hf_vit.results.facts import Facts
-from hf_vit.subjects.checkpoint_folders import checkpoints_in
-from hf_vit.subjects.dense import dense_task_of, detect, segment
 from hf_vit.training import finetune
 from hf_vit.training.dense_model import build_dense_model, model_inputs
-from hf_vit.training.model_source import build_classifier, find_model, own_head
 from hf_vit.training.recipes.registry import find_recipe
 from hf_vit.training.run.checkpoints import is_complete
 from hf_vit_cli.main import main

@@ -24,11 +24,11 @@ from transformers import (
 
 from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.data import make_processor
+from hf_vit.loading.folders import checkpoints_in
+from hf_vit.loading.model import LoadedModel
+from hf_vit.loading.pixels import PixelScale
 from hf_vit.models.modeling_hf_vit import HfViTImageClassifierOutput
 from hf_vit.results.facts import Facts
-from hf_vit.subjects.checkpoint_folders import checkpoints_in
-from hf_vit.subjects.pixels import PixelScale
-from hf_vit.subjects.subject import Subject
 from hf_vit.training import FinetuneOptions, finetune
 from hf_vit.training.tasks.distillation import DistillationOptions, DistillationTrainer, distillation_loss
 from hf_vit.training.tasks.teacher import Teacher, open_teacher
@@ -249,12 +249,12 @@ def test_a_teacher_that_does_not_name_its_classes(timm_folder):
 
 
 def test_timm_knows_imagenet_by_number_and_by_word():
-    from hf_vit.subjects.timm_models import timm_label_names
+    from hf_vit.loading.timm_models import timm_label_names
 
     numbers, words = timm_label_names(timm.create_model("resnet10t"))
     assert (numbers[0], words[0]) == ("n01440764", "tench, Tinca tinca")
     pixels, model = torch.rand(1, 3, 32, 32), timm.create_model("resnet10t").eval()
-    teacher = Teacher(Subject(model, torch.stack, "resnet"))
+    teacher = Teacher(LoadedModel(model, torch.stack, "resnet"))
     for names in (["n01443537", "n01440764"], ["goldfish, Carassius auratus", "tench, Tinca tinca"]):
         found = teacher.for_classes(names).answer(pixels, PixelScale())
         torch.testing.assert_close(found, model(pixels)[:, [1, 0]])

@@ -14,9 +14,9 @@ from transformers import (
 
 from hf_vit import HfViTForImageClassification
 from hf_vit.data import make_processor
+from hf_vit.loading.start import build_classifier, find_model
 from hf_vit.results.facts import Facts
 from hf_vit.training import finetune
-from hf_vit.training.model_source import build_classifier, find_model
 from hf_vit.training.tasks.classification import accuracy_of_chance, compute_metrics
 from hf_vit.training.trainer.callbacks.patience import Patience
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from training.conftest import same_weights, untimed_log
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
+from hf_vit.loading.folders import checkpoints_in
 from hf_vit.results.facts import Facts
-from hf_vit.subjects.checkpoint_folders import checkpoints_in
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
 from hf_vit.training.run.checkpoints import is_complete, last_complete, read_state
 from hf_vit.training.tasks import classification

@@ -21,10 +21,10 @@ from hf_vit.cost.runs import measured_run
 from hf_vit.data import AugmentationConfig, TransformedImages, load_data, make_processor, train_transform
 from hf_vit.data.load import load_unlabelled
 from hf_vit.errors import DivergedError
+from hf_vit.loading.folders import checkpoints_in
+from hf_vit.loading.model import LoadedModel
 from hf_vit.results.facts import Facts
 from hf_vit.results.trained_images import count_trained
-from hf_vit.subjects.checkpoint_folders import checkpoints_in
-from hf_vit.subjects.subject import Subject
 from hf_vit.training import DistillationOptions, FinetuneOptions, finetune
 from hf_vit.training.run.checkpoints import is_complete
 from hf_vit.training.tasks.meta_pseudo_labels import (
@@ -591,7 +591,7 @@ def test_several_processes(monkeypatch):
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     model = timm.create_model("test_vit", num_classes=3)
-    task = MetaPseudoLabels(SelfTrainingOptions(Teacher(Subject(model, torch.stack, "vit")), "", KINDS[1]))
+    task = MetaPseudoLabels(SelfTrainingOptions(Teacher(LoadedModel(model, torch.stack, "vit")), "", KINDS[1]))
     with pytest.raises(UserError, match="learnt in one process"):
         task.check(find_recipe("meta-pseudo-labels"))
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from hf_vit.analysis.analyses.analysis import Arrays
 from hf_vit.analysis.reading.images import AnalysisImages
 from hf_vit.display import Displayed
+from hf_vit.loading.model import LoadedModel
 from hf_vit.results.facts import Record
-from hf_vit.subjects.subject import Subject
 
 
 @final
@@ -33,7 +33,7 @@ class AnalysisRun(Displayed, Mapping[str, Arrays]):
         engine: what computed an optimized model, of what was measured.
     """
 
-    subject: Subject
+    subject: LoadedModel
     images: AnalysisImages
     arrays: dict[str, Arrays] = field(default_factory=dict[str, Arrays])
     measured: list[str] = field(default_factory=list[str])

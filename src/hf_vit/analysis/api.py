@@ -17,12 +17,12 @@ from hf_vit.analysis.saving import save_analyses
 from hf_vit.errors import UserError, enough_memory
 from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.hub.card import refresh_card
+from hf_vit.loading.model import load_model
+from hf_vit.loading.optimizing import engine_note
 from hf_vit.results.documents import ModelInput, differing
 from hf_vit.results.facts import Facts
 from hf_vit.results.figures import PictureFormat, encode_figure
 from hf_vit.results.writing import write_atomically
-from hf_vit.subjects.optimizing import engine_note
-from hf_vit.subjects.subject import open_subject
 
 
 def analyze(
@@ -46,7 +46,7 @@ def analyze(
     """Look at how a model sees; what goes into an output folder, its own folder is told of: its facts and its card.
 
     Args:
-        model: see `open_subject`: a folder, a Hub id, "timm:NAME", or (model, image processor).
+        model: see `load_model`: a folder, a Hub id, "timm:NAME", or (model, image processor).
         images: see `open_images`: a folder of images, a data set, or Pillow images. "shape_bias" alone needs none.
         output: folder for NAME.json, pictures and report.html. Analyses that it holds of the same model, images and
             settings are not made again, so that a run that was stopped goes on. None writes nothing.
@@ -83,12 +83,12 @@ def analyze(
         images = conflicts.images
     if images is None:
         raise UserError("no images were given (--images); only shape_bias can be made of cue conflicts alone")
-    subject = open_subject(model, device, inside=True)
+    subject = load_model(model, device, inside=True)
     context = Context(
         subject,
         open_images(images, settings.num_images, split=split, seed=settings.seed),
         settings,
-        against=None if against is None else open_subject(against, device, inside=True),
+        against=None if against is None else load_model(against, device, inside=True),
         cue_conflicts=None if conflicts is None else conflicts.for_model(subject, class_map),
         optimize=optimize,
     )

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from hf_vit.analysis.analysis_run import AnalysisRun
+from hf_vit.loading.optimizing import engine_fact
 from hf_vit.results.facts import Record, append_record, is_recorded, new_record
 from hf_vit.results.writing import write_atomically
-from hf_vit.subjects.optimizing import engine_fact
 
 PICTURE_PREFIX = "analysis_"
 

@@ -14,11 +14,11 @@ from hf_vit.analysis.reading.images import open_images
 from hf_vit.data.images import to_rgb
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import family_of
+from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.pages.graph import numbers_inside
 from hf_vit.pages.still import still_page
 from hf_vit.results.figures import encode_figure
 from hf_vit.results.writing import write_atomically
-from hf_vit.subjects.subject import Subject, open_subject
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -64,13 +64,13 @@ def show(model: object, image: "Image | str | os.PathLike[str]") -> Shown:
     `analyze` draws them.
 
     Args:
-        model: see `open_subject`: a folder, a Hub id, "timm:NAME", or (model, image processor).
+        model: see `load_model`: a folder, a Hub id, "timm:NAME", or (model, image processor).
         image: a Pillow image, or a file.
 
     Raises:
         UserError: the model has neither a page nor attention, or the image cannot be read.
     """
-    subject = open_subject(model, "cpu", inside=True)
+    subject = load_model(model, "cpu", inside=True)
     opened = _opened(image)
     obstacle = _obstacle(subject)
     if obstacle is None:
@@ -82,7 +82,7 @@ def show(model: object, image: "Image | str | os.PathLike[str]") -> Shown:
     return Shown(subject.name, _pictures(subject, opened, obstacle))
 
 
-def _obstacle(subject: Subject) -> str | None:
+def _obstacle(subject: LoadedModel) -> str | None:
     """Why there is no page of a model; None where there is one."""
     config: Any = getattr(subject.model, "config", None)
     if family_of(str(getattr(config, "model_type", None))) is None or not subject.label_sets:
@@ -93,7 +93,7 @@ def _obstacle(subject: Subject) -> str | None:
     return None if size <= _LARGEST_BYTES else f"its attentions of {size / 1e6:,.0f} MB are too large for a notebook"
 
 
-def _pictures(subject: Subject, image: "Image", obstacle: str) -> str:
+def _pictures(subject: LoadedModel, image: "Image", obstacle: str) -> str:
     """The attention of a model, drawn, as HTML that needs no other file."""
     context = Context(subject, open_images([image], 1), AnalysisSettings(num_images=1, num_pictures=1, batch_size=1))
     drawn: list[str] = []

@@ -27,12 +27,12 @@ from hf_vit.analysis.api import analyze
 from hf_vit.analysis.folder_report import REPORT_NAME
 from hf_vit.analysis.reading.images import open_images
 from hf_vit.errors import UserError
+from hf_vit.loading.folders import WORK_FOLDER, checkpoints_in, step_of
+from hf_vit.loading.model import load_model
 from hf_vit.results.documents import Document
 from hf_vit.results.figures import PictureFormat, encode_figure, new_figure
 from hf_vit.results.report import render_report
 from hf_vit.results.writing import write_atomically
-from hf_vit.subjects.checkpoint_folders import WORK_FOLDER, checkpoints_in, step_of
-from hf_vit.subjects.subject import open_subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -122,7 +122,7 @@ def analyze_stages(
     for folder in folders:
         say(f"{folder.name}:")
         # The folder of a checkpoint belongs to its run: nothing is written into it.
-        subject = replace(open_subject(folder, device), folder=None)
+        subject = replace(load_model(folder, device), folder=None)
         runs.append(analyze(subject, images, output / folder.name, **options, **given))
     stages = [
         Stage(name=folder.name, step=step_of(folder), fingerprint=run.subject.fingerprint)

@@ -18,12 +18,12 @@ from hf_vit.display import Displayed
 from hf_vit.errors import UserError, one_line
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.frame import Table, percent
+from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.repositories.reading import model_folder
 from hf_vit.results.facts import DataFact
 from hf_vit.results.figures import save_figure
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.writing import write_atomically
-from hf_vit.subjects.subject import Subject, open_subject
 
 _AT_REVISION = re.compile(rf"({HUB_ID.pattern})@([\w./-]+)")
 # "encoder.layers.3.attention.q_proj.weight" is of the layer "encoder.layers.3".
@@ -58,7 +58,7 @@ class Difference(Displayed):
 
     Attributes:
         models: their names.
-        described: see `Subject.describe`.
+        described: see `LoadedModel.describe`.
         configuration: field -> its value in either, as JSON; None where there is no such field. Fields of the image
             processor begin with "processor.".
         layers: all layers in the order of the first model, those of the second alone behind them.
@@ -155,7 +155,7 @@ def diff(
     """Compare two models field by field, layer by layer, and image by image.
 
     Args:
-        first, second: as `open_subject` takes them, and "user/name@REVISION" of the Hub.
+        first, second: as `load_model` takes them, and "user/name@REVISION" of the Hub.
         data: see `load_data`; None to leave the answers alone.
         split, num_images, batch_size, seed, progress: see `Examination`.
         device: torch device; by default a GPU where there is one.
@@ -179,21 +179,21 @@ def diff(
     return replace(found, data=examined[0].fact(accuracy.num_images), accuracy=accuracy)
 
 
-def _open(source: Any, device: str | None, *, as_classifier: bool) -> Subject:
+def _open(source: Any, device: str | None, *, as_classifier: bool) -> LoadedModel:
     """A model; of "user/name@revision" what the Hub has at that revision."""
     at_revision = _AT_REVISION.fullmatch(source) if isinstance(source, str) else None
     if at_revision is None or Path(str(source)).exists():
-        return open_subject(source, device, as_classifier=as_classifier)
+        return load_model(source, device, as_classifier=as_classifier)
     folder = model_folder(at_revision[1], at_revision[2])
-    return replace(open_subject(str(folder), device, as_classifier=as_classifier), name=str(source), folder=None)
+    return replace(load_model(str(folder), device, as_classifier=as_classifier), name=str(source), folder=None)
 
 
-def _names(subjects: tuple[Subject, ...]) -> tuple[str, str]:
+def _names(subjects: tuple[LoadedModel, ...]) -> tuple[str, str]:
     first, second = (one_line(subject.name) for subject in subjects)
     return (first, second) if first != second else (f"{first} (first)", f"{second} (second)")
 
 
-def _configuration(subject: Subject) -> dict[str, str]:
+def _configuration(subject: LoadedModel) -> dict[str, str]:
     """The fields of config and image processor, as JSON."""
     processor = subject.processor.to_dict() if hasattr(subject.processor, "to_dict") else {}
     fields = (subject.configuration or {}) | {

@@ -11,8 +11,8 @@ from hf_vit.audit.same_data import SameData
 from hf_vit.errors import UserError, first_line, one_line
 from hf_vit.evaluation.protocols.registry import TARGETS, ProtocolRun, evaluate_protocol
 from hf_vit.hub.published_results import ACCURACIES
+from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.results.facts import DataFact, Facts, Record
-from hf_vit.subjects.subject import Subject, open_subject
 
 Verdict = Literal["equal", "rounding", "different", "not checkable"]
 
@@ -68,7 +68,7 @@ def audit_results(
         findings.append(Finding(claim.what, "not checkable", claim.value, reason=reason))
     records = records_to_measure(facts)
     if records:
-        subject = open_subject(str(folder), device)
+        subject = load_model(str(folder), device)
         known = SameData(subject.image_size, data)
         for record in records:
             say(f"measuring {one_line(record.values.get('protocol', 'top1'))} on {_named(record)}")
@@ -81,7 +81,7 @@ def _named(record: Record) -> str:
     return one_line(f"{where.name}, split {where.split}")
 
 
-def _measured_again(record: Record, subject: Subject, known: SameData, batch_size: int) -> Iterator[Finding]:
+def _measured_again(record: Record, subject: LoadedModel, known: SameData, batch_size: int) -> Iterator[Finding]:
     what = _named(record)
     if record.data is None or record.data.split is None:
         yield Finding(what, "not checkable", reason="the record names no data, or no split")

@@ -18,15 +18,15 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe
 from hf_vit.evaluation.result_warnings import EACH_BY_ITSELF
 from hf_vit.families import problem_type_of
-from hf_vit.subjects.features import pre_logits
-from hf_vit.subjects.subject import Subject
+from hf_vit.loading.model import LoadedModel
+from hf_vit.loading.outputs import pre_logits
 
 HEAD, PROBE = "head", "linear probe"
 # The logit of a class without a training image, which is never the answer.
 NEVER = -1e9
 
 
-def judged_by(subject: Subject, data: ImageData, probe: bool) -> str:
+def judged_by(subject: LoadedModel, data: ImageData, probe: bool) -> str:
     """`HEAD` where the model's own head knows the data's classes, else `PROBE`.
 
     Args:
@@ -47,8 +47,8 @@ def judged_by(subject: Subject, data: ImageData, probe: bool) -> str:
 
 
 def answering(
-    subject: Subject, judge: str, examination: Examination, probe_images: int | None
-) -> tuple[Subject, list[str]]:
+    subject: LoadedModel, judge: str, examination: Examination, probe_images: int | None
+) -> tuple[LoadedModel, list[str]]:
     """The subject that answers with the data's classes, and what must be said about it.
 
     For `PROBE` the probe is trained here, on the train split.
@@ -61,7 +61,7 @@ def answering(
     return _probed(subject, head, examination.data.label_names), [note]
 
 
-def untrained(subject: Subject, judge: str, data: ImageData, sample: torch.Tensor) -> Subject:
+def untrained(subject: LoadedModel, judge: str, data: ImageData, sample: torch.Tensor) -> LoadedModel:
     """As `answering`, for timing alone: a probe, if it takes one, has not learned anything.
 
     Args:
@@ -77,7 +77,7 @@ def untrained(subject: Subject, judge: str, data: ImageData, sample: torch.Tenso
     return _probed(subject, nn.Linear(size, len(data.label_names)).to(sample.device), data.label_names)
 
 
-def _probed(subject: Subject, head: nn.Linear, label_names: list[str]) -> Subject:
+def _probed(subject: LoadedModel, head: nn.Linear, label_names: list[str]) -> LoadedModel:
     return replace(subject, model=ProbedForImageClassification(subject.model, head, label_names).eval())
 
 

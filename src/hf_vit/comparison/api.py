@@ -30,13 +30,13 @@ from hf_vit.environment import hardware
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.evaluation.runners import running
+from hf_vit.loading.model import LoadedModel
 from hf_vit.results.documents import differing
 from hf_vit.results.facts import append_record, exclusive, is_recorded, new_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.writing import refuse_address, saying_why, write_atomically
 from hf_vit.speed.forwards import measure_forwards
 from hf_vit.speed.measuring import BUSY
-from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:
     from hf_vit.evaluation.ray_runner import RayRunner
@@ -60,7 +60,7 @@ class Comparison(Displayed):
 
     data: ImageData
     split: str
-    subjects: list[Subject]
+    subjects: list[LoadedModel]
     results: list[ModelResult] = field(default_factory=list[ModelResult])
     speed: SpeedResult | None = None
     measured: list[str] = field(default_factory=list[str])
@@ -91,7 +91,7 @@ def compare(
     """Put image classifiers side by side.
 
     Args:
-        models: see `open_subject`: folders, Hub ids, "timm:NAME", pairs (model, image processor); the first is what the
+        models: see `load_model`: folders, Hub ids, "timm:NAME", pairs (model, image processor); the first is what the
             speed of the others is told by.
         data: see `load_data`; classes and heads are matched by name.
         output: folder for models/NAME.json, speed.json and comparison.md, .csv, .json, .png, .html. Models that it
@@ -151,7 +151,7 @@ def compare(
 
 
 def _wanted(
-    subjects: Sequence[Subject],
+    subjects: Sequence[LoadedModel],
     data: ImageData,
     split: str,
     settings: ComparisonSettings,
@@ -168,7 +168,7 @@ def _wanted(
 
 
 def _measured(
-    todo: Sequence[tuple[Any, Subject, ComparisonInputs]],
+    todo: Sequence[tuple[Any, LoadedModel, ComparisonInputs]],
     data: ImageData,
     settings: ComparisonSettings,
     device: str | None,
@@ -219,7 +219,7 @@ def save_comparison(
     return recorded
 
 
-def _common_size(subjects: Sequence[Subject]) -> tuple[int, int] | None:
+def _common_size(subjects: Sequence[LoadedModel]) -> tuple[int, int] | None:
     """(height, width) px that all models want; None where they differ, or want more than built-in data have."""
     sizes = {subject.input_size for subject in subjects}
     common = sizes.pop() if len(sizes) == 1 else None

@@ -23,17 +23,17 @@ from hf_vit.evaluation.protocols.attacks import fgsm
 from hf_vit.evaluation.protocols.calibration import ReliabilitySums
 from hf_vit.evaluation.protocols.corrupted_accuracy import corrupt_batch
 from hf_vit.evaluation.reading import evaluating, finite_logits, largest
+from hf_vit.loading.model import LoadedModel, load_model
+from hf_vit.loading.optimizing import engine_note, optimized_copy
+from hf_vit.loading.pixels import PixelScale
 from hf_vit.results.facts import DataFact
 from hf_vit.speed.measuring import counted_flops
-from hf_vit.subjects.optimizing import engine_note, optimized_copy
-from hf_vit.subjects.pixels import PixelScale
-from hf_vit.subjects.subject import Subject, open_subject
 
 _CONFIDENCE = 0.95
 
 
 def inputs_of(
-    subject: Subject,
+    subject: LoadedModel,
     judge: str,
     data: ImageData,
     split: str,
@@ -46,7 +46,7 @@ def inputs_of(
     return ComparisonInputs(model=_described(subject, judge), data=fact, settings=chosen)
 
 
-def _described(subject: Subject, judge: str) -> JudgedModel:
+def _described(subject: LoadedModel, judge: str) -> JudgedModel:
     """Name, kind, what answers, and a fingerprint of config, weights and how images are prepared."""
     described = subject.describe()
     # A picture with edges and colours shows how the processor resizes, crops and scales.
@@ -56,7 +56,7 @@ def _described(subject: Subject, judge: str) -> JudgedModel:
     return JudgedModel(name=subject.name, kind=described["kind"], fingerprint=fingerprint, judged_by=judge)
 
 
-def check(subject: Subject, inputs: ComparisonInputs, data: ImageData, settings: ComparisonSettings) -> None:
+def check(subject: LoadedModel, inputs: ComparisonInputs, data: ImageData, settings: ComparisonSettings) -> None:
     """Raise a UserError for what would stop the model's measurement later."""
     examination = Examination(subject, data, inputs.data.split or "")
     if inputs.model.judged_by == PROBE:
@@ -67,7 +67,7 @@ def check(subject: Subject, inputs: ComparisonInputs, data: ImageData, settings:
 
 
 def measure_model(
-    subject: Subject,
+    subject: LoadedModel,
     data: ImageData,
     inputs: ComparisonInputs,
     settings: ComparisonSettings,
@@ -139,13 +139,13 @@ def measure_named(
         UserError: it is another one there.
     """
     source, inputs = named
-    subject = replace(open_subject(source, device), name=inputs.model.name)
+    subject = replace(load_model(source, device), name=inputs.model.name)
     if _described(subject, inputs.model.judged_by) != inputs.model:
         raise UserError(f"another model has the name {source} there; give one that all nodes share")
     return measure_model(subject, data, inputs, settings, optimize=optimize, progress=False)
 
 
-def sample(subject: Subject, data: ImageData, split: str, count: int) -> torch.Tensor:
+def sample(subject: LoadedModel, data: ImageData, split: str, count: int) -> torch.Tensor:
     """The first images of a split as the model takes them, [count, C, H, W]; a short split is repeated."""
     table: Any = data.split(split)
     images = [to_rgb(table[index % len(table)]["image"]) for index in range(count)]

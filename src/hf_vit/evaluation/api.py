@@ -18,11 +18,11 @@ from hf_vit.evaluation.runners import running
 from hf_vit.evaluation.saving import drawn_before, save_protocol
 from hf_vit.families import DenseTask, dense_head_of, regression_reason
 from hf_vit.hub.card import refresh_card
-from hf_vit.subjects.dense import dense_task_of
-from hf_vit.subjects.optimizing import engine_for, engine_note
-from hf_vit.subjects.optimizing import optimize as make_faster
-from hf_vit.subjects.subject import Subject, open_subject
-from hf_vit.subjects.transformers_models import stored_config
+from hf_vit.loading.folders import stored_config
+from hf_vit.loading.model import LoadedModel, load_model
+from hf_vit.loading.optimizing import engine_for, engine_note
+from hf_vit.loading.optimizing import optimize as make_faster
+from hf_vit.loading.outputs import dense_task_of
 
 
 def evaluate(
@@ -38,7 +38,7 @@ def evaluate(
     """Measure a model, and keep the result: in the facts and the card of its folder, where it has one.
 
     Args:
-        model: see `open_subject`: a folder, a Hub id, "timm:NAME", a checkpoint, or (model, image processor).
+        model: see `load_model`: a folder, a Hub id, "timm:NAME", a checkpoint, or (model, image processor).
         data: see `load_data`, or what it gave.
         protocol: of `PROTOCOLS`; None: "segmentation" or "detection" where the model does that, else "top1".
         output: folder for numbers and pictures; by default pictures lie with the model.
@@ -88,7 +88,7 @@ def predict(
     """Say what images show.
 
     Args:
-        model: see `open_subject`: a folder, a Hub id, "timm:NAME", a checkpoint, or (model, image processor).
+        model: see `load_model`: a folder, a Hub id, "timm:NAME", a checkpoint, or (model, image processor).
         images: an image file, a folder of images or a pattern ("photos/**/*.jpg"), or several of them.
         top: classes an image, the most likely ones, of a classifier.
         threshold: how sure a detector must be of an object.
@@ -125,7 +125,7 @@ def predict(
     with running(runner, address, device) as ray:
         if is_dense:
             predictions = each_dense_prediction(
-                open_subject(model, device),
+                load_model(model, device),
                 paths,
                 threshold=threshold,
                 batch_size=batch_size,
@@ -133,7 +133,7 @@ def predict(
                 tiles=tiles,
             )
             return list(predictions) if output is None else write_dense_predictions(predictions, output)
-        subject = open_subject(model, device if ray is None else "cpu", as_classifier=True)
+        subject = load_model(model, device if ray is None else "cpu", as_classifier=True)
         if report is not None and (reason := regression_reason(subject.model)) is not None:
             report(f"{subject.name} is a regression model ({reason}): its scores are values")
         engine = _engine(subject, paths, report) if optimize and is_named and not (ray and ray.gpus) else None
@@ -147,7 +147,7 @@ def predict(
 
 
 def _engine(
-    subject: Subject, paths: Sequence[str | os.PathLike[str]], report: Callable[[str], None] | None
+    subject: LoadedModel, paths: Sequence[str | os.PathLike[str]], report: Callable[[str], None] | None
 ) -> str | None:
     """The engine that so many images repay, or None."""
     engine = engine_for(subject, sum(1 for _ in image_files(paths)))
@@ -158,7 +158,7 @@ def _engine(
 
 def _dense_task(model: Any) -> DenseTask | None:
     """What a model predicts for the places of an image, before it is opened; None: nothing of the kind."""
-    if isinstance(model, Subject):
+    if isinstance(model, LoadedModel):
         return dense_task_of(model.model)
     if isinstance(model, tuple):
         return dense_task_of(cast("tuple[Any, Any]", model)[0])

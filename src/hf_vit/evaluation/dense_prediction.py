@@ -16,11 +16,10 @@ from hf_vit.data.tiles import Tiles
 from hf_vit.errors import UserError
 from hf_vit.evaluation.prediction import image_files, opened_images
 from hf_vit.evaluation.reading import enough_for
+from hf_vit.loading.model import LoadedModel, label_names_of
+from hf_vit.loading.outputs import dense_task_of, detect, segment
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.writing import saying_why
-from hf_vit.subjects.dense import dense_task_of, detect, segment
-from hf_vit.subjects.labels import label_names_of
-from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +50,7 @@ class DensePrediction:
 
 
 def each_dense_prediction(
-    subject: Subject,
+    subject: LoadedModel,
     paths: Sequence[str | os.PathLike[str]],
     *,
     threshold: float = 0.5,
@@ -62,7 +61,7 @@ def each_dense_prediction(
     """Predict image files, and the images of folders, one after the other.
 
     Args:
-        subject: a model of segmentation or detection; see `open_subject`.
+        subject: a model of segmentation or detection; see `load_model`.
         paths, batch_size, skip_bad_images: as for `predict_images`.
         threshold: how sure a detector must be of an object.
         tiles: what is larger than the model's images is not made smaller, but cut into tiles of their size that
@@ -137,14 +136,14 @@ def _free_name(stem: str, names: set[str]) -> str:
     return name
 
 
-def _said(subject: Subject, images: "Sequence[Image]", threshold: float) -> Iterator[dict[str, Any]]:
+def _said(subject: LoadedModel, images: "Sequence[Image]", threshold: float) -> Iterator[dict[str, Any]]:
     """Answers, mask and picture of every image."""
     for image, each in zip(images, _predicted(subject, images, threshold), strict=True):
         yield _told(subject, image, each)
 
 
 def _said_by_tiles(
-    subject: Subject, images: "Sequence[Image]", threshold: float, batch_size: int
+    subject: LoadedModel, images: "Sequence[Image]", threshold: float, batch_size: int
 ) -> Iterator[dict[str, Any]]:
     """As `_said`, one image after the other, `batch_size` tiles a step."""
     for image in images:
@@ -162,7 +161,7 @@ def _said_by_tiles(
         yield _told(subject, image, joined)
 
 
-def _predicted(subject: Subject, images: "Sequence[Image]", threshold: float) -> list[Any]:
+def _predicted(subject: LoadedModel, images: "Sequence[Image]", threshold: float) -> list[Any]:
     """On the CPU: of segmentation the class of every pixel [H, W] of each image, else its objects by name."""
     if not images:
         return []
@@ -175,7 +174,7 @@ def _predicted(subject: Subject, images: "Sequence[Image]", threshold: float) ->
     return [{name: value.cpu() for name, value in each.items()} for each in objects]
 
 
-def _told(subject: Subject, image: "Image", predicted: Any) -> dict[str, Any]:
+def _told(subject: LoadedModel, image: "Image", predicted: Any) -> dict[str, Any]:
     describe = _segmented if dense_task_of(subject.model) == "segmentation" else _detected
     return describe(image, predicted, label_names_of(subject.model))
 

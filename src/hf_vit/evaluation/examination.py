@@ -17,10 +17,9 @@ from hf_vit.data.fingerprints import short_digests
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import Collate, answering, evaluating, finite_logits, image_batches, shown
 from hf_vit.evaluation.remote_model import RemoteModel
+from hf_vit.loading.model import LoadedModel, match_labels
+from hf_vit.loading.outputs import PRE_LOGITS, depth_features, pre_logits
 from hf_vit.results.facts import DataFact
-from hf_vit.subjects.features import PRE_LOGITS, depth_features, pre_logits
-from hf_vit.subjects.labels import match_labels
-from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,7 +33,7 @@ class Examination:
     """A model, the data, and how they are read. Everything streams: a batch of pixels is in memory, never a split.
 
     Attributes:
-        subject: the model; see `open_subject`.
+        subject: the model; see `load_model`.
         data: labelled images; see `load_data`.
         split: the one that judges.
         num_images: judge by so many images of it, drawn by `seed` (of a stream: its first); None for all.
@@ -43,10 +42,10 @@ class Examination:
         progress: show a bar on standard error.
         num_workers: processes that read and prepare images; streams are read in this one.
         remote: the same model elsewhere, which answers in its place; its images come back small.
-        draft_side: of images that are decoded smaller than they are, see `Subject.draft_side`.
+        draft_side: of images that are decoded smaller than they are, see `LoadedModel.draft_side`.
     """
 
-    subject: Subject
+    subject: LoadedModel
     data: ImageData
     split: str = "test"
     num_images: int | None = None

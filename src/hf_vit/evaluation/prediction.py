@@ -15,10 +15,10 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import largest, scores
 from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
 from hf_vit.families import problem_type_of
+from hf_vit.loading.model import LoadedModel
 from hf_vit.repositories.stores import StoreError, find, in_store, is_folder, matches, place_of, read, write
 from hf_vit.results.facts import Facts, fraction
 from hf_vit.results.writing import new_file, saying_why, scratch_folder
-from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,7 @@ class Prediction:
 
 
 def predict_images(
-    subject: Subject,
+    subject: LoadedModel,
     paths: Sequence[str | os.PathLike[str]],
     *,
     top: int = 5,
@@ -56,7 +56,7 @@ def predict_images(
     """Classify image files, and the images of folders.
 
     Args:
-        subject: an image classifier; see `open_subject`.
+        subject: an image classifier; see `load_model`.
         paths: image files; a folder stands for the images directly inside it, by name, a pattern ("photos/**/*.jpg")
             for those that match it.
         top: classes to report for every image, at most all.
@@ -71,7 +71,7 @@ def predict_images(
 
 
 def each_prediction(
-    subject: Subject,
+    subject: LoadedModel,
     paths: Sequence[str | os.PathLike[str]],
     *,
     top: int = 5,
@@ -119,7 +119,7 @@ class _Predicting:
     skip_bad_images: bool
     draft_side: int | None
 
-    def opened(self, device: str | None) -> Subject:
+    def opened(self, device: str | None) -> LoadedModel:
         assert self.model is not None
         return self.model.opened(device)
 
@@ -131,10 +131,10 @@ class _Predicting:
             problems = [one if isinstance(one, str) else None for one in opened]
             yield _Opened(files, problems, prepare(images) if images else None)
 
-    def done(self, part: Sequence[Path], batches: Iterator[_Opened], subject: Subject) -> list[Prediction]:
+    def done(self, part: Sequence[Path], batches: Iterator[_Opened], subject: LoadedModel) -> list[Prediction]:
         return list(self.each(batches, subject))
 
-    def each(self, batches: Iterator[_Opened], subject: Subject) -> Iterator[Prediction]:
+    def each(self, batches: Iterator[_Opened], subject: LoadedModel) -> Iterator[Prediction]:
         """One after the other."""
         names = subject.label_sets[-1]  # of synonyms the words: timm's first set are WordNet's numbers
         thresholds, are_values = _thresholds(subject, names), problem_type_of(subject.model) == "regression"
@@ -156,7 +156,7 @@ class _Predicting:
 
 
 def write_predictions(
-    subject: Subject,
+    subject: LoadedModel,
     paths: Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],
     *,
@@ -241,14 +241,14 @@ def opened_images(paths: Sequence[Path], skip_bad_images: bool, draft_side: int 
     return list(map(read_or_told, paths)) if any(map(in_store, paths)) else each_in_threads(read_or_told, paths)
 
 
-def _answers(subject: Subject, pixel_values: "torch.Tensor") -> "torch.Tensor":
+def _answers(subject: LoadedModel, pixel_values: "torch.Tensor") -> "torch.Tensor":
     import torch
 
     with torch.inference_mode():
         return scores(subject.model, pixel_values.to(subject.device, subject.dtype))
 
 
-def _thresholds(subject: Subject, names: Sequence[str]) -> dict[str, float] | None:
+def _thresholds(subject: LoadedModel, names: Sequence[str]) -> dict[str, float] | None:
     """Class -> probability from which on it is answered: the last that were fitted, else a half; None for one class."""
     if problem_type_of(subject.model) != "multi_label_classification":
         return None

@@ -28,7 +28,7 @@ from hf_vit.errors import UserError, one_line
 from hf_vit.evaluation.ray_nodes import ATTEMPTS, compared_versions, enter, got, lost, need_versions
 
 if TYPE_CHECKING:
-    from hf_vit.subjects.subject import Subject
+    from hf_vit.loading.model import LoadedModel
 
 _BEGINNING = -1  # counts as a part
 _SILENCE = 600  # seconds in which nothing begins: long enough for nodes that an autoscaler brings
@@ -50,7 +50,7 @@ _PATIENCE = 10  # seconds with an address where nobody answers
 class Work(Protocol):
     """What is done to parts; it travels to every process."""
 
-    def opened(self, device: str | None) -> "Subject":
+    def opened(self, device: str | None) -> "LoadedModel":
         """The model, in a process that holds it."""
         ...
 
@@ -58,7 +58,7 @@ class Work(Protocol):
         """What the images of a part are for the model, made by the `prepare` of the subject, in any process."""
         ...
 
-    def done(self, part: Any, batches: Iterator[Any], subject: "Subject") -> Any:
+    def done(self, part: Any, batches: Iterator[Any], subject: "LoadedModel") -> Any:
         """What comes of a part, computed where the model is."""
         ...
 
@@ -84,7 +84,7 @@ class RayRunner:
     reading: float
 
     def each(
-        self, work: Work, parts: Iterable[Any], subject: "Subject", ahead: int | None = None
+        self, work: Work, parts: Iterable[Any], subject: "LoadedModel", ahead: int | None = None
     ) -> Iterator[tuple[int, Any]]:
         """(number of the part, what came of it), as they are done.
 
@@ -105,7 +105,7 @@ class RayRunner:
         finally:
             run.end()
 
-    def in_order(self, work: Work, parts: Iterable[Any], subject: "Subject") -> Iterator[Any]:
+    def in_order(self, work: Work, parts: Iterable[Any], subject: "LoadedModel") -> Iterator[Any]:
         """What came of every part, in the order of the parts; few wait for an earlier one."""
         waiting: dict[int, Any] = {}
         ahead = _PARTS_AHEAD * self.num_processes * self.parts_at_once
@@ -265,7 +265,7 @@ class _ModelProcess:
                 yield batch
 
 
-def _opened(task: _Task) -> "tuple[Work, Subject]":
+def _opened(task: _Task) -> "tuple[Work, LoadedModel]":
     node = need_versions(task.versions)
     torch.set_num_threads(task.threads)
     work: Work

@@ -185,7 +185,7 @@ def finite_logits(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature
     """
     import torch
 
-    from hf_vit.subjects.features import called
+    from hf_vit.loading.outputs import called
 
     dtype = next(model.parameters()).dtype
     with answering(pixel_values):

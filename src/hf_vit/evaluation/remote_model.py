@@ -10,9 +10,9 @@ import torch
 from hf_vit.data.fingerprints import digest_of, refuse_changed
 from hf_vit.evaluation.protocols.top1_figures import thumbnail_of
 from hf_vit.evaluation.reading import image_batches
-from hf_vit.subjects.optimizing import optimize
-from hf_vit.subjects.own_size import at_own_size
-from hf_vit.subjects.subject import Subject, open_subject
+from hf_vit.loading.model import LoadedModel, load_model
+from hf_vit.loading.optimizing import optimize
+from hf_vit.loading.pixels import at_own_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +33,7 @@ class NamedModel:
     """How any process opens a model as it is used here.
 
     Attributes:
-        model: see `open_subject`.
+        model: see `load_model`.
         max_num_patches: of images in their own size and shape (`at_own_size`); None for one size.
         engine: that computes it; None: as it is loaded.
     """
@@ -42,9 +42,9 @@ class NamedModel:
     max_num_patches: int | None = None
     engine: str | None = None
 
-    def opened(self, device: str | None) -> Subject:
+    def opened(self, device: str | None) -> LoadedModel:
         """The model on a device."""
-        subject = open_subject(self.model, device)
+        subject = load_model(self.model, device)
         if self.max_num_patches is not None:
             subject = at_own_size(subject, self.max_num_patches)
         if self.engine is not None:
@@ -65,7 +65,7 @@ class RemoteModel:
         table: "Dataset",
         collate: Callable[[Any], Any],
         batch_size: int,
-        subject: Subject,
+        subject: LoadedModel,
         digests: "NDArray[np.uint64] | None",
     ) -> "Iterator[Answer]":
         """(what `ask` makes of model and pixel values, labels [B], small copies of the images) of every batch.
@@ -89,7 +89,7 @@ class _Asking:
     batch_size: int
     digests: "NDArray[np.uint64] | None"
 
-    def opened(self, device: str | None) -> Subject:
+    def opened(self, device: str | None) -> LoadedModel:
         return self.model.opened(device)
 
     def batches(self, part: range, prepare: Callable[..., Any]) -> "Iterator[Answer]":
@@ -102,7 +102,7 @@ class _Asking:
         for pixel_values, labels, images in image_batches(rows, self.batch_size, self.collate):
             yield pixel_values, labels, [thumbnail_of(image) for image in images]
 
-    def done(self, part: range, batches: "Iterator[Answer]", subject: Subject) -> "list[Answer]":
+    def done(self, part: range, batches: "Iterator[Answer]", subject: LoadedModel) -> "list[Answer]":
         dtype = torch.promote_types(subject.dtype, torch.float32)
         with torch.inference_mode():
             return [

@@ -10,11 +10,11 @@ from typing import Any
 from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.evaluation.result_warnings import replaces_pictures, warnings_of
+from hf_vit.loading.optimizing import engine_fact
 from hf_vit.results.facts import Facts, Record, append_record, new_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.writing import write_atomically
-from hf_vit.subjects.optimizing import engine_fact
 
 logger = logging.getLogger(__name__)
 PICTURE_PREFIX = "evaluation_"

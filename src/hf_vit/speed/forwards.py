@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from hf_vit.loading.model import LoadedModel
 from hf_vit.speed.measuring import Quartiles, others_load, peak_memory, quartiles, speed_ratio, take_turns
-from hf_vit.subjects.subject import Subject
 
 
 @final
@@ -28,7 +28,7 @@ class ForwardSpeed:
     peak_memory: int | None
 
 
-def noise_for(subject: Subject, batch: int) -> torch.Tensor:
+def noise_for(subject: LoadedModel, batch: int) -> torch.Tensor:
     """[B, C, H, W] on the model's device: images of noise in the size that it is fed with, as its processor makes them.
 
     Raises:
@@ -42,7 +42,7 @@ def noise_for(subject: Subject, batch: int) -> torch.Tensor:
 
 
 def measure_forwards(
-    subjects: Mapping[str, Subject], samples: Mapping[str, torch.Tensor], turns: int
+    subjects: Mapping[str, LoadedModel], samples: Mapping[str, torch.Tensor], turns: int
 ) -> tuple[dict[str, ForwardSpeed], float]:
     """Time forward passes of all models on prepared images.
 
@@ -69,7 +69,7 @@ def measure_forwards(
     return speeds, load
 
 
-def _forward(subject: Subject, sample: torch.Tensor) -> Callable[[], Any]:
+def _forward(subject: LoadedModel, sample: torch.Tensor) -> Callable[[], Any]:
     model = subject.model.eval()
 
     def forward() -> None:

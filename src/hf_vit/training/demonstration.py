@@ -14,11 +14,11 @@ import torch
 
 from hf_vit.data import load_data
 from hf_vit.errors import UserError
+from hf_vit.loading.model import label_names_of
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import Facts
 from hf_vit.results.writing import remove_remains, saying_why, scratch_folder
-from hf_vit.subjects.labels import label_names_of
 from hf_vit.training.finetuning import finetune
 from hf_vit.training.run.options import FinetuneOptions
 from hf_vit.training.tasks.classification import FinetuneResult

@@ -14,12 +14,12 @@ from transformers import PreTrainedModel
 
 from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import DENSE_HEADS, DenseHead, family_of
+from hf_vit.loading.start import ModelSource, backbone_in, build_model, build_processor
 from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.models.configuration_hf_mixer import HfMixerConfig
 from hf_vit.models.configuration_hf_resnet import HfResNetBaseConfig
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
-from hf_vit.training.model_source import ModelSource, backbone_in, build_model, build_processor
 
 # Px behind one place of each map that a head reads where it reads several; the others read the last one.
 STRIDES: Mapping[str, tuple[int, ...]] = {

@@ -21,10 +21,10 @@ from hf_vit.families import family_of
 from hf_vit.hub.card import write_card
 from hf_vit.hub.licenses import need_license
 from hf_vit.hub.preflight import check_repo_id
+from hf_vit.loading.start import ModelSource, find_model
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
 from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.trained_images import write_trained
-from hf_vit.training.model_source import ModelSource, find_model
 from hf_vit.training.processes import first_goes_first, is_first, missing_explained, need_same, wait_for_all
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.checkpoints import find_best, has_ended

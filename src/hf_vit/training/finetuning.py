@@ -7,9 +7,9 @@ from pathlib import Path
 from hf_vit.errors import UserError
 from hf_vit.evaluation.runners import running
 from hf_vit.hub.card import refresh_card
+from hf_vit.loading.start import own_head
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.training.driver import Job, carry_out, train_once
-from hf_vit.training.model_source import own_head
 from hf_vit.training.processes import is_first, told_by_first, world_size
 from hf_vit.training.recipes.registry import Recipe, find_recipe
 from hf_vit.training.run.options import FinetuneOptions, chosen_options

@@ -125,7 +125,7 @@ def _join(device: str | None, timeout: int) -> object:
     import torch
     from accelerate import PartialState
 
-    from hf_vit.subjects.device import pick_device
+    from hf_vit.environment import pick_device
 
     patience = timedelta(seconds=timeout)
     PartialState(cpu=pick_device(device).type == "cpu", timeout=patience, **_place_to_meet(patience))

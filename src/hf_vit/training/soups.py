@@ -17,11 +17,11 @@ from hf_vit.evaluation.protocols.top1 import ClassificationResult, top1
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.card import write_card
 from hf_vit.hub.licenses import common_license
+from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.trained_images import write_trained
 from hf_vit.results.writing import saying_why
-from hf_vit.subjects.subject import Subject, open_subject
 from hf_vit.training.driver import quiet_transformers
 from hf_vit.training.trainer.averaging import wide
 from hf_vit.training.trainer.sharding import local_parts
@@ -146,8 +146,8 @@ def make_soup(
     return soup
 
 
-def _open(source: str | Path, device: str | None) -> Subject:
-    subject = open_subject(source, device, as_classifier=True)
+def _open(source: str | Path, device: str | None) -> LoadedModel:
+    subject = load_model(source, device, as_classifier=True)
     if subject.processor is None:
         raise UserError(
             f"{subject.name} is a model of timm; a soup needs classifiers of this package or of transformers"
@@ -155,7 +155,7 @@ def _open(source: str | Path, device: str | None) -> Subject:
     return subject
 
 
-def _told_apart(subjects: Sequence[Subject]) -> list[Subject]:
+def _told_apart(subjects: Sequence[LoadedModel]) -> list[LoadedModel]:
     """Those of one name by their places: vit #1, vit #2."""
     names = [subject.name for subject in subjects]
     return [
@@ -171,7 +171,7 @@ def _check(models: Sequence[str | Path], greedy: bool, data: str | None) -> None
         raise UserError("a greedy soup chooses by validation accuracy; give --data")
 
 
-def _need_same(first: Subject, other: Subject) -> None:
+def _need_same(first: LoadedModel, other: LoadedModel) -> None:
     configs: list[Any] = [subject.model.config for subject in (first, other)]
     one, two = (
         {name: value for name, value in config.to_dict().items() if name not in _IRRELEVANT} for config in configs
@@ -185,7 +185,7 @@ def _need_same(first: Subject, other: Subject) -> None:
         )
 
 
-def _judge(images: ImageData | None, first: Subject, batch_size: int) -> Callable[[nn.Module], float | None]:
+def _judge(images: ImageData | None, first: LoadedModel, batch_size: int) -> Callable[[nn.Module], float | None]:
     """Accuracy on the validation split; None without data."""
     if images is None:
         return lambda model: None
@@ -193,12 +193,12 @@ def _judge(images: ImageData | None, first: Subject, batch_size: int) -> Callabl
     return lambda model: top1(_examination(replace(first, model=model), known, "validation", batch_size)).top1
 
 
-def _examination(subject: Subject, images: ImageData, split: str, batch_size: int) -> Examination:
+def _examination(subject: LoadedModel, images: ImageData, split: str, batch_size: int) -> Examination:
     return Examination(subject, images, split, batch_size=batch_size, progress=False)
 
 
 def _greedy(
-    shelf: Sequence[tuple[Ingredient, Subject]], judge: Callable[[nn.Module], float | None]
+    shelf: Sequence[tuple[Ingredient, LoadedModel]], judge: Callable[[nn.Module], float | None]
 ) -> tuple[list[Ingredient], nn.Module]:
     """Recipe 1: the best first; each later one stays if the soup is then as good or better."""
     ranked = sorted(shelf, key=lambda pair: pair[0].accuracy or 0.0, reverse=True)
@@ -218,7 +218,7 @@ def _greedy(
 
 def _deliver(
     soup: Soup,
-    model: Subject,
+    model: LoadedModel,
     judged: Examination | None,
     kind: str,
     command: str | Sequence[str] | None,

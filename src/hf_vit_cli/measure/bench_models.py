@@ -34,11 +34,11 @@ def model_speed(
 
     import torch
 
+    from hf_vit.environment import pick_device
     from hf_vit.speed.cells import Cell, measure_cell
     from hf_vit.speed.measuring import BUSY, others_load
     from hf_vit.speed.peers import OURS, PACKED, PEERS, PRODUCTS, Shape, compiled_forms, engine_forms
     from hf_vit.speed.speed_file import SpeedFile
-    from hf_vit.subjects.device import pick_device
 
     device = str(pick_device(device))
     if threads is not None:

@@ -73,7 +73,7 @@ def evaluate(
         "mappings": mappings,
     }
     from hf_vit.evaluation import evaluate as measure
-    from hf_vit.subjects.optimizing import engine_note
+    from hf_vit.loading.optimizing import engine_note
     from hf_vit_cli.command_line import command_line
 
     run = measure(

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from hf_vit.analysis.reading.cue_conflicts import CueConflicts
 from hf_vit.analysis.reading.images import AnalysisImages
 from hf_vit.errors import UserError
-from hf_vit.subjects.pixels import seen_part
-from hf_vit.subjects.subject import Subject
+from hf_vit.loading.model import LoadedModel
+from hf_vit.loading.pixels import seen_part
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,10 +73,10 @@ class Context:
         optimize: let those that read answers alone make a copy of the model faster, where so many images repay it.
     """
 
-    subject: Subject
+    subject: LoadedModel
     images: AnalysisImages
     settings: AnalysisSettings = field(default_factory=AnalysisSettings)
-    against: Subject | None = None
+    against: LoadedModel | None = None
     cue_conflicts: CueConflicts | None = None
     optimize: bool = False
 

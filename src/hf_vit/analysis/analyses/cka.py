@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from hf_vit.analysis.analyses.analysis import Analysis, Arrays, ArraySpec, Context
 from hf_vit.analysis.reading.token_layout import keywords_of
+from hf_vit.loading.model import LoadedModel
+from hf_vit.loading.outputs import watch_layers
 from hf_vit.results.figures import integer_ticks, new_figure
-from hf_vit.subjects.layers import watch_layers
-from hf_vit.subjects.subject import Subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,7 +73,7 @@ class MinibatchCKA:
 class _Watch:
     """Kernels of a model's layers; a module that runs several times in a forward counts as often."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: LoadedModel) -> None:
         self.subject = subject
         self.names: list[str] = []
 
@@ -93,7 +93,7 @@ class _Watch:
         return kernels
 
 
-def _compare(analysis: Analysis, second: Subject | None) -> tuple[NDArray[np.float32], list[str], list[str]]:
+def _compare(analysis: Analysis, second: LoadedModel | None) -> tuple[NDArray[np.float32], list[str], list[str]]:
     """CKA [L, L'] and the layers' names; the images in minibatches of nearly the same size, each of at least 4."""
     images, limit = analysis.context.images, analysis.context.settings.cka_batch_size
     watch, other = _Watch(analysis.context.subject), None if second is None else _Watch(second)

@@ -12,8 +12,8 @@ import torch
 
 from hf_vit.analysis.analyses.analysis import Analysis, Arrays, ArraySpec, Context
 from hf_vit.analysis.reading.token_layout import keywords_of
+from hf_vit.loading.optimizing import engine_note, optimized_copy
 from hf_vit.results.figures import new_figure
-from hf_vit.subjects.optimizing import engine_note, optimized_copy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from hf_vit.analysis.reading.images import AnalysisImages, images_of_files
 from hf_vit.data.sources import IMAGE_SUFFIXES
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
-from hf_vit.subjects.subject import Subject
+from hf_vit.loading.model import LoadedModel
 
 _NAME = re.compile(r"(?P<shape>[^\d\W][^\-]*?)\d*-(?P<texture>[^\d\W][^\-]*?)\d*")
 
@@ -39,7 +39,9 @@ class CueConflicts:
     classes: list[str]
     labels: tuple[tuple[int, ...], ...] = ()
 
-    def for_model(self, subject: Subject, class_map: str | Path | Mapping[str, Sequence[str]] | None = None) -> Self:
+    def for_model(
+        self, subject: LoadedModel, class_map: str | Path | Mapping[str, Sequence[str]] | None = None
+    ) -> Self:
         """The same with `labels`: of the class's own name, or those that `class_map` (a dict or a JSON file) names.
 
         Raises:

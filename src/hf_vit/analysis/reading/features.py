@@ -12,8 +12,7 @@ from torch import nn
 
 from hf_vit.analysis.reading.token_layout import KNOWN, TokenLayout, kind_of
 from hf_vit.families import FAMILIES
-from hf_vit.subjects.features import is_channels_last
-from hf_vit.subjects.layers import layers_of, watch_layers
+from hf_vit.loading.outputs import is_channels_last, layers_of, watch_layers
 
 _RESNET_LAYERS = r"layer\d\.\d+"  # timm's and torchvision's
 # Families whose layers give maps: ours, and transformers'.

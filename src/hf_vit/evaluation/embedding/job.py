@@ -24,14 +24,14 @@ from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.evaluation.remote_model import NamedModel
 from hf_vit.evaluation.runners import running
 from hf_vit.families import refuse_regression
+from hf_vit.loading.optimizing import engine_for
+from hf_vit.loading.optimizing import optimize as make_faster
 from hf_vit.results.redaction import redact_values
-from hf_vit.subjects.optimizing import engine_for
-from hf_vit.subjects.optimizing import optimize as make_faster
 
 if TYPE_CHECKING:
     from hf_vit.data import ImageData
     from hf_vit.evaluation.ray_runner import RayRunner
-    from hf_vit.subjects.subject import Subject
+    from hf_vit.loading.model import LoadedModel
 
 
 @dataclass(frozen=True, repr=False)
@@ -200,7 +200,7 @@ def _embedded(
     return Embedded(place, [part.name for part in parts], rows, before, left_out, images.notes, settings.engine)
 
 
-def _open(model: NamedModel, predictions: bool, device: str | None) -> "Subject":
+def _open(model: NamedModel, predictions: bool, device: str | None) -> "LoadedModel":
     subject = model.opened(device)
     if predictions and not subject.label_sets:
         raise UserError(
@@ -212,7 +212,7 @@ def _open(model: NamedModel, predictions: bool, device: str | None) -> "Subject"
     return subject
 
 
-def _engine(subject: "Subject", images: "ImageData", splits: list[str], folder: OutputFolder) -> str | None:
+def _engine(subject: "LoadedModel", images: "ImageData", splits: list[str], folder: OutputFolder) -> str | None:
     """What repays itself on the images of all splits; of a folder that was begun, what it was begun with."""
     with suppress(OSError, ValueError, LookupError, TypeError):  # what is wrong with it is told by `_enter`
         return _manifest_in(folder)["settings"].get("engine")
@@ -220,7 +220,7 @@ def _engine(subject: "Subject", images: "ImageData", splits: list[str], folder: 
     return engine_for(subject, None if None in numbers else sum(number or 0 for number in numbers))
 
 
-def _faster(subject: "Subject", engine: str | None) -> "Subject":
+def _faster(subject: "LoadedModel", engine: str | None) -> "LoadedModel":
     if engine is not None:
         make_faster(subject, engine)
     return subject
@@ -236,7 +236,7 @@ def _parts(images: "ImageData", split: str, rows_per_file: int) -> list[Part]:
     return [Part(split, number, count) for number in range(count)]
 
 
-def _manifest(subject: "Subject", images: "ImageData", splits: list[str], settings: Settings) -> dict[str, Any]:
+def _manifest(subject: "LoadedModel", images: "ImageData", splits: list[str], settings: Settings) -> dict[str, Any]:
     manifest: dict[str, Any] = {
         "model": subject.describe(),
         "data": {"name": images.name, "fingerprint": images.fingerprint, "splits": splits},

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import BatchFeature
 
     from hf_vit.evaluation.ray_runner import RayRunner
-    from hf_vit.subjects.subject import Subject
+    from hf_vit.loading.model import LoadedModel
 
     Row = tuple[int, str | None, str | None, Image]
 
@@ -32,7 +32,7 @@ MANIFEST_NAME = "manifest.json"
 # Rows that wait to be written; also those of a parquet row group.
 _ROW_GROUP = 4096
 # Of a worker process: its job and model.
-_worker: "tuple[Job, Subject] | None" = None
+_worker: "tuple[Job, LoadedModel] | None" = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Job:
     settings: Settings
     digests: "Mapping[str, NDArray[np.uint64]]"  # of the splits' images
 
-    def opened(self, device: str | None) -> "Subject":
+    def opened(self, device: str | None) -> "LoadedModel":
         """The model, where the output folder is."""
         try:
             self.folder.open(MANIFEST_NAME).close()
@@ -109,7 +109,7 @@ class Job:
             indices, names, labels, images = (list(column) for column in zip(*rows_of_batch, strict=True))
             yield Batch(indices, names, labels, prepare(images), skipped)
 
-    def done(self, part: Part, batches: Iterator[Batch], subject: "Subject") -> list[str]:
+    def done(self, part: Part, batches: Iterator[Batch], subject: "LoadedModel") -> list[str]:
         """Compute a part and let its file appear when it is complete; returns the names of images left out."""
         import pyarrow as pa
         from pyarrow import parquet
@@ -162,7 +162,7 @@ class Job:
 def run_parts(
     job: Job,
     parts: Sequence[Part],
-    subject: "Subject | None",
+    subject: "LoadedModel | None",
     num_processes: int,
     device: str | None,
     runner: "RayRunner | None",
@@ -234,7 +234,7 @@ def _do_part(part: Part) -> list[str]:
     return job.done(part, job.batches(part, subject.prepare), subject)
 
 
-def _schema(settings: Settings, subject: "Subject") -> "pa.Schema":
+def _schema(settings: Settings, subject: "LoadedModel") -> "pa.Schema":
     import pyarrow as pa
 
     fields: list[Any] = [("index", pa.int64()), ("image", pa.string()), ("label", pa.string())]
@@ -245,7 +245,7 @@ def _schema(settings: Settings, subject: "Subject") -> "pa.Schema":
     return pa.schema(fields, metadata={"model": subject.fingerprint})
 
 
-def _table(batch: Batch, settings: Settings, subject: "Subject", schema: "pa.Schema") -> "pa.Table":
+def _table(batch: Batch, settings: Settings, subject: "LoadedModel", schema: "pa.Schema") -> "pa.Table":
     import pyarrow as pa
     import torch
 
@@ -260,9 +260,9 @@ def _table(batch: Batch, settings: Settings, subject: "Subject", schema: "pa.Sch
     return pa.Table.from_pydict(columns, schema=schema)
 
 
-def _embeddings(subject: "Subject", pixel_values: "torch.Tensor | BatchFeature") -> list[Any]:
+def _embeddings(subject: "LoadedModel", pixel_values: "torch.Tensor | BatchFeature") -> list[Any]:
     from hf_vit.evaluation.reading import answering
-    from hf_vit.subjects.features import pre_logits
+    from hf_vit.loading.outputs import pre_logits
 
     with answering(pixel_values):
         features = pre_logits(subject.model, pixel_values).float().cpu()
@@ -271,7 +271,7 @@ def _embeddings(subject: "Subject", pixel_values: "torch.Tensor | BatchFeature")
     return list(features.numpy())
 
 
-def _predictions(subject: "Subject", pixel_values: "torch.Tensor | BatchFeature", top: int) -> dict[str, list[Any]]:
+def _predictions(subject: "LoadedModel", pixel_values: "torch.Tensor | BatchFeature", top: int) -> dict[str, list[Any]]:
     from hf_vit.evaluation.reading import largest, scores
 
     names, found = subject.label_sets[0], scores(subject.model, pixel_values)

@@ -17,8 +17,8 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.curves import Line, curves
 from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
 from hf_vit.evaluation.reading import enough_for, finite_logits
-from hf_vit.subjects.pixels import PixelScale, image_generator
-from hf_vit.subjects.subject import Subject
+from hf_vit.loading.model import LoadedModel
+from hf_vit.loading.pixels import PixelScale, image_generator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +57,7 @@ def pgd(
     return moved
 
 
-def check_differentiable(subject: Subject) -> None:
+def check_differentiable(subject: LoadedModel) -> None:
     """Raise UserError for what has no gradients with respect to pixels."""
     if not subject.is_differentiable:
         raise UserError(f"{subject.name} has no gradients, which are asked for here; give the model it was made of")

@@ -16,7 +16,7 @@ from hf_vit.evaluation.protocols.corruptions import CORRUPTIONS, corrupt, known_
 from hf_vit.evaluation.protocols.curves import Line, curves
 from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
 from hf_vit.evaluation.reading import finite_logits
-from hf_vit.subjects.pixels import PixelScale, image_generator
+from hf_vit.loading.pixels import PixelScale, image_generator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,7 +20,7 @@ from hf_vit.evaluation.protocols.curves import Line, curves
 from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
 from hf_vit.evaluation.reading import finite_logits
 from hf_vit.families import family_of
-from hf_vit.subjects.pixels import PixelScale, image_generator, seen_part
+from hf_vit.loading.pixels import PixelScale, image_generator, seen_part
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -33,11 +33,11 @@ from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
 from hf_vit.evaluation.runners import running
 from hf_vit.families import refuse_regression
 from hf_vit.hub.published_results import ON_FEATURES
+from hf_vit.loading.model import LoadedModel, load_model
+from hf_vit.loading.optimizing import engine_for
+from hf_vit.loading.optimizing import optimize as make_faster
+from hf_vit.loading.pixels import at_own_size
 from hf_vit.results.facts import Facts, Record
-from hf_vit.subjects.optimizing import engine_for
-from hf_vit.subjects.optimizing import optimize as make_faster
-from hf_vit.subjects.own_size import at_own_size
-from hf_vit.subjects.subject import Subject, open_subject
 
 PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
     "top1": top1,
@@ -122,7 +122,7 @@ def evaluate_protocol(
 
     Args:
         protocol: of `PROTOCOLS`.
-        model: see `open_subject`: a folder, a Hub id, "timm:NAME", or (model, image processor).
+        model: see `load_model`: a folder, a Hub id, "timm:NAME", or (model, image processor).
         data: see `load_data`, or what it gave.
         split: the one that judges.
         num_images: judge by so many images of it; None for all.
@@ -156,7 +156,7 @@ def evaluate_protocol(
         running(runner, address, device) as ray,
     ):
         of_classes = protocol not in (*ON_FEATURES, *TARGETS)
-        subject = open_subject(model, device if ray is None else "cpu", as_classifier=of_classes)
+        subject = load_model(model, device if ray is None else "cpu", as_classifier=of_classes)
         if of_classes:
             remedy = (
                 "hf-vit predict gives its values, or choose few-shot, linear-probe or knn, which need features only"
@@ -207,14 +207,14 @@ def _refuse_one_process(protocol: str, model: Any) -> None:
 
 
 def _loaded(
-    data: str, function: Callable[..., Any], target: Target, subject: Subject, seed: int, reading: dict[str, Any]
+    data: str, function: Callable[..., Any], target: Target, subject: LoadedModel, seed: int, reading: dict[str, Any]
 ) -> ImageData:
     if function is vtab:
         return _vtab_data(data, seed, reading)
     return load_data(data, image_size=subject.image_size, multi_label=function is multi_label, target=target, **reading)
 
 
-def _engine(subject: Subject, data: ImageData, split: str, num_images: int | None, here: bool) -> str | None:
+def _engine(subject: LoadedModel, data: ImageData, split: str, num_images: int | None, here: bool) -> str | None:
     """The engine that so many images repay, which then computes the model if it does so here; its name, or None."""
     known = [number for number in (data.num_examples(split), num_images) if number is not None]
     engine = engine_for(subject, min(known, default=None))

@@ -19,7 +19,7 @@ from hf_vit.evaluation.protocols.top1_figures import (
     thumbnail_of,
 )
 from hf_vit.evaluation.reading import largest
-from hf_vit.subjects.labels import unique_names
+from hf_vit.loading.model import unique_names
 
 if TYPE_CHECKING:
     import numpy as np

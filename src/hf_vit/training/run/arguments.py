@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, TrainingArguments
 
-from hf_vit.environment import emulates_bfloat16
+from hf_vit.environment import emulates_bfloat16, pick_device
 from hf_vit.families import family_of
-from hf_vit.subjects.device import pick_device
 from hf_vit.training.processes import world_size
 from hf_vit.training.run.decisions import Run
 from hf_vit.training.trainer.adapters import LoraAdapter, train_head_only

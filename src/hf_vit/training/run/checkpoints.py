@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_vit.errors import UserError
+from hf_vit.loading.folders import WORK_FOLDER, checkpoints_in
 from hf_vit.results.writing import write_atomically
-from hf_vit.subjects.checkpoint_folders import WORK_FOLDER, checkpoints_in
 
 RUN_NAME = "run.json"
 _FILES_NAME, _MOST_FILES = "data_files.json", 100_000

@@ -11,11 +11,10 @@ from torch import nn
 from transformers import ViTImageProcessor
 
 from hf_vit.data import ImageData
-from hf_vit.environment import cpu_capabilities
+from hf_vit.environment import cpu_capabilities, pick_device
 from hf_vit.errors import UserError
+from hf_vit.loading.start import ModelSource
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
-from hf_vit.subjects.device import pick_device
-from hf_vit.training.model_source import ModelSource
 from hf_vit.training.processes import world_size
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.refusals import refusal_of

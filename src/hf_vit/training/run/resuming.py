@@ -9,9 +9,9 @@ from transformers.trainer_callback import TrainerState
 
 from hf_vit.data.fingerprints import tell_changes
 from hf_vit.errors import UserError
+from hf_vit.loading.folders import WORK_FOLDER
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.results.redaction import redact_values
-from hf_vit.subjects.checkpoint_folders import WORK_FOLDER
 from hf_vit.training.processes import is_first, world_size
 from hf_vit.training.run.checkpoints import (
     RUN_NAME,

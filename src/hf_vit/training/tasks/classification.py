@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from hf_vit.data import ImageCollator, ImageData
+from hf_vit.environment import pick_device
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.dense.detection import DetectionResult
@@ -30,11 +31,9 @@ from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.evaluation.protocols.top1 import OF_CLASSES, ClassificationResult, top1
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.push_result import PushResult
+from hf_vit.loading.model import label_names_of, load_model
+from hf_vit.loading.start import ModelSource, build_classifier, build_processor, rows_of_head
 from hf_vit.results.facts import Record
-from hf_vit.subjects.device import pick_device
-from hf_vit.subjects.labels import label_names_of
-from hf_vit.subjects.subject import open_subject
-from hf_vit.training.model_source import ModelSource, build_classifier, build_processor, rows_of_head
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.arguments import weights_of
 from hf_vit.training.run.decisions import Run
@@ -242,7 +241,7 @@ def _keeps_head(run: Run) -> bool:
 
 def _test_images(run: Run, model: PreTrainedModel) -> Examination:
     """The model and the images that it is judged by once."""
-    subject = open_subject((model, run.processor))
+    subject = load_model((model, run.processor))
     return Examination(subject, run.data, batch_size=run.micro_batch_size, progress=False)
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModel, PreTrainedModel, TrainerCallback
 
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
-from hf_vit.training.model_source import ModelSource, build_model, build_processor
+from hf_vit.loading.start import ModelSource, build_model, build_processor
 from hf_vit.training.processes import world_size
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.decisions import Run

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
+from hf_vit.loading.pixels import PixelScale
+from hf_vit.loading.start import ModelSource
 from hf_vit.models.loss_hf_vit import classification_loss
-from hf_vit.subjects.pixels import PixelScale
-from hf_vit.training.model_source import ModelSource
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.decisions import Run
 from hf_vit.training.tasks.classification import ClassifierTask, build_for_classes

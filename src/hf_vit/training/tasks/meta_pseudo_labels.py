@@ -21,8 +21,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from hf_vit.data import AugmentationConfig, train_transform
 from hf_vit.data.load import UnlabelledImages
 from hf_vit.errors import UserError
+from hf_vit.loading.pixels import PixelScale
 from hf_vit.models.loss_hf_vit import classification_loss
-from hf_vit.subjects.pixels import PixelScale
 from hf_vit.training.processes import world_size
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.refusals import refusal_of

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from hf_vit.data import ImageData, to_rgb, train_transform
 from hf_vit.data.load import UnlabelledImages
 from hf_vit.errors import UserError
-from hf_vit.training.model_source import ModelSource
+from hf_vit.loading.start import ModelSource
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.decisions import Run
 from hf_vit.training.tasks.self_training import SelfTraining

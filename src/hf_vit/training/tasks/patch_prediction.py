@@ -11,7 +11,7 @@ from transformers import AutoModelForMaskedImageModeling, PreTrainedModel
 
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
-from hf_vit.training.model_source import ModelSource, build_model, build_processor
+from hf_vit.loading.start import ModelSource, build_model, build_processor
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.decisions import Run
 from hf_vit.training.tasks.masking import MaskingCollator, NextPatch, RandomMasking

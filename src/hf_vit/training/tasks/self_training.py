@@ -9,7 +9,7 @@ from torch import nn
 from hf_vit.data import ImageData, TransformedImages
 from hf_vit.data.load import UnlabelledImages, load_unlabelled
 from hf_vit.errors import UserError
-from hf_vit.training.model_source import ModelSource
+from hf_vit.loading.start import ModelSource
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.decisions import Run
 from hf_vit.training.tasks.classification import ClassifierTask, build_for_classes

@@ -17,8 +17,8 @@ from hf_vit.data import ImageData, eval_transform, train_transform, transform_sp
 from hf_vit.data.annotations import Target
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
+from hf_vit.loading.start import ModelSource
 from hf_vit.results.facts import Facts, Record
-from hf_vit.training.model_source import ModelSource
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.arguments import choose_attention, training_arguments
 from hf_vit.training.run.checkpoints import log_folder

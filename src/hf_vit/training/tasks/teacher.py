@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from hf_vit.errors import UserError
 from hf_vit.families import problem_type_of, refuse_regression
-from hf_vit.subjects.pixels import PixelScale
-from hf_vit.subjects.subject import Subject, open_subject
-from hf_vit.subjects.timm_models import timm_data_config
+from hf_vit.loading.model import LoadedModel, load_model
+from hf_vit.loading.pixels import PixelScale
+from hf_vit.loading.timm_models import timm_data_config
 
 _PROBE_PX = 64
 # What torch's resize has of Pillow's filters; the others come closest to bicubic.
@@ -35,7 +35,7 @@ class Teacher:
         columns: its class for each of the data's, once they are matched.
     """
 
-    subject: Subject
+    subject: LoadedModel
     scale: PixelScale = field(default_factory=PixelScale)
     size: tuple[int, int] | None = None
     mode: str = "bicubic"
@@ -86,13 +86,13 @@ def open_teacher(source: Any, device: str | None = None) -> Teacher:
     """Load or wrap a teacher.
 
     Args:
-        source: see `open_subject`, of an image classifier; or a `Teacher`.
+        source: see `load_model`, of an image classifier; or a `Teacher`.
         device: torch device; by default a GPU where there is one. Models made in Python stay where they are.
 
     Raises:
         UserError: there is no such model, it is no classifier of one class an image, or it does not load.
     """
-    teacher = source if isinstance(source, Teacher) else _wrapped(open_subject(source, device, as_classifier=True))
+    teacher = source if isinstance(source, Teacher) else _wrapped(load_model(source, device, as_classifier=True))
     model, name = teacher.subject.model, teacher.subject.name
     refuse_regression(model, name, "a teacher's place")
     if problem_type_of(model) == "multi_label_classification":
@@ -104,7 +104,7 @@ def open_teacher(source: Any, device: str | None = None) -> Teacher:
     return teacher
 
 
-def _wrapped(subject: Subject) -> Teacher:
+def _wrapped(subject: LoadedModel) -> Teacher:
     if subject.processor is None:
         fed = timm_data_config(subject.model)
         height, width = fed["input_size"][1:]
@@ -115,7 +115,7 @@ def _wrapped(subject: Subject) -> Teacher:
     return Teacher(subject, PixelScale.of(subject), _size_of(subject), mode)
 
 
-def _size_of(subject: Subject) -> tuple[int, int] | None:
+def _size_of(subject: LoadedModel) -> tuple[int, int] | None:
     """What it is fed with, if images of every size become one."""
     other = subject.prepare([Image.new("RGB", (_PROBE_PX // 2, _PROBE_PX // 2))])
     return subject.input_size if tuple(other.shape[2:]) == subject.input_size else None

@@ -19,7 +19,7 @@ from hf_vit.evaluation.protocols.dense.pictures import (
 )
 from hf_vit.evaluation.protocols.dense.rows import DenseRows, answered, need_task
 from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
-from hf_vit.subjects.dense import detect
+from hf_vit.loading.outputs import detect
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,8 +9,8 @@ import torch
 from hf_vit.data import to_rgb
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
-from hf_vit.subjects.dense import dense_task_of
-from hf_vit.subjects.labels import label_names_of, match_labels
+from hf_vit.loading.model import label_names_of, match_labels
+from hf_vit.loading.outputs import dense_task_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -21,7 +21,7 @@ from hf_vit.evaluation.protocols.dense.pictures import (
 )
 from hf_vit.evaluation.protocols.dense.rows import DenseRows, answered, need_task
 from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
-from hf_vit.subjects.dense import segment
+from hf_vit.loading.outputs import segment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

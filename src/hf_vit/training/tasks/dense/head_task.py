@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
 from hf_vit.data import ImageData, dense_collator, dense_transforms
 from hf_vit.data.transforms import refuse_apart
+from hf_vit.environment import pick_device
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.dense.detection import DetectionResult
@@ -19,11 +20,10 @@ from hf_vit.evaluation.protocols.dense.segmentation import SegmentationResult
 from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.families import DENSE_HEADS, DenseTask
+from hf_vit.loading.model import load_model
+from hf_vit.loading.start import ModelSource
 from hf_vit.results.facts import Record
-from hf_vit.subjects.device import pick_device
-from hf_vit.subjects.subject import open_subject
 from hf_vit.training.dense_model import build_dense_model
-from hf_vit.training.model_source import ModelSource
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.run.decisions import Run
 from hf_vit.training.run.training_record import recipe_values
@@ -181,5 +181,5 @@ def has_object_masks(data: ImageData) -> bool:
 
 def _test_images(run: Run, model: PreTrainedModel) -> Examination:
     """The model and the images that it is judged by once."""
-    subject = open_subject((model, run.processor))
+    subject = load_model((model, run.processor))
     return Examination(subject, run.data, batch_size=run.micro_batch_size, progress=False)

@@ -19,10 +19,10 @@ from hf_vit.conversion.loading import ForeignCheckpoint, convert_on_the_way
 from hf_vit.data.labels import plain_name
 from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import AUTO_CLASSES, DenseHead, Door, dense_head_of, family_of, problem_type_of, refuse_own_class
+from hf_vit.loading.graphs import graph_file
 from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 from hf_vit.repositories.reading import CONFIG, check_folder, loading, model_folder, read_object
-from hf_vit.subjects.exported_graphs import graph_file
 from hf_vit.variants import looks_like_variant, variant_config
 
 _HEADS = ("classifier", "distillation_classifier")

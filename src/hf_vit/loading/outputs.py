@@ -1,8 +1,11 @@
-"""What a vision model makes of images before its head: pre-logits, and one vector an image at every depth.
+"""What models of any library give: their layers, features before the head, class maps and objects.
 
-Legend: B batch, C channels, H x W px, N tokens, D hidden size.
+Legend: B batch, C channels, H x W px, N tokens, D hidden size, n objects.
 """
 
+import re
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,9 +13,57 @@ from torch import nn
 from transformers import BatchFeature
 
 from hf_vit.errors import UserError
+from hf_vit.families import DenseTask
 from hf_vit.models.configuration_hf_vit import as_pair
+from hf_vit.models.detection_hf_vit import HfMaskRCNNForObjectDetection, HfMaskRCNNOutput
 from hf_vit.models.modeling_hf_vit import class_token_index, patch_token_slice
-from hf_vit.subjects.layers import watch_layers
+
+# Names of the modules whose outputs stand for the layers; the first line that finds more than one module counts.
+LAYER_NAMES = (
+    r"(\w+\.)*(stages|layers)\.\d+\.(blocks|layers)\.\d+",  # transformers' ResNet, Swin; timm's BiT, Swin
+    r"layer\d\.\d+",  # timm's and torchvision's ResNets
+    r"(resnet\.)?encoder\.stages\.\d+\.\d+",  # our ResNets
+    r"(\w+\.)?embeddings|(\w+\.)*(layers?|blocks)\.\d+",  # vision transformers, MLP-Mixer
+    r"\w+\.\d+|\w+",  # anything else: its upper modules
+)
+
+
+def layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules whose outputs stand for a model's layers, by name, in the order they are defined."""
+    modules = {name: module for name, module in model.named_modules() if name}
+    for pattern in LAYER_NAMES:
+        found = {name: module for name, module in modules.items() if re.fullmatch(pattern, name)}
+        if len(found) > 1:
+            return found
+    return modules
+
+
+@contextmanager
+def watch_layers(model: nn.Module, receive: Callable[[str, torch.Tensor], None]) -> Generator[None]:
+    """Meanwhile `receive(name, features)` gets what every layer gives, in the order they run."""
+
+    def hook_of(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: tuple[object, ...], output: object) -> None:
+            if (features := layer_tensor(output)) is not None:
+                receive(name, features)
+
+        return hook
+
+    handles = [module.register_forward_hook(hook_of(name)) for name, module in layers_of(model).items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def layer_tensor(output: object) -> torch.Tensor | None:
+    """The tensor of a module's output: itself, the first of a tuple, the hidden states of an embedding."""
+    if isinstance(output, tuple | list) and output:
+        output = output[0]
+    output = getattr(output, "hidden_states", output)
+    return output if isinstance(output, torch.Tensor) and output.ndim > 1 else None
+
 
 PRE_LOGITS = "pre_logits"
 
@@ -142,3 +193,79 @@ def is_channels_last(model: nn.Module) -> bool:
     if getattr(getattr(model, "config", None), "model_type", None) == "hf_axial_resnet":
         return True
     return str(getattr(model, "output_fmt", "NCHW")).endswith("NHWC")
+
+
+# What the names of transformers' classes end in, and the Auto classes' behind "AutoModel".
+TASKS: dict[str, DenseTask] = {
+    "ForSemanticSegmentation": "segmentation",
+    "ForUniversalSegmentation": "segmentation",
+    "ForObjectDetection": "detection",
+}
+
+
+def dense_task_of(model: nn.Module) -> DenseTask | None:
+    """What a model of transformers or of this package predicts for the places of an image; None: nothing."""
+    name = type(model).__name__
+    return next((task for ending, task in TASKS.items() if name.endswith(ending)), None)
+
+
+@torch.no_grad()
+def segment(
+    model: nn.Module, processor: Any, pixel_values: torch.Tensor, sizes: Sequence[tuple[int, int]]
+) -> list[torch.Tensor]:
+    """The class of every pixel, [H, W] for each image, by the image processor's own post-processing.
+
+    Args:
+        model: of the task "segmentation", in evaluation mode.
+        processor: the image processor saved with it.
+        pixel_values: [B, C, ..], as the processor makes them.
+        sizes: (height, width) of each image before that.
+    """
+    return class_maps(model(pixel_values=pixel_values), processor, sizes)
+
+
+def class_maps(outputs: Any, processor: Any, sizes: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    """As `segment`, of what the model returned."""
+    return processor.post_process_semantic_segmentation(outputs, target_sizes=[tuple(size) for size in sizes])
+
+
+@torch.no_grad()
+def detect(
+    model: nn.Module,
+    processor: Any,
+    pixel_values: torch.Tensor,
+    sizes: Sequence[tuple[int, int]],
+    threshold: float = 0.0,
+) -> list[dict[str, torch.Tensor]]:
+    """The objects of each image, by the image processor's own post-processing, or torchvision's.
+
+    Args:
+        model: of the task "detection", in evaluation mode.
+        processor: the image processor saved with it.
+        pixel_values: [B, C, ..], as the processor makes them.
+        sizes: (height, width) of each image before that.
+        threshold: scores must exceed it; Mask R-CNN has a threshold of its own besides.
+
+    Returns:
+        boxes [n, 4] (x1, y1, x2, y2 in px of the image), labels [n] and scores [n], the best first; of a Mask R-CNN
+        that has them, masks [n, H, W], bool.
+    """
+    targets = [(int(height), int(width)) for height, width in sizes]
+    in_image = {"target_sizes": targets} if isinstance(model, HfMaskRCNNForObjectDetection) else {}
+    return detections(model(pixel_values=pixel_values, **in_image), processor, targets, threshold)
+
+
+def detections(
+    outputs: Any, processor: Any, sizes: Sequence[tuple[int, int]], threshold: float = 0.0
+) -> list[dict[str, torch.Tensor]]:
+    """As `detect`, of what the model returned; a Mask R-CNN's are of the sizes that it was given."""
+    if isinstance(outputs, HfMaskRCNNOutput):
+        told = outputs.detections or []
+        return [_sorted({name: value[each["scores"] > threshold] for name, value in each.items()}) for each in told]
+    return list(map(_sorted, processor.post_process_object_detection(outputs, threshold, list(sizes))))
+
+
+def _sorted(objects: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    order = objects["scores"].argsort(descending=True, stable=True)
+    ordered = {name: value[order] for name, value in objects.items()}
+    return ordered | ({"masks": ordered["masks"][:, 0] >= 0.5} if "masks" in ordered else {})

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.conversion.fetch.addresses import HUB_ID, TIMM
+from hf_vit.environment import pick_device
 from hf_vit.errors import UserError
 from hf_vit.repositories.reading import check_folder, model_folder
-from hf_vit.subjects.device import pick_device
 
 if TYPE_CHECKING:
     from torch import nn

@@ -1,10 +1,11 @@
-"""The model that is looked at: hf_vit's, transformers' or timm's, with what turns images into its input.
+"""The one way to a model: `load_model` finds out what a name stands for, and returns the model with what feeds it.
 
 Legend: B images, C channels, H x W px.
 """
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,26 +22,61 @@ from hf_vit.conversion.targets.graphs.runtimes import Runtime
 from hf_vit.data import eval_transform
 from hf_vit.data.labels import plain_name
 from hf_vit.data.transforms import input_size as size_of
-from hf_vit.environment import keep_freed_memory
+from hf_vit.environment import keep_freed_memory, pick_device
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
+from hf_vit.loading.folders import ImageGPTFeatures, config_in, library_of, load_transformers, stored_config
+from hf_vit.loading.graphs import GraphForImageClassification, canvas, graph_file
+from hf_vit.loading.timm_models import load_timm, timm_data_config, timm_label_names
 from hf_vit.repositories.reading import CONFIG
-from hf_vit.subjects.device import pick_device
-from hf_vit.subjects.exported_graphs import GraphForImageClassification, canvas, graph_file
-from hf_vit.subjects.image_gpt import ImageGPTFeatures
-from hf_vit.subjects.labels import label_names_of, match_labels
-from hf_vit.subjects.libraries import config_in, library_of
-from hf_vit.subjects.timm_models import load_timm, timm_data_config, timm_label_names
-from hf_vit.subjects.transformers_models import load_transformers, stored_config
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import nn
     from transformers import BaseImageProcessor
+
+
+def label_names_of(model: "nn.Module") -> list[str]:
+    """The names of a classifier's classes as its config tells them (`id2label`), in the order of its logits."""
+    names: dict[int, str] = getattr(model.config, "id2label", None) or {}
+    return [str(names[index]) for index in sorted(names)]
+
+
+def match_labels(data_names: Sequence[str], model_names: Sequence[str]) -> list[int]:
+    """For every class of the data, the index of the model's class of that name, in whichever Unicode form.
+
+    Raises:
+        UserError: the model has no class of that name, or several.
+    """
+    if list(data_names) == list(model_names):
+        return list(range(len(model_names)))
+    data_names, model_names = list(map(plain_name, data_names)), list(map(plain_name, model_names))
+    index = {name: position for position, name in enumerate(model_names)}
+    if unknown := [name for name in data_names if name not in index]:
+        raise UserError(
+            f"the data has classes the model does not know: {_some(unknown)}; the model's are {_some(model_names)}; "
+            "use data with these class names, or rename the classes"
+        )
+    counts = Counter(model_names)
+    if twice := [name for name in data_names if counts[name] > 1]:
+        raise UserError(f"the model has several classes called {_some(twice)}; rename them in its config (id2label)")
+    return [index[name] for name in data_names]
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """The names, those that occur twice followed by their index: ImageNet has two classes "crane"."""
+    counts = Counter(names)
+    return [f"{name} ({index})" if counts[name] > 1 else name for index, name in enumerate(names)]
+
+
+def _some(names: Sequence[str], limit: int = 10) -> str:
+    shown = ", ".join(repr(str(name)) for name in names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
 @final
 @dataclass(frozen=True)
-class Subject:
+class LoadedModel:
     """A model in evaluation mode and how it is fed.
 
     Attributes:
@@ -194,9 +230,9 @@ def _classifies(model: nn.Module) -> bool:
     return any("ForImageClassification" in name for name in names) and bool(getattr(model.config, "num_labels", 0))
 
 
-def open_subject(
+def load_model(
     source: Any, device: str | None = None, *, as_classifier: bool = False, inside: bool = False
-) -> Subject:
+) -> LoadedModel:
     """Load or wrap a model.
 
     The library that saved a checkpoint runs it, so that what is measured is what it does there. What no library here
@@ -204,7 +240,7 @@ def open_subject(
 
     Args:
         source: a folder (timm's too), a graph of `hf-vit export` or its folder, a Hub id, "timm:NAME" or
-            "timm:NAME@FILE", whatever else `hf-vit convert` reads, a pair (model, image processor) or a `Subject`.
+            "timm:NAME@FILE", whatever else `hf-vit convert` reads, a pair (model, image processor) or a `LoadedModel`.
         device: torch device; by default a GPU where there is one. Models made in Python stay where they are.
         as_classifier: refuse a folder or name that stands for no trained image classifier.
         inside: its layers will be read; those of timm's models are known once they are converted, where they can be.
@@ -212,7 +248,7 @@ def open_subject(
     Raises:
         UserError: there is no such model, or it does not load.
     """
-    if isinstance(source, Subject):
+    if isinstance(source, LoadedModel):
         return source
     if isinstance(source, tuple):
         model, processor = cast("tuple[nn.Module, Any]", source)
@@ -235,11 +271,11 @@ def open_subject(
     return _of_transformers(model, processor, name, folder)
 
 
-def _of_transformers(model: nn.Module, processor: "BaseImageProcessor", name: str, folder: Path | None) -> Subject:
+def _of_transformers(model: nn.Module, processor: "BaseImageProcessor", name: str, folder: Path | None) -> LoadedModel:
     state = frozenset() if folder is None else _state_of(folder)
     if getattr(getattr(model, "config", None), "model_type", None) == "imagegpt":
         return replace(_of_image_gpt(model, processor, name, folder), state=state)
-    return Subject(model.eval(), eval_transform(processor).batch, name, folder, processor, state=state)
+    return LoadedModel(model.eval(), eval_transform(processor).batch, name, folder, processor, state=state)
 
 
 def _state_of(folder: Path) -> frozenset[tuple[object, ...]]:
@@ -249,7 +285,7 @@ def _state_of(folder: Path) -> frozenset[tuple[object, ...]]:
     return frozenset((name, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
-def _of_foreign(source: str, device: str | None, as_classifier: bool) -> Subject:
+def _of_foreign(source: str, device: str | None, as_classifier: bool) -> LoadedModel:
     place, converted = pick_device(device), convert_on_the_way(source)
     if as_classifier and not converted.plan.has_head:
         raise UserError("it is no trained image classifier, it has no head; fine-tune it first (hf-vit finetune)")
@@ -262,7 +298,7 @@ def _of_foreign(source: str, device: str | None, as_classifier: bool) -> Subject
     return replace(subject, origin=converted.plan.origin)
 
 
-def _of_graph(runtime: Runtime, file: Path, device: str | None, inside: bool) -> Subject:
+def _of_graph(runtime: Runtime, file: Path, device: str | None, inside: bool) -> LoadedModel:
     if inside:
         raise UserError(f"{file} is a graph, whose layers cannot be read; give the model that was exported")
     if device is not None and pick_device(device).type != "cpu":
@@ -272,7 +308,7 @@ def _of_graph(runtime: Runtime, file: Path, device: str | None, inside: bool) ->
     return replace(subject, prepare=canvas) if subject.resizes else subject
 
 
-def _of_image_gpt(model: nn.Module, processor: Any, name: str, folder: Path | None) -> Subject:
+def _of_image_gpt(model: nn.Module, processor: Any, name: str, folder: Path | None) -> LoadedModel:
     """Features that take pixels, in place of a model that takes colour tokens."""
     size = (int(processor.size["height"]), int(processor.size["width"]))
     device = next(model.parameters()).device
@@ -281,10 +317,10 @@ def _of_image_gpt(model: nn.Module, processor: Any, name: str, folder: Path | No
     def prepare(images: "Sequence[Image]") -> torch.Tensor:
         return processor(images=list(images), do_color_quantize=False, return_tensors="pt")["pixel_values"]
 
-    return Subject(features, prepare, name, folder, processor)
+    return LoadedModel(features, prepare, name, folder, processor)
 
 
-def _of_timm(source: str, device: str | None, as_classifier: bool) -> Subject:
+def _of_timm(source: str, device: str | None, as_classifier: bool) -> LoadedModel:
     model: Any = load_timm(source, device)
     model.problem_type = config_in(Path(source.removeprefix(TIMM)).expanduser()).get("problem_type")
     if as_classifier and not getattr(model, "num_classes", 0):
@@ -292,7 +328,7 @@ def _of_timm(source: str, device: str | None, as_classifier: bool) -> Subject:
     from timm.data.transforms_factory import create_transform
 
     transform: Any = create_transform(**timm_data_config(model), is_training=False)
-    return Subject(model, lambda images: torch.stack([transform(image) for image in images]), _timm_name(source))
+    return LoadedModel(model, lambda images: torch.stack([transform(image) for image in images]), _timm_name(source))
 
 
 def _timm_name(source: str) -> str:

@@ -1,21 +1,98 @@
-"""Models of transformers and of this package by folder or Hub id, with errors a user can act on."""
+"""Checkpoints of transformers and of this package by folder or Hub id, with errors a user can act on."""
 
+import copy
+import importlib.util
+import json
 import logging
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, final
+
+import torch
+from torch import nn
 
 from hf_vit.conversion.fetch.addresses import TIMM
+from hf_vit.environment import pick_device
 from hf_vit.errors import UserError, first_line
 from hf_vit.families import refuse_own_class
+from hf_vit.loading.outputs import TASKS
 from hf_vit.repositories.reading import CONFIG, WEIGHTS, check_folder, loading, model_folder, read_object
-from hf_vit.subjects.dense import TASKS
-from hf_vit.subjects.device import pick_device
-from hf_vit.subjects.libraries import config_in
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
     from transformers import BaseImageProcessor, PreTrainedConfig, PreTrainedModel
+
+
+WORK_FOLDER = "checkpoints"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step a checkpoint folder is named after; -1 for other folders."""
+    match = _CHECKPOINT.fullmatch(checkpoint.name)
+    return int(match[1]) if match else -1
+
+
+def checkpoints_in(work: Path) -> list[Path]:
+    """Checkpoint folders, complete or not, by step."""
+    return sorted((path for path in work.glob("checkpoint-*") if path.is_dir() and step_of(path) >= 0), key=step_of)
+
+
+class Library(NamedTuple):
+    """What runs a checkpoint.
+
+    Attributes:
+        name: None where nothing here does.
+        takes_pixels: whether what it makes of the checkpoint is a model of images alone; a CLIP of transformers is not.
+    """
+
+    name: Literal["timm", "transformers"] | None
+    takes_pixels: bool
+
+
+# Where heads stand that have no bare model: transformers' UperNet, and this package's.
+_DENSE_MAPPINGS = (
+    "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING",
+    "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING",
+    "MODEL_FOR_OBJECT_DETECTION_MAPPING",
+)
+_NONE, _TRANSFORMERS = Library(None, False), Library("transformers", True)
+
+
+def library_of(source: str, config: dict[str, Any]) -> Library:
+    """The library for a folder, file, address, Hub id or "timm:NAME" with this config.json ({} without one)."""
+    if source.startswith(TIMM) or is_timm_config(config):
+        return Library("timm", True) if importlib.util.find_spec("timm") else _NONE
+    if "://" in source or Path(source).expanduser().is_file():
+        return _NONE
+    import transformers
+    from transformers import CONFIG_MAPPING, MODEL_MAPPING
+
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        return _TRANSFORMERS  # it says what is wrong
+    if kind not in CONFIG_MAPPING:
+        return _NONE
+    mappings: list[Any] = [MODEL_MAPPING, *(getattr(transformers, name) for name in _DENSE_MAPPINGS)]
+    classes = (mapping.get(CONFIG_MAPPING[kind], None) for mapping in mappings)
+    first = next((each for each in classes if each is not None), None)
+    return Library("transformers", getattr(first, "main_input_name", None) == "pixel_values")
+
+
+def is_timm_config(config: dict[str, Any]) -> bool:
+    """Whether a config.json is timm's."""
+    return "architecture" in config and config.get("model_type") in (None, "timm_wrapper")
+
+
+def config_in(folder: Path) -> dict[str, Any]:
+    """config.json of a folder; {} where there is none that can be read."""
+    try:
+        config: object = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def load_transformers(
@@ -187,3 +264,57 @@ def _quiet() -> Generator[None]:
         transformers_logging.set_verbosity(level)
         if bars:
             transformers_logging.enable_progress_bar()
+
+
+@final
+class ImageGPTFeatures(nn.Module):
+    """The lower half of an ImageGPT: pixels -> colour tokens -> the middle layer, averaged over the tokens.
+
+    The middle block's first layer norm ends it (Chen et al., Generative Pretraining from Pixels, 2020: the features of
+    linear probes are layer-normed inputs of a block, averaged over the sequence; the best lie in the middle).
+
+    The palette is part of the model, so that it takes pixels [B, 3, H, W] like any other. Choosing a colour has no
+    gradient.
+
+    Args:
+        model: transformers' ImageGPT, bare or with a head.
+        clusters: the palette [V, 3], colours as the processor scales them.
+        size: (H, W) px of the images.
+
+    Raises:
+        UserError: the model has no place for so many pixels.
+    """
+
+    clusters: torch.Tensor
+
+    def __init__(self, model: Any, clusters: "ArrayLike", size: tuple[int, int]) -> None:
+        super().__init__()
+        self.config = model.config
+        if size[0] * size[1] > self.config.n_positions:
+            raise UserError(
+                f"the image processor makes {size[0]}x{size[1]} px, a token each, and the ImageGPT takes "
+                f"{self.config.n_positions}; give the processor the size it was trained with"
+            )
+        # A shallow copy: the model that was given keeps all its layers.
+        body = copy.copy(model if hasattr(model, "h") else model.transformer)
+        body._modules = dict(body._modules)
+        middle = len(body.h) // 2
+        body.ln_f, body.h = body.h[middle].ln_1, body.h[:middle]
+        self.body = body
+        self.register_buffer("clusters", torch.as_tensor(clusters, dtype=torch.float32))
+
+    def forward_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """[B, H*W, D] of pixels [B, 3, H, W]."""
+        from transformers.models.imagegpt.image_processing_imagegpt import color_quantize_torch
+
+        pixels = pixel_values.float().permute(0, 2, 3, 1).reshape(-1, 3)
+        tokens = color_quantize_torch(pixels, self.clusters.float()).reshape(len(pixel_values), -1)
+        return self.body(input_ids=tokens, use_cache=False).last_hidden_state
+
+    def forward_head(self, hidden_states: torch.Tensor, pre_logits: bool = True) -> torch.Tensor:
+        """[B, D]: the mean over the tokens; the names of these two methods are timm's."""
+        return hidden_states.mean(dim=1)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Features [B, D]: there is no head."""
+        return self.forward_head(self.forward_features(pixel_values))

@@ -14,15 +14,15 @@ from hf_vit.errors import UserError, enough_memory
 from hf_vit.inference.encoders import choose_engine
 from hf_vit.inference.freezing import check_freezable
 from hf_vit.inference.optimize import optimize_for_inference
+from hf_vit.loading.model import LoadedModel
 from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
 from hf_vit.rewriting.looking import check_rewritable
-from hf_vit.subjects.subject import Subject
 
 PACKED_FROM, GRAPH_FROM = 16, 10_000  # images, twice what repays it
 GRAPH_PARAMETERS = 5_000_000  # smaller models answer sooner than a graph is made
 
 
-def engine_for(subject: Subject, num_images: int | None) -> str | None:
+def engine_for(subject: LoadedModel, num_images: int | None) -> str | None:
     """The engine that repays itself, a value of `optimize_for_inference`; None for a model that stays as it was loaded.
 
     That is one of another library, on a GPU, or with parts that cannot be rewritten.
@@ -47,14 +47,14 @@ def engine_for(subject: Subject, num_images: int | None) -> str | None:
     return "torch" if engine is None else engine.package
 
 
-def optimize(subject: Subject, engine: str) -> None:
+def optimize(subject: LoadedModel, engine: str) -> None:
     """Let an engine compute the subject's model, in place; its fingerprint stays that of its weights."""
     assert isinstance(subject.model, HfPreTrainedModel)
     _ = subject.fingerprint  # it is kept: an optimized model shows no state
     optimize_for_inference(subject.model, engine=engine)
 
 
-def optimized_copy(subject: Subject, num_images: int | None) -> tuple[Subject, str | None]:
+def optimized_copy(subject: LoadedModel, num_images: int | None) -> tuple[LoadedModel, str | None]:
     """The subject with a copy of its model that so many images repay, and its engine; else as it is, and None.
 
     Raises:

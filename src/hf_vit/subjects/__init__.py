@@ -1,1 +1,0 @@
-"""One loaded vision model of any library: opening it, its pixels, its features."""
