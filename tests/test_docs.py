@@ -104,7 +104,7 @@ def test_search_needs_no_server_and_no_network():
 
 def test_pictures_of_the_figures_are_there_and_small():
     pictures = list((DOCS / "images/figures").iterdir())
-    page = (DOCS / "figures.md").read_text()
+    page = (DOCS / "analysis.md").read_text()
     assert pictures
     assert {path.name for path in pictures} <= set(re.findall(r"images/figures/([\w.-]+)", page))
     assert all(path.stat().st_size < 150_000 for path in pictures)

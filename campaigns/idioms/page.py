@@ -13,28 +13,20 @@ PAGE = Path(__file__).parents[2] / "docs" / "idioms.md"
 WORDS = {"right": "right", "refused": "refused", "raised": "raises", "wrong": "**wrong**", "without it": "-"}
 TITLES = {"plain": "ViT", "hybrid": "hybrid", "axial": "axial", "axial_resnet": "AxialResNet", "bit": "BiT"}
 
-HEAD = """# What may be done with a model
+HEAD = """# Common operations on a model
 
-Between loading a model and reading its logits people change weights in place, swap averaged weights in and back, add
-adapters and hooks, quantise, compile, export, call from threads. Each of these idioms was tried on tiny models with
-random weights, as loaded and beside `optimize_for_inference`: all of them on every family's classifier in float32, and
-of each kind of idiom {drawn}, drawn by a seed, on every head in float64, float32, bfloat16 and 8 bits (torchao's
-weights, torch.ao's dynamic products), and on every choice of a configuration; {cases:,} cases in all. What a model
-answers is compared with what a freshly built one of the same weights answers, one image at a time in float64: to 1e-10
-of the largest logit in float64, 1e-5 in float32 (6e-5 where kernels are standardised). bfloat16 and 8 bits may be no
-further off than twice what transformers' ViT is under the same idiom (the hybrid, whose stem rounds as well, than six
-times; with a norm behind the attention that pools, than four times), or than twice what the same model is without it.
-An idiom that should change the answer is shown to do so.
+People change weights in place, swap averaged weights in and back, add adapters and hooks, quantize, compile, export, and call models from
+threads. Each operation was tried on tiny models with random weights, as loaded and with `optimize_for_inference`: all of them on every family's
+classifier in float32, and {drawn} of each kind, drawn by a seed, on every head, dtype and config choice; {cases:,} cases. Logits are compared with those of
+a freshly built model with the same weights in float64: 1e-10 of the largest logit in float64, 1e-5 in float32 (6e-5 with standardized kernels), and in
+bfloat16 and 8 bits a multiple of the error transformers' ViT has.
 
-transformers' ViT went through the same cases (a backbone beside its bare model).
+- **right**: the fresh model's logits.
+- **refused**: this package prints one line with the problem and the remedy.
+- **raises**: a library's own error.
+- **-**: does not apply.
 
-- **right**: the fresh model's numbers.
-- **refused**: one line of this package says what is the matter, and what to do.
-- **raises**: a library's own error; of a model as loaded only where transformers' ViT is not right either.
-- **-**: the idiom does not apply.
-
-Where a cell holds two words, heads or dtypes differ. LoRA on convolutions, merged, answers as its merged weights do;
-on standardised convolutions (hybrid, BiT) that is not what the adapter answered ([why](inference.md)).
+A cell with two words differs by head or dtype. Merging LoRA into standardized convolutions (hybrid, BiT) is not exact ([why](inference.md)).
 
 Recorded {date} with torch {torch} and transformers {transformers} by `python -m campaigns silent_numbers`.
 """
