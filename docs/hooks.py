@@ -161,3 +161,18 @@ def _text(text: str | None) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write llms.txt: every page with its title and first sentence, every command with its help."""
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}", "", "## Pages", ""]
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        title, text = path.read_text(encoding="utf-8").removeprefix("# ").split("\n", 1)
+        blocks = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL).split("\n\n")
+        first = next((" ".join(block.split()) for block in blocks if block.lstrip("\n")[:1].isalpha()), "")
+        lines.append(f"- [{title}]({path.stem}.html): {re.split(r'(?<=[.]) ', first)[0]}")
+    lines += ["", "## Commands", ""]
+    lines += [
+        f"- [hf-vit {name}](commands/{name}.html): {command.help}" for name, command in program().commands.items()
+    ]
+    (Path(config.site_dir) / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
