@@ -32,7 +32,7 @@ GOOD, THEIRS, HOSTILE = "alice/good", "alice/theirs", "mallory/hostile"
 LONGEST_LINE = 1000
 OF_TRANSFORMERS = ("predict model of transformers", "export model of transformers")
 # What half of the commands import when they have been given what they take.
-HEAVY = ("evaluate", "hf_vit.training.finetuning", "matplotlib.pyplot", "sklearn.linear_model",
+HEAVY = ("evaluate", "hf_vit.training.api", "matplotlib.pyplot", "sklearn.linear_model",
          "torchdata.stateful_dataloader")  # fmt: skip
 # Each loads in its own way; the other commands load as one of these.
 DOORS = {"predict model", "finetune model", "convert model", "python from_hub", "push model",

@@ -119,7 +119,7 @@ def run_struck(arguments: list[str], place: str, log: str, strike: dict[str, Any
 def prepare_process() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C belongs to the campaign
     tempfile.tempdir = os.environ["TMPDIR"]  # or Python would try the folder out by writing
-    zygote.warm_up(["hf_vit_cli.main", "hf_vit.conversion", "hf_vit.training.finetuning", "hf_vit.evaluation"])
+    zygote.warm_up(["hf_vit_cli.main", "hf_vit.conversion", "hf_vit.training.api", "hf_vit.evaluation"])
 
 
 @dataclass(frozen=True)

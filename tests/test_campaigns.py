@@ -12,7 +12,7 @@ from campaigns.__main__ import SECURITY, security_page
 from campaigns.commands import READING, SHARING, WRITING
 from campaigns.engine import Campaign, failures
 from hf_vit.conversion.targets.registry import TARGETS
-from hf_vit.training.pretraining import OBJECTIVES
+from hf_vit.training.api import OBJECTIVES
 from hf_vit_cli.main import build_app
 
 SLOW = {"ray_faults": "starts Ray several times", "lost_processes": "starts torchrun several times"}

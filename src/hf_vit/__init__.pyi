@@ -41,8 +41,7 @@ from .models.modeling_hf_local_vit import (
 from .models.modeling_hf_mixer import HfMixerBackbone, HfMixerForImageClassification, HfMixerModel
 from .models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from .models.pretraining_hf_vit import HfViTForMaskedPatchPrediction
-from .training.finetuning import finetune
-from .training.pretraining import pretrain
+from .training.api import finetune, pretrain
 from .variants import VARIANTS, variant_config
 
 __version__: str

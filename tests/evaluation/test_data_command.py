@@ -11,7 +11,7 @@ from PIL import Image
 
 from hf_vit.data import load_data
 from hf_vit.training import FinetuneOptions
-from hf_vit.training.run.data import load_images
+from hf_vit.training.run import load_images
 from hf_vit_cli.main import main
 
 

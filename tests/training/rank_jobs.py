@@ -66,7 +66,7 @@ def read_lanes(folder: Path, name: str, workers: int, batches: int) -> None:
     from datasets import load_dataset
 
     from hf_vit.data.batches import TransformedStream
-    from hf_vit.training.trainer.streaming import SeededStream, stream_loader
+    from hf_vit.training.trainer.sampling import SeededStream, stream_loader
 
     files = sorted(map(str, (folder / name).glob("*.parquet")))
     rows = load_dataset("parquet", data_files=files, streaming=True, split="train")

@@ -21,8 +21,7 @@ from hf_vit.errors import enough_memory, is_out_of_memory, refusal
 from hf_vit.evaluation.reading import finite_logits
 from hf_vit.models.modeling_hf_vit import HfViTLayer
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune, pretrain
-from hf_vit.training.run.checkpoints import is_complete, last_complete
-from hf_vit.training.run.output import need_space
+from hf_vit.training.run import is_complete, last_complete, need_space
 
 ONE_STEP = ("--steps", "1", "--evaluations", "1", "--batch-size", "4")
 
@@ -241,7 +240,7 @@ def test_disk_that_fills_up_with_the_finished_model(colours, tiny_config, tmp_pa
         raise FULL[1]
 
     with monkeypatch.context() as patched:
-        patched.setattr("hf_vit.training.driver.write_card", fail)
+        patched.setattr("hf_vit.training.run.write_card", fail)
         with pytest.raises(UserError, match="free some space there, then go on with --resume; the checkpoints"):
             finetune(tiny_config(), str(colours), output, **settings)
     assert [path.name for path in output.iterdir()] == ["checkpoints"]

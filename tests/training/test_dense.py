@@ -29,7 +29,7 @@ from hf_vit.results.facts import Facts
 from hf_vit.training import finetune
 from hf_vit.training.dense_model import build_dense_model, model_inputs
 from hf_vit.training.recipes.registry import find_recipe
-from hf_vit.training.run.checkpoints import is_complete
+from hf_vit.training.run import is_complete
 from hf_vit_cli.main import main
 
 

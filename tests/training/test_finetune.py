@@ -19,7 +19,7 @@ from hf_vit.models.modeling_hf_vit import HfViTAttention
 from hf_vit.models.positions_hf_vit import resample_position_table
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
-from hf_vit.training.run.decisions import use_bf16
+from hf_vit.training.plan import use_bf16
 from hf_vit_cli.main import main
 
 SHORT = ("--steps", "24", "--evaluations", "4", "--batch-size", "12", "--learning-rate", "2e-3", "--precision", "fp32")

@@ -18,7 +18,7 @@ from hf_vit.loading.start import build_classifier, find_model
 from hf_vit.results.facts import Facts
 from hf_vit.training import finetune
 from hf_vit.training.tasks.classification import accuracy_of_chance, compute_metrics
-from hf_vit.training.trainer.callbacks.patience import Patience
+from hf_vit.training.trainer.callbacks import Patience
 
 SHORT = ("--steps", "2", "--batch-size", "12", "--precision", "fp32", "--learning-rate", "1e-9")
 PIXELS = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)

@@ -18,10 +18,9 @@ from hf_vit import HfViTConfig, UserError
 from hf_vit.results.facts import Facts, append_record, new_record
 from hf_vit.results.writing import beside
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune, pretrain
-from hf_vit.training.run import output as output_module
-from hf_vit.training.run.checkpoints import is_complete
-from hf_vit.training.run.resuming import way_on
-from hf_vit.training.trainer.callbacks.stopping import StopOnTermination
+from hf_vit.training import run as output_module
+from hf_vit.training.run import is_complete, way_on
+from hf_vit.training.trainer.callbacks import StopOnTermination
 from hf_vit.training.trainer.sampling import SeededDataset
 
 SETTINGS = dict(steps=4, evaluations=2, batch_size=8, dropout=0.1, learning_rate=2e-3)
@@ -58,7 +57,7 @@ def test_checkpoints_are_kept_on_request_and_apart(done):
 # ---- one run at a time
 
 
-@pytest.mark.parametrize("place", ["driver.open_start", "trainer.hf_vit_trainer.HfViTTrainer.training_step"])
+@pytest.mark.parametrize("place", ["run.open_start", "trainer.hf_vit_trainer.HfViTTrainer.training_step"])
 def test_a_second_run_in_a_live_runs_folder_is_refused(place, train, done, tmp_path, monkeypatch):
     """While the first looks at its data, and while it trains; with and without --resume."""
     output, refused = tmp_path / "out", []
@@ -257,7 +256,7 @@ def test_an_interrupted_command_tells_what_it_kept(step, message, command, colou
 
 
 def test_an_interrupt_before_the_run_is_entered(command, colours, tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_vit.training.driver.open_start", lambda *args, **options: interrupt())
+    monkeypatch.setattr("hf_vit.training.run.open_start", lambda *args, **options: interrupt())
     code, _, err = command("finetune", "--model", "Ti/4", "--data", colours, "--output", tmp_path / "out")
     assert (code, err) == (130, "hf-vit: stopped; nothing was written yet; start again with the same command\n")
     assert not (tmp_path / "out").exists()

@@ -37,7 +37,7 @@ from hf_vit.training.tasks.momentum_contrast import (
     contrastive_loss,
     momentum_at,
 )
-from hf_vit.training.trainer.batch_norm import synchronise_batch_norms
+from hf_vit.training.trainer.distributed import synchronise_batch_norms
 
 OBJECTIVES = ("masked-patch", "next-patch", "contrastive")
 SHORT = dict(steps=6, evaluations=3, batch_size=8, learning_rate=2e-3, shift_px=1)

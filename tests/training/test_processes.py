@@ -24,11 +24,10 @@ from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate_protocol
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
-from hf_vit.training.processes import first_goes_first, missing_explained, wait_for_all
-from hf_vit.training.refusals import REFUSALS
-from hf_vit.training.run.checkpoints import is_complete
-from hf_vit.training.run.decisions import micro_batch_size
-from hf_vit.training.trainer.sharding import check_sharding
+from hf_vit.training.plan import micro_batch_size
+from hf_vit.training.processes import REFUSALS, first_goes_first, missing_explained, wait_for_all
+from hf_vit.training.run import is_complete
+from hf_vit.training.trainer.distributed import check_sharding
 
 TESTS = Path(__file__).parents[1]
 SHARDS = {"even": [12, 12, 12, 12], "uneven": [3, 9, 6, 1], "single": [20]}
@@ -324,7 +323,7 @@ def test_by_command(two, tmp_path):
 
 @pytest.mark.slow  # two processes train in twelve ways
 def test_sharding_is_refused_before_the_first_step(two):
-    assert two[1]("refused") == [[REFUSALS["sam micro-batches"].message, []]] * 2
+    assert two[1]("refused") == [[REFUSALS["sam micro-batches"][0], []]] * 2
 
 
 @pytest.mark.slow  # two processes train in twelve ways
@@ -393,7 +392,7 @@ def plugin(version=2, checkpointing=False):
 def test_refusals_stand_in_the_documentation_with_their_reasons():
     text = (TESTS.parent / "docs" / "combinations.md").read_text()
     rows = [line for line in text.partition("## Several processes")[2].splitlines() if line.startswith("| ")]
-    assert rows[1:] == [f"| {refusal.message} | {refusal.reason} |" for refusal in REFUSALS.values()]
+    assert rows[1:] == [f"| {message} | {reason} |" for message, reason in REFUSALS.values()]
 
 
 def test_what_sharding_cannot_do_is_refused():
@@ -405,6 +404,6 @@ def test_what_sharding_cannot_do_is_refused():
     ):
         with pytest.raises(UserError) as error:
             check_sharding(*settings)
-        assert str(error.value) == REFUSALS[name].message
+        assert str(error.value) == REFUSALS[name][0]
     for settings in ((None, noisy, True), (plugin(), noisy, False), (plugin(checkpointing=True), plain, False)):
         check_sharding(*settings)

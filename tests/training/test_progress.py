@@ -14,10 +14,10 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from hf_vit import UserError
 from hf_vit.data.transforms import TrainTransform
 from hf_vit.training import FinetuneOptions, finetune, input_speed
+from hf_vit.training import record as learning_curve
 from hf_vit.training.input_speed import InputSpeed, measure_input
-from hf_vit.training.run import learning_curve
-from hf_vit.training.run.learning_curve import plot_learning_curve
-from hf_vit.training.trainer.callbacks import progress
+from hf_vit.training.record import plot_learning_curve
+from hf_vit.training.trainer import callbacks as progress
 
 SHORT = dict(epochs=2, batch_size=4, evaluations=3, warmup=0)
 EVALUATED = re.compile(

@@ -15,8 +15,8 @@ from hf_vit import UserError
 from hf_vit.data.augmentation import AugmentationConfig, open_policy
 from hf_vit.loading.start import find_model
 from hf_vit.training import pretrain
+from hf_vit.training.plan import schedule_of
 from hf_vit.training.recipes.registry import OVERRIDABLE, RECIPES, find_recipe
-from hf_vit.training.run.arguments import schedule_of
 from hf_vit.training.tasks.classification import build_for_classes
 from hf_vit.training.trainer.optimizers import optimizer_of
 

@@ -21,10 +21,9 @@ from hf_vit import (
     UserError,
 )
 from hf_vit.training import HfViTTrainer
-from hf_vit.training.trainer.adapters import LoraAdapter, train_head_only
-from hf_vit.training.trainer.averaging import WeightAverage
 from hf_vit.training.trainer.losses import BinaryCrossEntropy
 from hf_vit.training.trainer.sam import SharpnessAware
+from hf_vit.training.trainer.weights import LoraAdapter, WeightAverage, train_head_only
 
 DECAY = 0.7
 

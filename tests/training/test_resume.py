@@ -12,7 +12,7 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.loading.folders import checkpoints_in
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
-from hf_vit.training.run.checkpoints import is_complete, last_complete, read_state
+from hf_vit.training.run import is_complete, last_complete, read_state
 from hf_vit.training.tasks import classification
 
 # Everything that draws random numbers is on; 48 images in batches of 8 are 6 steps an epoch, a checkpoint every 4.

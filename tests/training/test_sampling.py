@@ -9,8 +9,17 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hf_vit import UserError
 from hf_vit.data.batches import TransformedStream
-from hf_vit.training.trainer.sampling import EpochBatches, EpochSampler, SeededDataset, as_is, derive_seed, seeded
-from hf_vit.training.trainer.streaming import SeededStream, StreamCollator, stream_loader
+from hf_vit.training.trainer.sampling import (
+    EpochBatches,
+    EpochSampler,
+    SeededDataset,
+    SeededStream,
+    StreamCollator,
+    as_is,
+    derive_seed,
+    seeded,
+    stream_loader,
+)
 
 
 class Noisy(Dataset):

@@ -26,7 +26,7 @@ from hf_vit.loading.model import LoadedModel
 from hf_vit.results.facts import Facts
 from hf_vit.results.trained_images import count_trained
 from hf_vit.training import DistillationOptions, FinetuneOptions, finetune
-from hf_vit.training.run.checkpoints import is_complete
+from hf_vit.training.run import is_complete
 from hf_vit.training.tasks.meta_pseudo_labels import (
     MetaPseudoLabelsTrainer,
     TeachersLesson,

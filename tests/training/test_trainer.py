@@ -23,8 +23,8 @@ from hf_vit import (
 )
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
-from hf_vit.training.trainer.layer_decay import layer_numbers, parameter_groups
 from hf_vit.training.trainer.losses import WeightedCrossEntropy, smooth_labels
+from hf_vit.training.trainer.optimizers import layer_numbers, parameter_groups
 from hf_vit.training.trainer.sampling import EpochSampler
 
 FORMS = {

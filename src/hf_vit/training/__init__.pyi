@@ -1,7 +1,6 @@
-from .finetuning import finetune
-from .pretraining import pretrain
+from .api import finetune, pretrain
+from .options import FinetuneOptions
 from .recipes.registry import RECIPES, Recipe, find_recipe
-from .run.options import FinetuneOptions
 from .tasks.classification import FinetuneResult
 from .tasks.distillation import DistillationOptions, DistillationTrainer
 from .tasks.pretext import PretrainResult

@@ -19,8 +19,8 @@ from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import Facts
 from hf_vit.results.writing import remove_remains, saying_why, scratch_folder
-from hf_vit.training.finetuning import finetune
-from hf_vit.training.run.options import FinetuneOptions
+from hf_vit.training.api import finetune
+from hf_vit.training.options import FinetuneOptions
 from hf_vit.training.tasks.classification import FinetuneResult
 
 # What the fresh process runs: transformers alone. hf_vit is installed in this environment, so its import is barred.

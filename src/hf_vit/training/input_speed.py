@@ -1,4 +1,4 @@
-"""Whether the images come as fast as the model trains on them: both, and the two together, in images/s."""
+"""Measure whether the images come as fast as the model trains on them: both, and the two together, in images/s."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -10,11 +10,10 @@ import torch
 
 from hf_vit.errors import UserError
 from hf_vit.results.writing import scratch_folder
-from hf_vit.training.driver import Job, check, open_start, prepare, quiet_transformers
+from hf_vit.training.options import FinetuneOptions
 from hf_vit.training.recipes.registry import Recipe, find_recipe
-from hf_vit.training.run.options import FinetuneOptions
+from hf_vit.training.run import Job, check, open_start, prepare, quiet_transformers
 from hf_vit.training.tasks.classification import Classification
-from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 
 # Turns of each measurement; the median counts.
 _TURNS = 3
@@ -60,7 +59,7 @@ def measure_input(
     Args:
         model, data, recipe, options: as `finetune` takes them. Nothing is written.
         seconds: of each of the three measurements; they take turns.
-        report: is told what is measured.
+        report: gets a line at a time about what is done.
 
     Raises:
         UserError: bad input, see `finetune`; `seconds` is not positive.
@@ -76,34 +75,34 @@ def measure_input(
         run = prepare(task, job, open_start(job, say), say)
         trainer = task.build_trainer(run)
         loader = trainer.get_train_dataloader()
-        figures = _measure(_endless(loader), _Stepper(trainer), seconds, loader.num_workers)
+        learner, optimizer = trainer.accelerator.prepare(trainer.model, trainer.create_optimizer())
+        # What the Trainer divides a loss by when it does not count the images.
+        trainer.current_gradient_accumulation_steps = 1
+        batches = _endless(loader)
+        one = next(batches)
+
+        def step(batch: dict[str, Any]) -> int:
+            trainer.training_step(learner, batch)
+            optimizer.step()
+            optimizer.zero_grad()
+            return len(batch["labels"])
+
+        works: list[Callable[[], int]] = [
+            lambda: len(next(batches)["labels"]),
+            lambda: step(one),
+            lambda: step(next(batches)),
+        ]
+        step(one)
+        rates: list[list[float]] = [[], [], []]
+        for _ in range(_TURNS):
+            for number, work in enumerate(works):
+                if number != 1 and loader.num_workers:  # batches that were prepared while nobody asked
+                    for _ in range(2 * loader.num_workers + 2):
+                        next(batches)
+                rates[number].append(_images_per_second(work, seconds / _TURNS))
         cached = bool(getattr(trainer.train_dataset, "is_cached", False))
-    return InputSpeed(*figures, run.micro_batch_size, loader.num_workers, cached)
-
-
-def _measure(batches: Iterator[Any], step: "_Stepper", seconds: float, num_workers: int) -> tuple[float, float, float]:
-    one = next(batches)
-    step(one)
-    waiting = 2 * num_workers + 2  # batches that are prepared while nobody asks
-
-    def from_loader() -> int:
-        return len(next(batches)["labels"])
-
-    def on_one() -> int:
-        return step(one)
-
-    def both() -> int:
-        return step(next(batches))
-
-    rates: dict[Callable[[], int], list[float]] = {from_loader: [], on_one: [], both: []}
-    for _ in range(_TURNS):
-        for work, found in rates.items():
-            if work is not on_one:
-                for _ in range(waiting if num_workers else 0):
-                    next(batches)
-            found.append(_images_per_second(work, seconds / _TURNS))
-    data, model, together = (median(found) for found in rates.values())
-    return data, model, together
+    data_speed, model_speed, together = map(median, rates)
+    return InputSpeed(data_speed, model_speed, together, run.micro_batch_size, loader.num_workers, cached)
 
 
 def _images_per_second(work: Callable[[], int], seconds: float) -> float:
@@ -121,19 +120,3 @@ def _images_per_second(work: Callable[[], int], seconds: float) -> float:
 def _endless(loader: Iterable[Any]) -> Iterator[Any]:
     while True:
         yield from loader
-
-
-class _Stepper:
-    """A training step of the trainer's model, without a schedule."""
-
-    def __init__(self, trainer: HfViTTrainer) -> None:
-        self.trainer = trainer
-        self.model, self.optimizer = trainer.accelerator.prepare(trainer.model, trainer.create_optimizer())
-        # What the Trainer divides a loss by when it is not told the number of images.
-        trainer.current_gradient_accumulation_steps = 1
-
-    def __call__(self, batch: dict[str, Any]) -> int:
-        self.trainer.training_step(self.model, batch)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return len(batch["labels"])

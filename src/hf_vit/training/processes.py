@@ -1,6 +1,7 @@
-"""Several processes, one training (torchrun, accelerate launch): which this is, and what only the first may do.
+"""Distributed training (torchrun, accelerate launch): which process this is, and what only the first may do.
 
 The first alone writes, prints and pushes. When one fails the launcher stops the others, or they miss it themselves.
+What several processes cannot do together is refused, with its reason (docs/combinations.md).
 """
 
 import os
@@ -11,24 +12,63 @@ from datetime import timedelta
 from typing import Any
 
 from hf_vit.errors import UserError
-from hf_vit.training.refusals import refusal_of
 
 # What the first tells the others.
 _FAILED, _DONE, _AT_WORK = range(3)
+# What several processes cannot do together -> (message, with the names of its values in braces; reason).
+REFUSALS: dict[str, tuple[str, str]] = {
+    "device": (
+        "{processes} processes cannot all run on --device {device}; leave it out (a GPU each), or give cpu",
+        "a device named by its number is one device",
+    ),
+    "batch": (
+        "{processes} processes do not divide the batch size {batch_size}; choose a multiple of their number",
+        "each process has the same share, or their mean gradient would not be that of the batch",
+    ),
+    "contrastive parts": (
+        "a contrastive batch of {share} images cannot be accumulated from parts of {parts}: its images are each "
+        "other's negatives; leave --micro-batch-size out, or choose a smaller --batch-size",
+        "the loss of a part is not a part of the loss; every process has its share at once",
+    ),
+    "meta pseudo labels": (
+        "meta pseudo labels are learnt in one process; start it without torchrun",
+        "the teacher learns from how far a whole step of the student helped, between two steps that DDP knows nothing "
+        "of",
+    ),
+    "fsdp1": (
+        "FSDP of version 1 is not supported; set fsdp_version: 2 (examples/accelerate/fsdp2.yaml)",
+        "it flattens the weights: neither names nor shapes are the model's any more",
+    ),
+    "sam micro-batches": (
+        "--sam-micro-batches needs the whole weights in every process, and FSDP divides them; leave it out, or use DDP",
+        "every process climbs by its own gradient, to weights of its own",
+    ),
+    "checkpointing dropout": (
+        "fsdp_activation_checkpointing computes every block twice, with other dropout the second time; choose "
+        "--dropout 0 --drop-path 0, or set it to false",
+        "accelerate (1.15) does not keep the random state (preserve_rng_state=False): gradients would be wrong in "
+        "silence",
+    ),
+}
+
+
+def refusal_of(name: str, **values: object) -> UserError:
+    """Return the error of a line of the table, to be raised."""
+    return UserError(REFUSALS[name][0].format(**values))
 
 
 def world_size() -> int:
-    """Processes that train together, as the launcher tells."""
+    """Return how many processes train together, as the launcher sets it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes and tells."""
+    """Return whether this process is the one that writes and reports."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def told_by_first(report: Callable[[str], None] | None) -> Callable[[str], None]:
-    """`report` in the first process, silence in the others."""
+def report_on_first(report: Callable[[str], None] | None) -> Callable[[str], None]:
+    """Return `report` in the first process, silence in the others."""
     return report if report is not None and is_first() else lambda line: None
 
 
@@ -36,12 +76,8 @@ def told_by_first(report: Callable[[str], None] | None) -> Callable[[str], None]
 def first_goes_first(device: str | None, timeout: int) -> Generator[None]:
     """The first process runs the block alone; the others follow, or end without a word if it failed.
 
-    What can be wrong is so found once, and what is loaded or built is in the caches when the others come. However long
-    it takes: the first tells that it is still at work.
-
-    Args:
-        device: what the user chose to train on.
-        timeout: seconds that processes wait for each other's word, here and later.
+    Errors are then found once, and what is loaded or built is in the caches when the others come. It may take long:
+    the first reports that it is still at work. `timeout`: seconds that processes wait for each other, here and later.
 
     Raises:
         UserError: several processes cannot share the chosen device.
@@ -75,11 +111,7 @@ def first_goes_first(device: str | None, timeout: int) -> Generator[None]:
 
 @contextmanager
 def missing_explained(timeout: int) -> Generator[None]:
-    """Turn the silence of another process into one line.
-
-    Raises:
-        UserError: instead of the errors of torch.distributed and its backends.
-    """
+    """Turn the errors of torch.distributed that another process' silence raises into one line."""
     try:
         yield
     except Exception as error:
@@ -92,7 +124,7 @@ def missing_explained(timeout: int) -> Generator[None]:
 
 
 def wait_for_all() -> None:
-    """Go on when every process has come here."""
+    """Continue when every process has come here."""
     if world_size() > 1:
         from accelerate import PartialState
 
@@ -100,24 +132,16 @@ def wait_for_all() -> None:
 
 
 def need_same(what: str, value: str | int) -> None:
-    """Make sure that all processes were given the same.
-
-    Args:
-        what: its name in the error, such as "training data".
-        value: this process'.
-
-    Raises:
-        UserError: they differ; in every process.
-    """
+    """Raise in every process if `value` differs between them; `what` names it, such as "training data"."""
     if world_size() == 1:
         return
     from accelerate.utils import gather_object
 
-    found: list[str | int] = gather_object([value])
-    if len(set(found)) > 1:
+    values: list[str | int] = gather_object([value])
+    if len(set(values)) > 1:
         raise UserError(
-            f"the processes have different {what}: {', '.join(map(str, found))}; give all of them the same, each takes "
-            "its own part"
+            f"the processes have different {what}: {', '.join(map(str, values))}; give all of them the same, each "
+            "takes its own part"
         )
 
 
@@ -136,7 +160,7 @@ def _join(device: str | None, timeout: int) -> object:
 
 
 def _place_to_meet(patience: timedelta) -> dict[str, Any]:
-    """torchrun's store with keys of this start alone.
+    """Return torchrun's store with keys of this start alone.
 
     It outlives the processes, and torch 2.15 gives those that torchrun starts again the same keys (its issue 135712): a
     process may read where one waited that is gone.
@@ -167,7 +191,7 @@ def _first_word(word: int, group: object) -> int:
 
 
 def _is_silence(error: BaseException) -> bool:
-    """Whether torch, NCCL or gloo, which raises nothing but RuntimeError, miss a process."""
+    """Return whether torch, NCCL or gloo, which raises only RuntimeError, misses a process."""
     from torch import distributed
 
     return isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

@@ -22,9 +22,9 @@ from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.trained_images import write_trained
 from hf_vit.results.writing import saying_why
-from hf_vit.training.driver import quiet_transformers
-from hf_vit.training.trainer.averaging import wide
-from hf_vit.training.trainer.sharding import local_parts
+from hf_vit.training.run import quiet_transformers
+from hf_vit.training.trainer.distributed import local_parts
+from hf_vit.training.trainer.weights import wide
 
 # What a config says of training or of its file, not of the function that is computed.
 _IRRELEVANT = {

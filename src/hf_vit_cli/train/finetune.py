@@ -176,7 +176,7 @@ def finetune(
     from hf_vit.training import finetune as run
     from hf_vit.training.processes import is_first
     from hf_vit.training.recipes.registry import OVERRIDABLE
-    from hf_vit.training.run.resuming import way_on
+    from hf_vit.training.run import way_on
     from hf_vit_cli.command_line import command_line
 
     chosen = options.finetune_options(context.params)

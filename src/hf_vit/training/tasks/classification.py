@@ -34,12 +34,11 @@ from hf_vit.hub.push_result import PushResult
 from hf_vit.loading.model import label_names_of, load_model
 from hf_vit.loading.start import ModelSource, build_classifier, build_processor, rows_of_head
 from hf_vit.results.facts import Record
+from hf_vit.training.plan import Run, weights_of
 from hf_vit.training.recipes.definition import Recipe
-from hf_vit.training.run.arguments import weights_of
-from hf_vit.training.run.decisions import Run
-from hf_vit.training.run.training_record import recipe_values
+from hf_vit.training.record import recipe_values
 from hf_vit.training.tasks.task import Task, TrainingResult
-from hf_vit.training.trainer.callbacks.patience import Patience
+from hf_vit.training.trainer.callbacks import Patience
 
 # What remains between two checkpoints of equal accuracy; below the smallest difference of accuracies.
 _LOSS_WEIGHT = 1e-6

@@ -11,9 +11,9 @@ from transformers import AutoModel, PreTrainedModel, TrainerCallback
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.loading.start import ModelSource, build_model, build_processor
+from hf_vit.training.plan import Run
 from hf_vit.training.processes import world_size
 from hf_vit.training.recipes.definition import Recipe
-from hf_vit.training.run.decisions import Run
 from hf_vit.training.tasks.momentum_contrast import (
     ContrastiveOptions,
     ContrastTrainer,
@@ -25,7 +25,7 @@ from hf_vit.training.tasks.momentum_contrast import (
 )
 from hf_vit.training.tasks.pictures import draw_embeddings
 from hf_vit.training.tasks.pretext import PretextTask, validation_images
-from hf_vit.training.trainer.batch_norm import synchronise_batch_norms
+from hf_vit.training.trainer.distributed import synchronise_batch_norms
 
 _MAPPED = 1000  # images in the map of embeddings
 

@@ -15,8 +15,8 @@ from hf_vit.errors import UserError
 from hf_vit.loading.pixels import PixelScale
 from hf_vit.loading.start import ModelSource
 from hf_vit.models.loss_hf_vit import classification_loss
+from hf_vit.training.plan import Run
 from hf_vit.training.recipes.definition import Recipe
-from hf_vit.training.run.decisions import Run
 from hf_vit.training.tasks.classification import ClassifierTask, build_for_classes
 from hf_vit.training.tasks.teacher import Teacher, open_teacher
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer

@@ -23,10 +23,9 @@ from hf_vit.data.load import UnlabelledImages
 from hf_vit.errors import UserError
 from hf_vit.loading.pixels import PixelScale
 from hf_vit.models.loss_hf_vit import classification_loss
-from hf_vit.training.processes import world_size
+from hf_vit.training.plan import Run
+from hf_vit.training.processes import refusal_of, world_size
 from hf_vit.training.recipes.definition import Recipe
-from hf_vit.training.refusals import refusal_of
-from hf_vit.training.run.decisions import Run
 from hf_vit.training.tasks.self_training import SelfTraining, SelfTrainingOptions
 from hf_vit.training.tasks.teacher import Teacher
 from hf_vit.training.tasks.unlabelled import UNLABELLED, UnlabelledCollator, stacked

@@ -22,7 +22,7 @@ from hf_vit.data.augmentation import AugmentationConfig
 from hf_vit.data.transforms import TrainTransform
 from hf_vit.errors import UserError
 from hf_vit.training.tasks.views import Views
-from hf_vit.training.trainer.batch_norm import gather
+from hf_vit.training.trainer.distributed import gather
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sampling import derive_seed
 

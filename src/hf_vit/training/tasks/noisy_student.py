@@ -16,8 +16,8 @@ from hf_vit.data import ImageData, to_rgb, train_transform
 from hf_vit.data.load import UnlabelledImages
 from hf_vit.errors import UserError
 from hf_vit.loading.start import ModelSource
+from hf_vit.training.plan import Run
 from hf_vit.training.recipes.definition import Recipe
-from hf_vit.training.run.decisions import Run
 from hf_vit.training.tasks.self_training import SelfTraining
 from hf_vit.training.tasks.unlabelled import UnlabelledCollator, stacked
 from hf_vit.training.trainer.losses import smooth_labels

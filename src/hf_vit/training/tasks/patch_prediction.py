@@ -12,8 +12,8 @@ from transformers import AutoModelForMaskedImageModeling, PreTrainedModel
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.loading.start import ModelSource, build_model, build_processor
+from hf_vit.training.plan import Run
 from hf_vit.training.recipes.definition import Recipe
-from hf_vit.training.run.decisions import Run
 from hf_vit.training.tasks.masking import MaskingCollator, NextPatch, RandomMasking
 from hf_vit.training.tasks.pictures import draw_predictions
 from hf_vit.training.tasks.pretext import PretextTask, validation_images

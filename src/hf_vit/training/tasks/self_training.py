@@ -10,8 +10,8 @@ from hf_vit.data import ImageData, TransformedImages
 from hf_vit.data.load import UnlabelledImages, load_unlabelled
 from hf_vit.errors import UserError
 from hf_vit.loading.start import ModelSource
+from hf_vit.training.plan import Run
 from hf_vit.training.recipes.definition import Recipe
-from hf_vit.training.run.decisions import Run
 from hf_vit.training.tasks.classification import ClassifierTask, build_for_classes
 from hf_vit.training.tasks.teacher import open_teacher
 from hf_vit.training.tasks.unlabelled import WithUnlabelled

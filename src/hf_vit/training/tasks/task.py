@@ -1,4 +1,4 @@
-"""What a training learns: the one abstract `Task`, which the driver (`hf_vit.training.driver`) carries out.
+"""What a training learns: the one abstract `Task`, which the driver (`hf_vit.training.run`) carries out.
 
 A new task is one class here and one line of the table in `registry`.
 """
@@ -19,12 +19,9 @@ from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.loading.start import ModelSource
 from hf_vit.results.facts import Facts, Record
+from hf_vit.training.plan import Run, choose_attention, log_folder, training_arguments
 from hf_vit.training.recipes.definition import Recipe
-from hf_vit.training.run.arguments import choose_attention, training_arguments
-from hf_vit.training.run.checkpoints import log_folder
-from hf_vit.training.run.decisions import Run
-from hf_vit.training.trainer.callbacks.progress import Clock, callbacks_of
-from hf_vit.training.trainer.callbacks.stopping import StopOnTermination
+from hf_vit.training.trainer.callbacks import Clock, StopOnTermination, callbacks_of
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import optimizer_of
 

@@ -1,36 +1,59 @@
-"""transformers' Trainer with what image classifiers need: decay groups, soft labels, exact resuming, no pickles."""
+"""`HfViTTrainer`: transformers' Trainer with soft labels, exact resuming, released weights and no pickles."""
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, final
 
 import torch
 from accelerate.data_loader import prepare_data_loader
+from accelerate.utils import load_fsdp_model, save_fsdp_model
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, ProgressCallback
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedModel,
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_utils import HubStrategy, TrainOutput, get_last_checkpoint
 from transformers.utils.import_utils import is_in_notebook
 
 from hf_vit.errors import DivergedError, UserError
 from hf_vit.families import family_of, problem_type_of
+from hf_vit.results.facts import DataFact
 from hf_vit.training.processes import need_same
-from hf_vit.training.trainer.callbacks.progress import LiveProgress, LoggedProgress
-from hf_vit.training.trainer.layer_decay import parameter_groups
+from hf_vit.training.trainer.callbacks import LiveProgress, LoggedProgress
+from hf_vit.training.trainer.distributed import check_sharding, divide_again
 from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy, smooth_labels, soft_cross_entropy
-from hf_vit.training.trainer.released import ReleasingTrainer
+from hf_vit.training.trainer.optimizers import parameter_groups
 from hf_vit.training.trainer.sam import SharpnessAware
-from hf_vit.training.trainer.sampling import EpochBatches, EpochSampler, SeededDataset, as_is
-from hf_vit.training.trainer.sharding import check_sharding
-from hf_vit.training.trainer.sharing import SharingTrainer
-from hf_vit.training.trainer.streaming import SeededStream, StreamingTrainer, stream_loader
+from hf_vit.training.trainer.sampling import (
+    EpochBatches,
+    EpochSampler,
+    SeededDataset,
+    SeededStream,
+    as_is,
+    stream_loader,
+)
+from hf_vit.training.trainer.sharing import check_trainer, share_training
+from hf_vit.training.trainer.weights import LoraAdapter, WeightAverage
 
+TRAINING_WEIGHTS = "training_weights.safetensors"
+_RELEASED = 1  # accelerate's number of the second model in a checkpoint of sharded weights
 _CALMER = "lower the learning rate, lengthen the warm-up, or clip gradients (1.0)"
 
 
-class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
+class HfViTTrainer(Trainer):
     """A `Trainer` for image classifiers. Use it as transformers' own; what differs:
 
     - No weight decay on biases, norms, tokens, position tables, LayerScale or probes: only on matrices and kernels.
@@ -40,27 +63,32 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
       resumed training repeats an unbroken one step by step; several processes see what a single one would, and of a
       stream each its own part.
     - With `average_decay`, evaluations judge and checkpoints release the average of the weights; with `adapter`, the
-      weights with the adapter merged (see `ReleasingTrainer`).
+      weights with the adapter merged: model.safetensors of a checkpoint is a model that loads. What a resumed training
+      continues from lies beside it, in training_weights.safetensors, of sharded weights (FSDP2) where accelerate puts
+      it. After the training the model has the released weights and no adapter.
     - `compute_loss_func=BinaryCrossEntropy()` trains with one yes or no a class, `WeightedCrossEntropy` with weights.
     - A loss that is not a number stops the training with step, learning rate and remedy, before it spoils the weights;
-      on an accelerator, which would have to wait for every step, when it is logged, and in a resumed training at once.
+      on an accelerator, which would have to wait for every step, when it is logged.
     - `save_model` writes no pickle (`training_args.bin`); only checkpoints to resume from hold optimizer state.
     - Live progress on a terminal and in notebooks; elsewhere, on standard error, a line for every evaluation and one a
       minute.
-    - `push_to_hub=True` looks at token and repository before the training, and at its end shares what
+    - `push_to_hub=True` checks token and repository before the training, and at its end shares what
       `hf_vit.push_to_hub` shares, in one commit: no checkpoints, no pickle, a card with facts. A failure raises. (The
       stock Trainer uploads its whole folder with every checkpoint, and swallows failures.)
 
     Args:
-        layer_decay: factor on the learning rate from each layer to the one below (see `layer_decay`); None: 1.
+        layer_decay: factor on the learning rate from each layer to the one below (see `parameter_groups`); None: 1.
         sampling_weights: [images] how often each is drawn, relative to the others, with repetition; None: all once.
         repeated_augmentation: how often an image comes in its batch, each time varied anew; not of streams.
         sharpness: makes every step one of sharpness-aware minimisation.
-        data_fact, average_decay, adapter: see `SharingTrainer` and `ReleasingTrainer`.
+        average_decay: of a `WeightAverage`; None: none.
+        adapter: that was put into the model; None: none.
+        data_fact: name of the training data, for the card of a shared model; by default what the data set says.
+        license: of a shared model; by default that of the checkpoint it began with.
 
     Raises:
         UserError: the loss of a step is NaN or infinite; the model cannot be shared; another order of the images was
-            asked for.
+            asked for; both `average_decay` and `adapter`.
     """
 
     def __init__(
@@ -70,10 +98,21 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         sampling_weights: Sequence[float] | None = None,
         repeated_augmentation: int = 1,
         sharpness: SharpnessAware | None = None,
+        average_decay: float | None = None,
+        adapter: LoraAdapter | None = None,
+        data_fact: DataFact | None = None,
+        license: str | None = None,
         **kwargs: Any,
     ) -> None:
+        if average_decay is not None and adapter is not None:
+            raise UserError("LoRA's factors cannot be averaged and merged; give average_decay or adapter")
         self.repeated_augmentation = repeated_augmentation
         self.layer_decay, self.sampling_weights, self.sharpness = layer_decay, sampling_weights, sharpness
+        self.average_decay, self.adapter = average_decay, adapter
+        self.data_fact, self.license = data_fact, license
+        self.average: WeightAverage | None = None
+        self.stream: Any = None  # the loader of a training stream
+        self._checkpoint: Path | None = None  # that a training is resumed from
         self._step_loss: torch.Tensor | float = 0.0  # of the micro-batches of one step
         self._mean_count: torch.Tensor | float | None = None  # of the micro-batches of one step, see `_count`
         self._diverged_at: torch.Tensor | None = None  # the first step whose loss was no number, or 0, on the device
@@ -95,14 +134,19 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         self.label_smoother = None
         # The transforms need the image column, which is no argument of the model.
         self.args.remove_unused_columns = False
+        # A model is shared once, when it is complete.
+        self.args.hub_strategy = HubStrategy.END
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
+        self.add_callback(_BetweenSteps(self))
         if self.args.disable_tqdm or is_in_notebook():  # where transformers shows a table
             return
         self.add_callback(LiveProgress() if sys.stderr.isatty() else LoggedProgress(lambda: float(self._step_loss)))
 
+    # Optimizer and data
+
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Names of the parameters that decay: the weights of dense layers and convolutions."""
+        """Return the names of the parameters that decay: the weights of dense layers and convolutions."""
         return [
             f"{path}.weight" if path else "weight"
             for path, module in model.named_modules()
@@ -111,7 +155,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         ]
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The optimizer, with a rate for every layer where `layer_decay` asks for it.
+        """Create the optimizer, with a rate for every layer where `layer_decay` asks for it.
 
         Raises:
             UserError: the model has no numbered layers.
@@ -131,13 +175,12 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         return super().create_optimizer(model)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Batches in a seeded order, each transformed and collated under a seed of its own."""
+        """Return batches in a seeded order, each transformed and collated under a seed of its own."""
         if self.train_dataset is None:
             raise ValueError("training needs a train_dataset")
         self._flops_per_value = None
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        workers = self.args.dataloader_num_workers
-        rank, world = self.args.process_index, self.args.world_size
+        rank, world, workers = self.args.process_index, self.args.world_size, self.args.dataloader_num_workers
         size, drop_last, device = self._train_batch_size, self.args.dataloader_drop_last, self.accelerator.device
         options: dict[str, Any] = {
             "num_workers": workers,
@@ -148,9 +191,11 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         # datasets.IterableDataset is one of torch's only when torch was imported first: both are told by their name.
         if isinstance(self.train_dataset, IterableDataset) or not hasattr(self.train_dataset, "__len__"):
             stream = SeededStream(self.train_dataset, seed, rank, world)
-            self.stream = stream_loader(
-                stream, self.data_collator, device, batch_size=size, drop_last=drop_last, **options
-            )
+            options |= {"batch_size": size, "drop_last": drop_last}
+            self.stream = stream_loader(stream, self.data_collator, device, **options)
+            if self._checkpoint is not None and (place := self._stream_place(self._checkpoint)).is_file():
+                self.stream.load_state_dict(torch.load(place, weights_only=True))
+                self.args.ignore_data_skip = True  # it begins at the right image
             return self.stream
         dataset = SeededDataset(self.train_dataset, self.data_collator, seed)
         need_same("numbers of training images", len(dataset))
@@ -168,12 +213,14 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         )
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
-        """Every image is judged by, whatever training drops at the end of an epoch."""
+        """Return batches of every image, whatever training drops at the end of an epoch."""
         dropped, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
         try:
             return super().get_eval_dataloader(eval_dataset)
         finally:
             self.args.dataloader_drop_last = dropped
+
+    # Loss and steps
 
     def compute_loss(
         self,
@@ -182,7 +229,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """The model's own loss, on smoothed labels while it trains."""
+        """Return the model's own loss, on smoothed labels while it trains."""
         labels = inputs.get("labels")
         if labels is not None and model.training:
             soft = self._training_labels(labels)
@@ -196,15 +243,15 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def _weighed(self, loss: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
-        """A micro-batch's mean as its part of the step's: the Trainer takes all for as large, which the last is not."""
+        """Return a micro-batch's share of the step's mean: the Trainer takes all for as large, the last is smaller."""
         return loss if self._mean_count is None else loss * (self._count(batch) / self._mean_count)
 
     def _count(self, batch: dict[str, Any]) -> torch.Tensor | int:
-        """How much the loss of a micro-batch is the mean of, where the Trainer does not count labels: images."""
+        """Return what the loss of a micro-batch is a mean of, where the Trainer does not count labels: images."""
         return next((len(value) for value in batch.values() if isinstance(value, torch.Tensor) and value.ndim), 1)
 
     def _training_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Class indices [B] or probabilities [B, K] as the loss wants them."""
+        """Return class indices [B] or probabilities [B, K] as the loss wants them."""
         smoothing = self.args.label_smoothing_factor
         if isinstance(self.compute_loss_func, BinaryCrossEntropy | WeightedCrossEntropy):
             return self.compute_loss_func.targets(labels, self._num_labels(), smoothing)
@@ -215,7 +262,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """The micro-batches of a step, which sharpness-aware minimisation must know beforehand."""
+        """Return the micro-batches of a step, which sharpness-aware minimisation must know beforehand."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._step_loss = 0.0
         self._mean_count = None
@@ -231,7 +278,7 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """One forward and backward pass; two with sharpness-aware minimisation.
+        """Run one forward and backward pass; two with sharpness-aware minimisation.
 
         Raises:
             DivergedError: the loss is NaN or infinite.
@@ -254,23 +301,22 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
             return loss
         if bool(is_finite):
             return loss
+        rate = cast(torch.optim.Optimizer, self.optimizer).param_groups[0]["lr"]
         raise DivergedError(
-            f"the loss became {float(loss.mean())} at step {step} (learning rate {self._get_learning_rate():.3g}, "
-            f"gradients clipped at {self.args.max_grad_norm:g}); {_CALMER}"
+            f"the loss became {float(loss.mean())} at step {step} (learning rate {rate:.3g}, gradients clipped at "
+            f"{self.args.max_grad_norm:g}); {_CALMER}"
         )
 
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        flow = self.control
-        looks = flow.should_log or flow.should_evaluate or flow.should_save or flow.should_training_stop
-        if looks and self._diverged_at is not None and (step := int(self._diverged_at)):
+    def _refuse_diverged(self) -> None:
+        """Raise `DivergedError` for a loss that was no number and has not been read yet."""
+        if self._diverged_at is not None and (step := int(self._diverged_at)):
             raise DivergedError(
                 f"the loss became no number at step {step} (seen at step {self.state.global_step}, when it is logged, "
                 f"gradients clipped at {self.args.max_grad_norm:g}); {_CALMER}"
             )
-        super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """As the Trainer's, which would count the model's parameters anew at every step."""
+        """Return what the Trainer's own does, which would count the model's parameters anew at every step."""
         values = inputs.get(getattr(self.model, "main_input_name", ""))
         if values is None:
             return super().floating_point_ops(inputs)
@@ -278,13 +324,133 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
             self._flops_per_value = super().floating_point_ops(inputs) // values.numel()
         return self._flops_per_value * values.numel()
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        super()._save(output_dir, state_dict)
+    # Released weights, checkpoints, resuming
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train, leave the released weights in the model, and with `push_to_hub=True` share it."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(str(self.args.output_dir)) or True
+        self._checkpoint = None if isinstance(resume_from_checkpoint, bool | None) else Path(resume_from_checkpoint)
+        skips = self.args.ignore_data_skip
+        try:
+            output = super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self.args.ignore_data_skip, self._checkpoint = skips, None
+        best = self.state.best_model_checkpoint if self.args.load_best_model_at_end else None
+        if best is not None and (self.average is not None or self.adapter is not None):
+            self.load_released(best)
+        elif self.average is not None:
+            self.average.swap()
+        self._drop_training_weights(merge=True)
+        if self.args.push_to_hub:
+            self.push_to_hub()
+        return output
+
+    def _begin_training(self) -> None:
+        """Continue from the weights that the checkpoint keeps beside the released ones, or begin to average."""
+        if self._checkpoint is not None and (self.average_decay is not None or self.adapter is not None):
+            self._load_training_weights(self._checkpoint)
+        elif self.average_decay is not None:
+            self._start_average()
+
+    def _start_average(self) -> WeightAverage:
+        assert self.average_decay is not None
+        self.average = WeightAverage(cast(nn.Module, self.model), self.average_decay)
+        return self.average
+
+    def _load_training_weights(self, checkpoint: Path) -> None:
+        """Load what `_save_training_state` wrote; the Trainer has loaded the released weights into the model."""
+        if self.is_fsdp_enabled:  # but of sharded ones those that it continues from
+            if self.average_decay is not None:
+                load_fsdp_model(*self._sharded(), str(checkpoint), model_index=_RELEASED)
+                self._start_average()
+                load_fsdp_model(*self._sharded(), str(checkpoint))
+            return
+        weights = checkpoint / TRAINING_WEIGHTS
+        if not weights.is_file():
+            raise UserError(f"{checkpoint} lacks {weights.name}; it belongs to a training of other settings")
+        state = load_file(weights)
+        if self.average_decay is not None:
+            self._start_average().take(state)
+        self.bare_model().load_state_dict(state)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate as transformers does, the weights that are released."""
+        with self._released():
+            return super().evaluate(*args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the weights that are released; of sharded ones that stay divided the configuration."""
         folder = Path(output_dir or str(self.args.output_dir))
-        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-        model = self.accelerator.unwrap_model(self.model)
-        if not isinstance(model, PreTrainedModel) and isinstance(getattr(model, "config", None), PreTrainedConfig):
-            model.config.save_pretrained(folder)  # Trainer itself saves the weights alone
+        plugin: Any = getattr(self.accelerator.state, "fsdp_plugin", None)
+        stays_divided = plugin is not None and "SHARDED" in str(plugin.state_dict_type)
+        model: Any = self.bare_model()
+        with self._released():
+            if self.adapter is None or stays_divided:
+                super().save_model(str(folder), _internal_call=True)
+            else:
+                state: Any = self.accelerator.get_state_dict(cast(nn.Module, self.model))
+                if self.args.should_save:
+                    model.save_pretrained(folder, state_dict=self.adapter.merged_state(state))
+                    if self.processing_class is not None:
+                        self.processing_class.save_pretrained(folder)
+        if self.args.should_save:
+            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+            is_saved = isinstance(model, PreTrainedModel) and not stays_divided
+            if not is_saved and isinstance(getattr(model, "config", None), PreTrainedConfig):
+                model.config.save_pretrained(folder)  # Trainer itself saves the weights alone
+        if _internal_call and output_dir is not None and not self.args.save_only_model:  # into a checkpoint
+            self._save_training_state(folder)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub("Model save", revision=self.args.hub_revision)
+
+    def _save_training_state(self, checkpoint: Path) -> None:
+        """Save what a resumed training continues from, beside the released weights and what the Trainer saves."""
+        if self.stream is not None:
+            checkpoint.mkdir(parents=True, exist_ok=True)  # the first process may be late
+            torch.save(self.stream.state_dict(), self._stream_place(checkpoint))
+        if self.is_fsdp_enabled:  # the Trainer itself saves the weights that training continues from
+            if self.average is not None:
+                with self._released():
+                    save_fsdp_model(*self._sharded(), str(checkpoint), model_index=_RELEASED)
+        elif self.args.should_save and (self.average is not None or self.adapter is not None):
+            state = {name: value.contiguous() for name, value in self.bare_model().state_dict().items()}
+            if self.average is not None:
+                state |= self.average.remainder()
+            save_file(state, checkpoint / TRAINING_WEIGHTS)
+
+    def load_released(self, checkpoint: str) -> None:
+        """End the training with the weights that a checkpoint releases."""
+        if self.is_fsdp_enabled:
+            number = 0 if self.average_decay is None else _RELEASED
+            load_fsdp_model(*self._sharded(), checkpoint, model_index=number)
+            self._drop_training_weights(merge=True)
+            return
+        self._drop_training_weights(merge=False)
+        for path in sorted(Path(checkpoint).glob("model*.safetensors")):
+            self.bare_model().load_state_dict(load_file(path), strict=False)
+
+    def _drop_training_weights(self, merge: bool) -> None:
+        """From now on the model's own weights are the released ones."""
+        self.average = None
+        divide_again(cast(nn.Module, self.model))
+        if self.adapter is not None:
+            self.adapter.remove(merge)
+            self.adapter = None
+
+    def _released(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.average is None else self.average.in_place()
+
+    def bare_model(self) -> nn.Module:
+        """Return the model without what several processes or compiling have put around it."""
+        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+
+    def _sharded(self) -> tuple[Any, Any, nn.Module]:
+        return self.accelerator.state.fsdp_plugin, self.accelerator, cast(nn.Module, self.model)
+
+    def _stream_place(self, checkpoint: Path) -> Path:
+        """Return the file that keeps where this process' part of a stream stood."""
+        return checkpoint / f"stream_{self.args.process_index}.pt"
 
     def _num_labels(self) -> int:
         return int(self.accelerator.unwrap_model(self.model).config.num_labels)
@@ -292,9 +458,77 @@ class HfViTTrainer(SharingTrainer, StreamingTrainer, ReleasingTrainer):
     def _takes_probabilities(self) -> bool:
         return problem_type_of(self.accelerator.unwrap_model(self.model)) == "single_label_classification"
 
+    # The Hub
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Find out before the training whether its result can be shared; the repository is made when it is.
+
+        Raises:
+            UserError: no token, no right to write, no image processor, no name of the data.
+        """
+        if self.is_world_process_zero():
+            self.hub_model_id = check_trainer(self, token, private)
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Save the model into the output folder, record the training, and share both; see `hf_vit.push_to_hub`.
+
+        Args:
+            blocking: only True: a failure must be able to raise.
+
+        Returns:
+            A `PushResult` on the first process, None on others.
+
+        Raises:
+            UserError: says what is wrong; the model stays in the output folder.
+        """
+        if not blocking:
+            raise UserError("push_to_hub(blocking=False) would hide a failure; leave it out")
+        if not self.hub_model_id:
+            self.init_hf_repo(token=token, private=private)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        return share_training(self, commit_message or "End of training", token, revision, private)
+
+
+@final
+class _BetweenSteps(TrainerCallback):
+    """What an `HfViTTrainer` does between the steps."""
+
+    def __init__(self, trainer: HfViTTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self.trainer._begin_training()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        if self.trainer.average is not None:
+            self.trainer.average.update()
+        if self.trainer.stream is not None:  # endless: without epochs, the share of the training that is done
+            state.epoch = state.global_step / state.max_steps
+        self.on_epoch_end(args, state, control)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        if control.should_log or control.should_evaluate or control.should_save or control.should_training_stop:
+            self.trainer._refuse_diverged()
+
 
 def _is_of_transformers(model: Any) -> bool:
-    """Whether it is a classifier of transformers' own, which takes probabilities for several classes an image."""
+    """Return whether it is a classifier of transformers' own, which takes probabilities for a multi-label image."""
     if hasattr(model, "get_base_model"):  # peft's
         model = model.get_base_model()
     known = MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.values()

@@ -12,22 +12,16 @@ from hf_vit.models.loss_hf_vit import classification_loss
 
 
 def smooth_labels(labels: torch.Tensor, num_labels: int, smoothing: float) -> torch.Tensor:
-    """Move a share of the probability to all classes evenly (arXiv 1512.00567, section 7).
+    """Return [B, K] probabilities of class indices [B] or probabilities [B, K], a share of them moved to all K evenly.
 
-    Args:
-        labels: [B] class indices, or [B, K] probabilities.
-        num_labels: K.
-        smoothing: the share, 0 <= smoothing < 1.
-
-    Returns:
-        [B, K] probabilities.
+    arXiv 1512.00567, section 7; 0 <= smoothing < 1.
     """
     soft = labels.float() if labels.is_floating_point() else F.one_hot(labels, num_labels).float()
     return soft * (1 - smoothing) + smoothing / num_labels
 
 
 def _mean(each: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
-    """Of the images [B] of a batch with labels [B, K], or their share of all accumulated batches' mean."""
+    """Return the mean of the images [B] of a batch with labels [B, K], or their share of all accumulated batches'."""
     if num_items_in_batch is None:
         return each.mean()
     return each.sum() * labels[0].numel() / num_items_in_batch
@@ -36,7 +30,7 @@ def _mean(each: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Te
 def soft_cross_entropy(
     outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
 ) -> torch.Tensor:
-    """As a Trainer's `compute_loss_func`: of class indices [B] or probabilities [B, K], whatever model it is."""
+    """Return the loss of class indices [B] or probabilities [B, K]: a `compute_loss_func` for any model."""
     return classification_loss(outputs.logits, labels, None, num_items_in_batch)
 
 
@@ -56,14 +50,14 @@ class BinaryCrossEntropy:
     threshold: float | None = None
 
     def targets(self, labels: torch.Tensor, num_labels: int, smoothing: float = 0.0) -> torch.Tensor:
-        """Class indices [B] or probabilities [B, K] as one target a class, [B, K]."""
+        """Return class indices [B] or probabilities [B, K] as one target a class, [B, K]."""
         targets = smooth_labels(labels, num_labels, smoothing)
         return targets if self.threshold is None else (targets > self.threshold).float()
 
     def __call__(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """The loss of logits [B, K] under targets [B, K], or under class indices [B]."""
+        """Return the loss of logits [B, K] under targets [B, K], or under class indices [B]."""
         if labels.ndim == 1:
             return soft_cross_entropy(outputs, labels, num_items_in_batch)
         logits = outputs.logits.float()
@@ -87,7 +81,7 @@ class WeightedCrossEntropy:
 
     @classmethod
     def balanced(cls, labels: Sequence[int], num_labels: int) -> "WeightedCrossEntropy":
-        """Of n images n_k of class k: n / (K n_k), as scikit-learn's "balanced"; 1 for a class without images."""
+        """Weigh class k, of n_k among n images, by n / (K n_k), as scikit-learn's "balanced"; 1 without images."""
         from sklearn.utils.class_weight import compute_class_weight
 
         present = np.unique(labels)
@@ -97,13 +91,13 @@ class WeightedCrossEntropy:
         return cls(tuple(known.get(label, 1.0) for label in range(num_labels)))
 
     def targets(self, labels: torch.Tensor, num_labels: int, smoothing: float = 0.0) -> torch.Tensor:
-        """Class indices [B] or probabilities [B, K] as probabilities [B, K]."""
+        """Return class indices [B] or probabilities [B, K] as probabilities [B, K]."""
         return smooth_labels(labels, num_labels, smoothing)
 
     def __call__(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """The loss of logits [B, K] under probabilities [B, K], or under class indices [B]."""
+        """Return the loss of logits [B, K] under probabilities [B, K], or under class indices [B]."""
         if labels.ndim == 1:
             return soft_cross_entropy(outputs, labels, num_items_in_batch)
         logits = outputs.logits.float()

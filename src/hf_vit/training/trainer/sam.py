@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hf_vit.errors import UserError
-from hf_vit.training.trainer.sharding import local_part, synchronise_gradients, whole
+from hf_vit.training.trainer.distributed import local_part, synchronise_gradients, whole
 
 # One forward and backward pass of a micro-batch: adds to the gradients, returns the loss.
 Backward = Callable[[Any], torch.Tensor]
@@ -15,11 +15,11 @@ Backward = Callable[[Any], torch.Tensor]
 
 @final
 class SharpnessAware:
-    """Makes the gradient of a step that of w + rho * g / |g|, g being the gradient at the weights w (equation 2).
+    """Makes the gradient of a step that at w + rho * g / |g| (equation 2).
 
     Both passes of a micro-batch draw the same dropout, and the first alone changes buffers: batch norm's running
-    statistics. The gradient g is that of the whole step, over all processes; `micro_batches` makes it a micro-batch's
-    of one process, as the paper's accelerators do: m-sharpness (section 4.1).
+    statistics. g is the gradient at the weights w of the whole step, over all processes; `micro_batches` makes it a
+    micro-batch's of one process, as the paper's accelerators do: m-sharpness (section 4.1).
 
     Args:
         rho: length of the perturbation; 0.05 is the paper's default.
@@ -43,11 +43,7 @@ class SharpnessAware:
         self._batches, self._losses, self._done = list(batches), [], 0
 
     def backward(self, model: nn.Module, inputs: dict[str, Any], run: Backward) -> torch.Tensor:
-        """Add a micro-batch's part to the gradient; called for each of a step's in their order.
-
-        Returns:
-            Its loss at the weights themselves.
-        """
+        """Add a micro-batch's part to the gradient, in the order of the step; return its loss at the weights."""
         self._done += 1
         is_last = self._done == len(self._batches)
         if self.micro_batches:

@@ -1,22 +1,29 @@
 """Order and randomness of the training data as functions of (seed, epoch, position), not of what ran before.
 
 A training that was killed and resumed then sees the same images, in the same order, with the same augmentation as an
-unbroken one, at any step and with any number of workers.
+unbroken one, at any step and with any number of workers. Of a stream every checkpoint keeps the place, a file a
+process, by torchdata's StatefulDataLoader.
 """
 
 import hashlib
 import random
+import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle, islice
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, Dataset, Sampler
+from accelerate.data_loader import prepare_data_loader
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
+
+from hf_vit.errors import UserError
 
 Collator = Callable[[list[Any]], Any]
+# How an example of a stream carries the seed of its batch to the collator.
+_SEED_KEY = "hf_vit_random_seed"
 
 
 def derive_seed(*numbers: int) -> int:
@@ -51,9 +58,7 @@ class EpochSampler(Sampler[tuple[int, int]]):
     """
 
     def __init__(self, size: int, seed: int, weights: Sequence[float] | None = None, repeats: int = 1) -> None:
-        self.size = size
-        self.seed = seed
-        self.repeats = repeats
+        self.size, self.seed, self.repeats = size, seed, repeats
         self.weights = None if weights is None else torch.tensor(weights, dtype=torch.float64)
         self.epoch = 0
 
@@ -100,8 +105,7 @@ class EpochBatches(BatchSampler):
         self, sampler: EpochSampler, batch_size: int, drop_last: bool = False, rank: int = 0, world_size: int = 1
     ) -> None:
         super().__init__(cast(Any, sampler), batch_size, drop_last)
-        self.rank = rank
-        self.world_size = world_size
+        self.rank, self.world_size = rank, world_size
 
     def __len__(self) -> int:
         whole, left = divmod(len(self._keys), self.batch_size * self.world_size)
@@ -139,9 +143,7 @@ class SeededDataset(Dataset[Any]):
     """
 
     def __init__(self, dataset: Any, collator: Collator, seed: int) -> None:
-        self.dataset = dataset
-        self.collator = collator
-        self.seed = seed
+        self.dataset, self.collator, self.seed = dataset, collator, seed
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -171,3 +173,125 @@ class SeededDataset(Dataset[Any]):
 def as_is(batch: object) -> object:
     """The collator of batches that are already collated."""
     return batch
+
+
+class SeededStream(IterableDataset[Any]):
+    """An endless stream over an iterable data set, epoch after epoch; every example is read under its own seed.
+
+    Every process and worker begins the next epoch of its own part when it has seen all of it: within a part every
+    example comes once an epoch, and no process waits for one that has more.
+
+    Args:
+        dataset: an iterable data set. With `split` and `examples` (see `TransformedStream`) it is divided by shards and
+            goes on where it was left; any other is read by every process, which keeps every n-th example, and read
+            again up to the place where it was left. If it has `set_epoch`, that is called at every pass.
+        seed: of the whole training.
+        rank: this process.
+        world_size: processes.
+
+    Raises:
+        UserError: this process' part holds no example.
+    """
+
+    def __init__(self, dataset: Any, seed: int, rank: int = 0, world_size: int = 1) -> None:
+        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self._splits = hasattr(dataset, "split") and hasattr(dataset, "examples")
+        self.dataset = dataset.split(rank, world_size) if self._splits and world_size > 1 else dataset
+        self._state: dict[str, Any] = {"epoch": 0, "first": 0, "done": 0, "place": None}
+
+    @property
+    def num_shards(self) -> int | None:
+        """Parts that workers can read side by side, where the data set tells."""
+        return getattr(self.dataset, "num_shards", None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands: epoch, examples before it and in it, and the data set's own place."""
+        return dict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._state = dict(state)
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        lane = self.rank if worker is None else self.rank * worker.num_workers + worker.id
+        epoch, first, done, place = (self._state[name] for name in ("epoch", "first", "done", "place"))
+        while True:
+            examples = self._pass(epoch, place)
+            position = 0 if place is None else done
+            while True:
+                number = derive_seed(self.seed, lane, first + position)
+                with seeded(number):
+                    example, place = next(examples, (None, None))
+                if example is None:
+                    break
+                position += 1
+                if position > done:
+                    self._state = {"epoch": epoch, "first": first, "done": position, "place": place}
+                    yield {**example, _SEED_KEY: number}
+            if first + position == 0:
+                self._refuse_nothing(worker)
+                return
+            epoch, first, done, place = epoch + 1, first + position, 0, None
+
+    def _pass(self, epoch: int, place: Any) -> Iterator[tuple[Any, Any]]:
+        if self._splits:
+            return self.dataset.examples(epoch, place)
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+        return ((example, None) for example in islice(iter(self.dataset), self.rank, None, self.world_size))
+
+    def _refuse_nothing(self, worker: Any) -> None:
+        if worker is not None and worker.id > 0:
+            return  # fewer shards than workers: this one has nothing to read
+        part = "" if self.world_size == 1 else f", in the part of process {self.rank} of {self.world_size},"
+        raise UserError(
+            f"the training stream{part} holds no image; check the data files and their split names"
+            + ("" if self.world_size == 1 else ", or use fewer processes")
+        )
+
+
+class StreamCollator:
+    """Runs a collator under the seed that the first example of a `SeededStream` batch brought along."""
+
+    def __init__(self, collator: Collator) -> None:
+        self.collator = collator
+
+    def __call__(self, examples: list[Mapping[str, Any]]) -> Any:
+        plain = [{key: value for key, value in example.items() if key != _SEED_KEY} for example in examples]
+        with seeded(int(examples[0][_SEED_KEY])):
+            return self.collator(plain)
+
+
+def stream_loader(
+    stream: SeededStream, collator: Collator, device: torch.device | None = None, **options: Any
+) -> DataLoader[Any]:
+    """Batches of a stream on a device, from a loader that knows where it stands (`state_dict`, `load_state_dict`).
+
+    Args:
+        stream: this process' part.
+        collator: makes a batch of a list of examples.
+        device: where the batches go; None leaves them.
+        **options: of torch's DataLoader; more workers than the stream has shards are not started.
+    """
+    workers: int = options.pop("num_workers", 0)
+    if stream.num_shards is not None:
+        workers = min(workers, stream.num_shards)
+    if workers == 0:
+        options |= {"persistent_workers": False, "prefetch_factor": None}
+    # A generator of its own: beginning anew, after a checkpoint, must not draw from the model's random numbers.
+    options["generator"] = torch.Generator()
+    loader = DataLoader(stream, collate_fn=StreamCollator(collator), num_workers=workers, **options)
+    with warnings.catch_warnings():
+        # torchdata 0.11 still reports to torch's "vitals", which torch 2.15 calls deprecated.
+        warnings.filterwarnings("ignore", "'set_vital' is deprecated")
+        # As for a single process: the stream is this process' part already.
+        return prepare_data_loader(
+            loader,
+            device,
+            num_processes=1,
+            process_index=0,
+            put_on_device=device is not None,
+            dispatch_batches=False,
+            use_stateful_dataloader=True,
+        )

@@ -1,12 +1,10 @@
-"""A training that ends on the Hub: looked at before the first step, shared once at the end, failures told."""
+"""A training that ends on the Hub: checked before the first step, shared once at the end, failures raised."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
-from transformers import Trainer, TrainingArguments
-from transformers.trainer_utils import TrainOutput
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import refresh_card
@@ -16,7 +14,7 @@ from hf_vit.hub.push import push_to_hub
 from hf_vit.hub.push_result import PushResult
 from hf_vit.results.facts import DataFact, append_record, new_record
 
-# What the card's recipe tells of a training that was set up with transformers' own arguments.
+# The arguments of transformers that the card shows as the recipe.
 _RECIPE = (
     "learning_rate",
     "lr_scheduler_type",
@@ -35,23 +33,12 @@ _RECIPE = (
 
 
 def check_before(repo_id: str, say: Callable[[str], None], *, private: bool = False, token: str | None = None) -> str:
-    """Make sure, before a training, that its result can be shared; nothing is made.
-
-    Returns:
-        The repository's full name.
-
-    Raises:
-        UserError: see `hf_vit.hub.preflight.find_destination`.
-    """
+    """Make sure, before a training, that its result can be shared; return the repository's full name."""
     return find_destination(HfApi(token=token), repo_id, PushOptions(private=private, token=token), say).repo_id
 
 
 def share_finished(folder: Path, repo_id: str, say: Callable[[str], None], **options: Any) -> PushResult:
-    """Push a finished model; a failure says that nothing is lost.
-
-    Raises:
-        UserError: the push failed; the folder is complete.
-    """
+    """Push a finished model; the error of a failure says that the folder is complete."""
     try:
         return push_to_hub(folder, repo_id, report=say, **options)
     except UserError as error:
@@ -60,144 +47,93 @@ def share_finished(folder: Path, repo_id: str, say: Callable[[str], None], **opt
         ) from error
 
 
-class SharingTrainer(Trainer):
-    """A `Trainer` whose `push_to_hub=True` looks at token and repository first, and shares once at the end.
-
-    Args:
-        data_fact: name of the training data, for the card of a shared model; by default what the data set says.
-        license: of a shared model; by default that of the checkpoint it began with.
+def check_trainer(trainer: Any, token: str | None, private: bool | None) -> str:
+    """Make sure that what a trainer trains can be shared; return the repository's full name.
 
     Raises:
-        UserError: the model cannot be shared.
+        UserError: no token, no right to write, no image processor, no name of the data, no license.
     """
-
-    def __init__(
-        self, *args: Any, data_fact: DataFact | None = None, license: str | None = None, **kwargs: Any
-    ) -> None:
-        self.data_fact, self.license = data_fact, license
-        super().__init__(*args, **kwargs)
-
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Train, and with `push_to_hub=True` share the result."""
-        output = super().train(*args, **kwargs)
-        if self.args.push_to_hub:
-            self.push_to_hub()
-        return output
-
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Find out before the training whether its result can be shared; the repository is made when it is.
-
-        Raises:
-            UserError: no token, no right to write, no image processor, no name of the data.
-        """
-        self.push_in_progress = None
-        if not self.is_world_process_zero():
-            return
-        if self.processing_class is None:
-            raise UserError("a model is shared together with its image processor; give processing_class=")
-        if self._data() is None:
-            raise UserError(
-                "the card of a shared model names the training data, and this data set has no name; give "
-                "data_fact=DataFact(name=...) (hf_vit.results.facts)"
-            )
-        if declared_license(Path(str(self.args.output_dir))) is None:
-            need_license(self.license, self._base())
-        name = self.args.hub_model_id or Path(str(self.args.output_dir)).absolute().name
-        self.hub_model_id = check_before(
-            name, lambda line: None, private=self._is_private(private), token=token or self.args.hub_token
+    arguments = trainer.args
+    folder = Path(str(arguments.output_dir))
+    if trainer.processing_class is None:
+        raise UserError("a model is shared together with its image processor; give processing_class=")
+    if (trainer.data_fact or _name_data(trainer.train_dataset)) is None:
+        raise UserError(
+            "the card of a shared model names the training data, and this data set has no name; give "
+            "data_fact=DataFact(name=...) (hf_vit.results.facts)"
         )
+    if declared_license(folder) is None:
+        need_license(trainer.license, _base_model(trainer))
+    return check_before(
+        arguments.hub_model_id or folder.absolute().name,
+        lambda line: None,
+        private=_is_private(trainer, private),
+        token=token or arguments.hub_token,
+    )
 
-    def push_to_hub(
-        self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        private: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Save the model into the output folder, record the training, and share both; see `hf_vit.push_to_hub`.
 
-        Args:
-            blocking: only True: a failure must be able to raise.
+def share_training(
+    trainer: Any, message: str, token: str | None, revision: str | None, private: bool | None
+) -> PushResult:
+    """Record a training beside the model in its output folder, and share both."""
+    arguments, history = trainer.args, trainer.state.log_history
+    folder = Path(str(arguments.output_dir))
 
-        Returns:
-            A `PushResult` on the first process, None on others.
+    def last(key: str) -> float | None:
+        return next((entry[key] for entry in reversed(history) if key in entry), None)
 
-        Raises:
-            UserError: says what is wrong; the model stays in the output folder.
-        """
-        if not blocking:
-            raise UserError("push_to_hub(blocking=False) would hide a failure; leave it out")
-        if not self.hub_model_id:
-            self.init_hf_repo(token=token, private=private)
-        self.save_model(_internal_call=True)
-        if not self.is_world_process_zero():
-            return None
-        folder = Path(str(self.args.output_dir))
-        record = new_record(
+    settings = {name: getattr(arguments, name) for name in _RECIPE}
+    recipe = {name: getattr(each, "value", each) for name, each in settings.items() if each not in (None, False, -1)}
+    values: dict[str, Any] = {"recipe": recipe, "steps": trainer.state.global_step}
+    for name, key in (
+        ("training_loss", "train_loss"),
+        ("validation_accuracy", "eval_accuracy"),
+        ("validation_loss", "eval_loss"),
+    ):
+        if (value := last(key)) is not None:
+            values[name] = value
+    if (base := _base_model(trainer)) is not None:
+        values["base_model"] = base if not Path(base).exists() else Path(base).name
+        values |= {"base_license": license} if (license := license_of(base)) else {}
+    append_record(
+        folder,
+        new_record(
             "training",
-            values=self._values(),
-            seed=self.args.seed,
-            data=self._data(),
-            seconds=self._last("train_runtime"),
-            device=str(self.args.device),
-        )
-        append_record(folder, record)
-        refresh_card(folder, license=self.license)
-        return share_finished(
-            folder,
-            str(self.hub_model_id),
-            lambda line: None,
-            message=commit_message or "End of training",
-            revision=revision or self.args.hub_revision,
-            private=self._is_private(private),
-            token=token or self.args.hub_token,
-        )
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Nothing: what is shared is shared once, when it is complete."""
-
-    def _is_private(self, private: bool | None) -> bool:
-        return bool(self.args.hub_private_repo if private is None else private)
-
-    def _data(self) -> DataFact | None:
-        """The training data by its name, as far as a `datasets.Dataset` knows it; None without a name."""
-        if self.data_fact is not None:
-            return self.data_fact
-        dataset: Any = self.train_dataset
-        info = getattr(dataset, "info", None)
-        name = getattr(info, "dataset_name", None) or getattr(info, "builder_name", None)
-        if name is None:
-            return None
-        split = getattr(dataset, "split", None)
-        size = len(dataset) if hasattr(dataset, "__len__") else None
-        fingerprint = getattr(dataset, "_fingerprint", None)
-        return DataFact(name=str(name), fingerprint=fingerprint, split=None if split is None else str(split), size=size)
-
-    def _values(self) -> dict[str, Any]:
-        """What is known of the training: settings, steps, losses, and the last evaluation."""
-        values: dict[str, Any] = {"recipe": _settings(self.args), "steps": self.state.global_step}
-        for name, key in (
-            ("training_loss", "train_loss"),
-            ("validation_accuracy", "eval_accuracy"),
-            ("validation_loss", "eval_loss"),
-        ):
-            if (value := self._last(key)) is not None:
-                values[name] = value
-        if (origin := self._base()) is not None:
-            values["base_model"] = origin if not Path(origin).exists() else Path(origin).name
-            values |= {"base_license": license} if (license := license_of(origin)) else {}
-        return values
-
-    def _base(self) -> str | None:
-        """The checkpoint that the model was loaded from."""
-        return str(getattr(self.accelerator.unwrap_model(self.model), "name_or_path", "") or "") or None
-
-    def _last(self, key: str) -> float | None:
-        return next((entry[key] for entry in reversed(self.state.log_history) if key in entry), None)
+            values=values,
+            seed=arguments.seed,
+            data=trainer.data_fact or _name_data(trainer.train_dataset),
+            seconds=last("train_runtime"),
+            device=str(arguments.device),
+        ),
+    )
+    refresh_card(folder, license=trainer.license)
+    return share_finished(
+        folder,
+        str(trainer.hub_model_id),
+        lambda line: None,
+        message=message,
+        revision=revision or arguments.hub_revision,
+        private=_is_private(trainer, private),
+        token=token or arguments.hub_token,
+    )
 
 
-def _settings(arguments: TrainingArguments) -> dict[str, Any]:
-    values = {name: getattr(arguments, name) for name in _RECIPE}
-    return {name: getattr(value, "value", value) for name, value in values.items() if value not in (None, False, -1)}
+def _is_private(trainer: Any, private: bool | None) -> bool:
+    return bool(trainer.args.hub_private_repo if private is None else private)
+
+
+def _name_data(dataset: Any) -> DataFact | None:
+    """Return what a `datasets.Dataset` knows of itself; None without a name."""
+    info = getattr(dataset, "info", None)
+    name = getattr(info, "dataset_name", None) or getattr(info, "builder_name", None)
+    if name is None:
+        return None
+    split = getattr(dataset, "split", None)
+    size = len(dataset) if hasattr(dataset, "__len__") else None
+    fingerprint = getattr(dataset, "_fingerprint", None)
+    return DataFact(name=str(name), fingerprint=fingerprint, split=None if split is None else str(split), size=size)
+
+
+def _base_model(trainer: Any) -> str | None:
+    """Return the checkpoint that the model was loaded from."""
+    return str(getattr(trainer.bare_model(), "name_or_path", "") or "") or None

@@ -24,12 +24,12 @@ from hf_vit.loading.model import load_model
 from hf_vit.loading.start import ModelSource
 from hf_vit.results.facts import Record
 from hf_vit.training.dense_model import build_dense_model
+from hf_vit.training.plan import Run
 from hf_vit.training.recipes.definition import Recipe
-from hf_vit.training.run.decisions import Run
-from hf_vit.training.run.training_record import recipe_values
+from hf_vit.training.record import recipe_values
 from hf_vit.training.tasks.classification import FinetuneResult, best_evaluation
 from hf_vit.training.tasks.task import Task
-from hf_vit.training.trainer.callbacks.patience import Patience
+from hf_vit.training.trainer.callbacks import Patience
 from hf_vit.training.trainer.dense_trainer import DenseTrainer, Judge
 
 # Settings of a recipe that are of labels -> what they are where they are off.

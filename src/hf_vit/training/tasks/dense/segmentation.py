@@ -11,7 +11,7 @@ from hf_vit.evaluation.protocols.dense.meters import SegmentationMeter
 from hf_vit.evaluation.protocols.dense.segmentation import SegmentationResult, segmentation
 from hf_vit.loading.outputs import class_maps
 from hf_vit.results.facts import Record
-from hf_vit.training.run.decisions import Run
+from hf_vit.training.plan import Run
 from hf_vit.training.tasks.dense.head_task import HeadTask
 from hf_vit.training.trainer.dense_trainer import Judge, Judged
 

@@ -1,4 +1,4 @@
-"""How a recipe is run; nothing here is meant to change what is learnt, but for the seed."""
+"""How a recipe is run; only the seed changes what is learnt."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -14,7 +14,7 @@ from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import as_pair
 
 Precision = Literal["auto", "fp32", "bf16"]
-# Whom the Trainer tells of its log -> whether that can be had here.
+# Where the Trainer's log can go -> whether that is installed.
 _REPORTERS = {
     "none": lambda: True,
     "tensorboard": is_tensorboard_available,
@@ -25,7 +25,7 @@ _REPORTERS = {
 
 @dataclass(frozen=True)
 class FinetuneOptions:
-    """How to run a recipe; nothing here is meant to change what is learnt, but for the seed.
+    """How to run a recipe; only the seed changes what is learnt.
 
     Attributes:
         image_size: (height, width) px; None takes the recipe's, else the model's. Learned positions are resampled.

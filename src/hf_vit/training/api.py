@@ -1,0 +1,337 @@
+"""The main jobs: `finetune` on labels, masks or boxes, a sweep over learning rates included, and `pretrain` without."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from hf_vit.errors import DivergedError, UserError
+from hf_vit.evaluation.runners import running
+from hf_vit.hub.card import refresh_card
+from hf_vit.loading.start import own_head
+from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
+from hf_vit.training.options import FinetuneOptions, chosen_options
+from hf_vit.training.plan import use_bf16, work_folder
+from hf_vit.training.processes import is_first, report_on_first, world_size
+from hf_vit.training.recipes.registry import Recipe, find_recipe
+from hf_vit.training.run import RUN_NAME, Job, Say, Start, Trained, read_run, run_job, train_once, write_run
+from hf_vit.training.tasks.classification import FinetuneResult, best_evaluation
+from hf_vit.training.tasks.distillation import DistillationOptions
+from hf_vit.training.tasks.masking import RandomMasking
+from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
+from hf_vit.training.tasks.pretext import PretrainResult
+from hf_vit.training.tasks.registry import TASKS, TaskChoices
+from hf_vit.training.tasks.self_training import SelfTrainingOptions
+from hf_vit.training.tasks.task import Task
+from hf_vit.training.trainer.sharing import share_finished
+
+if TYPE_CHECKING:
+    from hf_vit.evaluation.ray_runner import RayRunner
+
+FINETUNED = ("classification", "segmentation", "detection")
+OBJECTIVES = [name for name, line in TASKS.items() if not line.has_labels]
+
+
+def finetune(
+    model: str | HfViTBaseConfig,
+    data: str,
+    output: str | Path,
+    *,
+    task: str = "classification",
+    head: str | None = None,
+    head_width: int | None = None,
+    recipe: str | Recipe | None = None,
+    distillation: DistillationOptions | None = None,
+    self_training: SelfTrainingOptions | None = None,
+    lr_sweep: bool | Sequence[float] = False,
+    runner: str = "local",
+    address: str | None = None,
+    options: FinetuneOptions | None = None,
+    command: str | Sequence[str] | None = None,
+    report: Callable[[str], None] | None = None,
+    **settings: object,
+) -> FinetuneResult:
+    """Fine-tune a checkpoint, or train a variant from scratch, and leave a complete model folder.
+
+    Bad input raises before any training. A killed run leaves its last complete checkpoint in OUTPUT/checkpoints, and
+    with `resume` goes on to the numbers that it would have had. Under torchrun or accelerate launch all processes train
+    together; every one returns the result, and the first alone writes, reports and pushes.
+
+    Args:
+        model: a folder, a variant such as "S/16" or "Ti/4" (fresh weights), a Hub id, or a configuration.
+        data: see `hf_vit.data.load_data`.
+        output: a new or empty folder, or with `resume` that of the run.
+        task: "classification", "segmentation" (of masks) or "detection" (of boxes).
+        head: of segmentation "linear" (the default), "upernet" or "mask2former"; of detection "mask-rcnn" (the
+            default), "detr" or "deformable-detr". A checkpoint for this task is trained on with its own by default.
+        head_width: channels of that head; None is what its library takes.
+        recipe: a name of `RECIPES`, or a recipe; None: "default-small", with `self_training` that of its kind's name,
+            and "segmentation-small" or "detection-small".
+        distillation: a teacher, and what is learnt from it beside the labels.
+        self_training: a teacher, and images that it labels.
+        lr_sweep: True tries every learning rate of the recipe's grid on the validation split, a sequence those; the
+            best run is kept, and it alone looks at the test split.
+        runner: "ray" trains the rates of a sweep at once: one on every GPU, or as many cores as here, of machines that
+            share model, data and output under these names.
+        address: HOST:PORT of a cluster of Ray; by default Ray is started on this machine.
+        options: how to run it, if not by keyword.
+        command: what was typed, for the facts.
+        report: gets a line at a time about what is being done.
+        **settings: fields of `FinetuneOptions` (`image_size=32`, `seed=1`, `resume=True`), and values of the recipe or
+            its augmentation (`epochs=5`, `mixup_alpha=0.2`); None changes nothing.
+
+    Raises:
+        UserError: bad input, a full disk, too little memory, a loss that is not a number, or a push that failed (the
+            model is complete then).
+    """
+    say, (options, values) = report_on_first(report), chosen_options(options, settings)
+    line = TASKS[_task_name(task, head, head_width, distillation, self_training)]
+    chosen = _choose_recipe(line.recipe if recipe is None else recipe, values)
+    if runner == "ray" and (lr_sweep is False or world_size() > 1):
+        raise UserError("Ray runs the rates of a sweep, one process each; give --lr-sweep without torchrun, or no ray")
+    if lr_sweep is not False and task != "classification":
+        raise UserError(f"learning rates are compared by accuracy, which {task} does not have; leave the sweep out")
+    rates = None if lr_sweep is False else _sweep_rates(chosen, lr_sweep)
+    learner = line.make(
+        TaskChoices(
+            distillation=distillation,
+            self_training=self_training,
+            skip_bad_images=options.skip_bad_images,
+            device=options.device,
+            head=head or own_head(model, task),
+            head_width=head_width,
+        )
+    )
+    job = Job(model, data, Path(output), chosen, options, command)
+    with running(runner, address, options.device) as ray:
+        train = train_once if rates is None else Sweep(rates, ray)
+        result: FinetuneResult = run_job(learner, job, say, train)
+    if options.push is None or not is_first():
+        return result
+    refresh_card(result.folder, license=options.license)
+    shared = share_finished(
+        result.folder, options.push, say, private=options.private, share_images=options.share_images
+    )
+    return replace(result, pushed=shared)
+
+
+def _task_name(
+    task: str,
+    head: str | None,
+    head_width: int | None,
+    distillation: DistillationOptions | None,
+    self_training: SelfTrainingOptions | None,
+) -> str:
+    if task not in FINETUNED:
+        raise UserError(f"there is no task '{task}' to fine-tune for; choose {', '.join(FINETUNED)}")
+    if task == "classification" and (head or head_width) is not None:
+        raise UserError("--head and --head-width are of segmentation and detection; give --task, or leave them out")
+    if task != "classification" and (distillation is not None or self_training is not None):
+        raise UserError(f"a teacher teaches classification, not {task}; leave one of the two out")
+    if task != "classification":
+        return task
+    if distillation is not None and self_training is not None:
+        raise UserError("a teacher teaches by distillation or labels images; give distillation or self_training")
+    if self_training is not None:
+        return self_training.kind
+    return "classification" if distillation is None else "distillation"
+
+
+def _choose_recipe(recipe: str | Recipe, values: dict[str, Any]) -> Recipe:
+    return (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(**values)
+
+
+def pretrain(
+    model: str | HfViTBaseConfig,
+    data: str,
+    output: str | Path,
+    *,
+    objective: str = "masked-patch",
+    recipe: str | Recipe | None = None,
+    target: str = "mean_color",
+    masking: RandomMasking | None = None,
+    static_masks: bool = False,
+    contrastive: ContrastiveOptions | None = None,
+    class_token: bool | None = None,
+    num_hidden_groups: int | None = None,
+    causal: bool = False,
+    options: FinetuneOptions | None = None,
+    command: str | Sequence[str] | None = None,
+    report: Callable[[str], None] | None = None,
+    **settings: object,
+) -> PretrainResult:
+    """Pre-train a variant or a checkpoint on images, whose labels are not looked at, and leave a complete model folder.
+
+    Bad input raises before any training; a killed run goes on with `resume`, as `finetune`'s does.
+
+    Args:
+        model: a variant such as "S/16" or "Ti/4" (fresh weights), a folder, a Hub id, or a configuration.
+        data: see `hf_vit.data.load_data`.
+        output: a new or empty folder, or with `resume` that of the run.
+        objective: a name of `OBJECTIVES`, see `hf_vit.training.tasks.registry`.
+        recipe: a name of `RECIPES`, or a recipe; None takes the objective's small one.
+        target: of patch prediction: "mean_color", "downsampled" or "pixels" (arXiv 2010.11929, B.1.2).
+        masking: of "masked-patch"; by default the paper's.
+        static_masks: every image keeps the mask it got first.
+        contrastive: of "contrastive"; by default the paper's (arXiv 2104.02057).
+        class_token: False: none, and the mean of the patches instead; None keeps the model's.
+        num_hidden_groups: layers share weights in so many groups; None keeps the model's.
+        causal: masked prediction with causal attention ("next-patch" always has it).
+        options: how to run it, if not by keyword.
+        command: what was typed, for the facts.
+        report: gets a line at a time about what is being done.
+        **settings: fields of `FinetuneOptions` (`image_size=32`, `seed=1`, `resume=True`), and values of the recipe or
+            its augmentation (`epochs=5`, `color_jitter=0.2`); None changes nothing.
+
+    Raises:
+        UserError: bad input, a full disk, too little memory, or a loss that is not a number.
+    """
+    if objective not in OBJECTIVES:
+        raise UserError(f"objective '{objective}' is unknown; choose {', '.join(OBJECTIVES)}")
+    line, (options, values) = TASKS[objective], chosen_options(options, settings)
+    chosen = _choose_recipe(line.recipe if recipe is None else recipe, values)
+    fields: dict[str, Any] = {}
+    if class_token is not None:
+        fields |= {"pooling": "token" if class_token else "gap", "use_class_token": None}
+    if num_hidden_groups is not None:
+        fields["num_hidden_groups"] = num_hidden_groups
+    if causal:
+        fields["is_causal"] = True
+    choices = TaskChoices(
+        target=target, masking=masking, static_masks=static_masks, contrastive=contrastive, fields=fields
+    )
+    job = Job(model, data, Path(output), chosen, options, command)
+    return run_job(line.make(choices), job, report_on_first(report), train_once)
+
+
+def _sweep_rates(recipe: Recipe, rates: bool | Sequence[float]) -> tuple[float, ...]:
+    """Return the grid that was asked for, else the recipe's; each rate must be positive and come once."""
+    rates = recipe.learning_rates if isinstance(rates, bool) else tuple(float(rate) for rate in rates)
+    if not rates:
+        raise UserError(f"the recipe {recipe.name} has no grid of learning rates; give --sweep-rates 0.001,0.003,0.01")
+    for rate in rates:
+        recipe.override(learning_rate=rate)
+    if len({_trial_name(rate) for rate in rates}) < len(rates):
+        raise UserError(f"a learning rate comes twice in {', '.join(map(str, rates))}; give each once")
+    return rates
+
+
+def _trial_name(rate: float) -> str:
+    """Return the folder of a trial in OUTPUT/checkpoints."""
+    return f"rate-{rate:g}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The results of a learning rate on the validation split; None where the loss became infinite.
+
+    Attributes:
+        score: by which checkpoints and trials are compared: accuracy first, then the smaller loss.
+        seconds: spent training.
+    """
+
+    learning_rate: float
+    accuracy: float | None = None
+    loss: float | None = None
+    score: float | None = None
+    best_step: int | None = None
+    seconds: float | None = None
+
+    def describe(self) -> str:
+        """Return the results in one line."""
+        if self.accuracy is None:
+            return f"learning rate {self.learning_rate:g}: diverged"
+        return f"learning rate {self.learning_rate:g}: validation accuracy {self.accuracy:.2%}, loss {self.loss:.4f}"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Trains a job once for every rate, and takes up the best one again (arXiv 2010.11929, section B.1.1).
+
+    Every trial is a run of its own in OUTPUT/checkpoints, so a sweep that was killed continues where it was.
+
+    Attributes:
+        rates: see `_sweep_rates`.
+        runner: machines that share model, data and output; None: one rate after the other in this process.
+    """
+
+    rates: Sequence[float]
+    runner: "RayRunner | None" = None
+
+    def __call__(self, task: Task[Any], job: Job, start: Start, say: Say) -> Trained:
+        """Return the best trial, whose `run.trials` are all and whose `run.output` is the job's.
+
+        Raises:
+            UserError: all diverged, the sweep was begun with other rates, or images have several classes each.
+        """
+        if start.data.multi_label:
+            raise UserError("learning rates are compared by accuracy, which several classes an image do not have")
+        _enter_sweep(job.output, self.rates)
+        trials = dict[int, Trial]()
+        for number, trial in self._tried(task, [_job_of(job, rate) for rate in self.rates], start, say):
+            trials[number] = trial
+            say(trial.describe())
+        finished = [trials[number] for number in sorted(trials) if trials[number].score is not None]
+        if not finished:
+            raise UserError(
+                f"the loss became infinite at every learning rate ({', '.join(map(str, self.rates))}); try lower ones"
+            )
+        best = max(finished, key=lambda trial: trial.score or 0.0).learning_rate
+        say(f"taking up learning rate {best:g} again")
+        again = _job_of(job, best)
+        trained = train_once(task, replace(again, options=replace(again.options, resume=True)), start, say)
+        run = replace(trained.run, output=job.output, trials=[asdict(trials[number]) for number in sorted(trials)])
+        return replace(trained, run=run)
+
+    def _tried(self, task: Task[Any], jobs: list[Job], start: Start, say: Say) -> Iterator[tuple[int, Trial]]:
+        """Yield (number, trial) of every job, as they are done."""
+        if self.runner is None:
+            yield from ((number, _try(job, task, start, say)) for number, job in enumerate(jobs))
+            return
+        from hf_vit.evaluation.ray_tasks import independent
+
+        # What a lost machine began continues elsewhere, in the precision of this one, which takes the best up again.
+        options = jobs[0].options
+        precision = "bf16" if use_bf16(options, cast(HfViTBaseConfig, start.source.config)) else "fp32"
+        jobs = [replace(job, options=replace(options, resume=True, precision=precision)) for job in jobs]
+        yield from independent(self.runner, _try, jobs, task, start, _silent)
+
+
+def _enter_sweep(output: Path, rates: Sequence[float]) -> None:
+    """Record a sweep in its folder, or make sure that it continues with the same rates."""
+    work, settings = work_folder(output), {"sweep_rates": list(rates)}
+    started = read_run(work) if (work / RUN_NAME).is_file() else None
+    if started is not None and started != settings:
+        begun = ",".join(f"{rate:g}" for rate in started.get("sweep_rates", [])) or "none"
+        raise UserError(
+            f"{output} was begun with the learning rates to sweep: {begun}; go on with the same, or choose another "
+            "output folder"
+        )
+    if started is None and is_first():
+        write_run(work, settings)
+
+
+def _job_of(job: Job, rate: float) -> Job:
+    output = work_folder(job.output) / _trial_name(rate)
+    return replace(job, output=output, recipe=job.recipe.override(learning_rate=rate))
+
+
+def _silent(line: str) -> None:
+    """Drop what a process on another machine reports."""
+
+
+def _try(job: Job, task: Task[Any], start: Start, say: Say) -> Trial:
+    rate = job.recipe.learning_rate
+    try:
+        trained = train_once(task, job, start, say)
+    except DivergedError:
+        return Trial(rate)
+    best = best_evaluation(trained.trainer.state)
+    return Trial(
+        rate,
+        best["eval_accuracy"],
+        best["eval_loss"],
+        best["eval_score"],
+        int(best["step"]),
+        round(trained.seconds, 2),
+    )

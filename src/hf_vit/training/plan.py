@@ -1,0 +1,260 @@
+"""The plan of a run: everything decided before its first step, and the same in the words of transformers' Trainer."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, TrainingArguments, ViTImageProcessor
+
+from hf_vit.data import ImageData
+from hf_vit.environment import cpu_capabilities, emulates_bfloat16, pick_device
+from hf_vit.errors import UserError
+from hf_vit.families import family_of
+from hf_vit.loading.folders import WORK_FOLDER
+from hf_vit.loading.start import ModelSource
+from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
+from hf_vit.training.options import FinetuneOptions
+from hf_vit.training.processes import refusal_of, world_size
+from hf_vit.training.recipes.definition import Recipe
+from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy
+from hf_vit.training.trainer.sam import SharpnessAware
+from hf_vit.training.trainer.weights import LoraAdapter, train_head_only
+
+_LARGEST_MICRO_BATCH = 128
+_BF16_FROM_WIDTH = 128
+_SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
+
+
+def work_folder(output: Path) -> Path:
+    """Return OUTPUT/checkpoints as an absolute path: checkpoints remember where the best one is."""
+    return output.absolute() / WORK_FOLDER
+
+
+def log_folder(output: Path) -> Path:
+    """Return OUTPUT/runs, where TensorBoard's files stay; of a trial in a sweep a folder in there."""
+    output = output.absolute()
+    if output.parent.name == WORK_FOLDER:
+        return output.parent.parent / "runs" / output.name
+    return output / "runs"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything decided before the first step.
+
+    Attributes:
+        recipe, options, command: as they were asked for.
+        output: the folder that will hold the finished model.
+        source, data: what is trained, and on what.
+        model: the module that is trained.
+        processor: its image processor.
+        task: everything that decides what is learnt beside recipe and model, see `Task.settings`.
+        steps: optimizer steps in all.
+        micro_batch_size: images a forward pass of one process.
+        bf16: whether it computes in bfloat16.
+        checkpoint: where it goes on from; None from the beginning.
+        trials: the learning rates of a sweep, whose best this run is.
+    """
+
+    recipe: Recipe
+    options: FinetuneOptions
+    command: str | Sequence[str] | None
+    output: Path
+    source: ModelSource
+    data: ImageData
+    model: nn.Module
+    processor: ViTImageProcessor
+    task: Mapping[str, Any]
+    steps: int
+    micro_batch_size: int
+    bf16: bool
+    checkpoint: Path | None
+    trials: Sequence[Mapping[str, Any]] = field(default=())
+
+    @property
+    def work(self) -> Path:
+        """The folder of the checkpoints."""
+        return work_folder(self.output)
+
+    @property
+    def config(self) -> HfViTBaseConfig:
+        """The configuration of the vision model, which is the backbone of a model for masks or boxes."""
+        return vision_config(self.model)
+
+    def describe(self) -> str:
+        """Return what is about to be trained, in one line."""
+        height, width = as_pair(self.config.image_size)
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        images = self.data.num_examples("train")
+        teacher = f", taught by {self.task['teacher']}" if "teacher" in self.task else ""
+        return (
+            f"{self.source.name} ({parameters:,} parameters, {height}x{width} px{teacher}) on {self.data.name}: "
+            f"{'a stream' if images is None else f'{images:,} images'} of {len(self.data.label_names)} classes, "
+            f"recipe {self.recipe.name}, {self.steps:,} steps of {self.recipe.batch_size} images in "
+            f"{'bf16' if self.bf16 else 'fp32'}"
+        )
+
+
+def vision_config(model: nn.Module) -> HfViTBaseConfig:
+    """Return the configuration of a model, or of the backbone in it."""
+    return cast(HfViTBaseConfig, getattr(model.config, "backbone_config", None) or model.config)
+
+
+def micro_batch_size(batch_size: int, asked: int | None, accumulates: bool = True) -> int:
+    """Return the images a forward pass of one process; unless a batch `accumulates`, all of the process' share.
+
+    Raises:
+        UserError: the processes, or the asked number, do not divide the batch, or it cannot be divided.
+    """
+    share, rest = divmod(batch_size, world_size())
+    if rest:
+        raise refusal_of("batch", processes=world_size(), batch_size=batch_size)
+    if not accumulates:
+        if asked not in (None, share):
+            raise refusal_of("contrastive parts", share=share, parts=asked)
+        return share
+    if asked is None:
+        return next(size for size in range(min(share, _LARGEST_MICRO_BATCH), 0, -1) if share % size == 0)
+    if share % asked:
+        of_each = "" if world_size() == 1 else f" of which each of {world_size()} processes has {share}"
+        raise UserError(
+            f"micro batch size {asked} does not divide the batch size {batch_size}{of_each}; choose a divisor of it"
+        )
+    return asked
+
+
+def total_steps(recipe: Recipe, images: int | None) -> int:
+    """Return the optimizer steps of a recipe; epochs of a stream of unknown length are refused."""
+    if recipe.steps is not None:
+        return recipe.steps
+    assert recipe.epochs is not None
+    if images is None:
+        raise UserError("the length of this stream is unknown, so epochs cannot be counted; give --steps instead")
+    return max(1, math.ceil(recipe.epochs * math.ceil(images / recipe.batch_size)))
+
+
+def use_bf16(options: FinetuneOptions, config: HfViTBaseConfig) -> bool:
+    """Return whether to compute in bfloat16; a GPU without it refuses it."""
+    device = pick_device(options.device)
+    if options.precision == "fp32":
+        return False
+    if device.type == "cuda":
+        if options.precision == "bf16" and not torch.cuda.is_bf16_supported():
+            raise UserError("this GPU cannot compute in bf16; use --precision fp32")
+        return torch.cuda.is_bf16_supported()
+    if options.precision == "bf16":
+        return True
+    # CPUs without matrix units are slower in bf16, and narrow models lose more by casts than products gain.
+    return bool(cpu_capabilities().get("amx_bf16")) and config.hidden_size >= _BF16_FROM_WIDTH
+
+
+def choose_attention(run: Run, model: PreTrainedModel) -> None:
+    """Choose eager attention on CPUs under autocast: torch's fused one is slow backwards (2.5 times the whole step).
+
+    Where bfloat16 is emulated the fused one takes an eighth less memory for at most a sixteenth more time.
+    """
+    if (family := family_of(run.config.model_type)) is None or not family.is_vit:
+        return
+    if run.bf16 and pick_device(run.options.device).type == "cpu" and not emulates_bfloat16():
+        model.set_attn_implementation("eager")
+
+
+def training_arguments(run: Run, **changes: Any) -> TrainingArguments:
+    """Return a run's settings as arguments of transformers' Trainer; `changes` are what a task needs otherwise."""
+    recipe, options = run.recipe, run.options
+    interval = max(1, -(-run.steps // recipe.evaluations))
+    settings: dict[str, Any] = dict(
+        output_dir=str(run.work),
+        max_steps=run.steps,
+        per_device_train_batch_size=run.micro_batch_size,
+        per_device_eval_batch_size=run.micro_batch_size,
+        gradient_accumulation_steps=recipe.batch_size // (run.micro_batch_size * world_size()),
+        ddp_find_unused_parameters=False,
+        learning_rate=recipe.learning_rate,
+        **schedule_of(run),
+        warmup_steps=recipe.warmup,
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.clip,
+        label_smoothing_factor=0.0 if run.data.multi_label else recipe.label_smoothing,
+        bf16=run.bf16,
+        use_cpu=pick_device(options.device).type == "cpu",
+        eval_strategy="steps",
+        save_strategy="steps",
+        logging_strategy="steps",
+        eval_steps=interval,
+        save_steps=interval,
+        logging_steps=interval,
+        save_total_limit=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="score",
+        greater_is_better=True,
+        restore_callback_states_from_checkpoint=True,
+        logging_nan_inf_filter=False,
+        remove_unused_columns=False,
+        dataloader_num_workers=options.num_workers,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        seed=options.seed,
+        report_to=options.report_to,
+        log_level="error",
+        # Its default follows the log level.
+        disable_tqdm=False,
+    )
+    arguments = TrainingArguments(**(settings | changes))
+    # Several visible GPUs would silently multiply the batch (DataParallel); torchrun is the way to use them.
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1  # pyright: ignore[reportPrivateUsage]
+    return arguments
+
+
+def schedule_of(run: Run) -> dict[str, Any]:
+    """Return the recipe's schedule of the learning rate as arguments of the Trainer, beside its warm-up."""
+    recipe = run.recipe
+    lowest = recipe.min_learning_rate / recipe.learning_rate
+    if recipe.schedule == "cosine" and lowest:
+        return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": lowest}}
+    if recipe.schedule != "warmup_stable_decay":
+        return {"lr_scheduler_type": _SCHEDULES[recipe.schedule]}
+    warmup, cooldown = (
+        math.ceil(length * run.steps if length < 1 else length) for length in (recipe.warmup, recipe.cooldown)
+    )
+    settings = {
+        "num_decay_steps": min(cooldown, max(1, run.steps - warmup)),
+        "decay_type": "1-sqrt",
+        "min_lr_ratio": lowest,
+    }
+    return {"lr_scheduler_type": recipe.schedule, "lr_scheduler_kwargs": settings}
+
+
+def weights_of(run: Run) -> dict[str, Any]:
+    """Return which weights learn and are released, as keywords of `HfViTTrainer`; an adapter is put into the model.
+
+    Raises:
+        UserError: peft is not installed, or the model has nothing to tune that way.
+    """
+    recipe = run.recipe
+    settings: dict[str, Any] = {
+        "layer_decay": recipe.layer_decay,
+        "average_decay": recipe.average_decay,
+        "repeated_augmentation": recipe.repeated_augmentation,
+    }
+    if recipe.sam_rho:
+        settings["sharpness"] = SharpnessAware(recipe.sam_rho, recipe.sam_micro_batches)
+    if recipe.loss == "bce":
+        settings["compute_loss_func"] = BinaryCrossEntropy(recipe.bce_threshold)
+    if recipe.class_weights or recipe.balanced_sampling:
+        # Of all training images; a stream's are not known (see `hf_vit.training.run.check`).
+        labels = list(cast(Any, run.data.split("train"))["label"])
+        balanced = WeightedCrossEntropy.balanced(labels, len(run.data.label_names))
+        if recipe.class_weights:
+            settings["compute_loss_func"] = balanced
+        if recipe.balanced_sampling:
+            settings["sampling_weights"] = [balanced.weights[label] for label in labels]
+    if recipe.tune == "head":
+        train_head_only(run.model)
+    elif recipe.tune == "lora":
+        settings["adapter"] = LoraAdapter(run.model, recipe.lora_rank, recipe.lora_alpha)
+    return settings

@@ -1,0 +1,717 @@
+"""One run of a training, from its checks to its finished folder: check, prepare, train, resume, deliver.
+
+    OUTPUT/                                the finished model, config.json last
+    OUTPUT/checkpoints/run.json            how the run was started
+    OUTPUT/checkpoints/data_files.json     the files of its data, with hashes or sizes
+    OUTPUT/checkpoints/checkpoint-<step>/  weights, optimizer, random states
+    OUTPUT/.lock                           while a run lives, and after one that was killed
+
+The checkpoints are removed when the model is there, unless they are to be kept. What is learnt is a `Task`'s; how, a
+recipe's.
+"""
+
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from huggingface_hub.utils import WeakFileLock
+from safetensors import SafetensorError, safe_open
+from transformers import set_seed
+from transformers.trainer_callback import TrainerState
+from transformers.utils import logging as transformers_logging
+
+from hf_vit.data import ImageData, check_images, load_data
+from hf_vit.data.annotations import Target
+from hf_vit.data.augmentation import open_policy
+from hf_vit.data.fingerprints import tell_changes
+from hf_vit.data.overview import tell_uneven
+from hf_vit.environment import keep_freed_memory
+from hf_vit.errors import DivergedError, UserError, is_out_of_memory, refusal
+from hf_vit.families import family_of
+from hf_vit.hub.card import write_card
+from hf_vit.hub.licenses import need_license
+from hf_vit.hub.preflight import check_repo_id
+from hf_vit.loading.folders import WORK_FOLDER, checkpoints_in
+from hf_vit.loading.start import ModelSource, find_model
+from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
+from hf_vit.results.facts import append_record, new_record
+from hf_vit.results.redaction import redact_values
+from hf_vit.results.trained_images import write_trained
+from hf_vit.results.writing import remove_remains, write_atomically
+from hf_vit.training.options import FinetuneOptions
+from hf_vit.training.plan import Run, micro_batch_size, total_steps, use_bf16, vision_config, work_folder
+from hf_vit.training.processes import (
+    first_goes_first,
+    is_first,
+    missing_explained,
+    need_same,
+    wait_for_all,
+    world_size,
+)
+from hf_vit.training.recipes.definition import Recipe
+from hf_vit.training.record import LEARNING_CURVE_NAME, data_fact, plot_learning_curve, run_values
+from hf_vit.training.tasks.task import Result, Task
+from hf_vit.training.trainer.callbacks import Clock, LiveProgress, StopOnTermination, callbacks_of
+from hf_vit.training.trainer.distributed import whole_model
+from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
+from hf_vit.training.trainer.optimizers import import_timm_optim
+from hf_vit.training.trainer.sharing import check_before
+
+Say = Callable[[str], None]
+
+RUN_NAME = "run.json"
+_FILES_NAME, _MOST_FILES = "data_files.json", 100_000
+_STATE_NAME = "trainer_state.json"
+_OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
+_ARCHIVES = ("stream_*.pt", "teacher.pt", "pytorch_model_fsdp*.bin")
+_LOCK, _REMOVED = ".lock", ".checkpoints-removed"
+_AT_ONCE = 0.1  # seconds: a lock that is free is taken within; 0 would be none
+_ABSENT = "(not set)"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training as it was asked for.
+
+    Attributes:
+        model: a folder, a variant, a Hub id, or a configuration.
+        data: see `hf_vit.data.load_data`.
+        output: a new or empty folder, or that of the run to be resumed.
+        recipe, options: how it is trained and run.
+        command: what was typed, for the facts.
+    """
+
+    model: str | HfViTBaseConfig
+    data: str
+    output: Path
+    recipe: Recipe
+    options: FinetuneOptions
+    command: str | Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """What every run of a job starts from, opened once: the model's source, the images, (height, width) px."""
+
+    source: ModelSource
+    data: ImageData
+    image_size: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that was trained to its end, the trainer with its released weights, and the seconds spent training."""
+
+    run: Run
+    trainer: HfViTTrainer
+    seconds: float
+
+
+# What trains a job: once, or for every learning rate of a sweep.
+TrainJob = Callable[[Task[Any], Job, Start, Say], Trained]
+
+
+def run_job(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result:
+    """Do a job from its checks to its finished folder, which no other run can enter meanwhile.
+
+    Bad input raises before anything is written, cheapest first. A run that is resumed and is finished is tidied up.
+
+    Args:
+        task: what is learnt.
+        job: everything else that was asked for.
+        say: gets a line at a time about what is being done.
+        train: `train_once`, or more often.
+
+    Raises:
+        UserError: bad input, a full disk, too little memory, or a loss that is not a number.
+    """
+    output, options = job.output, job.options
+    with quiet_transformers(), missing_explained(options.process_timeout), ExitStack() as stack:
+        with first_goes_first(options.device, options.process_timeout):
+            check(task, job, say)
+            stack.enter_context(lock_output(output))
+            is_done = options.resume and is_finished(output)
+            if not is_done:
+                refuse_taken(output, options.resume)
+            start = None if is_done else open_start(job, say, multi_label=task.multi_label, target=task.target)
+        if start is None:
+            result = task.recall(output, job.recipe)
+            say(f"{output} holds a finished model: there is nothing to resume")
+            wait_for_all()
+            if is_first():
+                _tidy(output, options.keep_checkpoints)
+            return result
+        need_same("training data", start.data.fingerprint)
+        result = _complete(task, train(task, job, start, say))
+        if (remark := task.remark(result)) is not None:
+            say(remark)
+        return result
+
+
+@contextmanager
+def quiet_transformers() -> Generator[None]:
+    """Without transformers' bar for every file that it writes, and without its advice: a training has its own."""
+    verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if has_bars:
+            transformers_logging.enable_progress_bar()
+
+
+# Check
+
+
+def check(task: Task[Any], job: Job, say: Say) -> None:
+    """Refuse what can be refused without opening anything."""
+    recipe, options = job.recipe, job.options
+    task.check(recipe)
+    micro_batch_size(recipe.batch_size, options.micro_batch_size, task.accumulates)
+    if options.streaming and not task.streams:
+        raise UserError("images with masks or boxes are not streamed; leave --streaming out")
+    if options.streaming and (recipe.class_weights or recipe.balanced_sampling):
+        raise UserError("the classes of a stream are not known beforehand; balance them without --streaming")
+    if options.streaming and recipe.repeated_augmentation > 1:
+        raise UserError(
+            "the images of a stream come once an epoch; choose --repeated-augmentation 1, or no --streaming"
+        )
+    if recipe.optimizer in ("lamb", "lion", "muon"):
+        import_timm_optim(recipe.optimizer)
+    if recipe.augmentation.auto_augment is not None:
+        open_policy(recipe.augmentation.auto_augment)
+    if options.push is not None and is_first():
+        check_repo_id(options.push)
+        need_license(options.license, job.model if isinstance(job.model, str) else None)
+        check_before(options.push, say, private=options.private)
+
+
+@contextmanager
+def lock_output(output: Path) -> Generator[None]:
+    """Hold an output folder against other runs; it is made if need be, and removed again if nothing was written.
+
+    The first process does it for all. An output that another run holds, a file and a place that cannot be written are
+    refused.
+    """
+    if not is_first():
+        yield
+        return
+    if output.exists() and not output.is_dir():
+        raise UserError(f"the output {output} is a file; choose a new or empty folder")
+    absent = [folder for folder in (output, *output.parents) if not folder.exists()]
+    try:
+        with ExitStack() as stack:
+            try:
+                output.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(WeakFileLock(output / _LOCK, timeout=_AT_ONCE))
+            except TimeoutError as error:
+                raise UserError(
+                    f"another run is at work in {output}; wait for its end, or choose another --output"
+                ) from error
+            except OSError as error:
+                raise UserError(
+                    f"the output {output} cannot be written ({error.strerror or error}); choose another folder"
+                ) from error
+            try:
+                yield
+            finally:
+                # Removed while it is held: who opened it meanwhile sees that it has no name any more, and tries again.
+                with suppress(OSError):
+                    (output / _LOCK).unlink()
+    finally:
+        with suppress(OSError):
+            for folder in absent:
+                folder.rmdir()
+
+
+def is_finished(output: Path) -> bool:
+    """Return whether a folder holds a complete model, whatever lies beside it."""
+    return (output / "config.json").is_file() and (output / "facts.json").is_file()
+
+
+def refuse_taken(output: Path, resume: bool) -> None:
+    """Make sure that an output folder is free, or holds a run to be resumed; the first process does it for all."""
+    if not is_first():
+        return
+    work = work_folder(output)
+    remove_remains(work)
+    with suppress(OSError):
+        work.rmdir()  # empty: a run was killed before it was entered
+    inside = sorted(path.name for path in output.iterdir() if path.name != _LOCK) if output.exists() else []
+    if not inside:
+        return
+    if is_finished(output):
+        raise UserError(f"the output folder {output} holds a finished model; choose a new or empty one")
+    if not (work / RUN_NAME).is_file():
+        held = f"something else ({', '.join(inside[:3])})"
+        raise UserError(f"the output folder {output} holds {held}; choose a new or empty one")
+    if not resume:
+        raise UserError(f"{output} holds an unfinished run; go on with --resume, or delete the folder")
+
+
+def open_start(job: Job, say: Say, *, multi_label: bool = False, target: Target = "label") -> Start:
+    """Find the model and load the images.
+
+    Raises:
+        UserError: there is no such model, or the data cannot be trained on.
+    """
+    source = find_model(job.model)
+    size = job.options.image_size or job.recipe.image_size or as_pair(source.config.image_size)
+    if (job.recipe.augmentation.random_crop or 0) >= min(size):
+        raise UserError(
+            f"--random-crop {job.recipe.augmentation.random_crop} reflects more than there is of images of "
+            f"{size[0]}x{size[1]} px; choose less than {min(size)}"
+        )
+    images = load_images(job.data, source.config.patch_stride, size, job.options, say, multi_label, target)
+    return Start(source, images, size)
+
+
+def load_images(
+    data: str,
+    min_size: tuple[int, int],
+    image_size: tuple[int, int],
+    options: FinetuneOptions,
+    say: Say,
+    multi_label: bool = False,
+    target: Target = "label",
+) -> ImageData:
+    """Load all three splits of what is named, and look at every image unless it is a stream.
+
+    Args:
+        data: see `hf_vit.data.load_data`.
+        min_size: (height, width) px that an image has at least: a patch.
+        image_size: (height, width) px of the model.
+        options: of the run.
+        say: gets what was left out or done to the images.
+        multi_label: whether images may have several classes each.
+        target: what they bear, see `ImageData`.
+    """
+    images = load_data(
+        data,
+        streaming=options.streaming,
+        skip_bad_images=options.skip_bad_images,
+        image_size=image_size,
+        image_column=options.image_column,
+        label_column=options.label_column,
+        multi_label=multi_label,
+        target=target,
+    )
+    images = check_images(images, min_size, options.skip_bad_images)
+    for note in (*images.notes, *tell_uneven(images)):
+        say(f"note: {note}")
+    if images.skipped:
+        say(f"left out {len(images.skipped)} unreadable images")
+    for split in ("train", "validation", "test"):
+        images.split(split)
+    return images
+
+
+# Prepare
+
+
+def prepare(task: Task[Any], job: Job, start: Start, say: Say) -> Run:
+    """Decide everything, build the model, and enter the run into its folder.
+
+    Raises:
+        UserError: the task cannot be had with this model or data, the disk is too small, or a resumed run was started
+            with other settings.
+    """
+    checkpoint = _find_checkpoint(job.output, job.options.resume, say)
+    keep_freed_memory()
+    set_seed(job.options.seed)
+    model, processor = task.build(start.source, start.data, start.image_size, job.recipe)
+    run = Run(
+        recipe=job.recipe,
+        options=job.options,
+        command=job.command,
+        output=job.output,
+        source=start.source,
+        data=start.data,
+        model=model,
+        processor=processor,
+        task=task.settings(),
+        steps=total_steps(job.recipe, start.data.num_examples("train")),
+        micro_batch_size=micro_batch_size(job.recipe.batch_size, job.options.micro_batch_size, task.accumulates),
+        bf16=use_bf16(job.options, vision_config(model)),
+        checkpoint=checkpoint,
+    )
+    weights = sum(parameter.numel() * 4 for parameter in model.parameters())
+    state = weights * {"adamw": 2, "lamb": 2, "sgd": 1, "lion": 1, "muon": 2}[job.recipe.optimizer]
+    if job.recipe.average_decay is not None or job.recipe.tune == "lora":
+        state += weights  # what training continues from, beside what is released
+    # The model, three checkpoints (one being written), and 16 MiB for processor, code, plots and the files' overhead.
+    need_space(run.output, weights + 3 * (weights + state + task.kept_bytes()) + (16 << 20))
+    enter_run(run)
+    say(task.describe(run))
+    return run
+
+
+def _find_checkpoint(output: Path, resume: bool, say: Say) -> Path | None:
+    """Return the checkpoint to continue from, None to start; what was not written to its end is removed."""
+    if not resume:
+        return None
+    work = work_folder(output)
+    if not is_first():  # the first process has looked
+        return last_complete(work)
+    if not (work / RUN_NAME).is_file():
+        say(f"{output} holds no run to resume; it is started anew")
+        return None
+    for name in _remove_incomplete(work):
+        say(f"removed {name}, which was not written to its end")
+    checkpoint = last_complete(work)
+    say(f"going on from {checkpoint.name}" if checkpoint else "no checkpoint is complete yet: starting from step 0")
+    return checkpoint
+
+
+def need_space(folder: Path, needed: int) -> None:
+    """Make sure that `needed` bytes fit on the disk of a folder that may not exist yet."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        free_size, needed_size = (
+            f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB" for count in (free, needed)
+        )
+        raise UserError(
+            f"the disk of {folder} has {free_size} free and training needs about {needed_size} (the model and "
+            "three checkpoints with optimizer state); free some space or choose another place"
+        )
+
+
+def enter_run(run: Run) -> None:
+    """Record how the run is started, or make sure that it is resumed with the same settings.
+
+    A run continues as it was started, or its result would be neither this run's nor that one's.
+
+    Raises:
+        UserError: settings differ; the message names them.
+    """
+    if not is_first():
+        return
+    settings = {
+        **run.task,
+        **{name: value for name, value in run.recipe.settings().items() if name not in ("name", "source")},
+        "model": Path(run.source.name).name if run.source.has_weights else run.source.name,
+        "data": f"{run.data.name} {run.data.fingerprint}",
+        "image_size": list(as_pair(run.config.image_size)),
+        "micro_batch_size": run.micro_batch_size,
+        "total_steps": run.steps,
+        "bf16": run.bf16,
+        "seed": run.options.seed,
+        "streaming": run.options.streaming,
+        "world_size": world_size(),
+    }
+    if run.data.cut:  # another rule would train on images that the run is to be judged by
+        settings["splits"] = f"{' and '.join(run.data.cut)} cut by content"
+    if run.options.streaming:
+        settings["num_workers"] = run.options.num_workers
+    settings = cast(dict[str, Any], redact_values(json.loads(json.dumps(settings))))
+    started = read_run(run.work)
+    if started is None or run.checkpoint is None:  # nothing is lost by other settings
+        write_run(run.work, settings)
+        if 0 < len(run.data.files) <= _MOST_FILES:  # so that a change can be told by name
+            write_atomically(run.work / _FILES_NAME, json.dumps(run.data.files, indent=1, sort_keys=True) + "\n")
+        return
+    different = [
+        f"{name} was {started.get(name, _ABSENT)}, now {settings.get(name, _ABSENT)}"
+        for name in sorted({*started, *settings})
+        if started.get(name, _ABSENT) != settings.get(name, _ABSENT)
+    ]
+    if not different:
+        return
+    changes = ""
+    if started.get("data") != settings["data"]:
+        with suppress(OSError, ValueError):
+            changes = tell_changes(json.loads((run.work / _FILES_NAME).read_text(encoding="utf-8")), run.data.files)
+    files = f" ({changes}: put the data back as it was)" if changes else ""
+    raise UserError(
+        f"--resume goes on as {run.output} was started, but {'; '.join(different)}{files}; give the same settings, or "
+        "another output folder"
+    )
+
+
+def read_run(work: Path) -> dict[str, Any] | None:
+    """Return how a run was started; None when the folder holds no run. A damaged record is refused."""
+    try:
+        return json.loads((work / RUN_NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UserError(f"{work / RUN_NAME} is damaged ({error}); delete {work} to start anew") from error
+
+
+def write_run(work: Path, settings: Mapping[str, Any]) -> None:
+    """Record how a run is started."""
+    work.mkdir(parents=True, exist_ok=True)
+    write_atomically(work / RUN_NAME, json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
+# Train
+
+
+def train_once(task: Task[Any], job: Job, start: Start, say: Say) -> Trained:
+    """Prepare the run of a job and train it to its end, from its checkpoint if it has one.
+
+    Raises:
+        UserError: a full disk, too little memory, a loss that is not a number; other settings than the checkpoint's.
+    """
+    with first_goes_first(job.options.device, job.options.process_timeout):
+        run = prepare(task, job, start, say)
+    trainer = task.build_trainer(run)
+    try:
+        with _explained(run, task.accumulates):
+            if run.checkpoint is None:
+                trainer.train()
+            else:
+                _resume(trainer, run.checkpoint, say)
+    finally:
+        for kind in (LiveProgress, StopOnTermination):
+            for callback in callbacks_of(trainer, kind):
+                callback.close()
+    return Trained(run, trainer, callbacks_of(trainer, Clock)[0].seconds)
+
+
+@contextmanager
+def _explained(run: Run, accumulates: bool) -> Generator[None]:
+    """Turn the errors of torch, the system and the data libraries into one line that says how to continue."""
+    try:
+        yield
+    except UserError as error:
+        if why := refusal(error.__cause__ or error, elsewhere=False):
+            raise UserError(_unwritable(run, why)) from error
+        # From a loader's worker it arrives wrapped in the worker's traceback.
+        message = str(error).rpartition("UserError: ")[2].strip()
+        if isinstance(error, DivergedError):
+            raise DivergedError(f"{message}; a training of other settings wants another --output") from error
+        raise UserError(message) from error
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise UserError(_too_little_memory(run, accumulates)) from error
+        if why := refusal(error, elsewhere=False):
+            raise UserError(_unwritable(run, why)) from error
+        if "DataLoader worker (pid" in str(error):
+            # Most often by the system, where memory ran out; a stream's workers cannot be fewer when it is resumed.
+            reason = " ".join(str(error).split()).rstrip(".")
+            fewer = "" if run.options.streaming and last_complete(run.work) else " or choose a smaller --num-workers"
+            raise UserError(
+                f"a process that prepares images was killed, most likely for want of memory ({reason}); free some"
+                f"{fewer}, then {_how_to_resume(run)}"
+            ) from error
+        if "Batch does not contain any data" in str(error):  # accelerate's, of a stream without rows
+            raise UserError(
+                f"{run.data.name} as a stream has no image for validation or for test, which get about 10% of its "
+                "images each; give more images, or leave --streaming out"
+            ) from error
+        # An error that came of files which were removed or changed while they were read.
+        if changes := run.data.changed_files():
+            raise UserError(
+                f"of the training data {changes}; put it back as it was, then {_how_to_resume(run)}"
+            ) from error
+        raise
+
+
+def _how_to_resume(run: Run) -> str:
+    last = last_complete(run.work)
+    return f"go on from {last.name} with --resume" if last else "start again with --resume"
+
+
+def _too_little_memory(run: Run, accumulates: bool) -> str:
+    size, smaller = run.micro_batch_size, "smaller images or a smaller model"
+    message = f"there is too little memory for {size} images at once; choose "
+    if size > 1:
+        flag, same = ("--micro-batch-size", " (the result stays the same)") if accumulates else ("--batch-size", "")
+        message += f"a smaller {flag} than {size}{same}, {smaller}"
+    else:
+        message += smaller
+    if last_complete(run.work) is None:
+        return f"{message}, and start again with --resume"
+    return f"{message}, in another --output"
+
+
+def _unwritable(run: Run, why: str) -> str:
+    with suppress(OSError):
+        if is_first():
+            _remove_incomplete(run.work)
+    return f"the output {run.output} cannot be written: {why}, then {_how_to_resume(run)}"
+
+
+# Resume
+
+
+def _resume(trainer: HfViTTrainer, checkpoint: Path, say: Say) -> None:
+    """Continue a training from a checkpoint; of one that had ended take its log, its clock and its best weights."""
+    state = read_state(checkpoint)
+    # The best checkpoint lies beside it, wherever the run's folder was moved to.
+    best = checkpoint.with_name(f"checkpoint-{state.get('best_global_step')}")
+    state["best_model_checkpoint"] = str(best.resolve()) if is_complete(best) else None
+    write_atomically(checkpoint / _STATE_NAME, json.dumps(state, indent=2, sort_keys=True) + "\n")
+    if not has_ended(checkpoint):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+        return
+    say("the training itself had ended")
+    trainer.state = TrainerState(**state)
+    clock = (state.get("stateful_callbacks") or {}).get("Clock")
+    if clock:
+        for callback in callbacks_of(trainer, Clock):
+            callback.earlier = float(clock["attributes"]["earlier"])
+    trainer.load_released(state["best_model_checkpoint"] or str(checkpoint))
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """Return the Trainer's state of a complete checkpoint."""
+    return json.loads((checkpoint / _STATE_NAME).read_text(encoding="utf-8"))
+
+
+def has_ended(checkpoint: Path) -> bool:
+    """Return whether training was over at this checkpoint: all steps done, or stopped early."""
+    control = (read_state(checkpoint).get("stateful_callbacks") or {}).get("TrainerControl") or {}
+    return bool((control.get("args") or {}).get("should_training_stop"))
+
+
+def last_complete(work: Path) -> Path | None:
+    """Return the newest checkpoint that can be resumed from; None when there is none."""
+    return next((path for path in reversed(checkpoints_in(work)) if is_complete(path)), None)
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Return whether a checkpoint was written to its end: every file is there and none is cut off.
+
+    The Trainer writes its state last, but for what other processes write; archives carry their directory at the end,
+    a safetensors header says how long the file must be, and folders of sharded weights get their metadata last.
+    """
+
+    def holds_weights(path: Path) -> bool:
+        with safe_open(path, framework="pt") as file:
+            return len(file.keys()) > 0
+
+    processes = (read_run(checkpoint.parent) or {}).get("world_size", 1)
+    try:
+        state: Any = read_state(checkpoint)
+        json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        random_states = list(checkpoint.glob("rng_state*.pth"))
+        # "optimizer.bin" is that of sharded weights, brought together; "optimizer_0" holds the shards.
+        optimizer = [path for name in _OPTIMIZERS if (path := checkpoint / name).exists()]
+        others = [path for name in _ARCHIVES for path in checkpoint.glob(name)]
+        zipped = [checkpoint / "scheduler.pt", *optimizer, *random_states, *others]
+        weights = list(checkpoint.glob("*.safetensors"))
+        sharded, sharded_optimizer = (list(checkpoint.glob(name)) for name in ("pytorch_model_fsdp_?", "optimizer_?"))
+        return (
+            isinstance(state, dict)
+            and bool(weights or sharded)
+            and bool(optimizer or sharded_optimizer)
+            and len(random_states) == processes
+            and all(zipfile.is_zipfile(path) for path in zipped)
+            and all(holds_weights(path) for path in weights)
+            and all((folder / ".metadata").is_file() for folder in (*sharded, *sharded_optimizer))
+        )
+    except (OSError, ValueError, SafetensorError):
+        return False
+
+
+def _remove_incomplete(work: Path) -> list[str]:
+    """Delete what a killed process or a full disk left half-written; return the names."""
+    broken = [path for path in checkpoints_in(work) if not is_complete(path)]
+    for path in broken:
+        shutil.rmtree(path)
+    return [path.name for path in broken]
+
+
+def way_on(output: Path) -> str:
+    """Return what is left of a run that was stopped, and how to resume it; a sweep's runs lie one folder deeper."""
+    work = work_folder(output)
+    if is_finished(output):
+        return f"the model in {output} is complete" + ("; --resume tidies up beside it" if work.exists() else "")
+    if not (work / RUN_NAME).is_file():
+        return "nothing was written yet; start again with the same command"
+    if (last := last_complete(work)) is not None:
+        return f"{last.name} in {output} is complete; --resume goes on from it"
+    if any(last_complete(trial) for trial in work.glob(f"*/{WORK_FOLDER}")):
+        return f"what was done is in {output}; --resume goes on from it"
+    return "no checkpoint was complete yet; --resume starts again from step 0"
+
+
+# Deliver
+
+
+def _complete(task: Task[Result], trained: Trained) -> Result:
+    """Evaluate the finished model, write everything beside the checkpoints, move it into the output, and tidy up.
+
+    The first process writes, when no other reads the checkpoints any more; all return when it has.
+
+    Raises:
+        UserError: the system refuses to write; the checkpoints stay.
+    """
+    run, trainer = trained.run, trained.trainer
+    module = trainer.bare_model()
+    for name in ("forward", "_original_forward"):  # accelerate's bfloat16 autocast, which the saved model lacks
+        module.__dict__.pop(name, None)
+    model = whole_model(task.released(module))
+    model.eval()
+    if (family := family_of(vision_config(model).model_type)) is not None and family.is_vit:
+        # The attention that the saved model is loaded with; a head without sdpa keeps its own.
+        model.set_attn_implementation("sdpa" if model._supports_sdpa else {"backbone_config": "sdpa"})  # pyright: ignore[reportPrivateUsage]
+    result = task.conclude(run, model, trainer.state, trained.seconds)
+    wait_for_all()
+    if is_first():
+        # Of the same name as the output, which is the model's name in the card.
+        parcel = run.work / "finished" / run.output.absolute().name
+        try:
+            shutil.rmtree(parcel, ignore_errors=True)
+            parcel.mkdir(parents=True)
+            _write(task, run, result, parcel)
+            # config.json comes last, it makes a model loadable.
+            for path in sorted(parcel.iterdir(), key=lambda path: (path.name == "config.json", path.name)):
+                os.replace(path, run.output / path.name)
+            parcel.rmdir()
+        except Exception as error:  # of safetensors, torch or the system
+            why = refusal(error.__cause__ or error, elsewhere=False)
+            if why is None:
+                raise
+            with suppress(OSError):
+                shutil.rmtree(parcel)
+            raise UserError(
+                f"the output {run.output} cannot be written: {why}, then go on with --resume; the checkpoints are "
+                "complete"
+            ) from error
+        _tidy(run.output, run.options.keep_checkpoints)
+    wait_for_all()
+    return result
+
+
+def _write(task: Task[Result], run: Run, result: Result, folder: Path) -> None:
+    result.model.save_pretrained(folder)
+    run.processor.save_pretrained(folder)
+    plot_learning_curve(result.history, folder / LEARNING_CURVE_NAME)
+    values = run_values(run, result.model, result.steps, result.seconds, result.history)
+    append_record(
+        folder,
+        new_record(
+            "training",
+            command=run.command,
+            seed=run.options.seed,
+            data=data_fact(run, "train", run.data.num_examples("train")),
+            seconds=result.seconds,
+            device=run.options.device,
+            values=values | task.values(run, result),
+        ),
+    )
+    base = run.source.checkpoint
+    write_trained(folder, task.learnt_from(run), [base] if base else [])
+    task.write(run, result, folder)
+    write_card(folder, share_images=run.options.share_images)
+
+
+def _tidy(output: Path, keep_checkpoints: bool) -> None:
+    """Remove what a finished model does not need; renamed first, so that a kill leaves no half of a run behind."""
+    work, removed = work_folder(output), output / _REMOVED
+    if not keep_checkpoints and work.exists():
+        shutil.rmtree(removed, ignore_errors=True)
+        work.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
