@@ -9,9 +9,10 @@ import pytest
 from evaluation.tiny import make_images
 from PIL import Image
 
+from hf_vit import HfViTConfig
 from hf_vit.data import load_data
-from hf_vit.training import FinetuneOptions
-from hf_vit.training.run import load_images
+from hf_vit.training import FinetuneOptions, find_recipe
+from hf_vit.training.run import Job, open_start
 from hf_vit_cli.main import main
 
 
@@ -67,7 +68,8 @@ def test_finetune_repeats_the_notes(told, tmp_path):
     """Whatever `data` notes, dark scans and uneven classes among it, is said before a training."""
     notes = re.findall(r"^note: (.*)$", told(), re.MULTILINE)
     said = []
-    load_images(str(tmp_path / "pets"), (4, 4), (12, 12), FinetuneOptions(skip_bad_images=True), said.append)
+    config, options = HfViTConfig(image_size=12, patch_size=4), FinetuneOptions(skip_bad_images=True)
+    open_start(Job(config, str(tmp_path / "pets"), tmp_path, find_recipe("default-small"), options), said.append)
     assert len(notes) == 4
     assert said[:4] == [f"note: {note}" for note in notes]
 

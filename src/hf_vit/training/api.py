@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,10 +12,10 @@ from hf_vit.hub.card import refresh_card
 from hf_vit.loading.start import own_head
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.training.options import FinetuneOptions, chosen_options
-from hf_vit.training.plan import use_bf16, work_folder
+from hf_vit.training.plan import Run, use_bf16, work_folder
 from hf_vit.training.processes import is_first, report_on_first, world_size
 from hf_vit.training.recipes.registry import Recipe, find_recipe
-from hf_vit.training.run import RUN_NAME, Job, Say, Start, Trained, read_run, run_job, train_once, write_run
+from hf_vit.training.run import Job, Say, Start, read_run, run_job, seconds_of, train_once, write_run
 from hf_vit.training.tasks.classification import FinetuneResult, best_evaluation
 from hf_vit.training.tasks.distillation import DistillationOptions
 from hf_vit.training.tasks.masking import RandomMasking
@@ -23,6 +24,7 @@ from hf_vit.training.tasks.pretext import PretrainResult
 from hf_vit.training.tasks.registry import TASKS, TaskChoices
 from hf_vit.training.tasks.self_training import SelfTrainingOptions
 from hf_vit.training.tasks.task import Task
+from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sharing import share_finished
 
 if TYPE_CHECKING:
@@ -104,7 +106,7 @@ def finetune(
     )
     job = Job(model, data, Path(output), chosen, options, command)
     with running(runner, address, options.device) as ray:
-        train = train_once if rates is None else Sweep(rates, ray)
+        train = train_once if rates is None else partial(_sweep, rates, ray)
         result: FinetuneResult = run_job(learner, job, say, train)
     if options.push is None or not is_first():
         return result
@@ -244,76 +246,60 @@ class Trial:
         return f"learning rate {self.learning_rate:g}: validation accuracy {self.accuracy:.2%}, loss {self.loss:.4f}"
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Trains a job once for every rate, and takes up the best one again (arXiv 2010.11929, section B.1.1).
+def _sweep(
+    rates: Sequence[float], runner: "RayRunner | None", task: Task[Any], job: Job, start: Start, say: Say
+) -> tuple[Run, HfViTTrainer]:
+    """Train a job once for every rate, and take up the best one again (arXiv 2010.11929, section B.1.1).
 
-    Every trial is a run of its own in OUTPUT/checkpoints, so a sweep that was killed continues where it was.
-
-    Attributes:
-        rates: see `_sweep_rates`.
-        runner: machines that share model, data and output; None: one rate after the other in this process.
+    Every trial is a run of its own in OUTPUT/checkpoints, so a sweep that was killed continues where it was. Without a
+    runner one rate comes after the other in this process. The run that is returned has all trials.
     """
-
-    rates: Sequence[float]
-    runner: "RayRunner | None" = None
-
-    def __call__(self, task: Task[Any], job: Job, start: Start, say: Say) -> Trained:
-        """Return the best trial, whose `run.trials` are all and whose `run.output` is the job's.
-
-        Raises:
-            UserError: all diverged, the sweep was begun with other rates, or images have several classes each.
-        """
-        if start.data.multi_label:
-            raise UserError("learning rates are compared by accuracy, which several classes an image do not have")
-        _enter_sweep(job.output, self.rates)
-        trials = dict[int, Trial]()
-        for number, trial in self._tried(task, [_job_of(job, rate) for rate in self.rates], start, say):
-            trials[number] = trial
-            say(trial.describe())
-        finished = [trials[number] for number in sorted(trials) if trials[number].score is not None]
-        if not finished:
-            raise UserError(
-                f"the loss became infinite at every learning rate ({', '.join(map(str, self.rates))}); try lower ones"
-            )
-        best = max(finished, key=lambda trial: trial.score or 0.0).learning_rate
-        say(f"taking up learning rate {best:g} again")
-        again = _job_of(job, best)
-        trained = train_once(task, replace(again, options=replace(again.options, resume=True)), start, say)
-        run = replace(trained.run, output=job.output, trials=[asdict(trials[number]) for number in sorted(trials)])
-        return replace(trained, run=run)
-
-    def _tried(self, task: Task[Any], jobs: list[Job], start: Start, say: Say) -> Iterator[tuple[int, Trial]]:
-        """Yield (number, trial) of every job, as they are done."""
-        if self.runner is None:
-            yield from ((number, _try(job, task, start, say)) for number, job in enumerate(jobs))
-            return
-        from hf_vit.evaluation.ray_tasks import independent
-
-        # What a lost machine began continues elsewhere, in the precision of this one, which takes the best up again.
-        options = jobs[0].options
-        precision = "bf16" if use_bf16(options, cast(HfViTBaseConfig, start.source.config)) else "fp32"
-        jobs = [replace(job, options=replace(options, resume=True, precision=precision)) for job in jobs]
-        yield from independent(self.runner, _try, jobs, task, start, _silent)
-
-
-def _enter_sweep(output: Path, rates: Sequence[float]) -> None:
-    """Record a sweep in its folder, or make sure that it continues with the same rates."""
-    work, settings = work_folder(output), {"sweep_rates": list(rates)}
-    started = read_run(work) if (work / RUN_NAME).is_file() else None
+    if start.data.multi_label:
+        raise UserError("learning rates are compared by accuracy, which several classes an image do not have")
+    work, settings = work_folder(job.output), {"sweep_rates": list(rates)}
+    started = read_run(work)
     if started is not None and started != settings:
         begun = ",".join(f"{rate:g}" for rate in started.get("sweep_rates", [])) or "none"
         raise UserError(
-            f"{output} was begun with the learning rates to sweep: {begun}; go on with the same, or choose another "
+            f"{job.output} was begun with the learning rates to sweep: {begun}; go on with the same, or choose another "
             "output folder"
         )
     if started is None and is_first():
         write_run(work, settings)
+    jobs = {
+        rate: replace(job, output=work / _trial_name(rate), recipe=job.recipe.override(learning_rate=rate))
+        for rate in rates
+    }
+    trials: dict[int, Trial] = {}
+    for number, trial in _try_all(list(jobs.values()), runner, task, start, say):
+        trials[number] = trial
+        say(trial.describe())
+    finished = [trials[number] for number in sorted(trials) if trials[number].score is not None]
+    if not finished:
+        raise UserError(
+            f"the loss became infinite at every learning rate ({', '.join(map(str, rates))}); try lower ones"
+        )
+    best = max(finished, key=lambda trial: trial.score or 0.0).learning_rate
+    say(f"taking up learning rate {best:g} again")
+    again = replace(jobs[best], options=replace(job.options, resume=True))
+    run, trainer = train_once(task, again, start, say)
+    return replace(run, output=job.output, trials=[asdict(trials[number]) for number in sorted(trials)]), trainer
 
 
-def _job_of(job: Job, rate: float) -> Job:
-    output = work_folder(job.output) / _trial_name(rate)
-    return replace(job, output=output, recipe=job.recipe.override(learning_rate=rate))
+def _try_all(
+    jobs: list[Job], runner: "RayRunner | None", task: Task[Any], start: Start, say: Say
+) -> Iterator[tuple[int, Trial]]:
+    """Yield (number, trial) of every job, as they are done."""
+    if runner is None:
+        yield from ((number, _try(job, task, start, say)) for number, job in enumerate(jobs))
+        return
+    from hf_vit.evaluation.ray_tasks import independent
+
+    # What a lost machine began continues elsewhere, in the precision of this one, which takes the best up again.
+    options = jobs[0].options
+    precision = "bf16" if use_bf16(options, cast(HfViTBaseConfig, start.source.config)) else "fp32"
+    jobs = [replace(job, options=replace(options, resume=True, precision=precision)) for job in jobs]
+    yield from independent(runner, _try, jobs, task, start, _silent)
 
 
 def _silent(line: str) -> None:
@@ -323,15 +309,15 @@ def _silent(line: str) -> None:
 def _try(job: Job, task: Task[Any], start: Start, say: Say) -> Trial:
     rate = job.recipe.learning_rate
     try:
-        trained = train_once(task, job, start, say)
+        _, trainer = train_once(task, job, start, say)
     except DivergedError:
         return Trial(rate)
-    best = best_evaluation(trained.trainer.state)
+    best = best_evaluation(trainer.state)
     return Trial(
         rate,
         best["eval_accuracy"],
         best["eval_loss"],
         best["eval_score"],
         int(best["step"]),
-        round(trained.seconds, 2),
+        round(seconds_of(trainer), 2),
     )

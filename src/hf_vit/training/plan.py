@@ -105,11 +105,7 @@ def vision_config(model: nn.Module) -> HfViTBaseConfig:
 
 
 def micro_batch_size(batch_size: int, asked: int | None, accumulates: bool = True) -> int:
-    """Return the images a forward pass of one process; unless a batch `accumulates`, all of the process' share.
-
-    Raises:
-        UserError: the processes, or the asked number, do not divide the batch, or it cannot be divided.
-    """
+    """Return the images a forward pass of one process; unless a batch `accumulates`, all of the process' share."""
     share, rest = divmod(batch_size, world_size())
     if rest:
         raise refusal_of("batch", processes=world_size(), batch_size=batch_size)
@@ -230,11 +226,7 @@ def schedule_of(run: Run) -> dict[str, Any]:
 
 
 def weights_of(run: Run) -> dict[str, Any]:
-    """Return which weights learn and are released, as keywords of `HfViTTrainer`; an adapter is put into the model.
-
-    Raises:
-        UserError: peft is not installed, or the model has nothing to tune that way.
-    """
+    """Return which weights learn and are released, as keywords of `HfViTTrainer`; an adapter is put into the model."""
     recipe = run.recipe
     settings: dict[str, Any] = {
         "layer_decay": recipe.layer_decay,

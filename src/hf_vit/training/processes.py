@@ -1,7 +1,7 @@
 """Distributed training (torchrun, accelerate launch): which process this is, and what only the first may do.
 
 The first alone writes, prints and pushes. When one fails the launcher stops the others, or they miss it themselves.
-What several processes cannot do together is refused, with its reason (docs/combinations.md).
+What several processes cannot do together is refused.
 """
 
 import os
@@ -15,46 +15,29 @@ from hf_vit.errors import UserError
 
 # What the first tells the others.
 _FAILED, _DONE, _AT_WORK = range(3)
-# What several processes cannot do together -> (message, with the names of its values in braces; reason).
-REFUSALS: dict[str, tuple[str, str]] = {
-    "device": (
-        "{processes} processes cannot all run on --device {device}; leave it out (a GPU each), or give cpu",
-        "a device named by its number is one device",
-    ),
-    "batch": (
-        "{processes} processes do not divide the batch size {batch_size}; choose a multiple of their number",
-        "each process has the same share, or their mean gradient would not be that of the batch",
-    ),
+# What several processes cannot do together; the reasons stand in docs/combinations.md.
+REFUSALS = {
+    "device": "{processes} processes cannot all run on --device {device}; leave it out (a GPU each), or give cpu",
+    "batch": ("{processes} processes do not divide the batch size {batch_size}; choose a multiple of their number"),
     "contrastive parts": (
         "a contrastive batch of {share} images cannot be accumulated from parts of {parts}: its images are each "
-        "other's negatives; leave --micro-batch-size out, or choose a smaller --batch-size",
-        "the loss of a part is not a part of the loss; every process has its share at once",
+        "other's negatives; leave --micro-batch-size out, or choose a smaller --batch-size"
     ),
-    "meta pseudo labels": (
-        "meta pseudo labels are learnt in one process; start it without torchrun",
-        "the teacher learns from how far a whole step of the student helped, between two steps that DDP knows nothing "
-        "of",
-    ),
-    "fsdp1": (
-        "FSDP of version 1 is not supported; set fsdp_version: 2 (examples/accelerate/fsdp2.yaml)",
-        "it flattens the weights: neither names nor shapes are the model's any more",
-    ),
+    "meta pseudo labels": "meta pseudo labels are learnt in one process; start it without torchrun",
+    "fsdp1": "FSDP of version 1 is not supported; set fsdp_version: 2 (examples/accelerate/fsdp2.yaml)",
     "sam micro-batches": (
-        "--sam-micro-batches needs the whole weights in every process, and FSDP divides them; leave it out, or use DDP",
-        "every process climbs by its own gradient, to weights of its own",
+        "--sam-micro-batches needs the whole weights in every process, and FSDP divides them; leave it out, or use DDP"
     ),
     "checkpointing dropout": (
         "fsdp_activation_checkpointing computes every block twice, with other dropout the second time; choose "
-        "--dropout 0 --drop-path 0, or set it to false",
-        "accelerate (1.15) does not keep the random state (preserve_rng_state=False): gradients would be wrong in "
-        "silence",
+        "--dropout 0 --drop-path 0, or set it to false"
     ),
 }
 
 
 def refusal_of(name: str, **values: object) -> UserError:
     """Return the error of a line of the table, to be raised."""
-    return UserError(REFUSALS[name][0].format(**values))
+    return UserError(REFUSALS[name].format(**values))
 
 
 def world_size() -> int:

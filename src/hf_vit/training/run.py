@@ -77,15 +77,7 @@ _ABSENT = "(not set)"
 
 @dataclass(frozen=True)
 class Job:
-    """A training as it was asked for.
-
-    Attributes:
-        model: a folder, a variant, a Hub id, or a configuration.
-        data: see `hf_vit.data.load_data`.
-        output: a new or empty folder, or that of the run to be resumed.
-        recipe, options: how it is trained and run.
-        command: what was typed, for the facts.
-    """
+    """A training as it was asked for, see `finetune`."""
 
     model: str | HfViTBaseConfig
     data: str
@@ -104,32 +96,15 @@ class Start:
     image_size: tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A run that was trained to its end, the trainer with its released weights, and the seconds spent training."""
-
-    run: Run
-    trainer: HfViTTrainer
-    seconds: float
-
-
-# What trains a job: once, or for every learning rate of a sweep.
-TrainJob = Callable[[Task[Any], Job, Start, Say], Trained]
+# What trains a job to its end, once or for every learning rate of a sweep; the trainer has the released weights.
+TrainJob = Callable[[Task[Any], Job, Start, Say], tuple[Run, HfViTTrainer]]
 
 
 def run_job(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result:
     """Do a job from its checks to its finished folder, which no other run can enter meanwhile.
 
     Bad input raises before anything is written, cheapest first. A run that is resumed and is finished is tidied up.
-
-    Args:
-        task: what is learnt.
-        job: everything else that was asked for.
-        say: gets a line at a time about what is being done.
-        train: `train_once`, or more often.
-
-    Raises:
-        UserError: bad input, a full disk, too little memory, or a loss that is not a number.
+    `say` gets a line at a time about what is being done; `train` is `train_once`, or more often.
     """
     output, options = job.output, job.options
     with quiet_transformers(), missing_explained(options.process_timeout), ExitStack() as stack:
@@ -148,7 +123,7 @@ def run_job(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result:
                 _tidy(output, options.keep_checkpoints)
             return result
         need_same("training data", start.data.fingerprint)
-        result = _complete(task, train(task, job, start, say))
+        result = _complete(task, *train(task, job, start, say))
         if (remark := task.remark(result)) is not None:
             say(remark)
         return result
@@ -258,72 +233,40 @@ def refuse_taken(output: Path, resume: bool) -> None:
 
 
 def open_start(job: Job, say: Say, *, multi_label: bool = False, target: Target = "label") -> Start:
-    """Find the model and load the images.
-
-    Raises:
-        UserError: there is no such model, or the data cannot be trained on.
-    """
-    source = find_model(job.model)
-    size = job.options.image_size or job.recipe.image_size or as_pair(source.config.image_size)
-    if (job.recipe.augmentation.random_crop or 0) >= min(size):
+    """Find the model, load all three splits of the images, and look at every image unless it is a stream."""
+    source, options, crop = find_model(job.model), job.options, job.recipe.augmentation.random_crop
+    size = options.image_size or job.recipe.image_size or as_pair(source.config.image_size)
+    if (crop or 0) >= min(size):
         raise UserError(
-            f"--random-crop {job.recipe.augmentation.random_crop} reflects more than there is of images of "
-            f"{size[0]}x{size[1]} px; choose less than {min(size)}"
+            f"--random-crop {crop} reflects more than there is of images of {size[0]}x{size[1]} px; choose less than "
+            f"{min(size)}"
         )
-    images = load_images(job.data, source.config.patch_stride, size, job.options, say, multi_label, target)
-    return Start(source, images, size)
-
-
-def load_images(
-    data: str,
-    min_size: tuple[int, int],
-    image_size: tuple[int, int],
-    options: FinetuneOptions,
-    say: Say,
-    multi_label: bool = False,
-    target: Target = "label",
-) -> ImageData:
-    """Load all three splits of what is named, and look at every image unless it is a stream.
-
-    Args:
-        data: see `hf_vit.data.load_data`.
-        min_size: (height, width) px that an image has at least: a patch.
-        image_size: (height, width) px of the model.
-        options: of the run.
-        say: gets what was left out or done to the images.
-        multi_label: whether images may have several classes each.
-        target: what they bear, see `ImageData`.
-    """
     images = load_data(
-        data,
+        job.data,
         streaming=options.streaming,
         skip_bad_images=options.skip_bad_images,
-        image_size=image_size,
+        image_size=size,
         image_column=options.image_column,
         label_column=options.label_column,
         multi_label=multi_label,
         target=target,
     )
-    images = check_images(images, min_size, options.skip_bad_images)
+    # An image has at least a patch.
+    images = check_images(images, source.config.patch_stride, options.skip_bad_images)
     for note in (*images.notes, *tell_uneven(images)):
         say(f"note: {note}")
     if images.skipped:
         say(f"left out {len(images.skipped)} unreadable images")
     for split in ("train", "validation", "test"):
         images.split(split)
-    return images
+    return Start(source, images, size)
 
 
 # Prepare
 
 
 def prepare(task: Task[Any], job: Job, start: Start, say: Say) -> Run:
-    """Decide everything, build the model, and enter the run into its folder.
-
-    Raises:
-        UserError: the task cannot be had with this model or data, the disk is too small, or a resumed run was started
-            with other settings.
-    """
+    """Decide everything, build the model, make sure of space on the disk, and enter the run into its folder."""
     checkpoint = _find_checkpoint(job.output, job.options.resume, say)
     keep_freed_memory()
     set_seed(job.options.seed)
@@ -386,13 +329,7 @@ def need_space(folder: Path, needed: int) -> None:
 
 
 def enter_run(run: Run) -> None:
-    """Record how the run is started, or make sure that it is resumed with the same settings.
-
-    A run continues as it was started, or its result would be neither this run's nor that one's.
-
-    Raises:
-        UserError: settings differ; the message names them.
-    """
+    """Record how the run is started, or refuse to resume it with other settings: the result would be neither run's."""
     if not is_first():
         return
     settings = {
@@ -456,12 +393,8 @@ def write_run(work: Path, settings: Mapping[str, Any]) -> None:
 # Train
 
 
-def train_once(task: Task[Any], job: Job, start: Start, say: Say) -> Trained:
-    """Prepare the run of a job and train it to its end, from its checkpoint if it has one.
-
-    Raises:
-        UserError: a full disk, too little memory, a loss that is not a number; other settings than the checkpoint's.
-    """
+def train_once(task: Task[Any], job: Job, start: Start, say: Say) -> tuple[Run, HfViTTrainer]:
+    """Prepare the run of a job and train it to its end, from its checkpoint if it has one."""
     with first_goes_first(job.options.device, job.options.process_timeout):
         run = prepare(task, job, start, say)
     trainer = task.build_trainer(run)
@@ -475,7 +408,12 @@ def train_once(task: Task[Any], job: Job, start: Start, say: Say) -> Trained:
         for kind in (LiveProgress, StopOnTermination):
             for callback in callbacks_of(trainer, kind):
                 callback.close()
-    return Trained(run, trainer, callbacks_of(trainer, Clock)[0].seconds)
+    return run, trainer
+
+
+def seconds_of(trainer: HfViTTrainer) -> float:
+    """Return the seconds spent training."""
+    return callbacks_of(trainer, Clock)[0].seconds
 
 
 @contextmanager
@@ -640,15 +578,12 @@ def way_on(output: Path) -> str:
 # Deliver
 
 
-def _complete(task: Task[Result], trained: Trained) -> Result:
+def _complete(task: Task[Result], run: Run, trainer: HfViTTrainer) -> Result:
     """Evaluate the finished model, write everything beside the checkpoints, move it into the output, and tidy up.
 
-    The first process writes, when no other reads the checkpoints any more; all return when it has.
-
-    Raises:
-        UserError: the system refuses to write; the checkpoints stay.
+    The first process writes, when no other reads the checkpoints any more; all return when it has. Where the system
+    refuses to write, the checkpoints stay.
     """
-    run, trainer = trained.run, trained.trainer
     module = trainer.bare_model()
     for name in ("forward", "_original_forward"):  # accelerate's bfloat16 autocast, which the saved model lacks
         module.__dict__.pop(name, None)
@@ -657,7 +592,7 @@ def _complete(task: Task[Result], trained: Trained) -> Result:
     if (family := family_of(vision_config(model).model_type)) is not None and family.is_vit:
         # The attention that the saved model is loaded with; a head without sdpa keeps its own.
         model.set_attn_implementation("sdpa" if model._supports_sdpa else {"backbone_config": "sdpa"})  # pyright: ignore[reportPrivateUsage]
-    result = task.conclude(run, model, trainer.state, trained.seconds)
+    result = task.conclude(run, model, trainer.state, seconds_of(trainer))
     wait_for_all()
     if is_first():
         # Of the same name as the output, which is the model's name in the card.

@@ -59,16 +59,7 @@ def synchronise_gradients(model: nn.Module, together: bool) -> None:
 
 
 def check_sharding(plugin: Any, config: Any, climbs_alone: bool) -> None:
-    """Refuse what FSDP cannot do, before the first step.
-
-    Args:
-        plugin: accelerate's settings of FSDP; None without.
-        config: of the model.
-        climbs_alone: with sharpness-aware minimisation of every micro-batch.
-
-    Raises:
-        UserError: see `REFUSALS`.
-    """
+    """Refuse what FSDP cannot do before the first step, by accelerate's settings of it (None without)."""
     if plugin is None:
         return
     if plugin.fsdp_version != 2:

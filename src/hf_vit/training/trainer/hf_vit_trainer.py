@@ -21,7 +21,6 @@ from transformers import (
     TrainerCallback,
     TrainerControl,
     TrainerState,
-    TrainingArguments,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 from transformers.trainer import TRAINING_ARGS_NAME
@@ -155,11 +154,7 @@ class HfViTTrainer(Trainer):
         ]
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create the optimizer, with a rate for every layer where `layer_decay` asks for it.
-
-        Raises:
-            UserError: the model has no numbered layers.
-        """
+        """Create the optimizer, with a rate for every layer where `layer_decay` asks for it."""
         if self.optimizer is None and self.layer_decay is not None:
             learner = cast(nn.Module, self.model if model is None else model)
             kind, settings = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, None)
@@ -506,23 +501,17 @@ class _BetweenSteps(TrainerCallback):
     def __init__(self, trainer: HfViTTrainer) -> None:
         self.trainer = trainer
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.trainer._begin_training()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.trainer.average is not None:
             self.trainer.average.update()
         if self.trainer.stream is not None:  # endless: without epochs, the share of the training that is done
             state.epoch = state.global_step / state.max_steps
         self.on_epoch_end(args, state, control)
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if control.should_log or control.should_evaluate or control.should_save or control.should_training_stop:
             self.trainer._refuse_diverged()
 

@@ -15,11 +15,7 @@ _EMBEDDINGS = re.compile(r"(?:^|\.)embeddings\.")
 
 
 def optimizer_of(recipe: Recipe) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """Return class and settings of a recipe's optimizer; weight decay comes with the parameter groups.
-
-    Raises:
-        UserError: it is one of timm's, and timm is not installed.
-    """
+    """Return class and settings of a recipe's optimizer; weight decay comes with the parameter groups."""
     betas = (recipe.beta1, recipe.beta2)
     if recipe.optimizer == "sgd":
         return torch.optim.SGD, {"lr": recipe.learning_rate, "momentum": recipe.momentum}

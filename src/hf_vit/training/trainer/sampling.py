@@ -91,14 +91,7 @@ class EpochBatches(BatchSampler):
 
     Batch i goes to process i modulo `world_size`. What is left at the end of an epoch is dealt out evenly, so that
     every process has as many batches as the others and every example comes once; examples are repeated only where fewer
-    are left than there are processes.
-
-    Args:
-        sampler: the order of the epoch, the same in every process.
-        batch_size: examples of a process' batch.
-        drop_last: leave out what does not fill a batch of every process.
-        rank: this process.
-        world_size: processes.
+    are left than there are processes; `drop_last` leaves out what does not fill a batch of every process.
     """
 
     def __init__(
@@ -134,12 +127,8 @@ class EpochBatches(BatchSampler):
 class SeededDataset(Dataset[Any]):
     """Serves the keys of `EpochSampler`: batches whose transforms and collator draw from a seed of their own.
 
-    Args:
-        dataset: has a length and gives an example for an index; random transforms are applied on access. If it has
-            `set_epoch`, that is called with the pass before its examples are fetched: loader workers then need no word
-            from the main process.
-        collator: makes a batch of a list of examples.
-        seed: of the whole training.
+    A data set that varies images by epoch has `set_epoch`, which is called with the pass before its examples are
+    fetched: loader workers then need no word from the main process.
     """
 
     def __init__(self, dataset: Any, collator: Collator, seed: int) -> None:
@@ -181,16 +170,9 @@ class SeededStream(IterableDataset[Any]):
     Every process and worker begins the next epoch of its own part when it has seen all of it: within a part every
     example comes once an epoch, and no process waits for one that has more.
 
-    Args:
-        dataset: an iterable data set. With `split` and `examples` (see `TransformedStream`) it is divided by shards and
-            goes on where it was left; any other is read by every process, which keeps every n-th example, and read
-            again up to the place where it was left. If it has `set_epoch`, that is called at every pass.
-        seed: of the whole training.
-        rank: this process.
-        world_size: processes.
-
-    Raises:
-        UserError: this process' part holds no example.
+    A data set with `split` and `examples` (see `TransformedStream`) is divided by shards and continues where it was
+    left; any other is read by every process, which keeps every n-th example, and read again up to the place where it
+    was left. If it has `set_epoch`, that is called at every pass. A part without examples is refused.
     """
 
     def __init__(self, dataset: Any, seed: int, rank: int = 0, world_size: int = 1) -> None:
@@ -266,13 +248,9 @@ class StreamCollator:
 def stream_loader(
     stream: SeededStream, collator: Collator, device: torch.device | None = None, **options: Any
 ) -> DataLoader[Any]:
-    """Batches of a stream on a device, from a loader that knows where it stands (`state_dict`, `load_state_dict`).
+    """Return a loader of a stream's batches on a device; it knows where it stands (`state_dict`, `load_state_dict`).
 
-    Args:
-        stream: this process' part.
-        collator: makes a batch of a list of examples.
-        device: where the batches go; None leaves them.
-        **options: of torch's DataLoader; more workers than the stream has shards are not started.
+    `options` are torch's DataLoader's; more workers than the stream has shards are not started.
     """
     workers: int = options.pop("num_workers", 0)
     if stream.num_shards is not None:

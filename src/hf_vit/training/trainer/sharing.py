@@ -48,11 +48,7 @@ def share_finished(folder: Path, repo_id: str, say: Callable[[str], None], **opt
 
 
 def check_trainer(trainer: Any, token: str | None, private: bool | None) -> str:
-    """Make sure that what a trainer trains can be shared; return the repository's full name.
-
-    Raises:
-        UserError: no token, no right to write, no image processor, no name of the data, no license.
-    """
+    """Make sure that what a trainer trains can be shared; return the repository's full name."""
     arguments = trainer.args
     folder = Path(str(arguments.output_dir))
     if trainer.processing_class is None:

@@ -21,12 +21,8 @@ class WeightAverage:
     """Exponential moving average of a model's weights, starting from its current weights.
 
     average <- decay * average + (1 - decay) * weights after every step, in at least float32; batch norm's running
-    statistics alike. Of sharded weights every process averages its own part.
-
-    Args:
-        model: whose weights.
-        decay: 0.9999 in arXiv 2010.11929, section 4.1. About 1 / (1 - decay) steps count, so it should be much smaller
-            for a short training.
+    statistics alike. Of sharded weights every process averages its own part. About 1 / (1 - decay) steps count: 0.9999
+    in arXiv 2010.11929, section 4.1, should be much smaller for a short training.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -87,15 +83,7 @@ def wide(value: torch.Tensor) -> torch.Tensor:
 class LoraAdapter:
     """Low-rank updates of the attention's query and value projections, put into a model in place by peft.
 
-    Updates and heads learn, everything else is frozen.
-
-    Args:
-        model: an image classifier.
-        rank: of the updates.
-        alpha: the updates are scaled by alpha / rank.
-
-    Raises:
-        UserError: peft is not installed, or the model has no such projections.
+    Updates, which are scaled by alpha / rank, and heads learn; everything else is frozen.
     """
 
     def __init__(self, model: nn.Module, rank: int = 8, alpha: float = 16.0) -> None:
