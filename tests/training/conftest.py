@@ -94,6 +94,30 @@ def killed(tmp_path):
     return make
 
 
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def stop_at(monkeypatch):
+    """Act before a training step, which is counted from 1, once."""
+
+    def arm(number, act=interrupt):
+        from hf_vit.training import HfViTTrainer
+
+        step, calls = HfViTTrainer.training_step, []
+
+        def acting(self, *args, **kwargs):
+            calls.append(1)
+            if len(calls) == number:
+                act()
+            return step(self, *args, **kwargs)
+
+        monkeypatch.setattr(HfViTTrainer, "training_step", acting)
+
+    return arm
+
+
 @pytest.fixture(scope="session")
 def make_colours():
     """Write such a folder somewhere: (folder, images a class, {class: colour})."""

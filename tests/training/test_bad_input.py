@@ -327,14 +327,8 @@ def test_training_starts_again_with_a_smaller_part(colours, tiny_config, tmp_pat
     assert finetune(tiny_config(), str(colours), output, options=options, **settings).steps == 2
 
 
-def test_training_that_has_a_checkpoint_keeps_its_settings(colours, tiny_config, tmp_path, monkeypatch):
-    step, calls = HfViTTrainer.training_step, []
-
-    def fail_later(self, *args, **kwargs):
-        calls.append(1)
-        return failing_forward() if len(calls) == 3 else step(self, *args, **kwargs)
-
-    monkeypatch.setattr(HfViTTrainer, "training_step", fail_later)
+def test_training_that_has_a_checkpoint_keeps_its_settings(colours, tiny_config, tmp_path, stop_at):
+    stop_at(3, failing_forward)
     with pytest.raises(UserError, match=r"too little memory for 1 images at once; choose smaller .*another --output$"):
         finetune(
             tiny_config(),

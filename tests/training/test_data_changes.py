@@ -18,7 +18,7 @@ from hf_vit.data import load_data
 from hf_vit.data.fingerprints import file_states, states_fingerprint, tell_changes
 from hf_vit.data.sources import resolve_source
 from hf_vit.results.facts import Facts
-from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
+from hf_vit.training import FinetuneOptions, finetune
 
 SETTINGS = dict(steps=4, evaluations=2, batch_size=8)
 
@@ -168,20 +168,12 @@ def test_the_hashes_of_training_images_stay_at_home(trained):
     assert "training_images.txt" in collect(folder, "me/model", scratch=scratch, license="mit").left_out
 
 
-def test_a_run_that_was_split_otherwise_is_not_gone_on_with(make_colours, tiny_config, tmp_path):
+def test_a_run_that_was_split_otherwise_is_not_gone_on_with(make_colours, tiny_config, tmp_path, stop_at):
     """As version 0.1 began it: its test images would now be trained on."""
     data = make_colours(tmp_path / "colours", count=10)
-    step = HfViTTrainer.training_step
-
-    def stop(self, *args, **kwargs):
-        if self.state.global_step == 3:
-            raise KeyboardInterrupt
-        return step(self, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(HfViTTrainer, "training_step", stop)
-        with pytest.raises(KeyboardInterrupt):
-            finetune(tiny_config(), str(data), tmp_path / "out", **SETTINGS)
+    stop_at(4)
+    with pytest.raises(KeyboardInterrupt):
+        finetune(tiny_config(), str(data), tmp_path / "out", **SETTINGS)
     run = tmp_path / "out" / "checkpoints" / "run.json"
     settings = json.loads(run.read_text())
     assert settings.pop("splits") == "validation and test cut by content"
@@ -241,22 +233,13 @@ def train(tiny_config):
 
 
 @pytest.fixture
-def stopped(train, monkeypatch):
+def stopped(train, stop_at):
     """A run that was stopped after its first checkpoint."""
 
     def run(data, output, **options):
-        step, calls = HfViTTrainer.training_step, []
-
-        def stop(self, *args, **kwargs):
-            calls.append(1)
-            if len(calls) == 4:
-                raise KeyboardInterrupt
-            return step(self, *args, **kwargs)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(HfViTTrainer, "training_step", stop)
-            with pytest.raises(KeyboardInterrupt):
-                train(data, output, **options)
+        stop_at(4)
+        with pytest.raises(KeyboardInterrupt):
+            train(data, output, **options)
         return output
 
     return run
@@ -297,23 +280,19 @@ def test_a_run_names_the_image_that_changed(make_colours, stopped, train, tmp_pa
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])  # a worker process: 20 s
-def test_a_shard_that_vanishes_while_training(workers, shards, train, tmp_path, monkeypatch):
+def test_a_shard_that_vanishes_while_training(workers, shards, train, tmp_path, stop_at):
     """One line with its name; once it is back, the run ends as if nothing had been."""
-    data, step, calls = shards("parquet"), HfViTTrainer.training_step, []
+    data = shards("parquet")
     unbroken = train(data, tmp_path / "unbroken", num_workers=workers)
 
-    def take_away(self, *args, **kwargs):
-        calls.append(1)
-        if len(calls) == 3:
-            for shard in data.iterdir():
-                shard.rename(tmp_path / shard.name)
-        return step(self, *args, **kwargs)
+    def take_away():
+        for shard in data.iterdir():
+            shard.rename(tmp_path / shard.name)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(HfViTTrainer, "training_step", take_away)
-        message = r"training data train/train-0\.parquet is missing, .* then go on from checkpoint-2 with --resume"
-        with pytest.raises(UserError, match=message):
-            train(data, tmp_path / "out", num_workers=workers)
+    stop_at(3, take_away)
+    message = r"training data train/train-0\.parquet is missing, .* then go on from checkpoint-2 with --resume"
+    with pytest.raises(UserError, match=message):
+        train(data, tmp_path / "out", num_workers=workers)
     for number in range(3):
         (tmp_path / f"train-{number}.parquet").rename(data / f"train-{number}.parquet")
     train(data, tmp_path / "out", num_workers=workers, resume=True)

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 from torch.utils.data import get_worker_info
-from training.conftest import same_weights
+from training.conftest import interrupt, same_weights
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from hf_vit import HfViTConfig, UserError
@@ -179,28 +179,6 @@ def test_what_others_keep_beside_a_model_is_left_alone(train, tiny_checkpoint, t
 
 
 # ---- stopped, and told how it goes on
-
-
-@pytest.fixture
-def stop_at(monkeypatch):
-    """Do something instead of a training step, once."""
-
-    def arm(number, act):
-        step, calls = HfViTTrainer.training_step, []
-
-        def acting(self, *args, **kwargs):
-            calls.append(1)
-            if len(calls) == number:
-                act()
-            return step(self, *args, **kwargs)
-
-        monkeypatch.setattr(HfViTTrainer, "training_step", acting)
-
-    return arm
-
-
-def interrupt():
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("left", ["nothing", "half of run.json"])

@@ -74,37 +74,13 @@ def test_checkpoints_and_model_are_the_closed_form_average(averaging):
         checkpoint = Path(trainer.args.output_dir) / f"checkpoint-{step}"
         assert_close(load_file(checkpoint / "model.safetensors"), average(path.weights[: step + 1]))
         assert_close(load_file(checkpoint / "training_weights.safetensors"), path.weights[step])
-
-
-def test_evaluation_judges_the_average(averaging):
-    trainer = averaging()
-    trainer.train()
-    judge = copy.deepcopy(trainer.model).eval()
+    # And an evaluation judges the average.
+    judge, data = copy.deepcopy(trainer.model).eval(), trainer.eval_dataset
     judge.load_state_dict(load_file(Path(trainer.args.output_dir) / "checkpoint-3" / "model.safetensors"))
-    data = trainer.eval_dataset
     with torch.no_grad():
         expected = F.cross_entropy(judge(pixel_values=data.pixels).logits, data.labels)
-    logged = next(
-        entry["eval_loss"] for entry in trainer.state.log_history if entry.get("step") == 3 and "eval_loss" in entry
-    )
-    assert logged == pytest.approx(expected.item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_resumed_averaging_is_the_unbroken_one_to_the_bit(averaging, tiny_config, dtype):
-    def make():
-        torch.manual_seed(0)
-        images = Images()
-        images.pixels = images.pixels.to(dtype)
-        model = HfViTForImageClassification(tiny_config()).to(dtype)
-        return averaging(model=model, dataset=images)
-
-    trainer = make()
-    trainer.train()
-    again = make()
-    again.train(resume_from_checkpoint=str(Path(trainer.args.output_dir) / "checkpoint-3"))
-    for name, value in trainer.model.state_dict().items():
-        assert torch.equal(again.model.state_dict()[name], value), name
+    logged = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert logged[0] == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_the_best_average_is_what_is_left(averaging):
@@ -210,17 +186,6 @@ def test_lora_learns_low_rank_updates_and_leaves_a_plain_model(family, make_trai
             assert name.startswith("classifier") == bool(update.any()), name
 
 
-def test_resumed_lora_is_the_unbroken_one_to_the_bit(make_trainer, tiny_config):
-    trained = []
-    for checkpoint in (None, "checkpoint-2"):
-        model, adapter = adapted("plain", tiny_config)
-        trainer = make_trainer(model, extras=dict(adapter=adapter), max_steps=4, save_steps=2, learning_rate=0.5)
-        resume = checkpoint and str(Path(trainer.args.output_dir) / checkpoint)
-        trainer.train(resume_from_checkpoint=resume)
-        trained.append(model.state_dict())
-    assert all(torch.equal(trained[1][name], value) for name, value in trained[0].items())
-
-
 def test_a_missing_peft_names_the_extra(monkeypatch, tiny_config):
     import sys
 
@@ -267,28 +232,6 @@ def test_binary_loss_is_the_hand_computed_one(soft, threshold, smoothing, make_t
     loss = trainer.compute_loss(model, dict(inputs), num_items_in_batch=data.labels.numel())
     logits = model(pixel_values=data.pixels).logits
     assert loss.item() == pytest.approx(binary_by_hand(logits, targets), rel=1e-5)
-
-
-def test_binary_loss_of_accumulated_micro_batches_is_that_of_the_batch(make_trainer):
-    weights = []
-    for micro, accumulated in ((12, 1), (4, 3)):
-        trainer = make_trainer(
-            extras=dict(compute_loss_func=BinaryCrossEntropy()),
-            per_device_train_batch_size=micro,
-            gradient_accumulation_steps=accumulated,
-        )
-        trainer.train()
-        weights.append(trainer.model.state_dict())
-    for name, value in weights[0].items():
-        torch.testing.assert_close(weights[1][name], value, rtol=1e-4, atol=1e-6)
-
-
-def test_evaluation_after_binary_training_is_the_plain_cross_entropy(make_trainer):
-    trainer = make_trainer(extras=dict(compute_loss_func=BinaryCrossEntropy()))
-    data = trainer.eval_dataset
-    with torch.no_grad():
-        expected = F.cross_entropy(trainer.model.eval()(pixel_values=data.pixels).logits, data.labels)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 class Quadratic(nn.Module):
@@ -443,21 +386,27 @@ def test_running_statistics_are_those_of_plain_passes(micro_batches):
         assert torch.equal(found[name], value), name
 
 
-def test_resumed_with_batch_norm_is_the_unbroken_one_to_the_bit(make_trainer):
-    trained = []
-    for checkpoint in (None, "checkpoint-2"):
-        extras = dict(sharpness=SharpnessAware(0.1), average_decay=0.7)
-        trainer = make_trainer(
-            batch_normed(),
-            extras=extras,
-            max_steps=4,
-            save_steps=2,
-            per_device_train_batch_size=3,
-            gradient_accumulation_steps=2,
-        )
-        trainer.train(resume_from_checkpoint=checkpoint and str(Path(trainer.args.output_dir) / checkpoint))
-        trained.append(trainer.model.state_dict())
-    assert all(torch.equal(trained[1][name], value) for name, value in trained[0].items())
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "lora", "batch norm and SAM"])
+def test_resumed_is_the_unbroken_one_to_the_bit(kind, make_trainer, tiny_config):
+    def make():
+        torch.manual_seed(0)
+        images, extras, settings = Images(), dict(average_decay=DECAY), dict(max_steps=6, save_steps=3)
+        if kind == "lora":
+            model, adapter = adapted("plain", tiny_config)
+            extras = dict(adapter=adapter)
+        elif kind == "batch norm and SAM":
+            model, extras["sharpness"] = batch_normed(), SharpnessAware(0.1)
+            settings |= dict(per_device_train_batch_size=3, gradient_accumulation_steps=2)
+        else:
+            images.pixels = images.pixels.to(getattr(torch, kind))
+            model = HfViTForImageClassification(tiny_config()).to(images.pixels.dtype)
+        return make_trainer(model, images, extras, **settings)
+
+    trainer, again = make(), make()
+    trainer.train()
+    again.train(resume_from_checkpoint=str(Path(trainer.args.output_dir) / "checkpoint-3"))
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value), name
 
 
 def test_a_flat_place_is_no_division_by_zero(tmp_path):
