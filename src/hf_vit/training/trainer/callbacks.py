@@ -61,12 +61,7 @@ class LiveProgress(TrainerCallback):
         self._bar.update(self._task, completed=state.global_step)
 
     def on_log(
-        self,
-        args: Arguments,
-        state: State,
-        control: Control,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
+        self, args: Arguments, state: State, control: Control, logs: dict[str, float] | None = None, **kwargs: Any
     ) -> None:
         for key, text in {"epoch": "epoch {:.1f}", "loss": "loss {:.3f}", **_SCORES}.items():
             if logs and key in logs:
@@ -103,12 +98,7 @@ class LoggedProgress(TrainerCallback):
         self._first_step = state.global_step
 
     def on_log(
-        self,
-        args: Arguments,
-        state: State,
-        control: Control,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
+        self, args: Arguments, state: State, control: Control, logs: dict[str, float] | None = None, **kwargs: Any
     ) -> None:
         self._logged |= logs or {}
 

@@ -199,12 +199,7 @@ class HfViTTrainer(Trainer):
         loader = DataLoader(dataset, batch_sampler=batches, collate_fn=as_is, **options)
         # As for a single process: the batches are dealt out already.
         return prepare_data_loader(
-            loader,
-            device,
-            num_processes=1,
-            process_index=0,
-            put_on_device=True,
-            non_blocking=options["pin_memory"],
+            loader, device, num_processes=1, process_index=0, put_on_device=True, non_blocking=options["pin_memory"]
         )
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:

@@ -98,14 +98,14 @@ class EpochBatches(BatchSampler):
         self, sampler: EpochSampler, batch_size: int, drop_last: bool = False, rank: int = 0, world_size: int = 1
     ) -> None:
         super().__init__(cast(Any, sampler), batch_size, drop_last)
-        self.rank, self.world_size = rank, world_size
+        self.keys, self.rank, self.world_size = sampler, rank, world_size
 
     def __len__(self) -> int:
-        whole, left = divmod(len(self._keys), self.batch_size * self.world_size)
+        whole, left = divmod(len(self.keys), self.batch_size * self.world_size)
         return whole if self.drop_last or not left else whole + 1
 
     def __iter__(self) -> Iterator[list[Any]]:
-        keys = list(self._keys)
+        keys = list(self.keys)
         together = self.batch_size * self.world_size
         for start in range(0, len(keys) - together + 1, together):
             own = start + self.rank * self.batch_size
@@ -116,12 +116,6 @@ class EpochBatches(BatchSampler):
             size, more = divmod(len(left), self.world_size)
             begin = self.rank * size + min(self.rank, more)
             yield left[begin : begin + size + (self.rank < more)]
-
-    @property
-    def _keys(self) -> EpochSampler:
-        # BatchSampler types its sampler as any iterable.
-        assert isinstance(self.sampler, EpochSampler)
-        return self.sampler
 
 
 class SeededDataset(Dataset[Any]):
