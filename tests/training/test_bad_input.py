@@ -3,6 +3,7 @@
 import errno
 import gc
 import json
+import os
 import re
 import shutil
 from collections import namedtuple
@@ -211,19 +212,25 @@ def test_errors_of_a_full_disk_are_known(error):
     assert refusal(type(error)("something else")) is None
 
 
-def test_disk_that_fills_up_while_training(colours, tiny_config, tmp_path, monkeypatch):
-    """The second checkpoint does not fit: the first stays, the half second goes, and --resume ends the run."""
+REFUSED = [OSError(number, os.strerror(number)) for number in (errno.EIO, errno.EROFS, errno.EDQUOT, errno.EMFILE)]
+
+
+@pytest.mark.parametrize("error", [FULL[2], *REFUSED], ids=str)
+def test_disk_that_refuses_a_checkpoint(error, colours, tiny_config, tmp_path, monkeypatch):
+    """The first checkpoint stays, the half second goes, and --resume ends the run."""
     output, settings = tmp_path / "out", dict(steps=4, evaluations=2, batch_size=8)
     save = HfViTTrainer._save_optimizer_and_scheduler
 
     def save_once(self, folder):
         if not folder.endswith("-2"):
-            raise FULL[2]
+            raise error
         save(self, folder)
 
     with monkeypatch.context() as patched:
         patched.setattr(HfViTTrainer, "_save_optimizer_and_scheduler", save_once)
-        with pytest.raises(UserError, match=r"space; free some space there, then go on from checkpoint-2 with"):
+        reason = getattr(error, "strerror", None) or ".* space; free some space there"
+        message = rf"out cannot be written: {reason}.*, then go on from checkpoint-2 with --resume$"
+        with pytest.raises(UserError, match=message):
             finetune(tiny_config(), str(colours), output, **settings)
     assert [path.name for path in output.iterdir()] == ["checkpoints"]
     kept = ["checkpoint-2", "data_files.json", "run.json"]

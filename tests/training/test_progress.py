@@ -14,7 +14,6 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from hf_vit import UserError
 from hf_vit.data.transforms import TrainTransform
 from hf_vit.training import FinetuneOptions, finetune, input_speed
-from hf_vit.training import record as learning_curve
 from hf_vit.training.input_speed import InputSpeed, measure_input
 from hf_vit.training.record import plot_learning_curve
 from hf_vit.training.trainer import callbacks as progress
@@ -110,7 +109,7 @@ def test_the_learning_curve_shows_the_history(tmp_path: Path, monkeypatch: pytes
         {"epoch": 2.0, "train_runtime": 3.0, "train_loss": 1.5, "step": 20},
     ]
     figures: list[Figure] = []
-    monkeypatch.setattr(learning_curve, "save_figure", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr("hf_vit.training.record.save_figure", lambda figure, path: figures.append(figure))
     assert plot_learning_curve(history, tmp_path / "c.png")
     loss, accuracy = figures[0].axes
     drawn = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in loss.lines}
@@ -156,6 +155,8 @@ def test_images_a_second_by_a_clock_that_input_and_model_move(
 
 
 def test_by_command(command, colours, tiny_checkpoint, monkeypatch):
+    with pytest.raises(UserError, match="too few to measure"):
+        measure_input(str(tiny_checkpoint), str(colours), options=OPTIONS, seconds=0)
     measured = InputSpeed(100.0, 50.0, 40.0, 8, 2, False)
     monkeypatch.setattr("hf_vit.training.input_speed.measure_input", lambda *args, **kwargs: measured)
     code, out, _ = command("bench", "data", "--data", colours, "--model", tiny_checkpoint, "--num-workers", "2")
@@ -165,8 +166,3 @@ def test_by_command(command, colours, tiny_checkpoint, monkeypatch):
     measured = InputSpeed(10.0, 40.0, 9.0, 8, 0, True)
     assert "the model could train on 4.0 times as many" in command("bench", "data", "--data", "d", "--model", "m")[1]
     assert "bench" in command("--help")[1]
-
-
-def test_bad_input(tiny_config, colours):
-    with pytest.raises(UserError, match="too few to measure"):
-        measure_input(tiny_config(), str(colours), options=OPTIONS, seconds=0)

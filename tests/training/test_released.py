@@ -296,14 +296,10 @@ def test_a_step_on_a_quadratic_worked_by_hand(tmp_path):
     root = 52**0.5
     expected = [1 - 0.1 * 6 * (1 + 3 / root), -2 - 0.1 * 2 * (-2 - 2 / root)]
     torch.testing.assert_close(model.place.detach(), torch.tensor(expected), rtol=1e-6, atol=0)
+    with pytest.raises(UserError, match="give a rho above 0"):
+        SharpnessAware(0.0)
     # What is logged is the loss at the weights themselves: 2 * (3 + 4) / 2.
     assert trainer.state.log_history[0]["loss"] == pytest.approx(7.0)
-
-
-def test_without_it_a_step_is_plain(tmp_path):
-    model = Quadratic()
-    descend(model, [2.0], tmp_path, None)
-    torch.testing.assert_close(model.place.detach(), torch.tensor([1 - 0.6, -2 + 0.4]))
 
 
 def test_accumulated_micro_batches_are_one_batch(tmp_path):
@@ -414,8 +410,3 @@ def test_a_flat_place_is_no_division_by_zero(tmp_path):
     model.place.data.zero_()
     descend(model, [2.0], tmp_path, SharpnessAware(0.5))
     assert torch.equal(model.place.detach(), torch.zeros(2))
-
-
-def test_a_radius_of_nothing_is_refused():
-    with pytest.raises(UserError, match="give a rho above 0"):
-        SharpnessAware(0.0)
