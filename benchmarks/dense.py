@@ -160,7 +160,7 @@ def recipe_of(pair: Pair, rate: float, steps: int) -> Recipe:
     if pair.optimizer == "muon":
         settings |= {"optimizer": "muon", "momentum": 0.95}
     settings["random_resized_crop"] = (0, 0)  # it would change the shapes' proportions
-    return small.override(**settings).model_copy(update={"architecture": pair.fields})
+    return replace(small.override(**settings), architecture=pair.fields)
 
 
 def train(work: Path, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:

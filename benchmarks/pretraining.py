@@ -37,8 +37,8 @@ from torch.nn import functional as F
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForMaskedPatchPrediction, HfViTModel
 from hf_vit.data import load_data
 from hf_vit.evaluation.protocols.probes import Probe
-from hf_vit.training.tasks.masking import NextPatch, RandomMasking
 from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions, MomentumContrast, momentum_at
+from hf_vit.training.tasks.patch_prediction import NextPatch, RandomMasking
 
 SIDE, PATCHES = 32, 16
 WIDTHS: dict[str, Any] = {

@@ -40,7 +40,7 @@ from hf_vit.data import eval_transform, load_data
 from hf_vit.data.transforms import make_processor
 from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.training import pretrain
-from hf_vit.training.tasks.masking import MaskingCollator, NextPatch
+from hf_vit.training.tasks.patch_prediction import MaskingCollator, NextPatch
 
 OUTPUT = Path(__file__).parent / "results" / "scaling_law.jsonl"
 MODEL = MODELS["ViT"]

@@ -95,7 +95,7 @@ def choices() -> Iterator[str]:
     for name, task in TASKS.items():
         yield f"{'finetune' if task.has_labels else 'pretrain'} {name}: recipe {task.recipe}"
     for recipe in RECIPES.values():
-        usual = {name: field.default for name, field in type(recipe).model_fields.items()}
+        usual = {each.name: each.default for each in fields(recipe)} | {"architecture": {}}
         usual |= vars(usual["augmentation"])
         values = {name: value for name, value in recipe.settings().items() if value not in (usual[name], [])}
         shown = (f"{name}={value!r}" for name, value in values.items() if name not in ("name", "source"))

@@ -1,5 +1,6 @@
 """What processes of their own do for test_dense.py."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def learn(output: Path, task: str, head: str, family: str = "plain", **settings:
     scenes.HELD_OUT = 6
     quick = dict(steps=4, evaluations=2, batch_size=8, device="cpu", precision="fp32", head_width=16)
     if head == "mask-rcnn":
-        quick["recipe"] = find_recipe("detection-small").model_copy(update={"architecture": NARROW})
+        quick["recipe"] = replace(find_recipe("detection-small"), architecture=NARROW)
     config = HfViTConfig(**TINY) if family == "plain" else HfBitConfig(**TINY_BIT)
     return finetune(config, DATA, output, task=task, head=head, **(quick | settings))
 

@@ -1,6 +1,7 @@
 """Dense prediction: heads on every backbone, and segmentation and detection under the one driver."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -300,7 +301,7 @@ _MASK2FORMER = {"encoder_layers": 1, "decoder_layers": 2, "dim_feedforward": 32,
 )
 def test_heads_of_transformers(tmp_path: Path, task: str, head: str, fields: dict[str, Any]) -> None:
     """One step of each through the task: learnt, judged, and opened again by its name alone."""
-    recipe = find_recipe(f"{task}-small").model_copy(update={"architecture": fields})
+    recipe = replace(find_recipe(f"{task}-small"), architecture=fields)
     result = learn(tmp_path / "out", task, head, recipe=recipe, steps=1, evaluations=1, batch_size=2, head_width=64)
     assert result.steps == 1
     again = evaluate(str(tmp_path / "out"), DATA, device="cpu", progress=False)

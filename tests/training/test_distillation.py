@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 
 import numpy as np
 import pytest
@@ -24,14 +23,18 @@ from transformers import (
 
 from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.data import make_processor
-from hf_vit.loading.folders import checkpoints_in
 from hf_vit.loading.model import LoadedModel
 from hf_vit.loading.pixels import PixelScale
 from hf_vit.models.modeling_hf_vit import HfViTImageClassifierOutput
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
-from hf_vit.training.tasks.distillation import DistillationOptions, DistillationTrainer, distillation_loss
-from hf_vit.training.tasks.teacher import Teacher, open_teacher
+from hf_vit.training.tasks.distillation import (
+    DistillationOptions,
+    DistillationTrainer,
+    Teacher,
+    distillation_loss,
+    open_teacher,
+)
 
 NAMES = ["blue", "green", "red"]
 SETTINGS = dict(steps=8, evaluations=4, batch_size=12, learning_rate=2e-3, mixup_alpha=0.2, dropout=0.1, shift_px=1)
@@ -274,28 +277,12 @@ def test_a_step_is_the_one_computed_by_hand(kind, tiny_config, teacher_folder, t
         for name, head in student.named_children():
             if "classifier" in name:
                 nn.init.normal_(head.weight)
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path),
-            report_to="none",
-            use_cpu=True,
-            max_steps=1,
-            learning_rate=0.1,
-            optim="sgd",
-            per_device_train_batch_size=micro,
-            gradient_accumulation_steps=accumulated,
-            label_smoothing_factor=0.2,
-            max_grad_norm=0.0,
-        )
+        step = dict(max_steps=1, learning_rate=0.1, optim="sgd", label_smoothing_factor=0.2, max_grad_norm=0.0)
+        sizes = dict(per_device_train_batch_size=micro, gradient_accumulation_steps=accumulated)
+        arguments = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, **step, **sizes)
         teacher = open_teacher(teacher_folder, "cpu")
-        trainer = DistillationTrainer(
-            student,
-            arguments,
-            train_dataset=data,
-            eval_dataset=data,
-            processing_class=make_processor(student.config),
-            teacher=teacher,
-            distillation=options,
-        )
+        given = dict(train_dataset=data, eval_dataset=data, processing_class=make_processor(student.config))
+        trainer = DistillationTrainer(student, arguments, teacher=teacher, distillation=options, **given)
         with torch.no_grad():
             logits = student.eval()(data.pixels).logits
         assert trainer.evaluate()["eval_loss"] == pytest.approx(F.cross_entropy(logits, data.labels).item(), rel=1e-6)
@@ -337,7 +324,7 @@ def distil(tiny_config, colours, teacher_folder):
     return run
 
 
-def test_a_distilled_model_is_saved_with_facts_and_resumes_exactly(distil, tmp_path, teacher_folder):
+def test_a_distilled_model_is_saved_with_facts_and_resumes_exactly(distil, killed, tmp_path, teacher_folder):
     before = {path: path.read_bytes() for path in teacher_folder.iterdir()}
     done = distil(tmp_path / "done", keep_checkpoints=True)
     assert {path: path.read_bytes() for path in teacher_folder.iterdir()} == before
@@ -353,18 +340,14 @@ def test_a_distilled_model_is_saved_with_facts_and_resumes_exactly(distil, tmp_p
     card = (tmp_path / "done" / "README.md").read_text()
     assert "| teacher | teacher |" in card
     assert "| distillation | hard |" in card
-
-    again = tmp_path / "again"
-    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
-    shutil.rmtree(checkpoints_in(again / "checkpoints")[-1])
+    again = killed(done, "again")
     distil(again, resume=True)
     assert same_weights(done.folder, again)
 
 
-def test_another_teacher_cannot_take_over(distil, tmp_path, teacher_folder, tiny_config):
+def test_another_teacher_cannot_take_over(distil, killed, tmp_path, teacher_folder, tiny_config):
     done = distil(tmp_path / "done", kind="logit", changes=dict(steps=2, evaluations=1), keep_checkpoints=True)
-    again = tmp_path / "again"
-    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
+    again = killed(done, "again", lost=0)
     model = make_teacher_model(tiny_config)
     with torch.no_grad():
         model.classifier.bias[0] += 1
@@ -400,16 +383,7 @@ def test_students_without_a_place_for_the_token(distil, tiny_checkpoint, tmp_pat
 def test_flags(command, colours, teacher_folder, tmp_path):
     arguments = ("finetune", "--model", "Ti/4", "--data", colours, "--output", tmp_path / "out", "--image-size", "8")
     steps = ("--steps", "1", "--evaluations", "1", "--batch-size", "4", "--device", "cpu")
-    taught = (
-        "--teacher",
-        teacher_folder,
-        "--distillation",
-        "soft",
-        "--temperature",
-        "2",
-        "--distillation-weight",
-        ".3",
-    )
+    taught = ("--teacher", teacher_folder, "--distillation", "soft", "--temperature", 2, "--distillation-weight", 0.3)
     code, out, err = command(*arguments, *steps, *taught)
     assert code == 0, err
     assert "taught by teacher" in out

@@ -27,7 +27,6 @@ from hf_vit import (
 from hf_vit.data import AugmentationConfig, make_processor
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune, pretrain
-from hf_vit.training.tasks.masking import MaskingCollator, NextPatch, RandomMasking
 from hf_vit.training.tasks.momentum_contrast import (
     ContrastiveOptions,
     MomentumContrast,
@@ -37,6 +36,7 @@ from hf_vit.training.tasks.momentum_contrast import (
     contrastive_loss,
     momentum_at,
 )
+from hf_vit.training.tasks.patch_prediction import MaskingCollator, NextPatch, RandomMasking
 from hf_vit.training.trainer.distributed import synchronise_batch_norms
 
 OBJECTIVES = ("masked-patch", "next-patch", "contrastive")

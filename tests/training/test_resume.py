@@ -9,11 +9,11 @@ from safetensors.torch import load_file
 from training.conftest import same_weights, untimed_log
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
+from hf_vit.evaluation import PROTOCOLS
 from hf_vit.loading.folders import checkpoints_in
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
 from hf_vit.training.run import is_complete, last_complete, read_state
-from hf_vit.training.tasks import classification
 
 # Everything that draws random numbers is on; 48 images in batches of 8 are 6 steps an epoch, a checkpoint every 4.
 SETTINGS = dict(
@@ -261,14 +261,14 @@ def sweep(tiny_config, colours):
 @pytest.fixture(scope="module")
 def swept(sweep, tmp_path_factory):
     """A sweep with its checkpoints, what it told, and how often it looked at the test split."""
-    looks, told, evaluate = [], [], classification.top1
+    looks, told, evaluate = [], [], PROTOCOLS["top1"]
 
     def watched(*args, **kwargs):
         looks.append(1)
         return evaluate(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(classification, "top1", watched)
+        patched.setitem(PROTOCOLS, "top1", watched)
         return sweep(tmp_path_factory.mktemp("swept") / "swept", report=told.append, keep_checkpoints=True), told, looks
 
 

@@ -27,16 +27,21 @@ from hf_vit.results.facts import Facts
 from hf_vit.results.trained_images import count_trained
 from hf_vit.training import DistillationOptions, FinetuneOptions, finetune
 from hf_vit.training.run import is_complete
+from hf_vit.training.tasks.distillation import Teacher, open_teacher
 from hf_vit.training.tasks.meta_pseudo_labels import (
     MetaPseudoLabelsTrainer,
     TeachersLesson,
     consistency_loss,
     improvement,
 )
-from hf_vit.training.tasks.noisy_student import Join, balanced_rows
-from hf_vit.training.tasks.self_training import SelfTrainingOptions
-from hf_vit.training.tasks.teacher import Teacher, open_teacher
-from hf_vit.training.tasks.unlabelled import UNLABELLED, UnlabelledCollator, WithUnlabelled
+from hf_vit.training.tasks.self_training import (
+    UNLABELLED,
+    Join,
+    SelfTrainingOptions,
+    UnlabelledCollator,
+    WithUnlabelled,
+    balanced_rows,
+)
 from hf_vit.training.trainer.sampling import SeededDataset
 
 NAMES = ["blue", "green", "red"]
@@ -135,7 +140,7 @@ def test_a_batch_of_a_noisy_student(hard, digits_beside_digits):
         assert row == pytest.approx([0.82 if k == first else 0.02 for k in range(10)] if hard else says)
 
 
-def test_folders_of_images_without_classes(tmp_path):
+def test_folders_of_images_without_classes(colours, tmp_path):
     """Wherever they lie, of split folders train alone; what is no image is not looked at."""
     for place in ("a.png", "deep/er/b.png", ".hidden/c.png"):
         (tmp_path / "loose" / place).parent.mkdir(parents=True, exist_ok=True)
@@ -152,17 +157,11 @@ def test_folders_of_images_without_classes(tmp_path):
     with pytest.raises(UserError, match=r"d\.png.*--skip-bad-images"):
         load_unlabelled(str(tmp_path / "loose"))
     assert load_unlabelled(str(tmp_path / "loose"), skip_bad_images=True).left_out == 1
-
-
-def test_a_class_may_be_called_train(tmp_path):
+    # A class may be called train; of other sources the training images, of those without splits all.
     for number, name in enumerate(("bus", "car", "train")):
         (tmp_path / "vehicles" / name).mkdir(parents=True)
         coloured_square((9, 9, 9), 2 + number).save(tmp_path / "vehicles" / name / "a.png")
     assert len(load_unlabelled(str(tmp_path / "vehicles")).seen) == 3
-
-
-def test_of_other_sources_the_training_images(colours):
-    """Where the splits are cut from the training images, all."""
     assert len(load_unlabelled("digits").seen) == 1257
     assert len(load_unlabelled(str(colours)).seen) == 60
 
@@ -303,32 +302,15 @@ def test_steps_are_those_computed_by_hand(micro, accumulated, teacher_model, tin
     student = HfViTForImageClassification(tiny_config())
     nn.init.normal_(student.classifier.weight)
     processor, data = make_processor(student.config), Pairs()
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path),
-        report_to="none",
-        use_cpu=True,
-        max_steps=2,
-        learning_rate=0.5,
-        lr_scheduler_type="linear",
-        optim="sgd",
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=accumulated,
-        label_smoothing_factor=0.1,
-        max_grad_norm=0.7,
-    )
+    step = dict(max_steps=2, learning_rate=0.5, lr_scheduler_type="linear", optim="sgd", max_grad_norm=0.7)
+    sizes = dict(per_device_train_batch_size=micro, gradient_accumulation_steps=accumulated)
+    smoothed = dict(report_to="none", use_cpu=True, label_smoothing_factor=0.1)
+    arguments = TrainingArguments(str(tmp_path), **step, **sizes, **smoothed)
     told = SelfTrainingOptions(None, "", "meta-pseudo-labels", uda_weight=3.0, uda_temperature=0.5, uda_threshold=0.4)
     teacher = open_teacher((teacher_model, processor)).for_classes(NAMES)
     before = {name: value.clone() for name, value in teacher_model.state_dict().items()}
-    trainer = MetaPseudoLabelsTrainer(
-        copy.deepcopy(student),
-        arguments,
-        train_dataset=data,
-        data_collator=collate,
-        processing_class=processor,
-        teacher=teacher,
-        self_training=told,
-        callbacks=[Drawn()],
-    )
+    given = dict(train_dataset=data, data_collator=collate, processing_class=processor, callbacks=[Drawn()])
+    trainer = MetaPseudoLabelsTrainer(copy.deepcopy(student), arguments, teacher=teacher, self_training=told, **given)
     trainer.train()
     assert all(torch.equal(value, before[name]) for name, value in teacher_model.state_dict().items())
     expected = by_hand(copy.deepcopy(student), copy.deepcopy(teacher_model), trainer, micro)
@@ -418,21 +400,10 @@ def more(tmp_path_factory):
 
 @pytest.fixture
 def train(tiny_config, colours, teacher_folder, more):
-    def run(
-        output, kind="noisy-student", model=None, given=None, changes=None, unlabelled=more, report=None, **options
-    ):
+    def run(output, kind="noisy-student", model=None, given=None, changes=None, unlabelled=more, **options):
         learning = SelfTrainingOptions(teacher_folder, str(unlabelled), kind, **(given or {}))
-        chosen = FinetuneOptions(micro_batch_size=6, device="cpu", **options)
-        settings = {**SETTINGS, **(changes or {})}
-        return finetune(
-            model or tiny_config(),
-            str(colours),
-            output,
-            self_training=learning,
-            options=chosen,
-            report=report,
-            **settings,
-        )
+        settings = {**SETTINGS, **(changes or {}), **options, "micro_batch_size": 6, "device": "cpu"}
+        return finetune(model or tiny_config(), str(colours), output, self_training=learning, **settings)
 
     return run
 

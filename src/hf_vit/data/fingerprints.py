@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hf_vit.data.sources import DataSource
 from hf_vit.data.images import Seen, short_name
 from hf_vit.data.labels import classes_of
+from hf_vit.data.sources import DataSource
 from hf_vit.errors import UserError
 from hf_vit.repositories.stores import place_of, sizes
 

@@ -277,7 +277,7 @@ class HfViTForMaskedPatchPrediction(HfViTBaseForMaskedPatchPrediction):
     """The Vision Transformer with a head that predicts the colours of patches (2010.11929, B.1.2).
 
     Config fields: `prediction_target`, `image_mean` and `image_std`, and `predict_next_patch` (with `is_causal`). How
-    patches are chosen and corrupted in training is `hf_vit.training.tasks.masking`'s.
+    patches are chosen and corrupted in training is `hf_vit.training.tasks.patch_prediction`'s.
     """
 
     config: HfViTConfig

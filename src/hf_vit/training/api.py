@@ -16,14 +16,13 @@ from hf_vit.training.plan import Run, use_bf16, work_folder
 from hf_vit.training.processes import is_first, report_on_first, world_size
 from hf_vit.training.recipes.registry import Recipe, find_recipe
 from hf_vit.training.run import Job, Say, Start, read_run, run_job, seconds_of, train_once, write_run
-from hf_vit.training.tasks.classification import FinetuneResult, best_evaluation
 from hf_vit.training.tasks.distillation import DistillationOptions
-from hf_vit.training.tasks.masking import RandomMasking
 from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
+from hf_vit.training.tasks.patch_prediction import RandomMasking
 from hf_vit.training.tasks.pretext import PretrainResult
-from hf_vit.training.tasks.registry import TASKS, TaskChoices
+from hf_vit.training.tasks.registry import TASKS
 from hf_vit.training.tasks.self_training import SelfTrainingOptions
-from hf_vit.training.tasks.task import Task
+from hf_vit.training.tasks.task import FinetuneResult, Task, best_evaluation
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sharing import share_finished
 
@@ -95,14 +94,12 @@ def finetune(
         raise UserError(f"learning rates are compared by accuracy, which {task} does not have; leave the sweep out")
     rates = None if lr_sweep is False else _sweep_rates(chosen, lr_sweep)
     learner = line.make(
-        TaskChoices(
-            distillation=distillation,
-            self_training=self_training,
-            skip_bad_images=options.skip_bad_images,
-            device=options.device,
-            head=head or own_head(model, task),
-            head_width=head_width,
-        )
+        distillation=distillation,
+        self_training=self_training,
+        skip_bad_images=options.skip_bad_images,
+        device=options.device,
+        head=head or own_head(model, task),
+        head_width=head_width,
     )
     job = Job(model, data, Path(output), chosen, options, command)
     with running(runner, address, options.device) as ray:
@@ -199,11 +196,9 @@ def pretrain(
         fields["num_hidden_groups"] = num_hidden_groups
     if causal:
         fields["is_causal"] = True
-    choices = TaskChoices(
-        target=target, masking=masking, static_masks=static_masks, contrastive=contrastive, fields=fields
-    )
+    task = line.make(target=target, masking=masking, static_masks=static_masks, contrastive=contrastive, fields=fields)
     job = Job(model, data, Path(output), chosen, options, command)
-    return run_job(line.make(choices), job, report_on_first(report), train_once)
+    return run_job(task, job, report_on_first(report), train_once)
 
 
 def _sweep_rates(recipe: Recipe, rates: bool | Sequence[float]) -> tuple[float, ...]:

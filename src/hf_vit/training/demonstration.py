@@ -21,7 +21,7 @@ from hf_vit.results.facts import Facts
 from hf_vit.results.writing import remove_remains, saying_why, scratch_folder
 from hf_vit.training.api import finetune
 from hf_vit.training.options import FinetuneOptions
-from hf_vit.training.tasks.classification import FinetuneResult
+from hf_vit.training.tasks.task import FinetuneResult
 
 # What the fresh process runs: transformers alone. hf_vit is installed in this environment, so its import is barred.
 FRESH_PROGRAM = """\
@@ -58,7 +58,7 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class FreshLook:
-    """What this process and a fresh one without the package answered on the same images."""
+    """Predictions of this process and of a fresh one without the package, on the same images."""
 
     barred: str
     truth: list[str]
@@ -69,7 +69,7 @@ class FreshLook:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One seed's training, and what a fresh process made of it."""
+    """One seed's training, and the predictions of a fresh process."""
 
     seed: int
     folder: Path
@@ -78,7 +78,7 @@ class Demonstration:
 
 
 def digits_config() -> HfHybridViTConfig:
-    """The demonstration's model; it and the recipe ("digits-hybrid") were chosen without a look at the test images."""
+    """Return the demonstration's model; like its recipe, "digits-hybrid", it was chosen without the test images."""
     return HfHybridViTConfig(
         image_size=32,
         stage_depths=(2,),
@@ -96,7 +96,7 @@ def digits_config() -> HfHybridViTConfig:
 def demonstrate(
     output: Path, seeds: int, *, command: str, report: Callable[[str], None], **overrides: Any
 ) -> Iterator[Demonstration]:
-    """Train with seeds 0, 1, ...; each is handed out when a fresh process has looked at it.
+    """Train with seeds 0, 1, ..., and yield each after a fresh process has loaded it.
 
     Raises:
         UserError: the output holds something else, or the fresh process answered differently.
@@ -114,7 +114,7 @@ def demonstrate(
 
 
 def claim_output(output: Path) -> None:
-    """Make sure that the output is free, or holds an earlier demonstration, which will be replaced.
+    """Check that the output is free, or holds an earlier demonstration, which will be replaced.
 
     Raises:
         UserError: it holds something else.
@@ -189,19 +189,13 @@ def _run_fresh(arguments: list[str], scratch: Path) -> dict[str, Any]:
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", FRESH_PROGRAM, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=scratch,
-        env=environment,
-        check=False,
-    )
-    if done.returncode:
-        said = done.stderr.strip()
-        number = re.match(r"\w+Error: \[Errno (\d+)\]", said.rpartition("\n")[2])
+    program = [sys.executable, "-c", FRESH_PROGRAM, *arguments]
+    process = subprocess.run(program, capture_output=True, text=True, cwd=scratch, env=environment, check=False)
+    if process.returncode:
+        problem = process.stderr.strip()
+        number = re.match(r"\w+Error: \[Errno (\d+)\]", problem.rpartition("\n")[2])
         with saying_why(scratch.parent):
             if number:
                 raise OSError(int(number[1]), os.strerror(int(number[1])))
-        raise RuntimeError(f"the fresh process failed:\n{said}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+        raise RuntimeError(f"the fresh process failed:\n{problem}")
+    return json.loads(process.stdout.strip().splitlines()[-1])

@@ -4,7 +4,7 @@ Legend: B batch, H x W px, n objects.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -21,22 +21,22 @@ from hf_vit.models.configuration_hf_mixer import HfMixerConfig
 from hf_vit.models.configuration_hf_resnet import HfResNetBaseConfig
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 
-# Px behind one place of each map that a head reads where it reads several; the others read the last one.
-STRIDES: Mapping[str, tuple[int, ...]] = {
-    "upernet": (4, 8, 16, 32),
-    "mask2former": (4, 8, 16, 32),
-    "mask-rcnn": (4, 8, 16, 32),
-    "deformable-detr": (8, 16, 32),
-}
-FEWEST = {"upernet": 2, "mask2former": 4, "mask-rcnn": 2, "deformable-detr": 1}  # maps
-# The fields of its configuration that a head's width is the number of channels in.
-WIDTHS: Mapping[str, tuple[str, ...]] = {
-    "linear": (),
-    "upernet": ("hidden_size", "auxiliary_channels"),
-    "mask2former": ("feature_size", "mask_feature_size", "hidden_dim"),
-    "mask-rcnn": ("fpn_hidden_size",),
-    "detr": ("d_model",),
-    "deformable-detr": ("d_model",),
+
+class _Reads(NamedTuple):
+    """The maps that a head reads: their strides in px, the fewest it takes; and the fields that its width sets."""
+
+    strides: tuple[int, ...]  # empty: the last map alone
+    fewest: int
+    widths: tuple[str, ...]
+
+
+_HEADS = {
+    "linear": _Reads((), 0, ()),
+    "upernet": _Reads((4, 8, 16, 32), 2, ("hidden_size", "auxiliary_channels")),
+    "mask2former": _Reads((4, 8, 16, 32), 4, ("feature_size", "mask_feature_size", "hidden_dim")),
+    "mask-rcnn": _Reads((4, 8, 16, 32), 2, ("fpn_hidden_size",)),
+    "detr": _Reads((), 0, ("d_model",)),
+    "deformable-detr": _Reads((8, 16, 32), 1, ("d_model",)),
 }
 
 
@@ -82,7 +82,7 @@ def build_dense_model(
     stored = {} if own is None else own.config.to_dict()
     given = _fields(head, backbone, use_masks)
     given = {name: value for name, value in given.items() if name not in stored or name == "use_masks"}
-    given |= dict.fromkeys(WIDTHS[head] if width else (), width) | fields
+    given |= dict.fromkeys(_HEADS[head].widths if width else (), width) | fields
     unknown = sorted(set(given) - set(kind.config_class().to_dict()))
     if unknown:
         raise UserError(f"the head '{head}' has no {', '.join(unknown)}")
@@ -102,13 +102,10 @@ def build_dense_model(
 
 
 def model_inputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """What the model's forward takes of a collator's batch: pixel_values, and labels in the form that it learns from.
+    """Return what the model's forward takes of a collator's batch: pixel_values, and labels in the form that it learns.
 
-    Args:
-        model: from `build_dense_model`.
-        batch: "pixel_values" [B, C, H, W] and "labels": class maps [B, H, W] with 255 where it is not judged, or for
-            every image a dictionary with "boxes" [n, 4] (x1, y1, x2, y2 in px), "class_labels" [n] and maybe "masks"
-            and "iscrowd" [n], of which the crowds are left out.
+    Labels are class maps [B, H, W] with 255 where a pixel does not count, or for every image a dictionary with "boxes"
+    [n, 4] (x1, y1, x2, y2 in px), "class_labels" [n] and maybe "masks" and "iscrowd" [n], whose crowds are left out.
     """
     pixel_values, labels = batch["pixel_values"], batch.get("labels")
     if labels is None:
@@ -145,7 +142,7 @@ def _maps(source: ModelSource, head: str) -> dict[str, Any]:
         UserError: the head wants several maps, which the backbone does not have.
     """
     config: HfBaseConfig = source.config
-    strides = STRIDES.get(head, ())
+    strides = _HEADS[head].strides
     if isinstance(config, HfResNetBaseConfig):
         stages = range(1, len(config.stage_depths) + 1)
         known = [f"stage{stage}" for stage in stages if 4 * 2 ** (stage - 1) in strides]
@@ -165,11 +162,11 @@ def _maps(source: ModelSource, head: str) -> dict[str, Any]:
 
 
 def _refuse_few(source: ModelSource, head: str, maps: int) -> None:
-    if maps < FEWEST.get(head, 0):
+    if maps < (fewest := _HEADS[head].fewest):
         family = family_of(source.config.model_type)
         kind = "it" if family is None else family.label.lower()
         raise UserError(
-            f"{source.name}: the head '{head}' reads {FEWEST[head]} maps of different strides, and {kind} of these "
+            f"{source.name}: the head '{head}' reads {fewest} maps of different strides, and {kind} of these "
             f"stages gives {maps}; use another head, such as linear or detr"
         )
 

@@ -1,4 +1,4 @@
-"""Model soups (arXiv 2203.05482): fine-tunings of one checkpoint averaged into one model that costs no more to run."""
+"""Model soups (arXiv 2203.05482): the average of several fine-tuned models of one checkpoint."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from hf_vit.data import ImageData, load_data
+from hf_vit.data import load_data
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.registry import ProtocolRun
@@ -26,7 +26,7 @@ from hf_vit.training.run import quiet_transformers
 from hf_vit.training.trainer.distributed import local_parts
 from hf_vit.training.trainer.weights import wide
 
-# What a config says of training or of its file, not of the function that is computed.
+# Fields of a config that do not change the function that is computed.
 _IRRELEVANT = {
     "_name_or_path",
     "architectures",
@@ -46,9 +46,9 @@ class Ingredient:
     """A model of a soup.
 
     Attributes:
-        name: of its folder or on the Hub, with its place (vit #1) where several have the same.
+        name: of its folder or on the Hub, with its position (vit #1) where several have the same.
         accuracy: on the validation split; None without data.
-        is_in: whether it was put in.
+        is_in: whether it was added.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Soup:
 
 @torch.no_grad()
 def average_weights(models: Sequence[nn.Module]) -> nn.Module:
-    """A copy of the first model with the mean of all models' weights; batch norm's running statistics alike."""
+    """Return a copy of the first model with the mean of all models' weights and running statistics."""
     averaged = copy.deepcopy(models[0])
     for mean, *values in zip(*map(local_parts, (averaged, *models)), strict=True):
         if mean.is_floating_point():
@@ -103,72 +103,86 @@ def make_soup(
     Args:
         models: two or more folders or Hub ids of one architecture and the same classes.
         output: a new or empty folder.
-        greedy: put the models in by falling validation accuracy, and keep each that does not make the soup worse
-            (recipe 1 of the paper); else all go in (uniform).
-        data: see `hf_vit.data.load_data`; what greedy chooses by, and what the soup is judged on.
+        greedy: add the models by falling validation accuracy, and keep each that does not make the soup worse
+            (recipe 1 of the paper); otherwise all are averaged (uniform).
+        data: see `hf_vit.data.load_data`; greedy chooses by its validation split, the test split measures the soup.
         batch_size: images a forward pass.
         device: torch device; by default a GPU where there is one.
         skip_bad_images: leave unreadable images out, see `load_data`.
         image_column, label_column: of a list or table, see `load_data`.
         command: what was typed, for the facts.
-        report: is told each model's accuracy.
+        report: called with each model's accuracy.
 
     Raises:
         UserError: bad input; models that are not the same function of their weights.
     """
     say, output = report or (lambda line: None), Path(output)
-    _check(models, greedy, data)
-    free_folder(output)
-    with quiet_transformers():
-        loaded = _told_apart([_open(model, device) for model in models])
-        for other in loaded[1:]:
-            _need_same(loaded[0], other)
-        images = None
-        if data is not None:
-            size = loaded[0].image_size
-            reading: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
-            images = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **reading)
-        judge = _judge(images, loaded[0], batch_size)
-        shelf = [(Ingredient(model.name, judge(model.model)), model) for model in loaded]
-        for ingredient, _ in shelf:
-            if ingredient.accuracy is not None:
-                say(f"{ingredient.name}: validation accuracy {ingredient.accuracy:.2%}")
-        ingredients, mixed = (
-            _greedy(shelf, judge) if greedy else ([i for i, _ in shelf], average_weights([m.model for m in loaded]))
-        )
-        chosen = replace(loaded[0], model=mixed)
-        judged = None if images is None else _examination(chosen, images, "test", batch_size)
-        soup = Soup(output, ingredients, judge(mixed), None if judged is None else top1(judged))
-        license, kind = common_license([*map(str, models)]), "greedy" if greedy else "uniform"
-        names = {one.name for one in ingredients if one.is_in}
-        bases = [model.folder for model in loaded if model.folder is not None and model.name in names]
-        _deliver(soup, chosen, judged, kind, command, device, license, bases)
-    return soup
-
-
-def _open(source: str | Path, device: str | None) -> LoadedModel:
-    subject = load_model(source, device, as_classifier=True)
-    if subject.processor is None:
-        raise UserError(
-            f"{subject.name} is a model of timm; a soup needs classifiers of this package or of transformers"
-        )
-    return subject
-
-
-def _told_apart(subjects: Sequence[LoadedModel]) -> list[LoadedModel]:
-    """Those of one name by their places: vit #1, vit #2."""
-    names = [subject.name for subject in subjects]
-    return [
-        subject if names.count(subject.name) == 1 else replace(subject, name=f"{subject.name} #{place}")
-        for place, subject in enumerate(subjects, start=1)
-    ]
-
-
-def _check(models: Sequence[str | Path], greedy: bool, data: str | None) -> None:
     if len(models) < 2:
         raise UserError(f"a soup of {len(models)} model is none; give two or more")
     if greedy and data is None:
         raise UserError("a greedy soup chooses by validation accuracy; give --data")
+    free_folder(output)
+    with quiet_transformers():
+        loaded = [load_model(model, device, as_classifier=True) for model in models]
+        names = [each.name for each in loaded]
+        for place, each in enumerate(loaded):
+            if each.processor is None:
+                raise UserError(
+                    f"{each.name} is a model of timm; a soup needs classifiers of this package or of transformers"
+                )
+            if names.count(each.name) > 1:
+                loaded[place] = replace(each, name=f"{each.name} #{place + 1}")
+        for other in loaded[1:]:
+            _need_same(loaded[0], other)
+        reading: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
+        reading |= dict(image_size=loaded[0].image_size, skip_bad_images=skip_bad_images)
+        images = None if data is None else load_data(data, **reading)
+
+        def examine(model: nn.Module, split: str) -> Examination | None:
+            if images is None:
+                return None
+            return Examination(replace(loaded[0], model=model), images, split, batch_size=batch_size, progress=False)
+
+        def judge(model: nn.Module) -> float | None:
+            examination = examine(model, "validation")
+            return None if examination is None else top1(examination).top1
+
+        shelf = [(Ingredient(each.name, judge(each.model)), each.model) for each in loaded]
+        for ingredient, _ in shelf:
+            if ingredient.accuracy is not None:
+                say(f"{ingredient.name}: validation accuracy {ingredient.accuracy:.2%}")
+        if greedy:
+            ingredients, mixed = _greedy(shelf, judge)
+        else:
+            ingredients, mixed = [ingredient for ingredient, _ in shelf], average_weights([model for _, model in shelf])
+        examination = examine(mixed, "test")
+        soup = Soup(output, ingredients, judge(mixed), None if examination is None else top1(examination))
+        used = [ingredient.name for ingredient in ingredients if ingredient.is_in]
+        values: dict[str, Any] = {
+            "recipe": {
+                "soup": "greedy" if greedy else "uniform",
+                "source": "arXiv 2203.05482",
+                "ingredients": ", ".join(used),
+            },
+            "tried": len(ingredients),
+        }
+        if (license := common_license([*map(str, models)])) is not None:
+            values["base_license"] = license
+        if soup.accuracy is not None:
+            values["validation_accuracy"] = soup.accuracy
+            values["validation_accuracies"] = {each.name: each.accuracy for each in ingredients}
+        chosen_by = None if examination is None else replace(examination, split="validation").fact()
+        place = free_folder(output)
+        with new_folder(place) as folder, saying_why(place):
+            cast(Any, mixed).save_pretrained(folder)
+            loaded[0].processor.save_pretrained(folder)
+            write_trained(folder, [], [each.folder for each in loaded if each.folder is not None and each.name in used])
+            append_record(folder, new_record("training", command=command, data=chosen_by, device=device, values=values))
+            if examination is not None and soup.test is not None:
+                test = ProtocolRun("top1", soup.test, examination, {}, soup.test.seconds)
+                save_protocol(test, folder=folder, command=command, device=device)
+            write_card(folder)
+    return soup
 
 
 def _need_same(first: LoadedModel, other: LoadedModel) -> None:
@@ -185,64 +199,17 @@ def _need_same(first: LoadedModel, other: LoadedModel) -> None:
         )
 
 
-def _judge(images: ImageData | None, first: LoadedModel, batch_size: int) -> Callable[[nn.Module], float | None]:
-    """Accuracy on the validation split; None without data."""
-    if images is None:
-        return lambda model: None
-    known = images
-    return lambda model: top1(_examination(replace(first, model=model), known, "validation", batch_size)).top1
-
-
-def _examination(subject: LoadedModel, images: ImageData, split: str, batch_size: int) -> Examination:
-    return Examination(subject, images, split, batch_size=batch_size, progress=False)
-
-
 def _greedy(
-    shelf: Sequence[tuple[Ingredient, LoadedModel]], judge: Callable[[nn.Module], float | None]
+    shelf: Sequence[tuple[Ingredient, nn.Module]], judge: Callable[[nn.Module], float | None]
 ) -> tuple[list[Ingredient], nn.Module]:
-    """Recipe 1: the best first; each later one stays if the soup is then as good or better."""
-    ranked = sorted(shelf, key=lambda pair: pair[0].accuracy or 0.0, reverse=True)
-    kept: list[nn.Module] = [ranked[0][1].model]
-    soup: nn.Module = copy.deepcopy(kept[0])
-    best = ranked[0][0].accuracy or 0.0
-    ingredients = [ranked[0][0]]
-    for ingredient, model in ranked[1:]:
-        trial = average_weights([*kept, model.model])
+    """Follow recipe 1: the best model first; each later one stays if the soup is then as good or better."""
+    (first, model), *others = sorted(shelf, key=lambda pair: pair[0].accuracy or 0.0, reverse=True)
+    kept, soup, best, ingredients = [model], copy.deepcopy(model), first.accuracy or 0.0, [first]
+    for ingredient, other in others:
+        trial = average_weights([*kept, other])
         accuracy = judge(trial) or 0.0
         is_in = accuracy >= best
         if is_in:
-            kept, soup, best = [*kept, model.model], trial, accuracy
+            kept, soup, best = [*kept, other], trial, accuracy
         ingredients.append(replace(ingredient, is_in=is_in))
     return ingredients, soup
-
-
-def _deliver(
-    soup: Soup,
-    model: LoadedModel,
-    judged: Examination | None,
-    kind: str,
-    command: str | Sequence[str] | None,
-    device: str | None,
-    license: str | None,
-    bases: Sequence[Path],
-) -> None:
-    """Write everything beside the output, and move it there when it is complete."""
-    place = free_folder(soup.folder)
-    with new_folder(place) as parcel, saying_why(place):
-        cast(Any, model.model).save_pretrained(parcel)
-        model.processor.save_pretrained(parcel)
-        names = ", ".join(i.name for i in soup.ingredients if i.is_in)
-        recipe = {"soup": kind, "source": "arXiv 2203.05482", "ingredients": names}
-        values: dict[str, Any] = {"recipe": recipe, "tried": len(soup.ingredients)}
-        if license is not None:
-            values["base_license"] = license
-        if soup.accuracy is not None:
-            values["validation_accuracy"] = soup.accuracy
-            values["validation_accuracies"] = {i.name: i.accuracy for i in soup.ingredients}
-        chosen_by = None if judged is None else replace(judged, split="validation").fact()
-        write_trained(parcel, [], bases)
-        append_record(parcel, new_record("training", command=command, data=chosen_by, device=device, values=values))
-        if judged is not None and soup.test is not None:
-            test = ProtocolRun("top1", soup.test, judged, {}, soup.test.seconds)
-            save_protocol(test, folder=parcel, command=command, device=device)
-        write_card(parcel)

@@ -80,8 +80,8 @@ def pretrain(
     from hf_vit.training.processes import is_first
     from hf_vit.training.recipes.registry import OVERRIDABLE
     from hf_vit.training.run import way_on
-    from hf_vit.training.tasks.masking import RandomMasking
     from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
+    from hf_vit.training.tasks.patch_prediction import RandomMasking
     from hf_vit_cli.command_line import command_line
 
     chosen = options.finetune_options(context.params)

@@ -2,15 +2,23 @@
 
 import difflib
 import math
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+import operator
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from typing import Any, Literal, cast, get_args, get_origin
 
 from hf_vit.data.augmentation import AugmentationConfig
 from hf_vit.errors import UserError
 
+_UNVARIED = AugmentationConfig()
 
-class Recipe(BaseModel):
+
+def _number(default: Any = MISSING, **limits: float) -> Any:
+    """Return a field of finite numbers within limits: above, at_least, below, at_most."""
+    return field(default=default, metadata={"limits": limits})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
     """Settings of a training.
 
     Attributes:
@@ -58,78 +66,87 @@ class Recipe(BaseModel):
             counted; None never stops early.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
     name: str
     source: str
     summary: str
     optimizer: Literal["adamw", "sgd", "lamb", "lion", "muon"] = "adamw"
-    learning_rate: float = Field(gt=0, allow_inf_nan=False)
+    learning_rate: float = _number(above=0)
     learning_rates: tuple[float, ...] = ()
-    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.999, ge=0, lt=1)
+    weight_decay: float = _number(0.0, at_least=0)
+    momentum: float = _number(0.9, at_least=0, below=1)
+    beta1: float = _number(0.9, at_least=0, below=1)
+    beta2: float = _number(0.999, at_least=0, below=1)
     schedule: Literal["cosine", "linear", "constant", "warmup_stable_decay"] = "cosine"
-    warmup: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    cooldown: float = Field(default=0.2, gt=0, allow_inf_nan=False)
-    min_learning_rate: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    steps: int | None = Field(default=None, gt=0)
-    batch_size: int = Field(gt=0)
-    clip: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    warmup: float = _number(0.0, at_least=0)
+    cooldown: float = _number(0.2, above=0)
+    min_learning_rate: float = _number(0.0, at_least=0)
+    epochs: float | None = _number(None, above=0)
+    steps: int | None = _number(None, above=0)
+    batch_size: int = _number(above=0)
+    clip: float = _number(1.0, at_least=0)
     loss: Literal["ce", "bce"] = "ce"
-    bce_threshold: float | None = Field(default=None, ge=0, lt=1)
+    bce_threshold: float | None = _number(None, at_least=0, below=1)
     class_weights: bool = False
     balanced_sampling: bool = False
-    repeated_augmentation: int = Field(default=1, ge=1)
+    repeated_augmentation: int = _number(1, at_least=1)
     new_head: bool = False
-    head_bias: float | None = Field(default=None, allow_inf_nan=False)
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    dropout: float | None = Field(default=None, ge=0, lt=1)
-    drop_path: float | None = Field(default=None, ge=0, lt=1)
-    architecture: dict[str, Any] = {}
+    head_bias: float | None = _number(None)
+    label_smoothing: float = _number(0.0, at_least=0, below=1)
+    dropout: float | None = _number(None, at_least=0, below=1)
+    drop_path: float | None = _number(None, at_least=0, below=1)
+    architecture: dict[str, Any] = field(default_factory=dict[str, Any])
     tune: Literal["all", "head", "lora"] = "all"
-    lora_rank: int = Field(default=8, gt=0)
-    lora_alpha: float = Field(default=16.0, gt=0, allow_inf_nan=False)
-    layer_decay: float | None = Field(default=None, gt=0, le=1)
-    average_decay: float | None = Field(default=None, ge=0, lt=1)
-    sam_rho: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    lora_rank: int = _number(8, above=0)
+    lora_alpha: float = _number(16.0, above=0)
+    layer_decay: float | None = _number(None, above=0, at_most=1)
+    average_decay: float | None = _number(None, at_least=0, below=1)
+    sam_rho: float = _number(0.0, at_least=0)
     sam_micro_batches: bool = False
     image_size: tuple[int, int] | None = None
-    augmentation: AugmentationConfig = AugmentationConfig()
-    evaluations: int = Field(default=20, gt=0)
-    patience: int | None = Field(default=None, gt=0)
+    augmentation: AugmentationConfig = _UNVARIED
+    evaluations: int = _number(20, above=0)
+    patience: int | None = _number(None, above=0)
 
-    @model_validator(mode="after")
-    def _one_length(self) -> "Recipe":
-        if (self.epochs is None) == (self.steps is None):
-            raise ValueError("the length is given either in epochs or in steps")
-        return self
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> "Recipe":
-        if self.tune == "lora" and self.average_decay is not None:
-            raise ValueError("LoRA's factors cannot be averaged and merged; leave average_decay out, or tune all")
-        if self.min_learning_rate and self.schedule not in ("cosine", "warmup_stable_decay"):
-            raise ValueError(f"the schedule {self.schedule} has no min_learning_rate; choose --min-learning-rate 0")
-        if self.min_learning_rate > self.learning_rate:
-            raise ValueError(
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            object.__setattr__(self, each.name, _checked(each, getattr(self, each.name)))
+        for is_wrong, message in (
+            ((self.epochs is None) == (self.steps is None), "the length is given either in epochs or in steps"),
+            (
+                self.tune == "lora" and self.average_decay is not None,
+                "LoRA's factors cannot be averaged and merged; leave average_decay out, or tune all",
+            ),
+            (
+                self.min_learning_rate and self.schedule not in ("cosine", "warmup_stable_decay"),
+                f"the schedule {self.schedule} has no min_learning_rate; choose --min-learning-rate 0",
+            ),
+            (
+                self.min_learning_rate > self.learning_rate,
                 f"min_learning_rate {self.min_learning_rate:g} is above the learning rate {self.learning_rate:g}; "
-                "choose a smaller one"
-            )
-        if self.bce_threshold is not None and self.loss != "bce":
-            raise ValueError("bce_threshold is a setting of the loss bce; choose --loss bce")
-        if self.sam_micro_batches and not self.sam_rho:
-            raise ValueError("sam_micro_batches is a setting of sharpness-aware minimisation; give --sam-rho")
-        if self.class_weights and self.loss == "bce":
-            raise ValueError("class weights are a setting of the loss ce; leave one of the two out")
-        if self.class_weights and self.balanced_sampling:
-            raise ValueError("class weights and balanced sampling make up for the same; choose one of the two")
-        return self
+                "choose a smaller one",
+            ),
+            (
+                self.bce_threshold is not None and self.loss != "bce",
+                "bce_threshold is a setting of the loss bce; choose --loss bce",
+            ),
+            (
+                self.sam_micro_batches and not self.sam_rho,
+                "sam_micro_batches is a setting of sharpness-aware minimisation; give --sam-rho",
+            ),
+            (
+                self.class_weights and self.loss == "bce",
+                "class weights are a setting of the loss ce; leave one of the two out",
+            ),
+            (
+                self.class_weights and self.balanced_sampling,
+                "class weights and balanced sampling make up for the same; choose one of the two",
+            ),
+        ):
+            if is_wrong:
+                raise UserError(f"{message}; see hf-vit finetune --help")
 
     def initial_head_bias(self, num_labels: int) -> float:
-        """First value of the head's bias.
+        """Return the first value of the head's bias.
 
         With "bce" a class is then answered with probability 1 / K at first. Google's original codes have the same
         value as a rounded constant: -6.9 for 1,000 classes and -10 for 21,843 (big_vision's configs of arXiv
@@ -140,7 +157,7 @@ class Recipe(BaseModel):
         return -math.log(num_labels) if self.loss == "bce" else 0.0
 
     def override(self, **values: Any) -> "Recipe":
-        """The recipe with other values; None changes nothing.
+        """Return the recipe with other values; None changes nothing.
 
         (0, 0) switches random_resized_crop and scale_jitter off, "none" auto_augment; of the three random crops one
         replaces the others.
@@ -151,49 +168,81 @@ class Recipe(BaseModel):
         Raises:
             UserError: a value is out of range; the message names value and range.
         """
-        given = {name: value for name, value in values.items() if value is not None}
+        changes = {name: value for name, value in values.items() if value is not None}
         known = OVERRIDABLE | {"image_size"}
-        for name in set(given) - known:
+        for name in set(changes) - known:
             near = difflib.get_close_matches(name, known, n=1) or sorted(known)
             raise UserError(f"a recipe has no value '{name}'; did you mean {near[0]}?")
-        if "epochs" in given and "steps" in given:
+        if "epochs" in changes and "steps" in changes:
             raise UserError("give the length either in epochs or in steps, not both")
-        changes: dict[str, Any] = {name: getattr(self, name) for name in type(self).model_fields}
-        if "epochs" in given or "steps" in given:
-            changes |= {"epochs": None, "steps": None}
-        varied: dict[str, Any] = {
-            name: given.pop(name) for name in list(given) if name in AugmentationConfig.__dataclass_fields__
-        }
-        for name in ("random_resized_crop", "scale_jitter"):
-            if varied.get(name) == (0, 0):
+        if "epochs" in changes or "steps" in changes:
+            changes = {"epochs": None, "steps": None} | changes
+        varied: dict[str, Any] = {name: changes.pop(name) for name in _AUGMENTATION if name in changes}
+        for name, off in (("random_resized_crop", (0, 0)), ("scale_jitter", (0, 0)), ("auto_augment", "none")):
+            if varied.get(name) == off:
                 varied[name] = None
-        if varied.get("auto_augment") == "none":
-            varied["auto_augment"] = None
-        if chosen := [crop for crop in _CROPS if varied.get(crop) is not None]:
-            varied = {**dict.fromkeys(set(_CROPS) - set(chosen)), **varied}
-        changes |= given
+        if any(varied.get(crop) is not None for crop in _CROPS):
+            varied = dict.fromkeys(_CROPS) | varied
         if varied:
-            changes["augmentation"] = AugmentationConfig(**{**vars(self.augmentation), **varied})
-        try:
-            return Recipe(**changes)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = "_".join(str(part) for part in first["loc"])
-            value = f"{where} = {first['input']!r}: " if where else ""
-            raise UserError(
-                f"{value}{first['msg'].removeprefix('Value error, ')}; see hf-vit finetune --help"
-            ) from error
+            changes["augmentation"] = replace(self.augmentation, **varied)
+        return replace(self, **changes)
 
     def settings(self) -> dict[str, Any]:
-        """Every value, plain: what facts record and `hf-vit recipes` prints."""
-        values = {name: getattr(self, name) for name in type(self).model_fields}
-        values.pop("summary")
-        augmentation: AugmentationConfig = values.pop("augmentation")
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in (values | vars(augmentation)).items()}
+        """Return every value, plain: what facts record and `hf-vit recipes` prints."""
+        values = {name: value for name, value in vars(self).items() if name not in ("summary", "augmentation")}
+        plain = values | vars(self.augmentation)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+
+
+_WORDS = {
+    "above": ("greater than", operator.gt),
+    "at_least": ("greater than or equal to", operator.ge),
+    "below": ("less than", operator.lt),
+    "at_most": ("less than or equal to", operator.le),
+}
+
+
+def _checked(known: "Field[Any]", value: Any) -> Any:
+    """Return a value of a field in its type.
+
+    Raises:
+        UserError: it has another one, or is out of range.
+    """
+    kind: Any = known.type
+    parts, need = (kind, *get_args(kind)), ""
+    if value is None and type(None) in parts:
+        return value
+    value = cast(Any, value)
+    try:
+        if get_origin(kind) is Literal:
+            *others, last = (repr(choice) for choice in parts[1:])
+            need = "" if value in parts else f"{', '.join(others)} or {last}"
+        elif any(get_origin(part) is tuple for part in parts):
+            need = "" if isinstance(value, tuple | list) else "a valid tuple"
+            value = value if need else tuple(value)
+        elif bool in parts:
+            need = "" if value in (True, False) else "a valid boolean"
+            value = value if need else bool(value)
+        elif "limits" in known.metadata:
+            number = float(value)
+            for limit, edge in known.metadata["limits"].items():
+                word, holds = _WORDS[limit]
+                need = need or ("" if holds(number, edge) else f"{word} {edge:g}")
+            if not math.isfinite(number):
+                need = "a finite number"
+            elif int in parts and not number.is_integer():
+                need = "a valid integer, got a number with a fractional part"
+            value = value if need else int(number) if int in parts else number
+    except (TypeError, ValueError):
+        need = "a valid number"
+    if need:
+        raise UserError(f"{known.name} = {value!r}: Input should be {need}; see hf-vit finetune --help")
+    return value
 
 
 _CROPS = ("random_resized_crop", "random_crop", "scale_jitter")
-# What no flag of `hf-vit finetune` changes, or one that is an option beside the recipe.
+_AUGMENTATION = tuple(each.name for each in fields(AugmentationConfig))
+# Values without a flag of `hf-vit finetune`, or with an option beside the recipe.
 _FIXED = {"name", "source", "summary", "learning_rates", "image_size", "architecture", "augmentation"}
-# What a flag of `hf-vit finetune` may change.
-OVERRIDABLE = (frozenset(Recipe.model_fields) - _FIXED) | frozenset(AugmentationConfig.__dataclass_fields__)
+# Values that a flag of `hf-vit finetune` may change.
+OVERRIDABLE = frozenset({each.name for each in fields(Recipe)} - _FIXED) | frozenset(_AUGMENTATION)

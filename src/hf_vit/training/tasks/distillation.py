@@ -1,28 +1,133 @@
-"""Learning from a teacher: DeiT's distillation token (arXiv 2012.12877), or any student's logits (arXiv 1503.02531).
+"""Teachers, and distillation: DeiT's token (arXiv 2012.12877), or any student's logits (arXiv 1503.02531).
 
-Legend: B images, C channels, H x W px, K labels, T temperature.
+Legend: B images, C channels, H x W px, K the data's classes, T temperature.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
 import torch
+from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
+from hf_vit.families import problem_type_of, refuse_regression
+from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.pixels import PixelScale
 from hf_vit.loading.start import ModelSource
+from hf_vit.loading.timm_models import timm_data_config
 from hf_vit.models.loss_hf_vit import classification_loss
 from hf_vit.training.plan import Run
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.tasks.classification import ClassifierTask, build_for_classes
-from hf_vit.training.tasks.teacher import Teacher, open_teacher
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 
+_PROBE_PX = 64
+# Pillow's filters that torch's resize has; the others come closest to bicubic.
+_MODES = {"nearest": "nearest-exact", "bilinear": "bilinear"}
+
+
+@final
+@dataclass(frozen=True)
+class Teacher:
+    """A classifier of transformers or timm that answers to a student's images; only meta pseudo labels train it.
+
+    Attributes:
+        subject: the model.
+        scale: of its pixel values.
+        size: (height, width) px of its input; None takes every size.
+        mode: of the resize to that size.
+        columns: its class for each of the data's, once they are matched.
+    """
+
+    subject: LoadedModel
+    scale: PixelScale = field(default_factory=PixelScale)
+    size: tuple[int, int] | None = None
+    mode: str = "bicubic"
+    columns: tuple[int, ...] | None = None
+
+    def for_classes(self, data_names: Sequence[str]) -> "Teacher":
+        """Return the teacher with logits of the data's classes alone, in their order.
+
+        Raises:
+            UserError: it knows no class of one of these names.
+        """
+        if not self.subject.label_sets:
+            raise UserError(
+                f"teacher {self.subject.name} does not name its classes, so nobody can tell which are the data's; "
+                "write label_names (timm) or id2label (transformers), in the order of its outputs, into its config.json"
+            )
+        try:
+            return replace(self, columns=tuple(self.subject.classes_of(data_names)))
+        except UserError as error:
+            raise UserError(f"teacher {self.subject.name}: {error}") from error
+
+    @torch.no_grad()
+    def answer(self, values: torch.Tensor, scale: PixelScale) -> torch.Tensor:
+        """Return logits [B, K], float32, of images [B, C, H, W] as a student of this `scale` takes them."""
+        return self.logits(values, scale)
+
+    @torch.no_grad()
+    def classify(self, images: Sequence[Image.Image]) -> torch.Tensor:
+        """Return logits [B, K], float32 on the CPU, of images as its own processor prepares them."""
+        return self._of(self.subject.pixel_values(images)).cpu()
+
+    def logits(self, values: torch.Tensor, scale: PixelScale) -> torch.Tensor:
+        """Return the logits of `answer`, with gradients."""
+        pixels = scale.pixels(values.float())
+        if self.size is not None and tuple(pixels.shape[2:]) != self.size:
+            smooth: dict[str, Any] = {} if self.mode == "nearest-exact" else {"antialias": True}
+            # Bicubic overshoots; an image does not.
+            pixels = F.interpolate(pixels, self.size, mode=self.mode, **smooth).clamp(0, 1)
+        return self._of(self.scale.values(pixels).to(self.subject.dtype))
+
+    def _of(self, values: torch.Tensor) -> torch.Tensor:
+        output = self.subject.model(values)
+        logits: torch.Tensor = getattr(output, "logits", output)
+        return logits.float() if self.columns is None else logits[:, list(self.columns)].float()
+
+
+def open_teacher(source: Any, device: str | None = None) -> Teacher:
+    """Load or wrap a teacher.
+
+    Args:
+        source: an image classifier, see `load_model`; or a `Teacher`.
+        device: torch device; by default a GPU where there is one. Models made in Python stay where they are.
+
+    Raises:
+        UserError: there is no such model, it is no classifier of one class an image, or it does not load.
+    """
+    teacher = source if isinstance(source, Teacher) else _as_teacher(load_model(source, device, as_classifier=True))
+    model, name = teacher.subject.model, teacher.subject.name
+    refuse_regression(model, name, "a teacher's place")
+    if problem_type_of(model) == "multi_label_classification":
+        raise UserError(
+            f"{name} judges each class by itself (multi-label), and students learn from a softmax over the classes; "
+            "give a teacher that was trained with one class an image"
+        )
+    model.eval().requires_grad_(False)
+    return teacher
+
+
+def _as_teacher(subject: LoadedModel) -> Teacher:
+    if subject.processor is None:
+        config = timm_data_config(subject.model)
+        height, width = config["input_size"][1:]
+        scale = PixelScale(tuple(config["mean"]), tuple(config["std"]))
+        return Teacher(subject, scale, (height, width), _MODES.get(config["interpolation"], "bicubic"))
+    resample = getattr(subject.processor, "resample", None) or Image.Resampling.BILINEAR
+    mode = _MODES.get(Image.Resampling(resample).name.lower(), "bicubic")
+    # It has a size if images of every size become one.
+    other = subject.prepare([Image.new("RGB", (_PROBE_PX // 2, _PROBE_PX // 2))])
+    size = subject.input_size if tuple(other.shape[2:]) == subject.input_size else None
+    return Teacher(subject, PixelScale.of(subject), size, mode)
+
+
 Kind = Literal["hard", "soft", "logit"]
-# What the teacher's part weighs; soft targets as arXiv 2012.12877, section 6, hard ones as its equation 3.
+# The weight of the teacher's part; soft targets as arXiv 2012.12877, section 6, hard ones as its equation 3.
 _WEIGHTS: dict[Kind, float] = {"hard": 0.5, "soft": 0.1, "logit": 0.1}
 _TEMPERATURE = 3.0
 
@@ -30,7 +135,7 @@ _TEMPERATURE = 3.0
 @final
 @dataclass(frozen=True)
 class DistillationOptions:
-    """What is learnt from whom.
+    """How a student learns from a teacher.
 
     Attributes:
         teacher: see `open_teacher`.
@@ -65,31 +170,12 @@ class DistillationOptions:
         return self.kind != "logit"
 
     def settings(self) -> dict[str, Any]:
-        """Plain values, without the teacher."""
+        """Return plain values, without the teacher."""
         weight = _WEIGHTS[self.kind] if self.weight is None else self.weight
         settings: dict[str, Any] = {"distillation": self.kind, "distillation_weight": weight}
         if self.kind != "hard":
             settings["temperature"] = self.temperature or _TEMPERATURE
         return settings
-
-
-def teaching_loss(logits: torch.Tensor, taught: torch.Tensor, temperature: float | None = None) -> torch.Tensor:
-    """What an image costs a student that answers otherwise than its teacher.
-
-    Args:
-        logits: [B, K] of the student.
-        taught: [B, K] of the teacher.
-        temperature: T; None takes the teacher's first guess for the truth.
-
-    Returns:
-        [B], nats: the cross-entropy to the first guess, or KL(teacher || student) * T^2 of the probabilities at T.
-    """
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    if temperature is None:
-        return F.cross_entropy(wide, taught.argmax(dim=1), reduction="none")
-    student = F.log_softmax(wide / temperature, dim=1)
-    teacher = F.log_softmax(taught.to(wide.dtype) / temperature, dim=1)
-    return F.kl_div(student, teacher, reduction="none", log_target=True).sum(dim=1) * temperature**2
 
 
 def distillation_loss(
@@ -101,17 +187,12 @@ def distillation_loss(
     problem_type: str | None = None,
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """(1 - weight) * loss on the labels + weight * mean `teaching_loss` (arXiv 2012.12877, equations 2 and 3).
+    """Return (1 - weight) * loss on the labels + weight * mean loss on the teacher's logits `taught` [B, K].
 
-    With a token the class token's head learns the labels, and the distillation token's head the teacher's answers.
-
-    Args:
-        outputs: of the student: `logits` [B, K]; with a token also `cls_logits` and `distillation_logits`.
-        labels: [B] or [B, K], see `classification_loss`.
-        taught: [B, K], the teacher's logits.
-        options: kind, weight and temperature.
-        problem_type: of the student's configuration.
-        num_items_in_batch: label elements of all accumulated batches, over which both means are taken.
+    The latter is the cross-entropy with the teacher's first guess, or KL(teacher || student) * T^2 of probabilities
+    at T (arXiv 2012.12877, equations 3 and 2). With a token the class token's head learns the labels, and the
+    distillation token's head the teacher's answers. `num_items_in_batch`: label elements of all accumulated batches,
+    over which both means are taken.
     """
     settings = options.settings()
     weight, temperature = settings["distillation_weight"], settings.get("temperature")
@@ -119,14 +200,20 @@ def distillation_loss(
         (outputs.cls_logits, outputs.distillation_logits) if options.uses_token else (outputs.logits, outputs.logits)
     )
     from_labels = classification_loss(own, labels, problem_type, num_items_in_batch)
-    each = teaching_loss(learner, taught, temperature)
+    wide = learner if learner.dtype == torch.float64 else learner.float()
+    if temperature is None:
+        each = F.cross_entropy(wide, taught.argmax(dim=1), reduction="none")
+    else:
+        student = F.log_softmax(wide / temperature, dim=1)
+        teacher = F.log_softmax(taught.to(wide.dtype) / temperature, dim=1)
+        each = F.kl_div(student, teacher, reduction="none", log_target=True).sum(dim=1) * temperature**2
     images = len(each) if num_items_in_batch is None else num_items_in_batch / labels[0].numel()
     return (1 - weight) * from_labels + weight * each.sum() / images
 
 
 @final
 class DistillationTrainer(HfViTTrainer):
-    """An `HfViTTrainer` whose student learns from labels and a teacher; evaluation looks at the labels alone.
+    """An `HfViTTrainer` whose student learns from labels and a teacher; evaluation uses the labels alone.
 
     The teacher sees the very images that the student is trained on, varied and mixed, in its own scale and size.
 
@@ -149,7 +236,7 @@ class DistillationTrainer(HfViTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """The loss of both, while the student trains."""
+        """Return the loss from labels and teacher while the student trains."""
         self._taught = None
         if model.training:
             with self.accelerator.autocast():
@@ -159,31 +246,16 @@ class DistillationTrainer(HfViTTrainer):
     def _loss(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        config = self.accelerator.unwrap_model(self.model).config
-        problem = config.problem_type
+        problem = self.accelerator.unwrap_model(self.model).config.problem_type
         if self._taught is None:
             return classification_loss(outputs.logits, labels, problem, num_items_in_batch)
-        return distillation_loss(
-            outputs,
-            labels,
-            self._taught,
-            self.distillation,
-            problem_type=problem,
-            num_items_in_batch=num_items_in_batch,
-        )
+        items: dict[str, Any] = {"problem_type": problem, "num_items_in_batch": num_items_in_batch}
+        return distillation_loss(outputs, labels, self._taught, self.distillation, **items)
 
 
 @final
 class Distillation(ClassifierTask):
-    """A classifier that learns from the labels and a teacher.
-
-    Args:
-        options: see there.
-        device: of the teacher.
-
-    Raises:
-        UserError: the teacher cannot be had.
-    """
+    """Learn from the labels and a teacher, which computes on `device`."""
 
     trainer_class = DistillationTrainer
 
@@ -207,11 +279,6 @@ class Distillation(ClassifierTask):
     def build(
         self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
     ) -> tuple[nn.Module, Any]:
-        """The student and its image processor.
-
-        Raises:
-            UserError: the teacher has other labels than the data; the student has no place for a distillation token.
-        """
         self.teacher.for_classes(data.label_names)
         tokens = {"use_distillation_token": True, "use_distillation_head": None} if self.options.uses_token else {}
         has_token = getattr(source.config, "use_distillation_token", None)

@@ -19,16 +19,20 @@ from torch.nn import functional as F
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_vit.data import AugmentationConfig, train_transform
-from hf_vit.data.load import UnlabelledImages
 from hf_vit.errors import UserError
 from hf_vit.loading.pixels import PixelScale
 from hf_vit.models.loss_hf_vit import classification_loss
 from hf_vit.training.plan import Run
 from hf_vit.training.processes import refusal_of, world_size
 from hf_vit.training.recipes.definition import Recipe
-from hf_vit.training.tasks.self_training import SelfTraining, SelfTrainingOptions
-from hf_vit.training.tasks.teacher import Teacher
-from hf_vit.training.tasks.unlabelled import UNLABELLED, UnlabelledCollator, stacked
+from hf_vit.training.tasks.distillation import Teacher
+from hf_vit.training.tasks.self_training import (
+    UNLABELLED,
+    SelfTraining,
+    SelfTrainingOptions,
+    UnlabelledCollator,
+    stacked,
+)
 from hf_vit.training.tasks.views import Views
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sampling import derive_seed
@@ -38,16 +42,10 @@ _BASELINE_SHARE = 0.01  # of every new feedback in the baseline: the authors' co
 
 
 def consistency_loss(weak: torch.Tensor, strong: torch.Tensor, temperature: float, threshold: float) -> torch.Tensor:
-    """UDA (arXiv 1904.12848): what is said of a varied image should be what is said of the image, which is fixed.
+    """Return UDA's loss (arXiv 1904.12848), nats: the answer to a strongly varied image should be that to the image.
 
-    Args:
-        weak: [n, K] logits of the images, mildly varied.
-        strong: [n, K] logits of the same, strongly varied.
-        temperature: sharpens the targets, below 1.
-        threshold: images whose likeliest class has less probability in the target do not count.
-
-    Returns:
-        The mean over all n, nats.
+    Of logits [n, K]; no gradient flows into the weak ones, sharpened by the temperature. Images whose likeliest class
+    has less probability than the threshold do not count.
     """
     targets = (weak.detach() / temperature).softmax(dim=1)
     counts = targets.amax(dim=1) >= threshold
@@ -55,17 +53,12 @@ def consistency_loss(weak: torch.Tensor, strong: torch.Tensor, temperature: floa
 
 
 def improvement(loss: torch.Tensor, weights: Sequence[nn.Parameter], before: Sequence[torch.Tensor]) -> torch.Tensor:
-    """How far a step has lowered a loss, to first order: its gradient at the new weights, times the way from there.
+    """Return how far a step has lowered a loss, to first order: its gradient at the new weights, times the step back.
 
     After a step of plain SGD this is algorithm 1's feedback, the product of eta, the gradient of CE(y_l, S(x_l)) at the
     new weights and that of CE(y_u, S(x_u)) at the old ones; after one of another optimizer, that of the step it made.
-
-    Args:
-        loss: at the new weights.
-        weights: of the student.
-        before: what they were.
     """
-    slopes = _slopes(loss, weights)
+    slopes: list[torch.Tensor | None] = list(torch.autograd.grad(loss, weights, allow_unused=True))
     parts = [
         ((old - new.detach()) * slope).sum()
         for old, new, slope in zip(before, weights, slopes, strict=True)
@@ -74,42 +67,27 @@ def improvement(loss: torch.Tensor, weights: Sequence[nn.Parameter], before: Seq
     return torch.stack(parts).sum()
 
 
-def _slopes(
-    loss: torch.Tensor, weights: Sequence[nn.Parameter], retain_graph: bool = False
-) -> list[torch.Tensor | None]:
-    """The loss's gradient for every weight; None for one that it does not depend on."""
-    return list(torch.autograd.grad(loss, weights, retain_graph=retain_graph, allow_unused=True))
-
-
 @final
 class TeachersLesson:
-    """What the teacher is to learn of a step, gathered from its micro-batches.
-
-    Args:
-        weights: of the teacher.
-    """
+    """Gathers the gradients of the teacher's `weights` from the micro-batches of a step."""
 
     def __init__(self, weights: Sequence[nn.Parameter]) -> None:
         self.weights = weights
         self.slopes: list[torch.Tensor | None] = [None] * len(weights)
 
     def add(self, loss: torch.Tensor, of_labels: torch.Tensor) -> None:
-        """Take in a micro-batch.
-
-        Args:
-            loss: the teacher's own, supervised and UDA, of which the weights get the gradient.
-            of_labels: the cross-entropy of its pseudo labels, whose gradient waits for the feedback.
-        """
-        found = _slopes(of_labels, self.weights, retain_graph=True)
+        """Add a micro-batch: the teacher's own loss, and that of its pseudo-labels, which waits for the feedback."""
+        gradients = torch.autograd.grad(of_labels, self.weights, retain_graph=True, allow_unused=True)
+        slopes: list[torch.Tensor | None] = list(gradients)
         loss.backward()
         self.slopes = [
             old if new is None else new if old is None else old + new
-            for old, new in zip(self.slopes, found, strict=True)
+            for old, new in zip(self.slopes, slopes, strict=True)
         ]
 
     @torch.no_grad()
     def finish(self, feedback: torch.Tensor) -> None:
-        """Add feedback * grad CE(pseudo labels) to the weights' gradients, and begin anew."""
+        """Add feedback * grad CE(pseudo-labels) to the weights' gradients, and begin anew."""
         for weight, slope in zip(self.weights, self.slopes, strict=True):
             if slope is not None:
                 weight.grad = slope * feedback if weight.grad is None else weight.grad + slope * feedback
@@ -118,16 +96,12 @@ class TeachersLesson:
 
 @final
 class MetaPseudoLabelsTrainer(HfViTTrainer):
-    """An `HfViTTrainer` whose student learns pseudo labels alone, and whose teacher, a copy, learns along.
+    """An `HfViTTrainer` whose student learns pseudo-labels alone, and whose teacher, a copy, learns along.
 
-    Every step: the teacher labels the strongly varied unlabelled images by chance; the student learns these labels; the
-    teacher learns the labelled images, consistency (`consistency_loss`), and to give such labels more often the more
-    they have improved the student on the labelled images (`improvement`). Its optimizer is the student's, at the same
+    Every step: the teacher labels the strongly varied unlabeled images by chance; the student learns these labels; the
+    teacher learns the labeled images, consistency (`consistency_loss`), and to give such labels more often the more
+    they have improved the student on the labeled images (`improvement`). Its optimizer is the student's, at the same
     rate and schedule. Only the student is evaluated and released (algorithm 1).
-
-    Args:
-        teacher: must answer in the student's classes (`Teacher.for_classes`).
-        self_training: the weights of its losses.
     """
 
     def __init__(self, *args: Any, teacher: Teacher, self_training: SelfTrainingOptions, **kwargs: Any) -> None:
@@ -144,7 +118,7 @@ class MetaPseudoLabelsTrainer(HfViTTrainer):
         self.add_callback(_TeachersTurn(self))
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The student's optimizer; and the teacher's, of the same kind."""
+        """Create the student's optimizer, and the teacher's, of the same kind."""
         chosen = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, None)
         kind: Any = chosen[0]
         learner = self.teacher.subject.model
@@ -159,7 +133,7 @@ class MetaPseudoLabelsTrainer(HfViTTrainer):
         return super().create_optimizer(model)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
-        """The micro-batches of a step, whose labelled images the student is asked of when it is made."""
+        """Return the micro-batches of a step, and keep them: their labeled images measure it when it is made."""
         batches, items = super().get_batch_samples(*args, **kwargs)
         self._batches = batches
         return batches, items
@@ -171,7 +145,7 @@ class MetaPseudoLabelsTrainer(HfViTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """The student's loss on pseudo labels while it trains, which the teacher gives and learns from."""
+        """Return the student's loss on the teacher's pseudo-labels while it trains; the teacher learns along."""
         if UNLABELLED not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         lesson = {"pixel_values": inputs[UNLABELLED][:, 1], "labels": self._teach(inputs)}
@@ -180,7 +154,7 @@ class MetaPseudoLabelsTrainer(HfViTTrainer):
         return super().compute_loss(model, lesson, return_outputs, num_items_in_batch)
 
     def _teach(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """Pseudo labels [B r] of a micro-batch, of which the teacher takes in its part."""
+        """Return pseudo-labels [B r] of a micro-batch, and add its part to the teacher's lesson."""
         labels, chosen = inputs["labels"], self.self_training
         views = [inputs["pixel_values"], *inputs[UNLABELLED].unbind(1)]
         self.teacher.subject.model.train()
@@ -197,15 +171,15 @@ class MetaPseudoLabelsTrainer(HfViTTrainer):
         return guesses
 
     def _share(self, labels: torch.Tensor) -> float:
-        """Of a micro-batch in its step."""
+        """Return the share of a micro-batch in its step."""
         return len(labels) / sum(len(batch["labels"]) for batch in self._batches)
 
     def remember_student(self) -> None:
-        """Before the student's step."""
+        """Keep the student's weights, before its step."""
         self._before = [weight.detach().clone() for weight in self._student_weights()]
 
     def teach_teacher(self) -> None:
-        """After the student's step: the teacher's."""
+        """Make the teacher's step, after the student's."""
         assert self.teacher_optimizer is not None
         feedback = torch.stack([self._improved(self._prepare_inputs(batch)) for batch in self._batches]).sum()
         self.baseline = torch.lerp(self.baseline, feedback, _BASELINE_SHARE)
@@ -286,12 +260,6 @@ class MetaPseudoLabels(SelfTraining):
         if not self.teacher.subject.is_differentiable:
             raise UserError(f"teacher {self.teacher.subject.name} cannot be trained; give the model itself")
 
-    def _label(self, images: UnlabelledImages) -> UnlabelledImages:
-        return images
-
-    def rows(self, run: Run) -> list[int]:
-        return list(range(len(self.unlabelled.seen)))
-
     def kept_bytes(self) -> int:
         return 3 * sum(weight.numel() * 4 for weight in self.teacher.subject.model.parameters())
 
@@ -312,7 +280,7 @@ class MetaPseudoLabels(SelfTraining):
 
 
 def _mild(run: Run) -> AugmentationConfig:
-    """The recipe's variation but for RandAugment, policies, colour jitter and erasing."""
+    """Return the recipe's augmentation without RandAugment, policies, color jitter and erasing."""
     return replace(run.recipe.augmentation, randaugment=None, auto_augment=None, color_jitter=0.0, random_erasing=0.0)
 
 

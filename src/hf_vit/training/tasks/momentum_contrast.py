@@ -1,32 +1,50 @@
-"""Momentum contrast (MoCo v3, arXiv 2104.02057) around any family's encoder, which is all of it that travels.
+"""Momentum contrast (MoCo v3, arXiv 2104.02057) around any family's encoder, which alone is saved.
 
-Legend: B images, D width of the pooled output, E projection width. Two views of an image are to be known for each other
+Legend: B images, D width of the pooled output, E projection width. The model has to find the other view of an image
 among all views of the batch: the batch, over all processes, is the dictionary.
 """
 
 import copy
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, Literal, final
+from pathlib import Path
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import distributed, nn
 from torch.nn import functional as F
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, ViTImageProcessor
+from transformers import (
+    AutoModel,
+    PreTrainedModel,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    ViTImageProcessor,
+)
 
+from hf_vit.data import ImageData
 from hf_vit.data.augmentation import AugmentationConfig
 from hf_vit.data.transforms import TrainTransform
 from hf_vit.errors import UserError
+from hf_vit.loading.start import ModelSource, build_model, build_processor
+from hf_vit.results.figures import new_figure, save_figure
+from hf_vit.training.plan import Run
+from hf_vit.training.processes import world_size
+from hf_vit.training.recipes.definition import Recipe
+from hf_vit.training.tasks.pretext import PretextTask, validation_images
 from hf_vit.training.tasks.views import Views
-from hf_vit.training.trainer.distributed import gather
+from hf_vit.training.trainer.distributed import gather, synchronise_batch_norms
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sampling import derive_seed
 
 _NORMS = ("batch", "layer", "none")
+_MAPPED = 1000  # images in the map of embeddings
+_MAX_NAMED_CLASSES = 20
 
 
 @final
@@ -66,7 +84,7 @@ class ContrastiveOptions:
 
 
 def build_mlp(sizes: Sequence[int], normalization: str) -> nn.Sequential:
-    """Dense layers without bias, each followed by a norm; ReLU between them. [B, sizes[0]] -> [B, sizes[-1]].
+    """Build dense layers without bias, each followed by a norm; ReLU between them. [B, sizes[0]] -> [B, sizes[-1]].
 
     The last norm has no scale and shift, as in the authors' code (`_build_mlp` in github.com/facebookresearch/moco-v3).
     """
@@ -84,20 +102,17 @@ def build_mlp(sizes: Sequence[int], normalization: str) -> nn.Sequential:
 
 
 def gather_rows(rows: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Rows [B, E] of all processes, one after the other, and where those of this one begin; no gradient flows."""
+    """Return rows [B, E] of all processes, one after the other, and where this one's begin; no gradient flows."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return rows, 0
     return gather(rows).flatten(0, 1), distributed.get_rank() * len(rows)
 
 
 def contrastive_loss(queries: torch.Tensor, keys: torch.Tensor, temperature: float, first: int = 0) -> torch.Tensor:
-    """InfoNCE: which key of the whole batch belongs to each query? (algorithm 1)
+    """Return InfoNCE: which key [of the whole batch, E] belongs to each query [B, E]? (algorithm 1)
 
-    Args:
-        queries: [B, E].
-        keys: [at least B, E] of the whole batch, without gradient.
-        temperature: tau; the loss is scaled by 2 * tau, so that its gradient does not grow as tau shrinks.
-        first: the row of `keys` that is of the first query's image; the others follow in the same order.
+    The loss is scaled by 2 * temperature, so that its gradient does not grow as the temperature shrinks. Key number
+    `first` is of the first query's image; the others follow in the same order.
     """
     queries = F.normalize(queries.float() if queries.dtype != torch.float64 else queries, dim=1)
     keys = F.normalize(keys.detach().to(queries.dtype), dim=1)
@@ -107,12 +122,7 @@ def contrastive_loss(queries: torch.Tensor, keys: torch.Tensor, temperature: flo
 
 @final
 class MomentumContrast(nn.Module):
-    """Encoder, projector and predictor, and a momentum copy of the first two that makes the keys.
-
-    Args:
-        encoder: a family's bare model with its pooling layer.
-        options: see there.
-    """
+    """Encoder with pooling layer, projector and predictor, and a momentum copy of the first two for the keys."""
 
     def __init__(self, encoder: Any, options: ContrastiveOptions | None = None) -> None:
         super().__init__()
@@ -157,7 +167,7 @@ class MomentumContrast(nn.Module):
 
 
 def momentum_at(step: int, steps: int, start: float) -> float:
-    """The momentum after `step` of `steps`: from `start` to 1 along half a cosine."""
+    """Return the momentum after `step` of `steps`: from `start` to 1 along half a cosine."""
     return 1 - (1 - start) * (1 + math.cos(math.pi * min(step / max(steps, 1), 1))) / 2
 
 
@@ -187,16 +197,11 @@ class MomentumUpdate(TrainerCallback):
 
 @final
 class TwoViews(Views):
-    """Two variations of every image, [2, 3, H, W].
+    """Two variations of every image, [2, 3, H, W]; the same at every evaluation if `judged`.
 
-    The crops and flips of `augmentation`, then BYOL's colours (arXiv 2006.07733, table 6), which differ for the two:
-    jitter and grey for both, blur always for the first and rarely for the second, solarised now and then the second.
-
-    Args:
-        processor: as in `train_transform`.
-        augmentation: crop, flip and whatever else.
-        seed: of the variation.
-        judged: for validation: the same views at every evaluation.
+    The crops and flips of `augmentation`, then BYOL's colors (arXiv 2006.07733, table 6), which differ for the two:
+    jitter and gray for both, blur always for the first and rarely for the second, solarization sometimes for the
+    second.
     """
 
     def __init__(
@@ -213,7 +218,7 @@ class TwoViews(Views):
             super().set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """From now on vary as in this epoch; validation stays as it is."""
+        """Augment as in this epoch from now on; validation never changes."""
         if self.mixable:
             super().set_epoch(epoch)
 
@@ -239,10 +244,86 @@ def collate_views(examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]
 
 @torch.no_grad()
 def embed(encoder: nn.Module, images: Sequence[torch.Tensor], batch_size: int = 64) -> NDArray[np.float32]:
-    """Pooled outputs [n, D] of an encoder in evaluation mode, of images [C, H, W]."""
+    """Return pooled outputs [n, D] of an encoder in evaluation mode, of images [C, H, W]."""
     device = next(encoder.parameters()).device
     starts = range(0, len(images), batch_size)
-    found = [
-        encoder(torch.stack(list(images[i : i + batch_size])).to(device)).pooler_output.float().cpu() for i in starts
-    ]
-    return torch.cat(found).numpy()
+    batches = (torch.stack(list(images[start : start + batch_size])).to(device) for start in starts)
+    return torch.cat([encoder(batch).pooler_output.float().cpu() for batch in batches]).numpy()
+
+
+@final
+class Contrast(PretextTask):
+    """Learn by `MomentumContrast`; the encoder is saved. `fields` are of its configuration."""
+
+    accumulates = False  # the images of a batch are each other's negatives
+    auto_class = AutoModel
+    trainer_class = ContrastTrainer
+    picture = "embeddings.png"
+    arguments: ClassVar[dict[str, Any]] = PretextTask.arguments | {
+        "label_names": ["views"],
+        "dataloader_drop_last": True,
+    }
+
+    def __init__(self, options: ContrastiveOptions, fields: Mapping[str, Any]) -> None:
+        super().__init__("contrastive", fields)
+        self.options = options
+
+    def settings(self) -> dict[str, Any]:
+        return {"objective": self.name, **self.fields, **asdict(self.options)}
+
+    def build(
+        self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
+    ) -> tuple[nn.Module, Any]:
+        images = data.num_examples("train")
+        if images is not None and images < recipe.batch_size:
+            raise UserError(
+                f"{images} training images are fewer than a batch of {recipe.batch_size}; choose a smaller --batch-size"
+            )
+        encoder = build_model(
+            source, "model", image_size=image_size, dropout=recipe.dropout, drop_path=recipe.drop_path, **self.fields
+        )
+        module = MomentumContrast(encoder, self.options)
+        if world_size() > 1:  # as the authors' code does
+            synchronise_batch_norms(module)
+        return module, build_processor(source, encoder.config)
+
+    def learners(self, module: MomentumContrast) -> Sequence[PreTrainedModel]:
+        return [module.encoder, module.momentum_encoder]
+
+    def released(self, module: MomentumContrast) -> PreTrainedModel:
+        return module.encoder
+
+    def transforms(self, run: Run) -> tuple[Any, Any]:
+        augmentation, seed = run.recipe.augmentation, run.options.seed
+        return TwoViews(run.processor, augmentation, seed), TwoViews(run.processor, augmentation, seed, judged=True)
+
+    def collator(self, run: Run) -> Any:
+        return collate_views
+
+    def callbacks(self, run: Run) -> list[TrainerCallback]:
+        assert isinstance(run.model, MomentumContrast)
+        return [MomentumUpdate(run.model)]
+
+    def draw(self, run: Run, model: PreTrainedModel, path: Path) -> None:
+        images, labels = zip(*validation_images(run, _MAPPED), strict=True)
+        draw_embeddings(embed(model, images), list(labels), run.data.label_names, path)
+
+
+def draw_embeddings(
+    embeddings: NDArray[np.float32], labels: Sequence[int], label_names: Sequence[str], path: Path
+) -> None:
+    """Draw the first two principal components of embeddings [n, D], colored by class, which training did not see."""
+    centred = embeddings.astype(np.float64) - embeddings.mean(axis=0)
+    _, values, axes_of = np.linalg.svd(centred, full_matrices=False)
+    places, shares = centred @ axes_of[:2].T, values**2 / max(float((values**2).sum()), 1e-30)
+    figure = new_figure(6, 5)
+    axes = figure.add_subplot()
+    numbers = np.asarray(labels)
+    for label, name in enumerate(label_names):
+        own = places[numbers == label]
+        axes.scatter(own[:, 0], own[:, 1], s=12, label=name, color=f"C{label}" if label < 10 else None)
+    axes.set_xlabel(f"first principal component ({shares[0]:.0%} of the variance)")
+    axes.set_ylabel(f"second ({shares[1]:.0%})")
+    if len(label_names) <= _MAX_NAMED_CLASSES:
+        axes.legend(fontsize=7)
+    save_figure(figure, path)

@@ -1,4 +1,4 @@
-"""Learning without labels (a pretext task): what both ways have in common, and what they leave."""
+"""Self-supervised learning (a pretext task): the base of both tasks, and their result."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from hf_vit.data.batches import TransformedImages
 from hf_vit.errors import UserError
 from hf_vit.training.plan import Run
 from hf_vit.training.recipes.definition import Recipe
-from hf_vit.training.tasks.task import Task, TrainingResult
+from hf_vit.training.tasks.task import Task, TrainingResult, active_settings
 
 
 @dataclass(frozen=True, repr=False)
@@ -23,8 +23,8 @@ class PretrainResult(TrainingResult):
     """A finished pre-training: the model after the last step, of a contrastive training the encoder alone.
 
     Attributes:
-        picture: the file in `folder` that shows what was learnt.
-        validation_loss: of the task, on the validation split, after the last step; None without an evaluation.
+        picture: a file in `folder` with predictions or embeddings of validation images.
+        validation_loss: on the validation split, after the last step; None without an evaluation.
     """
 
     picture: Path
@@ -36,12 +36,7 @@ class PretrainResult(TrainingResult):
 
 
 class PretextTask(Task[PretrainResult]):
-    """Abstract: one way of learning without labels.
-
-    Args:
-        name: of the objective.
-        fields: of the model's configuration that the user chose; they replace those of the source.
-    """
+    """Abstract: an objective without labels; `fields` of the model's configuration replace those of the source."""
 
     picture: str
     # The last weights are kept: a lower loss of the pretext is no better model.
@@ -57,26 +52,11 @@ class PretextTask(Task[PretrainResult]):
 
     @abstractmethod
     def draw(self, run: Run, model: PreTrainedModel, path: Path) -> None:
-        """Draw what was learnt, on validation images."""
+        """Draw predictions or embeddings of validation images."""
 
     def check(self, recipe: Recipe) -> None:
-        asked = {
-            "loss bce": recipe.loss == "bce",
-            "tune": recipe.tune != "all",
-            "class_weights": recipe.class_weights,
-            "balanced_sampling": recipe.balanced_sampling,
-            "repeated_augmentation": recipe.repeated_augmentation > 1,
-            "new_head": recipe.new_head,
-            "architecture": bool(recipe.architecture),
-            "layer_decay": recipe.layer_decay is not None,
-            "average_decay": recipe.average_decay is not None,
-            "sam_rho": recipe.sam_rho > 0,
-            "label_smoothing": recipe.label_smoothing > 0,
-            "head_bias": recipe.head_bias is not None,
-            "mixup_alpha": recipe.augmentation.mixup_alpha > 0,
-            "cutmix_alpha": recipe.augmentation.cutmix_alpha > 0,
-        }
-        if wrong := [name for name, is_asked in asked.items() if is_asked]:
+        if active := active_settings(recipe):
+            wrong = [f"loss {recipe.loss}" if name == "loss" else name for name in active]
             raise UserError(
                 f"{', '.join(wrong)} of the recipe {recipe.name} is for classifiers (hf-vit finetune); leave that "
                 "out, or pre-train with another recipe"
@@ -108,7 +88,7 @@ class PretextTask(Task[PretrainResult]):
 
 
 def validation_images(run: Run, count: int) -> list[tuple[torch.Tensor, int]]:
-    """Validation images [C, H, W] with their labels, as the model sees them: evenly spread, of a stream the first."""
+    """Return validation images [C, H, W] as the model sees them, with labels: evenly spread, of a stream the first."""
     split = transform_split(run.data, "validation", eval_transform(run.processor), cache_bytes=0)
     if isinstance(split, TransformedImages):
         examples = (split[index] for index in range(0, len(split), max(1, len(split) // count)))

@@ -1,20 +1,30 @@
-"""Learning from images without labels, which a teacher labels: what the ways of doing so have in common."""
+"""Self-training on unlabeled images: how their pseudo-labels come about, and Noisy Student (arXiv 1911.04252).
+
+Legend: U unlabeled images, B labeled images of a batch, r unlabeled images per labeled one, K labels.
+"""
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, cast, final
 
+import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
 
-from hf_vit.data import ImageData, TransformedImages
+from hf_vit.data import ImageCollator, ImageData, TransformedImages, to_rgb, train_transform
 from hf_vit.data.load import UnlabelledImages, load_unlabelled
 from hf_vit.errors import UserError
 from hf_vit.loading.start import ModelSource
 from hf_vit.training.plan import Run
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.tasks.classification import ClassifierTask, build_for_classes
-from hf_vit.training.tasks.teacher import open_teacher
-from hf_vit.training.tasks.unlabelled import WithUnlabelled
+from hf_vit.training.tasks.distillation import open_teacher
+from hf_vit.training.tasks.task import active_settings
+from hf_vit.training.trainer.losses import smooth_labels
+from hf_vit.training.trainer.sampling import derive_seed
 
 SelfTrainingKind = Literal["noisy-student", "meta-pseudo-labels"]
 # Of arXiv 1911.04252, section 3.1 (ratio: the authors' code, EfficientNet-B1 to B7; 14 for L2 in the paper), and of
@@ -27,19 +37,16 @@ _DEFAULTS: dict[SelfTrainingKind, dict[str, Any]] = {
         "images_per_class": 130_000,
         "head_dropout": 0.5,
     },
-    "meta-pseudo-labels": {
-        "unlabelled_ratio": 4,
-        "uda_weight": 1.0,
-        "uda_temperature": 0.75,
-        "uda_threshold": 0.6,
-    },
+    "meta-pseudo-labels": {"unlabelled_ratio": 4, "uda_weight": 1.0, "uda_temperature": 0.75, "uda_threshold": 0.6},
 }
+UNLABELLED = "unlabelled"
+_AT_ONCE = 64  # images of a forward pass of the teacher
 
 
 @final
 @dataclass(frozen=True)
 class SelfTrainingOptions:
-    """What is learnt from images without labels, and from whose labels for them.
+    """How a student learns from unlabeled images and a teacher.
 
     A value of None is the default of its kind, see `settings`; those of the other kind are refused.
 
@@ -47,17 +54,17 @@ class SelfTrainingOptions:
         teacher: a classifier of the data's classes, see `open_teacher`.
         unlabelled: see `hf_vit.data.load.load_unlabelled`.
         kind: "noisy-student" (arXiv 1911.04252) or "meta-pseudo-labels" (arXiv 2003.10580).
-        unlabelled_ratio: unlabelled images a labelled one, in every step: 3, or 4 of meta pseudo labels.
+        unlabelled_ratio: unlabeled images per labeled one, in every step: 3, or 4 for meta pseudo labels.
         pseudo_labels: of a noisy student: "soft", the teacher's probabilities (the default), or "hard", its first
             guess. Those of meta pseudo labels are drawn from the probabilities (algorithm 1).
-        confidence: of a noisy student: unlabelled images of whose class the teacher is less sure are left out; 0.3.
-        images_per_class: of a noisy student: of every class as many are learnt from: the surest, or all and some of
+        confidence: of a noisy student: unlabeled images are left out if the teacher's best probability is lower; 0.3.
+        images_per_class: of a noisy student: the same number of images of every class: the surest, or all and some of
             them repeatedly; at most as many as the largest class has, and 130,000.
-        head_dropout: of a noisy student: dropout of what enters the head; 0.5.
-        uda_weight: of meta pseudo labels: what it weighs in the teacher's loss that it says of a varied image the same
-            as of the image (UDA, arXiv 1904.12848), at the end; it rises from 0. 1.
-        uda_temperature: which sharpens what it says of the image; 0.75.
-        uda_threshold: images of which it is less sure do not count; 0.6.
+        head_dropout: of a noisy student: dropout before the head; 0.5.
+        uda_weight: of meta pseudo labels: weight, at the end, of the teacher's consistency loss (UDA, arXiv
+            1904.12848): it should answer to an augmented image as to the image; it rises from 0. 1.
+        uda_temperature: sharpens its answer to the image; 0.75.
+        uda_threshold: images whose best probability is lower do not count; 0.6.
 
     Raises:
         UserError: a value out of range, or of the other kind.
@@ -81,42 +88,101 @@ class SelfTrainingOptions:
         for name in sorted({name for values in _DEFAULTS.values() for name in values} - _DEFAULTS[self.kind].keys()):
             if getattr(self, name) is not None:
                 raise UserError(f"{name} is no setting of {self.kind}; leave it out")
-        values = self._values()
-        for name in ("unlabelled_ratio", "images_per_class"):
-            if values.get(name, 1) < 1:
-                raise UserError(f"{name} {values[name]} must be at least 1")
+        values = self.settings()
         if values.get("pseudo_labels", "soft") not in ("soft", "hard"):
             raise UserError(f"pseudo labels '{self.pseudo_labels}' are unknown; choose soft or hard")
-        for name in ("confidence", "uda_threshold", "head_dropout"):
-            value = values.get(name, 0)
-            if not 0 <= value <= 1 or (name == "head_dropout" and value == 1):
-                raise UserError(f"{name} {value} must be in 0..1{', below 1' if name == 'head_dropout' else ''}")
-        if not 0 <= values.get("uda_weight", 0) < float("inf"):
-            raise UserError(f"uda_weight {self.uda_weight} must be 0 or more")
-        if not 0 < values.get("uda_temperature", 1) < float("inf"):
-            raise UserError(f"uda_temperature {self.uda_temperature} must be above 0")
-
-    def _values(self) -> dict[str, Any]:
-        given = {name: getattr(self, name) for name in _DEFAULTS[self.kind]}
-        return _DEFAULTS[self.kind] | {name: value for name, value in given.items() if value is not None}
+        infinite = float("inf")
+        for name, is_good, need in (
+            ("unlabelled_ratio", lambda value: value >= 1, "at least 1"),
+            ("images_per_class", lambda value: value >= 1, "at least 1"),
+            ("confidence", lambda value: 0 <= value <= 1, "in 0..1"),
+            ("uda_threshold", lambda value: 0 <= value <= 1, "in 0..1"),
+            ("head_dropout", lambda value: 0 <= value < 1, "in 0..1, below 1"),
+            ("uda_weight", lambda value: 0 <= value < infinite, "0 or more"),
+            ("uda_temperature", lambda value: 0 < value < infinite, "above 0"),
+        ):
+            if name in values and not is_good(values[name]):
+                raise UserError(f"{name} {values[name]} must be {need}")
 
     def settings(self) -> dict[str, Any]:
-        """Plain values, without teacher and images."""
-        return {"self_training": self.kind, **self._values()}
+        """Return plain values, without teacher and images."""
+        chosen = {name: getattr(self, name) for name in _DEFAULTS[self.kind] if getattr(self, name) is not None}
+        return {"self_training": self.kind, **(_DEFAULTS[self.kind] | chosen)}
+
+
+@final
+class WithUnlabelled(torch.utils.data.Dataset[dict[str, Any]]):
+    """Labeled examples, each with `ratio` unlabeled ones (of `rows`) under the key "unlabelled".
+
+    An epoch is one of the labeled images. The unlabeled ones come in shuffled passes of their own, which run on
+    through the epochs: each comes once a pass. Which ones come, and how they are augmented, depends on
+    (seed, epoch, position) alone, as all order does (see `sampling`).
+    """
+
+    def __init__(
+        self, labelled: TransformedImages, unlabelled: TransformedImages, rows: Sequence[int], ratio: int, seed: int
+    ) -> None:
+        self.labelled, self.unlabelled, self.ratio, self.seed = labelled, unlabelled, ratio, seed
+        self.rows = torch.as_tensor(rows)
+        unlabelled.set_epoch(0)  # the number of the draw tells the variations apart
+        self._epoch = torch.tensor(0).share_memory_()
+        self._orders: dict[int, torch.Tensor] = {}  # of the passes that were drawn from last
+
+    def __len__(self) -> int:
+        return len(self.labelled)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw and augment as in this epoch from now on."""
+        self._epoch.fill_(epoch)
+        self.labelled.set_epoch(epoch)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return examples of the labeled images, each with its unlabeled ones."""
+        begin = int(self._epoch) * len(self)
+        draws = [(begin + index) * self.ratio + which for index in indices for which in range(self.ratio)]
+        others = self.unlabelled.varied([self._row(draw) for draw in draws], draws)
+        shares = (others[start : start + self.ratio] for start in range(0, len(others), self.ratio))
+        return [
+            {**example, UNLABELLED: share}
+            for example, share in zip(self.labelled.__getitems__(indices), shares, strict=True)
+        ]
+
+    def _row(self, draw: int) -> int:
+        number, place = divmod(draw, len(self.rows))
+        if number not in self._orders:
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, number))
+            kept = {key: self._orders[key] for key in sorted(self._orders)[-1:]}
+            self._orders = {**kept, number: torch.randperm(len(self.rows), generator=generator)}
+        return int(self.rows[self._orders[number][place]])
+
+
+class UnlabelledCollator:
+    """Collates as `ImageCollator` does; `join` adds the examples of unlabeled images to the labeled batch."""
+
+    def __init__(
+        self, num_labels: int, join: Callable[[dict[str, torch.Tensor], list[dict[str, Any]]], dict[str, torch.Tensor]]
+    ) -> None:
+        self._labelled, self._join = ImageCollator(num_labels), join
+
+    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        batch = self._labelled(examples)
+        if UNLABELLED not in examples[0]:
+            return batch
+        return self._join(batch, [other for example in examples for other in example[UNLABELLED]])
+
+
+def stacked(examples: Sequence[dict[str, Any]]) -> torch.Tensor:
+    """Return the pixels of examples, [n, ...]."""
+    return torch.stack([torch.as_tensor(example["pixel_values"]) for example in examples])
 
 
 class SelfTraining(ClassifierTask):
-    """Abstract: a classifier that learns from labelled images and from those that its teacher labels.
+    """Abstract: a classifier that learns from labeled images and from unlabeled ones with pseudo-labels.
 
-    Unlabelled images whose contents are among those that the model is validated or tested on are left out.
-
-    Args:
-        options: see there.
-        device: of the teacher.
-        skip_bad_images: leave unreadable images out.
-
-    Raises:
-        UserError: the teacher cannot be had.
+    Unlabeled images whose contents are among the validation and test images are left out.
     """
 
     def __init__(self, options: SelfTrainingOptions, device: str | None = None, skip_bad_images: bool = False) -> None:
@@ -127,7 +193,7 @@ class SelfTraining(ClassifierTask):
 
     @property
     def unlabelled(self) -> UnlabelledImages:
-        """The unlabelled images, once a run is prepared."""
+        """The unlabeled images, once a run is prepared."""
         assert self._images is not None
         return self._images
 
@@ -142,14 +208,9 @@ class SelfTraining(ClassifierTask):
         }
 
     def check(self, recipe: Recipe) -> None:
-        asked = {
-            "--loss bce": recipe.loss == "bce",
-            "--class-weights": recipe.class_weights,
-            "--mixup-alpha": recipe.augmentation.mixup_alpha > 0,
-            "--cutmix-alpha": recipe.augmentation.cutmix_alpha > 0,
-            "--repeated-augmentation": recipe.repeated_augmentation > 1,
-        }
-        if wrong := [flag for flag, is_asked in asked.items() if is_asked]:
+        names = ("loss", "class_weights", "mixup_alpha", "cutmix_alpha", "repeated_augmentation")
+        if active := active_settings(recipe, names):
+            wrong = ["--loss bce" if name == "loss" else f"--{name.replace('_', '-')}" for name in active]
             raise UserError(
                 f"{', '.join(wrong)} of the recipe {recipe.name}: pseudo labels are learnt with the plain softmax "
                 f"cross-entropy; leave that out, or choose --recipe {self.options.kind}"
@@ -158,12 +219,6 @@ class SelfTraining(ClassifierTask):
     def build(
         self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
     ) -> tuple[nn.Module, Any]:
-        """The student and its image processor.
-
-        Raises:
-            UserError: the teacher has other labels than the data; there are no unlabelled images, or they cannot be
-                read; the data are a stream.
-        """
         if data.readers:
             raise UserError(
                 "the unlabelled images are drawn beside the labelled ones by their numbers, which a stream does not "
@@ -171,24 +226,20 @@ class SelfTraining(ClassifierTask):
             )
         self.teacher = self.teacher.for_classes(data.label_names)
         if self._images is None:
-            self._images = self._label(self._load(source, data, image_size))
-        return build_for_classes(source, data, image_size, recipe)
-
-    def _load(self, source: ModelSource, data: ImageData, image_size: tuple[int, int]) -> UnlabelledImages:
-        images = load_unlabelled(
-            self.options.unlabelled,
-            image_size=image_size,
-            min_size=source.config.patch_stride,
-            skip_bad_images=self._skip_bad_images,
-        )
-        judged = {image.digest for split in ("validation", "test") for image in data.seen[split]}
-        kept = images.without(judged)
-        if not kept.seen:
-            raise UserError(
-                f"all {len(images.seen)} unlabelled images of {images.name} are among the validation and test images "
-                f"of {data.name}; give others"
+            images = load_unlabelled(
+                self.options.unlabelled,
+                image_size=image_size,
+                min_size=source.config.patch_stride,
+                skip_bad_images=self._skip_bad_images,
             )
-        return kept
+            learnable = images.without({image.digest for name in ("validation", "test") for image in data.seen[name]})
+            if not learnable.seen:
+                raise UserError(
+                    f"all {len(images.seen)} unlabelled images of {images.name} are among the validation and test "
+                    f"images of {data.name}; give others"
+                )
+            self._images = self.select(learnable)
+        return build_for_classes(source, data, image_size, recipe)
 
     def learnt_from(self, run: Run) -> list[str]:
         return [*super().learnt_from(run), *(image.digest for image in self.unlabelled.seen)]
@@ -203,23 +254,124 @@ class SelfTraining(ClassifierTask):
         )
 
     def training_images(self, run: Run, transform: Any) -> WithUnlabelled:
-        """Labelled images, each with its share of the unlabelled ones."""
         others = TransformedImages(self.unlabelled.table, self.unlabelled_transform(run))
         labelled = super().training_images(run, transform)
         return WithUnlabelled(labelled, others, self.rows(run), run.task["unlabelled_ratio"], run.options.seed)
 
-    @abstractmethod
-    def _label(self, images: UnlabelledImages) -> UnlabelledImages:
-        """The images that can be learnt from.
+    def select(self, images: UnlabelledImages) -> UnlabelledImages:
+        """Return the images to learn from.
 
         Raises:
             UserError: there are none.
         """
+        return images
 
-    @abstractmethod
     def rows(self, run: Run) -> list[int]:
-        """Of the unlabelled images those of a pass."""
+        """Return the rows of the unlabeled images that one pass has."""
+        return list(range(len(self.unlabelled.seen)))
 
     @abstractmethod
     def unlabelled_transform(self, run: Run) -> Any:
-        """How unlabelled images are varied."""
+        """Return the transform of unlabeled images."""
+
+
+def balanced_rows(confidence: torch.Tensor, classes: torch.Tensor, per_class: int, seed: int) -> list[int]:
+    """Return rows with every class equally often (arXiv 1911.04252, section 3.1, data filtering and balancing).
+
+    Of a class with more images the surest, by `confidence` [U] in `classes` [U]; of one with fewer all, as often as
+    they fit in, and the rest by chance. A class without any stays without.
+    """
+    rows: list[int] = []
+    for label in classes.unique().tolist():
+        inside = torch.nonzero(classes == label)[:, 0]
+        inside = inside[confidence[inside].argsort(descending=True, stable=True)][:per_class]
+        whole, rest = divmod(per_class, len(inside))
+        generator = torch.Generator().manual_seed(derive_seed(seed, label))
+        again = inside[torch.randperm(len(inside), generator=generator)[:rest]]
+        rows += [*inside.tolist() * whole, *again.tolist()]
+    return rows
+
+
+@final
+class NoisyStudent(SelfTraining):
+    """Noisy Student: the teacher, without noise, labels clean images once; the student learns them under noise.
+
+    The noise is the recipe's (RandAugment, stochastic depth) and dropout before the head. Labeled and unlabeled
+    images make one batch, whose mean cross-entropy is the loss (section 3.1).
+    """
+
+    # The collator smooths the labels: the teacher's probabilities stay as they are.
+    arguments: ClassVar[dict[str, Any]] = {"label_smoothing_factor": 0.0}
+
+    _probabilities: torch.Tensor  # [U, K] of the selected images
+    _noise: RemovableHandle
+
+    def build(
+        self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
+    ) -> tuple[nn.Module, Any]:
+        student, processor = super().build(source, data, image_size, recipe)
+        rate = self.options.settings()["head_dropout"]
+        head = student.get_submodule("classifier")
+        self._noise = head.register_forward_pre_hook(
+            lambda module, inputs: (F.dropout(inputs[0], rate, module.training), *inputs[1:])
+        )
+        return student, processor
+
+    def released(self, module: Any) -> PreTrainedModel:
+        self._noise.remove()
+        return module
+
+    def select(self, images: UnlabelledImages) -> UnlabelledImages:
+        least, table = self.options.settings()["confidence"], cast(Any, images.table)
+        batches = (table[start : start + _AT_ONCE]["image"] for start in range(0, len(table), _AT_ONCE))
+        logits = [self.teacher.classify([to_rgb(image) for image in batch]) for batch in batches]
+        probabilities = torch.cat(logits).softmax(dim=1)
+        sure = probabilities.amax(dim=1)
+        rows = torch.nonzero(sure >= least)[:, 0].tolist()
+        if not rows:
+            raise UserError(
+                f"teacher {self.teacher.subject.name} is sure of none of the {len(images.seen)} unlabelled images of "
+                f"{images.name}: of the surest {float(sure.max()):.2f}, needed {least:g}; lower --confidence, or "
+                "train a better teacher"
+            )
+        self._probabilities = probabilities[rows]
+        seen = [images.seen[row] for row in rows]
+        left_out = images.left_out + len(images.seen) - len(rows)
+        return UnlabelledImages(images.name, images.table.select(rows), seen, left_out)
+
+    def rows(self, run: Run) -> list[int]:
+        sure, classes = self._probabilities.max(dim=1)
+        most = min(int(classes.bincount().max()), run.task["images_per_class"])
+        return balanced_rows(sure, classes, most, run.options.seed)
+
+    def settings(self) -> dict[str, Any]:
+        counts = self._probabilities.argmax(dim=1).bincount(minlength=self._probabilities.shape[1])
+        return {**super().settings(), "unlabelled_images_of_classes": counts.tolist()}
+
+    def unlabelled_transform(self, run: Run) -> Any:
+        return train_transform(run.processor, run.recipe.augmentation, derive_seed(run.options.seed, 1))
+
+    def collator(self, run: Run) -> Any:
+        hard = run.task["pseudo_labels"] == "hard"
+        return UnlabelledCollator(
+            len(run.data.label_names), Join(self._probabilities, run.recipe.label_smoothing, hard)
+        )
+
+
+@final
+class Join:
+    """One batch [B (1 + r), C, H, W] of labeled and unlabeled images; its labels are probabilities [B (1 + r), K]."""
+
+    def __init__(self, probabilities: torch.Tensor, smoothing: float, hard: bool) -> None:
+        self._smoothing, self._num_labels = smoothing, probabilities.shape[1]
+        self._targets = self._smooth(probabilities.argmax(dim=1)) if hard else probabilities
+
+    def __call__(self, batch: dict[str, torch.Tensor], unlabelled: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        taught = self._targets[[example["index"] for example in unlabelled]]
+        return {
+            "pixel_values": torch.cat([batch["pixel_values"], stacked(unlabelled)]),
+            "labels": torch.cat([self._smooth(batch["labels"]), taught]),
+        }
+
+    def _smooth(self, labels: torch.Tensor) -> torch.Tensor:
+        return smooth_labels(labels, self._num_labels, self._smoothing)

@@ -1,11 +1,11 @@
-"""What a training learns: the one abstract `Task`, which the driver (`hf_vit.training.run`) carries out.
+"""What a training learns: the abstract `Task`, which the driver (`hf_vit.training.run`) carries out.
 
-A new task is one class here and one line of the table in `registry`.
+A new task is one class and one line of the table in `registry`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -16,14 +16,49 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from hf_vit.data import ImageData, eval_transform, train_transform, transform_split
 from hf_vit.data.annotations import Target
 from hf_vit.display import Displayed
+from hf_vit.environment import pick_device
 from hf_vit.errors import UserError
+from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.protocols.dense.detection import DetectionResult
+from hf_vit.evaluation.protocols.dense.segmentation import SegmentationResult
+from hf_vit.evaluation.protocols.multi_label import MultiLabelResult
+from hf_vit.evaluation.protocols.registry import PROTOCOLS, ProtocolRun
+from hf_vit.evaluation.protocols.top1 import ClassificationResult
+from hf_vit.evaluation.saving import save_protocol
+from hf_vit.hub.push_result import PushResult
+from hf_vit.loading.model import load_model
 from hf_vit.loading.start import ModelSource
 from hf_vit.results.facts import Facts, Record
 from hf_vit.training.plan import Run, choose_attention, log_folder, training_arguments
 from hf_vit.training.recipes.definition import Recipe
-from hf_vit.training.trainer.callbacks import Clock, StopOnTermination, callbacks_of
+from hf_vit.training.record import recipe_values
+from hf_vit.training.trainer.callbacks import Clock, Patience, StopOnTermination, callbacks_of
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import optimizer_of
+
+# Settings of a recipe that only classifiers have -> their values where they are off.
+_OFF: Mapping[str, Any] = {
+    "loss": "ce",
+    "tune": "all",
+    "class_weights": False,
+    "balanced_sampling": False,
+    "repeated_augmentation": 1,
+    "new_head": False,
+    "architecture": {},
+    "layer_decay": None,
+    "average_decay": None,
+    "sam_rho": 0.0,
+    "label_smoothing": 0.0,
+    "head_bias": None,
+    "mixup_alpha": 0.0,
+    "cutmix_alpha": 0.0,
+}
+
+
+def active_settings(recipe: Recipe, names: Sequence[str] = tuple(_OFF)) -> dict[str, Any]:
+    """Return those of a recipe's settings for classifiers that are on, with their values."""
+    values = recipe.settings()
+    return {name: values[name] for name in names if values[name] != _OFF[name]}
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,12 +66,12 @@ class TrainingResult(Displayed):
     """A finished training.
 
     Attributes:
-        folder: holds model, processor, facts.json, learning_curve.png, README.md and what the task draws.
-        model: what was saved, in evaluation mode.
+        folder: holds model, processor, facts.json, learning_curve.png, README.md and the pictures of the task.
+        model: the saved model, in evaluation mode.
         processor: its image processor.
         steps: optimizer steps done.
         seconds: spent training, evaluations and checkpoints included.
-        history: the Trainer's log, one entry a logging or evaluation; empty where the run was found finished.
+        history: the Trainer's log, one entry a logging or evaluation; empty where the run had already finished.
     """
 
     folder: Path
@@ -61,46 +96,46 @@ Result = TypeVar("Result", bound=TrainingResult)
 
 
 class Task(ABC, Generic[Result]):
-    """Abstract: what is learnt, from which images, by which module, and what is left at the end."""
+    """Abstract: what a model learns, from which images, in which module, and what the finished folder holds."""
 
-    # The Auto class that loads what is saved.
+    # The Auto class that loads the saved model.
     auto_class: Any
-    # Whether the images of a batch do not need each other, so that it can be put together from micro-batches.
+    # Whether a batch can be accumulated from micro-batches.
     accumulates: bool = True
     # Whether images may have several classes each.
     multi_label: bool = False
-    # What the images bear, see `ImageData`; and whether they can be read while training.
+    # The kind of annotation, see `ImageData`; and whether images can be streamed.
     target: Target = "label"
     streams: bool = True
-    # Which trainer, and what of its arguments is not as classifiers have it.
+    # The trainer, and its arguments that differ from a classifier's.
     trainer_class: type[HfViTTrainer] = HfViTTrainer
     arguments: ClassVar[dict[str, Any]] = {}
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Everything that decides what is learnt beside recipe and model: for the facts, and for resuming."""
+        """Return everything beside recipe and model that decides what is learned: for the facts, and for resuming."""
 
     @abstractmethod
     def build(
         self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
     ) -> tuple[nn.Module, Any]:
-        """The module that is trained, and its image processor.
+        """Build the module that is trained, and its image processor.
 
         Raises:
-            UserError: the task cannot be had with this model, data or recipe.
+            UserError: the task is impossible with this model, data or recipe.
         """
 
     @abstractmethod
     def collator(self, run: Run) -> Any:
-        """What makes a batch of examples."""
+        """Return the function that makes a batch of examples."""
 
     @abstractmethod
     def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> Result:
-        """The result, of the finished model (in evaluation mode)."""
+        """Return the result, from the finished model in evaluation mode."""
 
     @abstractmethod
     def values(self, run: Run, result: Result) -> dict[str, Any]:
-        """What facts.json says of it, beside `run_values`."""
+        """Return the values of the training record in facts.json, beside `run_values`."""
 
     @abstractmethod
     def write(self, run: Run, result: Result, folder: Path) -> None:
@@ -108,14 +143,14 @@ class Task(ABC, Generic[Result]):
 
     @abstractmethod
     def recall(self, folder: Path, recipe: Recipe) -> Result:
-        """The result of a run that was found finished, from what its folder holds.
+        """Read the result of a finished run from its folder.
 
         Raises:
             UserError: it holds the model of another task, or of another command.
         """
 
     def recalled(self, folder: Path, recipe: Recipe, mark: str) -> tuple[dict[str, Any], dict[str, Any], list[Record]]:
-        """The fields of `TrainingResult`; the values of its record, which have a `mark`; and the records after it."""
+        """Return the fields of `TrainingResult`, the values of its record, which have a `mark`, and later records."""
         records = Facts.load(folder).records
         last = max((index for index, record in enumerate(records) if record.kind == "training"), default=0)
         values = cast(dict[str, Any], records[last].values) if records else {}
@@ -133,63 +168,63 @@ class Task(ABC, Generic[Result]):
         return shared, values, records[last + 1 :]
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a recipe that asks for what the task does not do.
+        """Refuse a recipe with settings that the task does not have.
 
         Raises:
-            UserError: it does.
+            UserError: it has some.
         """
         return
 
     def learners(self, module: Any) -> Sequence[PreTrainedModel]:
-        """The vision transformers in the module that is trained."""
+        """Return the vision transformers in the module that is trained."""
         return [module]
 
     def released(self, module: Any) -> PreTrainedModel:
-        """What is saved of the module that was trained."""
+        """Return the part of the trained module that is saved."""
         return module
 
     def transforms(self, run: Run) -> tuple[Any, Any]:
-        """How images are seen in training, and how in validation."""
+        """Return the transforms of training and of validation images."""
         return train_transform(run.processor, run.recipe.augmentation, run.options.seed), eval_transform(run.processor)
 
     def training_images(self, run: Run, transform: Any) -> Any:
-        """The data set that is trained on."""
+        """Return the data set that is trained on."""
         return transform_split(run.data, "train", transform, seed=run.options.seed)
 
     def learnt_from(self, run: Run) -> list[str]:
-        """SHA-256 of every image that was trained on, as far as they are known."""
+        """Return the SHA-256 of every image that was trained on, as far as they are known."""
         return [image.digest for image in run.data.seen.get("train", ())]
 
     def kept_bytes(self) -> int:
-        """What a checkpoint holds beside weights and optimizer of the module that is trained."""
+        """Return the bytes of a checkpoint beside weights and optimizer of the module that is trained."""
         return 0
 
     def describe(self, run: Run) -> str:
-        """What is about to be trained, in one line."""
+        """Describe the training that is about to begin, in one line."""
         return run.describe()
 
     def remark(self, result: Result) -> str | None:
-        """What the user must know of a finished training beside its numbers, in one line."""
+        """Return a warning about the finished training, in one line."""
         return None
 
     def callbacks(self, run: Run) -> list[TrainerCallback]:
-        """Beside those of every training."""
+        """Return callbacks beside those of every training."""
         return []
 
     def trainer_values(self, run: Run) -> dict[str, Any]:
-        """Keywords of the trainer; an adapter is put into the model here."""
+        """Return keywords of the trainer; an adapter is put into the model here."""
         return {}
 
     def build_trainer(self, run: Run) -> HfViTTrainer:
-        """The trainer of a run, ready to go."""
+        """Build the trainer of a run."""
         for model in self.learners(run.model):
             choose_attention(run, model)
-        training, judging = self.transforms(run)
+        training, validation = self.transforms(run)
         trainer = self.trainer_class(
             model=run.model,
             args=training_arguments(run, **self.arguments),
             train_dataset=self.training_images(run, training),
-            eval_dataset=transform_split(run.data, "validation", judging),
+            eval_dataset=transform_split(run.data, "validation", validation),
             data_collator=self.collator(run),
             processing_class=run.processor,
             optimizer_cls_and_kwargs=optimizer_of(run.recipe),
@@ -199,3 +234,108 @@ class Task(ABC, Generic[Result]):
         for callback in callbacks_of(trainer, TensorBoardCallback):
             callback.logging_dir = callback.logging_dir or str(log_folder(run.output))  # or as its environment says
         return trainer
+
+
+@dataclass(frozen=True, repr=False)
+class FinetuneResult(TrainingResult):
+    """A finished classifier, or model for masks or boxes, with the weights of the best checkpoint by validation.
+
+    Attributes:
+        validation: accuracy (mIoU, AP) and loss of that checkpoint on the validation split.
+        test: measured once, on the test split; without pictures and matrix where the run had already finished.
+        chance: the highest accuracy on the validation split that chance explains (see `accuracy_of_chance`).
+        best_step: the optimizer step the best checkpoint was taken after.
+        trials: every learning rate of a sweep and its results on the validation split (see `sweeping.Trial`).
+        pushed: what was shared on the Hub, if that was asked for.
+    """
+
+    validation: dict[str, float]
+    test: ClassificationResult | MultiLabelResult | SegmentationResult | DetectionResult
+    best_step: int
+    chance: float = 0.0
+    trials: Sequence[Mapping[str, Any]] = field(default=())
+    pushed: PushResult | None = None
+
+    def overview(self) -> dict[str, object]:
+        (score, validated), *_ = self.validation.items()
+        (measure, reached), *_ = self.test.headline().items()
+        judged = {
+            f"validation {score.replace('_', ' ')}": f"{validated:.2%}",
+            f"test {measure.removeprefix('top-1 ')}": f"{reached:.2%} of {self.test.num_images:,} images",
+            "best checkpoint": f"step {self.best_step:,}",
+        }
+        return {**super().overview(), **judged, **({} if self.pushed is None else {"shared at": self.pushed.url})}
+
+
+class MeasuredTask(Task[FinetuneResult]):
+    """Abstract: a model that learns from annotations and is measured by one protocol, once, on the test split."""
+
+    # The metrics of the validation split that are kept, the one that chooses the best checkpoint first.
+    measured: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def protocol(self, data: ImageData) -> str:
+        """Return the name of the protocol that measures the test split."""
+
+    @abstractmethod
+    def recalled_test(self, judged: Record, model: PreTrainedModel) -> Any:
+        """Return the protocol's result from its record, without pictures."""
+
+    def callbacks(self, run: Run) -> list[TrainerCallback]:
+        return [] if run.recipe.patience is None else [Patience(run.recipe.patience)]
+
+    def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> FinetuneResult:
+        cast(nn.Module, model).to(pick_device(run.options.device))
+        best = best_evaluation(state)
+        return FinetuneResult(
+            folder=run.output,
+            model=model,
+            processor=run.processor,
+            recipe=run.recipe,
+            validation={name: best[f"eval_{name}"] for name in (*self.measured, "loss") if f"eval_{name}" in best},
+            test=cast(Any, PROTOCOLS[self.protocol(run.data)](_test_images(run, model))),
+            steps=state.global_step,
+            best_step=int(best["step"]),
+            chance=best.get("eval_chance", 0.0),
+            seconds=seconds,
+            history=state.log_history,
+            trials=run.trials,
+        )
+
+    def values(self, run: Run, result: FinetuneResult) -> dict[str, Any]:
+        return {
+            "recipe": recipe_values(run),
+            **({"learning_rate_sweep": [dict(trial) for trial in run.trials]} if run.trials else {}),
+            **run.task,
+            "best_step": result.best_step,
+            **{f"validation_{name}": value for name, value in result.validation.items()},
+        }
+
+    def write(self, run: Run, result: FinetuneResult, folder: Path) -> None:
+        images = _test_images(run, result.model)
+        test = ProtocolRun(self.protocol(run.data), result.test, images, {}, result.test.seconds)
+        save_protocol(test, folder=folder, command=run.command, device=run.options.device)
+
+    def recall(self, folder: Path, recipe: Recipe) -> FinetuneResult:
+        shared, values, later = self.recalled(folder, recipe, "best_step")
+        judged = next(record for record in later if record.kind == "evaluation")
+        names = (*self.measured, "loss")
+        return FinetuneResult(
+            **shared,
+            validation={name: values[f"validation_{name}"] for name in names if f"validation_{name}" in values},
+            test=self.recalled_test(judged, shared["model"]),
+            best_step=values["best_step"],
+            chance=values.get("chance_accuracy", 0.0),
+            trials=values.get("learning_rate_sweep", ()),
+        )
+
+
+def _test_images(run: Run, model: PreTrainedModel) -> Examination:
+    subject = load_model((model, run.processor))
+    return Examination(subject, run.data, batch_size=run.micro_batch_size, progress=False)
+
+
+def best_evaluation(state: TrainerState) -> dict[str, Any]:
+    """Return the log entry of the evaluation that chose the best checkpoint."""
+    entries = [entry for entry in state.log_history if "eval_score" in entry]
+    return next((entry for entry in entries if entry["step"] == state.best_global_step), entries[-1])

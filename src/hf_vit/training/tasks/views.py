@@ -11,11 +11,7 @@ from hf_vit.data.transforms import TrainTransform
 
 
 class Views:
-    """n variations of every image, [n, 3, H, W], which one collator does not mix.
-
-    Args:
-        views: they prepare images in the same way.
-    """
+    """n variations of every image, [n, 3, H, W], which are not mixed; all `views` prepare images in the same way."""
 
     mixable = False
 
@@ -23,21 +19,20 @@ class Views:
         self.views = views
 
     def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
-        """The part without chance."""
+        """Return the images after the part without chance."""
         return self.views[0].prepare(images)
 
     def finish(self, prepared: Sequence[torch.Tensor], indices: NDArray[np.uint64]) -> list[torch.Tensor]:
-        """All views of each image."""
-        return [
-            torch.stack(made) for made in zip(*(view.finish(prepared, indices) for view in self.views), strict=True)
-        ]
+        """Return all views of each image."""
+        views = (view.finish(prepared, indices) for view in self.views)
+        return [torch.stack(views_of_one) for views_of_one in zip(*views, strict=True)]
 
     def set_epoch(self, epoch: int) -> None:
-        """From now on vary as in this epoch."""
+        """Augment as in this epoch from now on."""
         for view in self.views:
             view.set_epoch(epoch)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-        made = [view(batch) for view in self.views]
-        together = zip(*(view["pixel_values"] for view in made), strict=True)
-        return {"pixel_values": [torch.stack(views) for views in together], "label": made[0]["label"]}
+        batches = [view(batch) for view in self.views]
+        together = zip(*(each["pixel_values"] for each in batches), strict=True)
+        return {"pixel_values": [torch.stack(views) for views in together], "label": batches[0]["label"]}

@@ -1,1 +1,0 @@
-"""Learning to predict masks and boxes."""
