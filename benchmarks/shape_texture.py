@@ -30,7 +30,7 @@ from tables import TABLES
 from torch.nn import functional as F
 from torchvision.transforms.v2 import RandomResizedCrop
 
-from hf_vit.analysis.analyses.shape_bias import count_decisions, shape_share
+from hf_vit.analysis.shape_bias import count_decisions, shape_share
 from hf_vit.results.figures import new_figure, save_figure
 
 CLASSES = ("disc", "square", "triangle", "cross")

@@ -1,21 +1,37 @@
-"""`analyze`: arrays of the documented shapes, files, resuming, refusals; memory for any number of images."""
+"""`analyze` and its command: arrays of the documented shapes, files, facts, resuming, refusals, stages."""
 
 import itertools
 import re
+import shutil
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from evaluation.tiny import make_images
 from models.families import FAMILIES, randomise
+from transformers import Dinov2Config, Dinov2Model
 
 import hf_vit.analysis.api as api
 from hf_vit import families
-from hf_vit.analysis import ANALYSES, AnalysisDocument, AnalysisSettings, analyze, open_images
-from hf_vit.analysis.analyses.rollout import draw_overlays
-from hf_vit.analysis.reading.images import AnalysisImages
-from hf_vit.data import load_data
+from hf_vit.analysis import (
+    ANALYSES,
+    AnalysisDocument,
+    AnalysisImages,
+    AnalysisSettings,
+    StagesDocument,
+    analyze,
+    analyze_stages,
+    open_images,
+    stage_folders,
+)
+from hf_vit.analysis.rollout import draw_overlays
+from hf_vit.data import load_data, make_processor
 from hf_vit.errors import UserError
+from hf_vit.hub.card import write_card
+from hf_vit.results.facts import Facts, append_record, new_record
+from hf_vit_cli.main import main
 
 SETTINGS = AnalysisSettings(num_images=9, batch_size=4, num_pictures=3, cka_batch_size=5)
 ATTENTION = ["attention_distance", "attention_entropy", "attention_rollout", "head_maps"]
@@ -237,19 +253,14 @@ def test_what_cannot_be_done_is_said_before_any_work(saved, pictures, tmp_path, 
     out = tmp_path / "out"
     relative = with_processor(FAMILIES["plain"].build("classification", "relative"))
     for model, images, only, said in (
-        (saved, pictures, "distance", r"there is no analysis distance; there are patch_filters, "),
         (saved, pictures, "cka_between", r"cka_between does not apply: .* give --against MODEL"),
         (saved, make_images(3), "cka", r"at least 4 images, there are 3"),
         (relative, pictures, "position_similarity", r"does not apply: the model adds no position embeddings"),
     ):
         with pytest.raises(UserError, match=said):
             analyze(model, images, out, only=[only])
-    for settings, said in (
-        ({"rollout_identity": 1.0}, r"rollout_identity 1.0 must be a share"),
-        ({"cka_batch_size": 3}, r"cka_batch_size 3 is too few; it must be at least 4"),
-    ):
-        with pytest.raises(UserError, match=said):
-            AnalysisSettings(**settings)
+    with pytest.raises(UserError, match=r"cka_batch_size 3 is too few; it must be at least 4"):
+        AnalysisSettings(cka_batch_size=3)
     assert not out.exists()
 
 
@@ -288,6 +299,197 @@ def test_a_folder_without_a_readable_image(tmp_path):
         open_images(tmp_path)
     with pytest.raises(UserError, match="no images were given"):
         open_images([])
+
+
+# --- the command ---
+
+
+def save(model, folder):
+    model.save_pretrained(folder)
+    make_processor(model.config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def axial(tmp_path_factory):
+    folder = save(FAMILIES["axial"].build("classification"), tmp_path_factory.mktemp("axial") / "my-axial")
+    write_card(folder)
+    return folder
+
+
+@pytest.fixture
+def model(axial, tmp_path):
+    """A copy of it, to write into."""
+    return Path(shutil.copytree(axial, tmp_path / axial.name))
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    return int(end.value.code or 0)
+
+
+def typed(model, pictures, tmp_path, *more):
+    sizes = ("--num-images", 8, "--num-pictures", 2, "--device", "cpu")
+    return ["analyze", model, "--images", pictures, "--output", tmp_path / "out", *sizes, *more]
+
+
+def test_a_run_and_its_repetition(model, pictures, tmp_path, capsys, monkeypatch):
+    few = ("attention_distance", "attention_rollout", "cka", "cka_between")
+    monkeypatch.setattr(api, "ANALYSES", {name: ANALYSES[name] for name in few})  # all there are, drawn sooner
+    assert run(*typed(model, pictures, tmp_path)) == 0
+    printed = capsys.readouterr().out
+    assert "1 unreadable images left out: photos/broken.png" in printed
+    assert "cka_between: left out, it compares with a second model" in printed
+    (record,) = Facts.load(model).of_kind("analysis")
+    assert (
+        record.command
+        == "hf-vit analyze my-axial --output out --images photos --num-images 8 --num-pictures 2 --device cpu"
+    )
+    assert set(record.values["analyses"]) == set(few) - {"cka_between"}
+    assert len(record.values["analyses"]["attention_distance"]["distance_px_by_layer"]) == 2
+    assert record.values["skipped_images"] == 1
+    assert (record.data.name, record.data.size, record.seed) == ("photos", 8, 0)
+    assert str(tmp_path) not in (model / "facts.json").read_text()
+    # The card shows the pictures, which lie beside the weights.
+    card = (model / "README.md").read_text()
+    for name in record.values["pictures"]:
+        assert (model / name).read_bytes() == (tmp_path / "out" / name.removeprefix("analysis_")).read_bytes()
+        assert (f"]({name})" in card) == ("rollout" not in name), "pictures of images are not shared unasked"
+    assert "![Attention distance by depth, photos, 8 images](analysis_attention_distance.png)" in card
+    # Nothing is left to do: nothing is recorded.
+    assert run(*typed(model, pictures, tmp_path)) == 0
+    assert "attention_distance: kept, it was finished before" in capsys.readouterr().out
+    assert len(Facts.load(model).records) == 1
+
+
+def test_a_card_shows_no_pictures_of_earlier_weights(model, pictures, tmp_path):
+    assert run(*typed(model, pictures, tmp_path, "--only", "cka")) == 0
+    assert "## How it sees" in write_card(model).read_text()
+    append_record(model, new_record("training", values={}, command="hf-vit finetune"))
+    assert "## How it sees" not in write_card(model).read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--only", "colour"], "there is no analysis colour; there are patch_filters"),
+        (["--picture-format", "jpg"], "picture format 'jpg' is not known; choose png or svg"),
+        (["--against", "nowhere/at/all"], "there is no folder nowhere/at/all"),
+        (["--rollout-identity", "1"], "rollout_identity 1.0 must be a share"),
+    ],
+)
+def test_mistakes_end_in_one_line(model, pictures, tmp_path, capsys, more, message):
+    assert run(*typed(model, pictures, tmp_path, *more)) != 0
+    error = capsys.readouterr().err
+    assert error.startswith(f"hf-vit: {message}")
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_stopped_run_says_how_it_goes_on(model, pictures, tmp_path, capsys, monkeypatch):
+    def stop(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api, "load_model", stop)
+        assert run(*typed(model, pictures, tmp_path)) == 130
+    said = "hf-vit: stopped; nothing is finished yet; start again with the same command\n"
+    assert capsys.readouterr().err == said
+    monkeypatch.setattr(ANALYSES["cka"], "measure", stop)
+    assert run(*typed(model, pictures, tmp_path, "--only", "attention_entropy", "--only", "cka")) == 130
+    assert "the same command goes on from it" in capsys.readouterr().err
+    assert (tmp_path / "out/attention_entropy.json").is_file()
+
+
+def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(model, pictures, tmp_path, monkeypatch):
+    few = ("--only", "attention_entropy")
+    with monkeypatch.context() as patched:
+        patched.setattr("hf_vit.analysis.api.save_analyses", lambda *arguments, **options: None)
+        assert run(*typed(model, pictures, tmp_path, *few)) == 0
+    assert not Facts.load(model).of_kind("analysis")
+    for _ in range(2):
+        assert run(*typed(model, pictures, tmp_path, *few)) == 0
+    (record,) = Facts.load(model).of_kind("analysis")
+    assert set(record.values["analyses"]) == {"attention_entropy"}
+    (model / "README.md").unlink()  # as if the kill had come between the record and the card
+    assert run(*typed(model, pictures, tmp_path, *few)) == 0
+    assert "attention_entropy" in (model / "README.md").read_text()
+
+
+def test_bare_models_of_transformers(pictures, tmp_path):
+    """A checkpoint without a classifier, in half precision."""
+    tiny = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    folder = save(Dinov2Model(Dinov2Config(**tiny)).to(torch.bfloat16), tmp_path / "dino")
+    found = analyze(folder, pictures, settings=AnalysisSettings(num_images=8), device="cpu")
+    assert set(found) == set(ANALYSES) - {"cka_between", "shape_bias"}
+
+
+# --- stages of a training ---
+
+
+FOUR = AnalysisSettings(num_images=4, batch_size=4)
+ONLY = ["attention_entropy", "cka"]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Three checkpoints; the order of their steps is not that of their names."""
+    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    for seed, step in enumerate((5, 20, 100)):
+        save(FAMILIES["plain"].build("classification", seed=seed), folder / f"checkpoint-{step}")
+    (folder / "checkpoint-200").mkdir()  # half-written
+    (folder / "logs").mkdir()
+    return folder
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_numbers_are_those_of_every_checkpoint(checkpoints, pictures, tmp_path, monkeypatch):
+    before = files(checkpoints)
+    out = tmp_path / "out"
+    found = analyze_stages(checkpoints, pictures, out, only=ONLY, settings=FOUR, device="cpu")
+    assert [(stage.name, stage.step) for stage in found.stages] == [(f"checkpoint-{n}", n) for n in (5, 20, 100)]
+    assert set(found.numbers) == {"attention_entropy"}  # of CKA facts keep none
+    for place, stage in enumerate(found.stages):
+        alone = analyze(checkpoints / stage.name, pictures, only=ONLY, settings=FOUR, device="cpu")
+        assert stage.fingerprint == alone.subject.fingerprint
+        for analysis, numbers in found.numbers.items():
+            assert {name: values[place] for name, values in numbers.items()} == alone.summaries[analysis]
+    assert len({str(one) for one in found.numbers["attention_entropy"]["entropy_nats_by_layer"]}) == 3
+    assert StagesDocument.model_validate_json((out / "stages.json").read_bytes()) == found
+    assert files(checkpoints) == before
+    written = files(out)
+    assert {"stages_attention_entropy.png", "checkpoint-20/report.html", "report.html"} <= set(written)
+    page = written["report.html"].decode()
+    assert page.count('src="data:image/png;base64,') == 1
+    assert 'href="checkpoint-100/report.html"' in page
+    # Again: everything is kept, nothing changes.
+    for name in ONLY:
+        monkeypatch.setattr(ANALYSES[name], "measure", None)
+    assert analyze_stages(checkpoints, pictures, out, only=ONLY, settings=FOUR, device="cpu") == found
+    assert files(out) == written
+
+
+def test_folders_of_checkpoints(checkpoints, tmp_path):
+    names = ["checkpoint-5", "checkpoint-20", "checkpoint-100"]
+    assert [path.name for path in stage_folders(checkpoints)] == names
+    assert [path.name for path in stage_folders(checkpoints.parent)] == names
+    assert stage_folders(checkpoints / "checkpoint-5") == stage_folders("google/vit") == stage_folders(tmp_path) == []
+    with pytest.raises(UserError, match="holds no checkpoint-<step> folders with weights"):
+        analyze_stages(tmp_path, None, tmp_path / "out")
+
+
+def test_checkpoints_by_command(checkpoints, pictures, tmp_path, capsys):
+    assert run(*typed(checkpoints, pictures, tmp_path, "--only", "attention_entropy")) == 0
+    printed = capsys.readouterr().out
+    assert [line for line in printed.splitlines() if line.endswith(":")] == [
+        f"checkpoint-{step}:" for step in (5, 20, 100)
+    ]
+    assert (tmp_path / "out" / "stages_attention_entropy.png").is_file()
+    assert not (checkpoints / "checkpoint-5" / "facts.json").exists()
 
 
 @pytest.mark.gpu

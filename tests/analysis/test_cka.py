@@ -13,7 +13,7 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 from transformers import ResNetConfig, ResNetModel, ViTConfig, ViTImageProcessor, ViTModel
 
 from hf_vit.analysis import AnalysisSettings, analyze
-from hf_vit.analysis.analyses.cka import MinibatchCKA, draw_cka, gram, hsic
+from hf_vit.analysis.cka import MinibatchCKA, draw_cka, gram, hsic
 from hf_vit.loading.model import LoadedModel
 from hf_vit.loading.outputs import layers_of
 

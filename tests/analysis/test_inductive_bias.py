@@ -31,11 +31,11 @@ from hf_vit import (
     HfViTForImageClassification,
 )
 from hf_vit.analysis import AnalysisSettings, analyze
-from hf_vit.analysis.analyses.feature_analysis import MapComparison
-from hf_vit.analysis.analyses.moves import Move, moves, shift
-from hf_vit.analysis.analyses.permutation import SHARES, patch_sources, permute_patches
-from hf_vit.analysis.analyses.receptive_field import field_energy, field_numbers
-from hf_vit.analysis.reading.features import FeatureReader
+from hf_vit.analysis.analysis import MapComparison
+from hf_vit.analysis.equivariance import Move, moves, shift
+from hf_vit.analysis.permutation import SHARES, patch_sources, permute_patches
+from hf_vit.analysis.reading import FeatureReader
+from hf_vit.analysis.receptive_field import field_energy, field_numbers
 from hf_vit.errors import UserError
 from hf_vit.loading.model import LoadedModel
 

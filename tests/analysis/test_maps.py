@@ -9,12 +9,12 @@ from models.families import FAMILIES
 from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel, ViTConfig, ViTModel
 
 from hf_vit import HfAxialResNetConfig, HfAxialResNetModel, HfBitConfig, HfBitModel
-from hf_vit.analysis.analyses.distance import attention_distances
-from hf_vit.analysis.analyses.entropy import attention_entropies
-from hf_vit.analysis.analyses.filters import patch_filters, principal_components
-from hf_vit.analysis.analyses.head_maps import query_maps
-from hf_vit.analysis.analyses.positions import patch_positions, position_similarity
-from hf_vit.analysis.analyses.rollout import rollout_step
+from hf_vit.analysis.distance import attention_distances
+from hf_vit.analysis.entropy import attention_entropies
+from hf_vit.analysis.filters import patch_filters, principal_components
+from hf_vit.analysis.head_maps import query_maps
+from hf_vit.analysis.positions import patch_positions, position_similarity
+from hf_vit.analysis.rollout import rollout_step
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 
 GRID, PATCH = (3, 4), (16, 8)  # px; nothing is square

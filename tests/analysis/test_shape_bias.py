@@ -11,7 +11,7 @@ from torch import nn
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from hf_vit.analysis import analyze, open_cue_conflicts
-from hf_vit.analysis.analyses.shape_bias import class_decisions, count_decisions, shape_share
+from hf_vit.analysis.shape_bias import class_decisions, count_decisions, shape_share
 from hf_vit.errors import UserError
 from hf_vit.loading.model import LoadedModel
 from hf_vit.results.facts import Facts

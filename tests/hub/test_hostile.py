@@ -20,7 +20,7 @@ from markdown_it import MarkdownIt
 
 import hf_vit.analysis
 from hf_vit import UserError, conversion, push_to_hub
-from hf_vit.analysis.analyses.registry import ANALYSES
+from hf_vit.analysis import ANALYSES
 from hf_vit.hub.card import MARKER, render_card, write_card
 from hf_vit.hub.card_sections import shows_images
 from hf_vit.hub.contents import collect
@@ -340,7 +340,7 @@ def test_images_are_shared_when_asked_for(tmp_path: Path) -> None:
 
 def test_every_analysis_that_draws_images_is_known() -> None:
     """`shown_pixels` is how an analysis gets hold of images to draw."""
-    folder = Path(hf_vit.analysis.__file__).parent / "analyses"
+    folder = Path(hf_vit.analysis.__file__).parent
     for name, analysis in ANALYSES.items():
         tree = ast.parse((folder / f"{analysis.__module__.rpartition('.')[2]}.py").read_text())
         draws = any(isinstance(node, ast.Name) and node.id == "shown_pixels" for node in ast.walk(tree))

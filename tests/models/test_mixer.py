@@ -10,7 +10,7 @@ from models.families import MIXERS, checkpoint_activations, training_loss
 from torch import nn
 
 from hf_vit import HfMixerForImageClassification, UserError
-from hf_vit.analysis.reading.attention import AttentionReader
+from hf_vit.analysis.reading import AttentionReader
 from hf_vit.loading.start import build_classifier, find_model
 
 MIXER = MIXERS["mixer"]

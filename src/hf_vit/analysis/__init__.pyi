@@ -1,12 +1,7 @@
-from .analyses.analysis import AnalysisSettings
-from .analyses.registry import ANALYSES
-from .analysis_file import AnalysisDocument
-from .analysis_run import AnalysisRun
-from .api import analyze
-from .reading.attention import AttentionReader
-from .reading.cue_conflicts import CueConflicts, open_cue_conflicts
-from .reading.images import AnalysisImages, open_images
-from .saving import save_analyses
+from .analysis import AnalysisSettings
+from .api import ANALYSES, AnalysisDocument, AnalysisRun, analyze, save_analyses
+from .images import AnalysisImages, CueConflicts, open_cue_conflicts, open_images
+from .reading import AttentionReader
 from .showing import Shown, show
 from .stages import StagesDocument, analyze_stages, stage_folders
 

@@ -1,28 +1,302 @@
-"""`analyze`: make analyses of a model, keep what is finished, write files and a report."""
+"""`analyze`: make analyses of a model, keep what is finished, write files, a report and facts.
+
+The file of an analysis, `NAME.json`:
+
+| field    | meaning                                                                                                   |
+|----------|-----------------------------------------------------------------------------------------------------------|
+| format   | version of this table, 1                                                                                  |
+| name, title, source, shows | as the analysis says of itself                                                          |
+| inputs   | model and against (name, kind, fingerprint of weights and config), images and cue_conflicts (name,        |
+|          | fingerprint, split, size, skipped), settings (`AnalysisSettings`)                                         |
+| arrays   | name -> axes, shape, unit, meaning, values (nested lists of float32; null for undefined)                  |
+| notes    | what else must be said                                                                                    |
+| pictures | file name -> title                                                                                        |
+
+The same model, images and settings give the same bytes: no dates, times or paths are in it. Its JSON schema is
+`AnalysisDocument.model_json_schema()`.
+"""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self, final
 
-from hf_vit.analysis.analyses.analysis import Analysis, AnalysisSettings, Arrays, Context
-from hf_vit.analysis.analyses.registry import ANALYSES
-from hf_vit.analysis.analysis_file import AnalysisDocument, AnalysisInputs, ImagesInput
-from hf_vit.analysis.analysis_run import AnalysisRun
-from hf_vit.analysis.folder_report import write_report
-from hf_vit.analysis.reading.cue_conflicts import open_cue_conflicts
-from hf_vit.analysis.reading.images import AnalysisImages, open_images
-from hf_vit.analysis.saving import save_analyses
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+
+from hf_vit.analysis.analysis import Analysis, AnalysisSettings, Arrays, Context
+from hf_vit.analysis.cka import CKA, CKABetween
+from hf_vit.analysis.distance import AttentionDistance
+from hf_vit.analysis.entropy import AttentionEntropy
+from hf_vit.analysis.equivariance import Equivariance
+from hf_vit.analysis.filters import PatchFilters
+from hf_vit.analysis.head_maps import HeadMaps
+from hf_vit.analysis.images import AnalysisImages, open_cue_conflicts, open_images
+from hf_vit.analysis.permutation import PatchPermutation
+from hf_vit.analysis.positions import PositionSimilarity
+from hf_vit.analysis.receptive_field import ReceptiveField
+from hf_vit.analysis.rollout import AttentionRollout
+from hf_vit.analysis.shape_bias import ShapeBias
+from hf_vit.display import Displayed
 from hf_vit.errors import UserError, enough_memory
 from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.hub.card import refresh_card
-from hf_vit.loading.model import load_model
-from hf_vit.loading.optimizing import engine_note
-from hf_vit.results.documents import ModelInput, differing
-from hf_vit.results.facts import Facts
+from hf_vit.loading.model import LoadedModel, load_model
+from hf_vit.loading.optimizing import engine_fact, engine_note
+from hf_vit.results.documents import Document, ModelInput, differing
+from hf_vit.results.facts import Facts, Record, append_record, is_recorded, new_record
 from hf_vit.results.figures import PictureFormat, encode_figure
+from hf_vit.results.report import render_report
 from hf_vit.results.writing import write_atomically
+
+# In the order in which they are made and shown: name -> class.
+ANALYSES: dict[str, type[Analysis]] = {
+    analysis.name: analysis
+    for analysis in (
+        PatchFilters,
+        PositionSimilarity,
+        AttentionDistance,
+        AttentionEntropy,
+        AttentionRollout,
+        HeadMaps,
+        CKA,
+        CKABetween,
+        Equivariance,
+        PatchPermutation,
+        ReceptiveField,
+        ShapeBias,
+    )
+}
+
+
+@final
+class ImagesInput(BaseModel):
+    """The images of an analysis."""
+
+    name: str
+    fingerprint: str
+    split: str | None
+    size: int
+    skipped: list[str]
+
+
+@final
+class AnalysisInputs(BaseModel):
+    """Everything a result depends on; results in one folder share it, but for the inputs that only some have."""
+
+    model: ModelInput
+    images: ImagesInput
+    settings: dict[str, int | float]
+    against: ModelInput | None = None
+    cue_conflicts: ImagesInput | None = None
+
+
+@final
+class StoredArray(BaseModel):
+    """An array as JSON keeps it."""
+
+    axes: list[str]
+    shape: list[int]
+    unit: str
+    meaning: str
+    values: list[Any]
+
+    def array(self) -> NDArray[np.float32]:
+        """Return the array, float32."""
+        return np.array(self.values, dtype=np.float32).reshape(self.shape)
+
+
+@final
+class AnalysisDocument(Document):
+    """One analysis; see the module's table."""
+
+    command: ClassVar[str] = "hf-vit analyze"
+
+    name: str
+    title: str
+    source: str
+    shows: str
+    inputs: AnalysisInputs
+    arrays: dict[str, StoredArray]
+    notes: list[str] = Field(default_factory=list[str])
+    pictures: dict[str, str] = Field(default_factory=dict[str, str])
+
+    @classmethod
+    def of(cls, analysis: Analysis, arrays: Arrays, inputs: AnalysisInputs, pictures: Mapping[str, str]) -> Self:
+        """Return the document of an analysis and its arrays."""
+        return cls(
+            name=analysis.name,
+            title=analysis.title,
+            source=analysis.source,
+            shows=analysis.shows,
+            inputs=inputs,
+            arrays={name: _stored(analysis, name, values) for name, values in arrays.items()},
+            notes=analysis.notes,
+            pictures=dict(pictures),
+        )
+
+
+def _stored(analysis: Analysis, name: str, values: NDArray[np.float32]) -> StoredArray:
+    spec = analysis.arrays[name]
+    if len(spec.axes) != values.ndim:
+        raise ValueError(f"{analysis.name}.{name} has {values.ndim} axes; its description names {spec.axes}")
+    # The shortest decimals that give the same float32 again.
+    decimals: NDArray[Any] = values.astype(np.float32).astype(str).astype(np.float64).astype(object)
+    decimals[~np.isfinite(values)] = None
+    return StoredArray(
+        axes=list(spec.axes), shape=list(values.shape), unit=spec.unit, meaning=spec.meaning, values=decimals.tolist()
+    )
+
+
+@final
+@dataclass(eq=False, repr=False)
+class AnalysisRun(Displayed, Mapping[str, Arrays]):
+    """The result of `analyze`: `run["attention_distance"]["distance"]` is an array [layer, head].
+
+    Attributes:
+        subject: the model that was looked at.
+        images: the images; `skipped` names those that could not be read.
+        arrays: analysis -> its arrays, float32; axes and units as in `ANALYSES[name].arrays`.
+        measured: the analyses that were made now; the others were finished before.
+        left_out: analysis -> why it does not apply to the model.
+        summaries: analysis -> the few numbers that facts.json keeps.
+        pictures: file -> title; none without an output folder.
+        seconds: wall time of the new analyses.
+        record: the record in the model's folder; None where it has none, or nothing was new.
+        engine: what computed an optimized model, of the new analyses.
+    """
+
+    subject: LoadedModel
+    images: AnalysisImages
+    arrays: dict[str, Arrays] = field(default_factory=dict[str, Arrays])
+    measured: list[str] = field(default_factory=list[str])
+    left_out: dict[str, str] = field(default_factory=dict[str, str])
+    summaries: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    pictures: dict[Path, str] = field(default_factory=dict[Path, str])
+    seconds: float = 0.0
+    record: Record | None = None
+    engine: str | None = None
+
+    def overview(self) -> dict[str, object]:
+        left_out = {"left out": ", ".join(self.left_out)} if self.left_out else {}
+        images = f"{self.images.size:,} of {self.images.name}"
+        return {"model": self.subject.name, "images": images, "analyses": ", ".join(self), **left_out}
+
+    def __getitem__(self, name: str) -> dict[str, NDArray[np.float32]]:
+        return self.arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+
+REPORT_NAME = "report.html"
+
+_REPORT = """
+<p>A {{ model.kind }} (fingerprint {{ model.fingerprint }}), looked at with {{ images.size }} images of
+{{ images.name }}
+{%- if images.split %}, split {{ images.split }}{% endif %} (fingerprint {{ images.fingerprint }}).
+{%- if images.skipped %} {{ images.skipped | length }} unreadable images were left out:
+{{ images.skipped | join(", ") }}.{% endif %}</p>
+<p class="quiet">
+{%- for name, value in settings.items() %}{{ name }} {{ value }}{{ ", " if not loop.last }}{% endfor %}</p>
+{%- for one in documents %}
+<h2>{{ one.title }}</h2>
+<p>{{ one.shows }}</p>
+{%- if one.inputs.against %}
+<p>Compared with {{ one.inputs.against.name }}, a {{ one.inputs.against.kind }}
+(fingerprint {{ one.inputs.against.fingerprint }}).</p>
+{%- endif %}
+{%- if one.inputs.cue_conflicts %}
+<p>Looked at with {{ one.inputs.cue_conflicts.size }} images of {{ one.inputs.cue_conflicts.name }} (fingerprint
+{{ one.inputs.cue_conflicts.fingerprint }}).
+{%- if one.inputs.cue_conflicts.skipped %} {{ one.inputs.cue_conflicts.skipped | length }} unreadable images were left
+out: {{ one.inputs.cue_conflicts.skipped | join(", ") }}.{% endif %}</p>
+{%- endif %}
+{%- for title, picture in pictures[one.name] %}
+{{ figure(picture, title) }}
+{%- endfor %}
+{%- for note in one.notes %}
+<p class="quiet">{{ note }}</p>
+{%- endfor %}
+<p class="quiet">{{ one.source }}. Numbers: {{ one.name }}.json</p>
+<table class="quiet">
+{%- for name, array in one.arrays.items() %}
+<tr><td>{{ name }}</td><td>{{ array.axes | join(" x ") }}: {{ array.shape | join(" x ") }}</td><td>{{ array.unit }}</td>
+<td>{{ array.meaning }}</td></tr>
+{%- endfor %}
+</table>
+{%- endfor %}
+{%- if left_out %}
+<h2>Left out</h2>
+<ul>
+{%- for name, reason in left_out.items() %}
+<li>{{ name }}: {{ reason }}</li>
+{%- endfor %}
+</ul>
+{%- endif %}
+"""
+
+
+def write_report(folder: Path, documents: Sequence[AnalysisDocument], left_out: Mapping[str, str]) -> None:
+    """Write the page over analyses whose pictures lie in `folder`; `left_out`: name -> why it does not apply."""
+    inputs = documents[0].inputs
+    page = render_report(
+        f"{inputs.model.name}: analyses",
+        _REPORT,
+        heading=inputs.model.name,
+        model=inputs.model,
+        images=inputs.images,
+        settings={name: value for name, value in inputs.settings.items() if name != "num_images"},
+        documents=documents,
+        pictures={one.name: [(title, folder / name) for name, title in one.pictures.items()] for one in documents},
+        left_out=left_out,
+    )
+    write_atomically(folder / REPORT_NAME, page)
+
+
+def save_analyses(
+    run: AnalysisRun, *, command: str | Sequence[str] | None = None, seed: int | None = None, device: str | None = None
+) -> Record | None:
+    """Append the results to the facts of the model's folder, and put the pictures beside the weights.
+
+    Results that an earlier, killed run did not record are recorded as well.
+
+    Returns:
+        The record; None where the model has no folder, or nothing is new.
+    """
+    folder = run.subject.folder
+    if folder is None:
+        return None
+    new = {
+        name: summary
+        for name, summary in run.summaries.items()
+        if name in run.measured or not is_recorded(folder, "analysis", {"analyses": {name: summary}})
+    }
+    if not new:
+        return None
+    run.subject.need_same_folder()
+    pictures: dict[str, str] = {}
+    for path, title in run.pictures.items():
+        name = f"analysis_{path.name}"
+        write_atomically(folder / name, path.read_bytes())
+        pictures[name] = title
+    values = {"analyses": new, "skipped_images": len(run.images.skipped), "pictures": pictures}
+    record = new_record(
+        "analysis",
+        values=values | engine_fact(run.engine),
+        command=command,
+        seed=seed,
+        data=run.images.fact(),
+        seconds=run.seconds,
+        device=device,
+    )
+    append_record(folder, record)
+    return record
 
 
 def analyze(
@@ -176,20 +450,10 @@ def _inputs(context: Context, analysis: type[Analysis]) -> AnalysisInputs:
     conflicts = context.cue_conflicts if analysis.second_input == "cue_conflicts" else None
     return AnalysisInputs(
         model=ModelInput(**context.subject.describe()),
-        images=_images_input(context.images),
+        images=ImagesInput.model_validate(context.images, from_attributes=True),
         settings=asdict(context.settings),
-        against=None if other is None else ModelInput(**other.describe()),
-        cue_conflicts=None if conflicts is None else _images_input(conflicts.images),
-    )
-
-
-def _images_input(images: AnalysisImages) -> ImagesInput:
-    return ImagesInput(
-        name=images.name,
-        fingerprint=images.fingerprint,
-        split=images.split,
-        size=images.size,
-        skipped=images.skipped,
+        against=other and ModelInput(**other.describe()),
+        cue_conflicts=conflicts and ImagesInput.model_validate(conflicts.images, from_attributes=True),
     )
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from hf_vit.analysis.analyses.analysis import AnalysisSettings, Context
-from hf_vit.analysis.analyses.head_maps import HeadMaps
-from hf_vit.analysis.analyses.rollout import AttentionRollout
-from hf_vit.analysis.reading.images import open_images
+from hf_vit.analysis.analysis import AnalysisSettings, Context
+from hf_vit.analysis.head_maps import HeadMaps
+from hf_vit.analysis.images import open_images
+from hf_vit.analysis.rollout import AttentionRollout
 from hf_vit.data.images import to_rgb
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import family_of

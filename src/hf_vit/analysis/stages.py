@@ -20,12 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import numpy as np
 from pydantic import BaseModel
 
-from hf_vit.analysis.analyses.analysis import AnalysisSettings
-from hf_vit.analysis.analyses.registry import ANALYSES
-from hf_vit.analysis.analysis_run import AnalysisRun
-from hf_vit.analysis.api import analyze
-from hf_vit.analysis.folder_report import REPORT_NAME
-from hf_vit.analysis.reading.images import open_images
+from hf_vit.analysis.analysis import AnalysisSettings
+from hf_vit.analysis.api import ANALYSES, REPORT_NAME, AnalysisRun, analyze
+from hf_vit.analysis.images import open_images
 from hf_vit.errors import UserError
 from hf_vit.loading.folders import WORK_FOLDER, checkpoints_in, step_of
 from hf_vit.loading.model import load_model

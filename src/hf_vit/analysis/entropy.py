@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 
-from hf_vit.analysis.analyses.analysis import Arrays, ArraySpec
-from hf_vit.analysis.analyses.attention_analysis import AttentionAnalysis, LayerHeadMeans, heads_by_depth
+from hf_vit.analysis.analysis import Arrays, ArraySpec, HeadNumbers, heads_by_depth
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 
 if TYPE_CHECKING:
@@ -19,12 +18,12 @@ _PER_HEAD = ("layer", "head")
 
 
 def entropies(probabilities: torch.Tensor) -> torch.Tensor:
-    """Entropy in nats over the last axis: [..., N] -> [...]; 0 for one key, log N for all alike."""
+    """Return the entropy in nats over the last axis: [..., N] -> [...]; 0 for one key, log N for all alike."""
     return torch.special.entr(probabilities.float()).sum(dim=-1)
 
 
 def attention_entropies(maps: AttentionMaps, layer: int) -> dict[str, torch.Tensor]:
-    """Entropy in nats of what a patch attends to, averaged over the patches: [B, A] each.
+    """Return the entropy in nats of what a patch attends to, averaged over the patches: [B, A] each.
 
     Prefix tokens count as keys, not as queries. Axial layers: `entropy` of the composed map, and of both parts.
     """
@@ -42,7 +41,7 @@ def attention_entropies(maps: AttentionMaps, layer: int) -> dict[str, torch.Tens
 
 
 @final
-class AttentionEntropy(AttentionAnalysis):
+class AttentionEntropy(HeadNumbers):
     """Mean attention entropy of every head, by depth."""
 
     name = "attention_entropy"
@@ -58,13 +57,8 @@ class AttentionEntropy(AttentionAnalysis):
         "entropy_columns": ArraySpec(_PER_HEAD, "nats", "axial: along columns"),
     }
 
-    def measure(self) -> Arrays:
-        self._means = LayerHeadMeans()
-        self.read()
-        return self._means.arrays()
-
-    def observe(self, layer: int, maps: AttentionMaps) -> None:
-        self._means.add(layer, attention_entropies(maps, layer))
+    def numbers(self, layer: int, maps: AttentionMaps) -> dict[str, torch.Tensor]:
+        return attention_entropies(maps, layer)
 
     def draw(self, arrays: Arrays) -> "dict[str, Figure]":
         return {"Attention entropy by depth": heads_by_depth(arrays, "mean attention entropy (nats)")}

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hf_vit.analysis.analyses.analysis import Analysis, Arrays, ArraySpec, Context
-from hf_vit.analysis.reading.token_layout import OUR_VITS, PREFIX_TOKENS, encoder_of
+from hf_vit.analysis.analysis import Analysis, Arrays, ArraySpec, Context
+from hf_vit.analysis.reading import OUR_VITS, PREFIX_TOKENS, encoder_of
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.results.figures import new_figure
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 
-from hf_vit.analysis.analyses.analysis import Arrays, ArraySpec
-from hf_vit.analysis.analyses.attention_analysis import AttentionAnalysis, LayerHeadMeans, heads_by_depth
+from hf_vit.analysis.analysis import Arrays, ArraySpec, HeadNumbers, heads_by_depth
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ _PER_HEAD = ("layer", "head")
 def grid_distances(
     grid: tuple[int, int], patch_px: tuple[int, int], device: torch.device | str | None = None
 ) -> torch.Tensor:
-    """Euclidean distances in px between the patches of a grid, row by row: [h*w, h*w] float32."""
+    """Return Euclidean distances in px between the patches of a grid, row by row: [h*w, h*w] float32."""
     h, w = grid
     rows = torch.arange(h, device=device, dtype=torch.float32).repeat_interleave(w) * patch_px[0]
     columns = torch.arange(w, device=device, dtype=torch.float32).repeat(h) * patch_px[1]
@@ -30,12 +29,7 @@ def grid_distances(
 
 
 def attention_distances(maps: AttentionMaps, layer: int, patch_px: tuple[int, int]) -> dict[str, torch.Tensor]:
-    """Distance between query and key, weighted by attention, averaged over the patches as queries.
-
-    Args:
-        maps: holds `layer`.
-        layer: its index.
-        patch_px: (height, width) of a patch, px.
+    """Return the distance between query and key, weighted by attention, averaged over the patches as queries.
 
     Returns:
         [B, A] each. `distance` (px): attention to tokens that are no patches counts as distance 0.
@@ -74,7 +68,7 @@ def _axial_distances(rows: torch.Tensor, columns: torch.Tensor, patch_px: tuple[
 
 
 @final
-class AttentionDistance(AttentionAnalysis):
+class AttentionDistance(HeadNumbers):
     """Mean attention distance of every head, by depth."""
 
     name = "attention_distance"
@@ -92,13 +86,8 @@ class AttentionDistance(AttentionAnalysis):
         "distance_columns": ArraySpec(_PER_HEAD, "px", "axial: along columns"),
     }
 
-    def measure(self) -> Arrays:
-        self._means = LayerHeadMeans()
-        self.read()
-        return self._means.arrays()
-
-    def observe(self, layer: int, maps: AttentionMaps) -> None:
-        self._means.add(layer, attention_distances(maps, layer, self.reader.layout.patch_px))
+    def numbers(self, layer: int, maps: AttentionMaps) -> dict[str, torch.Tensor]:
+        return attention_distances(maps, layer, self.reader.layout.patch_px)
 
     def draw(self, arrays: Arrays) -> "dict[str, Figure]":
         shown = {name: arrays[name] for name in self.arrays if name in arrays and name != "prefix_attention"}

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hf_vit.analysis.analyses.analysis import Analysis, Arrays, ArraySpec, Context
-from hf_vit.analysis.reading.token_layout import keywords_of
+from hf_vit.analysis.analysis import Analysis, Arrays, ArraySpec, Context
+from hf_vit.analysis.reading import keywords_of
 from hf_vit.loading.model import LoadedModel
 from hf_vit.loading.outputs import watch_layers
 from hf_vit.results.figures import integer_ticks, new_figure
@@ -93,63 +93,50 @@ class _Watch:
         return kernels
 
 
-def _compare(analysis: Analysis, second: LoadedModel | None) -> tuple[NDArray[np.float32], list[str], list[str]]:
-    """CKA [L, L'] and the layers' names; the images in minibatches of nearly the same size, each of at least 4."""
-    images, limit = analysis.context.images, analysis.context.settings.cka_batch_size
-    watch, other = _Watch(analysis.context.subject), None if second is None else _Watch(second)
-    running = MinibatchCKA()
-    parts = min(-(-images.size // limit), images.size // 4)
-    for part in np.array_split(np.arange(images.size), parts):
-        batch = [images.read(int(index)) for index in part]
-        kernels = watch.kernels(batch)
-        running.update(kernels, kernels if other is None else other.kernels(batch))
-    return running.value(), watch.names, (watch if other is None else other).names
-
-
-def _too_few(context: Context) -> str | None:
-    if context.images.size < 4:
-        return f"its estimator needs at least 4 images, there are {context.images.size}"
-    return None
-
-
-_SHOWS = (
-    "Bright where two layers represent the images alike, up to a rotation and a scale; 1 is alike, 0 unrelated. It "
-    "compares geometry, not what is represented. Noise makes small values scatter around 0."
-)
-
-
-@final
 class CKA(Analysis):
     """CKA of the layers of the model with each other."""
 
     name = "cka"
     title = "CKA within the model"
     source = "arXiv 2108.08810, section 3; estimator: arXiv 2010.15327"
-    shows = _SHOWS
+    shows = (
+        "Bright where two layers represent the images alike, up to a rotation and a scale; 1 is alike, 0 unrelated. It "
+        "compares geometry, not what is represented. Noise makes small values scatter around 0."
+    )
     arrays: ClassVar[Mapping[str, ArraySpec]] = {"cka": ArraySpec(("layer", "other_layer"), "1", "of two layers")}
 
     @classmethod
     def obstacle(cls, context: Context) -> str | None:
-        return _too_few(context)
+        if context.images.size < 4:
+            return f"its estimator needs at least 4 images, there are {context.images.size}"
+        return None
 
     def measure(self) -> Arrays:
-        found, names, _ = _compare(self, None)
-        self.notes.append(f"layers: {', '.join(names)}")
-        return {"cka": found}
+        """Compare in minibatches of nearly the same size, each of at least 4 images."""
+        images, limit = self.context.images, self.context.settings.cka_batch_size
+        watch, second = _Watch(self.context.subject), self.context.against if self.second_input else None
+        other, running = None if second is None else _Watch(second), MinibatchCKA()
+        for part in np.array_split(np.arange(images.size), min(-(-images.size // limit), images.size // 4)):
+            batch = [images.read(int(index)) for index in part]
+            kernels = watch.kernels(batch)
+            running.update(kernels, kernels if other is None else other.kernels(batch))
+        self.notes.append(f"layers: {', '.join(watch.names)}")
+        if other is not None:
+            self.notes.append(f"other layers: {', '.join(other.names)}")
+        return {"cka": running.value()}
 
     def draw(self, arrays: Arrays) -> "dict[str, Figure]":
-        name = self.context.subject.name
-        return {"CKA within the model": draw_cka(arrays["cka"], f"layer of {name}", f"layer of {name}")}
+        first, second = self.context.subject, self.context.against if self.second_input else None
+        names = [f"layer of {each.name}" for each in (first, second or first)]
+        return {self.title: draw_cka(arrays["cka"], *names)}
 
 
 @final
-class CKABetween(Analysis):
+class CKABetween(CKA):
     """CKA of the layers of the model with those of another."""
 
     name = "cka_between"
     title = "CKA between two models"
-    source = CKA.source
-    shows = _SHOWS
     second_input = "against"
     arrays: ClassVar[Mapping[str, ArraySpec]] = {
         "cka": ArraySpec(("layer", "other_layer"), "1", "of a layer of the model and one of the other model")
@@ -157,17 +144,9 @@ class CKABetween(Analysis):
 
     @classmethod
     def obstacle(cls, context: Context) -> str | None:
-        return "it compares with a second model: give --against MODEL" if context.against is None else _too_few(context)
-
-    def measure(self) -> Arrays:
-        found, names, others = _compare(self, self.context.against)
-        self.notes += [f"layers: {', '.join(names)}", f"other layers: {', '.join(others)}"]
-        return {"cka": found}
-
-    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
-        assert self.context.against is not None
-        names = [f"layer of {subject.name}" for subject in (self.context.subject, self.context.against)]
-        return {"CKA between two models": draw_cka(arrays["cka"], *names)}
+        if context.against is None:
+            return "it compares with a second model: give --against MODEL"
+        return super().obstacle(context)
 
 
 def draw_cka(values: "NDArray[np.float32]", first: str, second: str) -> "Figure":

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import numpy as np
 import torch
 
-from hf_vit.analysis.analyses.analysis import Arrays, ArraySpec, rounded
-from hf_vit.analysis.analyses.feature_analysis import FeatureAnalysis, MapComparison, curves
+from hf_vit.analysis.analysis import Arrays, ArraySpec, FeatureAnalysis, MapComparison, curves, rounded
 from hf_vit.families import problem_type_of
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 import torch
 
-from hf_vit.analysis.analyses.analysis import Arrays, ArraySpec
-from hf_vit.analysis.analyses.attention_analysis import AttentionAnalysis, shown_pixels
+from hf_vit.analysis.analysis import Arrays, ArraySpec, AttentionAnalysis, shown_pixels
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 from hf_vit.results.figures import new_figure
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 import torch
 
-from hf_vit.analysis.analyses.analysis import Arrays, ArraySpec
-from hf_vit.analysis.analyses.attention_analysis import AttentionAnalysis, shown_pixels
+from hf_vit.analysis.analysis import Arrays, ArraySpec, AttentionAnalysis, shown_pixels
 from hf_vit.evaluation.reading import finite_logits
 from hf_vit.families import problem_type_of
 from hf_vit.models.modeling_hf_vit import AttentionMaps
@@ -23,16 +22,10 @@ if TYPE_CHECKING:
 
 
 def rollout_step(rolled: torch.Tensor | None, maps: AttentionMaps, layer: int, identity: float) -> torch.Tensor:
-    """One more layer: ((1 - identity) * mean over heads + identity * I) @ rolled.
+    """Return rollout [B, N, N] with one more layer: ((1 - identity) * mean over heads + identity * I) @ rolled.
 
-    Args:
-        rolled: [B, N, N] of the layers before; None before the first.
-        maps: holds `layer`. The two attentions of an axial layer count as two layers, rows first.
-        layer: its index.
-        identity: share of the identity, which stands for the residual connection.
-
-    Returns:
-        [B, N, N]: row q says how much every input token contributes to token q.
+    Row q says how much every input token contributes to token q; `rolled` is None before the first layer. The two
+    attentions of an axial layer count as two layers, rows first; the identity stands for the residual connection.
     """
     found = maps[layer]
     if isinstance(found, torch.Tensor):

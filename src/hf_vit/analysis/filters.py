@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from hf_vit.analysis.analyses.analysis import Analysis, Arrays, ArraySpec, Context
-from hf_vit.analysis.reading.token_layout import encoder_of, kind_of
+from hf_vit.analysis.analysis import Analysis, Arrays, ArraySpec, Context
+from hf_vit.analysis.reading import encoder_of, kind_of
 from hf_vit.families import FAMILIES
 from hf_vit.results.figures import new_figure
 

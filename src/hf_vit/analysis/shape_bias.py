@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import numpy as np
 import torch
 
-from hf_vit.analysis.analyses.analysis import Analysis, Arrays, ArraySpec, Context
-from hf_vit.analysis.reading.token_layout import keywords_of
+from hf_vit.analysis.analysis import Analysis, Arrays, ArraySpec, Context
+from hf_vit.analysis.reading import keywords_of
 from hf_vit.loading.optimizing import engine_note, optimized_copy
 from hf_vit.results.figures import new_figure
 

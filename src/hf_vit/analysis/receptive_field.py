@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from hf_vit.analysis.analyses.analysis import Arrays, ArraySpec, rounded
-from hf_vit.analysis.analyses.feature_analysis import FeatureAnalysis, curves
+from hf_vit.analysis.analysis import Arrays, ArraySpec, FeatureAnalysis, curves, rounded
 from hf_vit.results.figures import new_figure
 
 if TYPE_CHECKING:
@@ -26,17 +25,9 @@ MAX_CELLS = 48  # a side of a stored map
 
 
 def field_energy(maps: torch.Tensor, pixel_values: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
-    """Squared gradient of the middle place, summed over images and colours.
+    """Return the squared gradient [H, W] of the middle place of maps [B, D, h, w], summed over images and colors.
 
-    With random signs it is, on average, the sum of the squared derivatives of all D channels.
-
-    Args:
-        maps: [B, D, h, w] of one depth, made of `pixel_values` with gradients.
-        pixel_values: [B, C, H, W].
-        signs: [B, D], 1 or -1.
-
-    Returns:
-        [H, W] float64.
+    With random signs [B, D] it is, on average, the sum of the squared derivatives of all D channels.
     """
     h, w = maps.shape[2:]
     middle = (maps[:, :, h // 2, w // 2] * signs).sum()

@@ -1,1 +1,0 @@
-"""The analyses: one class and one line of the table in `registry.py` each."""

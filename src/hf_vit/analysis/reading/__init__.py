@@ -1,1 +1,0 @@
-"""How images, activations and attention maps are read from any vision transformer."""
